@@ -1,0 +1,1 @@
+"""LLM inference on TPU slices with Ray Serve and vLLM."""

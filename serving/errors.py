@@ -1,0 +1,114 @@
+"""One error tree. A message says what was asked, what there is, and what to change.
+
+Errors cross process borders (Ray pickles them), so every class takes its message alone and rebuilds from it.
+`status` and `code` are what an HTTP client sees; `kind` is OpenAI's `type` field.
+"""
+
+from http import HTTPStatus
+from typing import Any, ClassVar
+
+
+class ServingError(Exception):
+    """Base of every error this project raises on purpose."""
+
+    status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
+    code: ClassVar[str] = "internal_error"
+    kind: ClassVar[str] = "server_error"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+    def openai_body(self) -> dict[str, Any]:
+        """The error as OpenAI clients parse it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.code}}
+
+
+class ConfigError(ServingError):
+    """The YAML says something it may not say."""
+
+    status = HTTPStatus.BAD_REQUEST
+    code = "invalid_config"
+    kind = "invalid_request_error"
+
+
+class TopologyError(ConfigError):
+    """The slice asked for does not exist."""
+
+    code = "invalid_topology"
+
+
+class PlanError(ConfigError):
+    """The model does not go onto the slice as asked."""
+
+    code = "impossible_plan"
+
+
+class ExtensionPointError(ServingError):
+    """A library lacks the function this project builds on."""
+
+    code = "unsupported_version"
+
+
+class PlacementError(ServingError):
+    """A replica's placement group is not one whole slice."""
+
+    code = "not_one_slice"
+
+
+class SliceLostError(ServingError):
+    """A slice can no longer answer: a host, its engine or a worker is gone."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "slice_lost"
+
+
+class EngineStartError(ServingError):
+    """The engine did not come up on its slice."""
+
+    code = "engine_start_failed"
+
+
+class SimulationError(ServingError):
+    """The simulated cluster can't do what was asked of it."""
+
+    code = "simulation_error"
+
+
+class BadRequestError(ServingError):
+    """The client's request can't be read."""
+
+    status = HTTPStatus.BAD_REQUEST
+    code = "invalid_request"
+    kind = "invalid_request_error"
+
+
+class UnknownModelError(ServingError):
+    """The client names a model that is not served here."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "model_not_found"
+    kind = "invalid_request_error"
+
+
+class UnknownPathError(ServingError):
+    """The client asks for a path that is not served here."""
+
+    status = HTTPStatus.NOT_FOUND
+    code = "unknown_path"
+    kind = "invalid_request_error"
+
+
+class MethodError(ServingError):
+    """The client uses a method that the path does not take."""
+
+    status = HTTPStatus.METHOD_NOT_ALLOWED
+    code = "method_not_allowed"
+    kind = "invalid_request_error"
+
+
+class NoSliceError(ServingError):
+    """No slice of the model can take a request now."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "no_slice_ready"
