@@ -1,0 +1,6 @@
+"""What the hardware is: generations, topologies, and the names the outside gives them. Pure."""
+
+from serving.tpu.generations import GENERATIONS
+from serving.tpu.slices import Slice, resolve
+
+__all__ = ["GENERATIONS", "Slice", "resolve"]

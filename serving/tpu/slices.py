@@ -1,0 +1,170 @@
+"""A slice from what a user names: one machine type, one number of hosts, or a refusal that says which there are.
+
+2x4 on v5e and v6e is sold twice, as one 8-chip VM and as two 4-chip VMs. Guessing means waiting for VMs that never
+come, so the caller says which.
+"""
+
+import difflib
+import math
+from dataclasses import dataclass
+
+from serving.errors import TopologyError
+from serving.tpu.generations import GENERATIONS, Generation, Machine, chips_of
+
+# What people, Ray and Google also call a generation.
+_ALIASES = {"v5litepod": "v5e", "tpu7x": "v7x", "v7": "v7x", "trillium": "v6e", "ironwood": "v7x"}
+_LISTED = 12
+
+
+@dataclass(frozen=True)
+class Slice:
+    """One whole slice: what a replica owns. Made by `resolve`, which checks that it exists."""
+
+    generation: str
+    topology: str
+    hosts: int
+    machine_type: str
+
+    def __str__(self) -> str:
+        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
+        return f"{self.generation} {self.topology} ({hosts} x {self.chips_per_host} chips)"
+
+    @property
+    def hardware(self) -> Generation:
+        return GENERATIONS[self.generation]
+
+    @property
+    def chips(self) -> int:
+        return chips_of(self.topology)
+
+    @property
+    def chips_per_host(self) -> int:
+        return self.chips // self.hosts
+
+    @property
+    def devices(self) -> int:
+        """JAX devices of the whole slice; parallelism counts these, Ray's TPU resource counts chips."""
+        return self.chips * self.hardware.devices_per_chip
+
+    @property
+    def devices_per_host(self) -> int:
+        return self.devices // self.hosts
+
+    @property
+    def pod_type(self) -> str:
+        return f"{self.hardware.pod_prefix}-{self.chips * self.hardware.cores_per_chip}"
+
+    @property
+    def head_resource(self) -> str:
+        """The resource Ray gives to worker 0 of the slice, and to no other host."""
+        return f"TPU-{self.pod_type}-head"
+
+    @property
+    def ray_accelerator_type(self) -> str:
+        return self.hardware.ray_accelerator_type
+
+    @property
+    def gke_accelerator(self) -> str:
+        return self.hardware.gke_accelerator
+
+    def bundles(self) -> list[dict[str, float]]:
+        """Placement bundles, one a host with all its chips; bundle 0 can only be worker 0."""
+        bundles: list[dict[str, float]] = [{"TPU": self.chips_per_host} for _ in range(self.hosts)]
+        bundles[0] = {self.head_resource: 1, **bundles[0]}
+        return bundles
+
+    def host_environment(self, name: str, worker_id: int) -> dict[str, str]:
+        """What GKE sets on a pod of this slice; Ray makes its TPU resources and labels from it."""
+        return {
+            "TPU_NAME": name,
+            "TPU_WORKER_ID": str(worker_id),
+            "TPU_ACCELERATOR_TYPE": self.pod_type,
+            "TPU_TOPOLOGY": self.topology,
+        }
+
+
+def resolve(
+    generation: str, topology: str, hosts: int | None = None, machine_type: str | None = None
+) -> Slice:
+    """The slice of that shape. Hosts or machine type decide where both could be meant."""
+    row = _generation(generation)
+    shape = topology.strip().lower()
+    if shape not in row.topologies:
+        raise TopologyError(_no_such_topology(row, topology))
+    options = _options(row, shape)
+    there_is = " or ".join(_describe(machine, count) for machine, count in options)
+    if machine_type is not None and row.machine(machine_type) is None:
+        known = ", ".join(machine.name for machine in row.machines)
+        raise TopologyError(
+            f"{row.name} has no machine type {machine_type!r}; it has {known}{_near(machine_type, known)}"
+        )
+    chosen = [
+        (machine, count)
+        for machine, count in options
+        if hosts in (None, count) and machine_type in (None, machine.name)
+    ]
+    if not chosen:
+        asked = " on ".join(
+            part
+            for part in (
+                f"{hosts} hosts" if hosts is not None else "",
+                f"machine type {machine_type}" if machine_type else "",
+            )
+            if part
+        )
+        raise TopologyError(
+            f"{row.name} {shape} does not come as {asked}: its {chips_of(shape)} chips are {there_is}"
+        )
+    if len(chosen) > 1:
+        raise TopologyError(f"{row.name} {shape} is sold as {there_is}; name hosts or machine_type")
+    machine, count = chosen[0]
+    return Slice(generation=row.name, topology=shape, hosts=count, machine_type=machine.name)
+
+
+def _generation(name: str) -> Generation:
+    wanted = name.strip().lower()
+    row = GENERATIONS.get(_ALIASES.get(wanted, wanted))
+    if row is None:
+        known = ", ".join(GENERATIONS)
+        raise TopologyError(f"there is no TPU generation {name!r}; there are {known}{_near(wanted, known)}")
+    return row
+
+
+def _options(row: Generation, topology: str) -> list[tuple[Machine, int]]:
+    chips = chips_of(topology)
+    return [
+        (machine, chips // machine.chips)
+        for machine in row.machines
+        if machine.alone == topology
+        or (machine.joins and chips > machine.chips and chips % machine.chips == 0)
+    ]
+
+
+def _describe(machine: Machine, count: int) -> str:
+    return f"{count} host{'' if count == 1 else 's'} of {machine.name} ({machine.chips} chips each)"
+
+
+def _no_such_topology(row: Generation, topology: str) -> str:
+    listed = ", ".join(row.topologies[:_LISTED])
+    nearest = _nearest_topology(row, topology)
+    return (
+        f"{row.name} has no topology {topology!r}; it has {listed} ({row.topology_rule}); nearest: {nearest}"
+    )
+
+
+def _nearest_topology(row: Generation, topology: str) -> str:
+    """The same axes in another order if they are sold, else the closest number of chips, then the closest text."""
+    axes = [int(part) for part in topology.lower().split("x") if part.strip().isdecimal()]
+    chips = max(math.prod(axes), 1) if axes else 1
+
+    def distance(candidate: str) -> tuple[bool, float, float]:
+        same = sorted(int(axis) for axis in candidate.split("x")) == sorted(axes)
+        alike = difflib.SequenceMatcher(None, topology, candidate).ratio()
+        return not same, abs(math.log(chips_of(candidate) / chips)), -alike
+
+    return min(row.topologies, key=distance)
+
+
+def _near(wrong: str, known: str) -> str:
+    near = difflib.get_close_matches(wrong, known.split(", "), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
