@@ -21,7 +21,9 @@ class SliceSpec(_Spec):
 
     generation: str = Field(description="TPU generation: v4, v5e, v5p, v6e or v7x.")
     topology: str = Field(description="Chips along each axis of the slice, as in 2x4 or 2x2x2.")
-    hosts: int | None = Field(default=None, ge=1, description="VMs of the slice, where the topology leaves a choice.")
+    hosts: int | None = Field(
+        default=None, ge=1, description="VMs of the slice, where the topology leaves a choice."
+    )
     machine_type: str | None = Field(default=None, description="GKE machine type instead of hosts.")
 
 
@@ -54,8 +56,12 @@ class ModelSpec(_Spec):
     replicas: ReplicaSpec = ReplicaSpec()
     parallel: ParallelSpec = ParallelSpec()
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
-    drain_s: float = Field(default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops.")
-    stall_s: float = Field(default=30, gt=0, description="Seconds without an answer after which an engine counts as hung.")
+    drain_s: float = Field(
+        default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
+    )
+    stall_s: float = Field(
+        default=30, gt=0, description="Seconds without an answer after which an engine counts as hung."
+    )
 
     @model_validator(mode="before")
     @classmethod

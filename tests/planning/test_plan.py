@@ -1,0 +1,122 @@
+import pickle
+from typing import Any
+
+import pytest
+
+from serving.config import ModelSpec
+from serving.errors import ConfigError, PlanError, TopologyError
+from serving.planning import plan
+
+pytestmark = pytest.mark.unit
+
+LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
+LLAMA_70B = "meta-llama/Llama-3.3-70B-Instruct"
+
+
+def spec(model: str, generation: str, topology: str, **more: Any) -> ModelSpec:
+    slice_ = {"generation": generation, "topology": topology, **more.pop("slice", {})}
+    return ModelSpec.model_validate({"model": model, "slice": slice_, **more})
+
+
+@pytest.mark.parametrize(
+    ("model", "generation", "topology", "layout"),
+    [
+        (LLAMA_8B, "v6e", "1x1", (1, 1)),
+        (LLAMA_8B, "v6e", "2x2", (4, 1)),
+        (LLAMA_70B, "v6e", "4x4", (16, 1)),
+        (LLAMA_70B, "v7x", "2x2x1", (8, 1)),
+        (LLAMA_70B, "v5p", "2x2x2", (8, 1)),
+        ("meta-llama/Llama-3.1-405B-Instruct", "v6e", "8x8", (64, 1)),
+    ],
+)
+def test_tensor_parallelism_takes_every_device_of_the_slice(
+    model: str, generation: str, topology: str, layout: tuple[int, int]
+) -> None:
+    found = plan(spec(model, generation, topology))
+    assert (found.tensor, found.pipeline) == layout
+
+
+def test_a_pipeline_of_hosts_where_the_heads_do_not_divide_by_the_slice() -> None:
+    found = plan(spec(LLAMA_8B, "v6e", "8x8"))
+    assert (found.tensor, found.pipeline) == (4, 16)
+    assert "32 attention heads do not divide by 64 devices, by 4 they do" in found.reasons[0]
+
+
+def test_the_user_may_ask_for_a_pipeline() -> None:
+    found = plan(spec(LLAMA_8B, "v6e", "2x4", slice={"hosts": 2}, parallel={"pipeline": 2}))
+    assert (found.tensor, found.pipeline) == (4, 2)
+
+
+def test_kv_heads_are_said_to_be_copied() -> None:
+    assert plan(spec(LLAMA_8B, "v6e", "4x4")).reasons[1:] == (
+        "8 KV heads are copied 2 times to fill tensor=16",
+    )
+    assert plan(spec(LLAMA_8B, "v6e", "2x4", slice={"hosts": 2})).reasons[1:] == ()
+
+
+def test_a_plan_keeps_what_was_asked_and_crosses_processes() -> None:
+    asked = spec(LLAMA_8B, "v6e", "4x4", engine={"max_model_len": 4096})
+    found = plan(asked)
+    assert (found.model, found.engine) == (asked, {"max_model_len": 4096})
+    assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301  our own bytes
+
+
+@pytest.mark.parametrize(
+    ("parallel", "says"),
+    [
+        ({"tensor": 8}, ["pipeline=2 must be 1 or the number of hosts, 4"]),
+        ({"tensor": 8, "pipeline": 1}, ["is 8 devices, v6e 4x4 (4 hosts x 4 chips) has 16"]),
+        ({"pipeline": 3}, ["pipeline=3 must be 1 or the number of hosts, 4"]),
+        ({"tensor": 32}, ["tensor=32 x pipeline=1 is 32 devices"]),
+    ],
+)
+def test_parallelism_that_does_not_fill_the_slice_is_refused(
+    parallel: dict[str, int], says: list[str]
+) -> None:
+    with pytest.raises(PlanError) as refusal:
+        plan(spec(LLAMA_8B, "v6e", "4x4", parallel=parallel))
+    for words in [*says, "tensor=16 pipeline=1 or tensor=4 pipeline=4 works"]:
+        assert words in refusal.value.message
+
+
+def test_heads_that_can_not_be_cut_are_refused() -> None:
+    overrides = {"num_attention_heads": 40, "head_dim": 128}
+    with pytest.raises(PlanError, match="40 attention heads do not divide by tensor=16"):
+        plan(spec(LLAMA_8B, "v6e", "4x4", engine={"hf_overrides": overrides}, parallel={"tensor": 16}))
+    with pytest.raises(PlanError, match="no layout of it works on v6e 2x4"):
+        plan(
+            spec(
+                LLAMA_8B,
+                "v6e",
+                "2x4",
+                slice={"hosts": 1},
+                engine={"hf_overrides": {"num_attention_heads": 30}},
+            )
+        )
+
+
+def test_kv_heads_that_neither_divide_nor_are_divided_are_refused() -> None:
+    with pytest.raises(PlanError, match="6 KV heads neither divide by tensor=4 nor it by them"):
+        plan(spec(LLAMA_8B, "v6e", "2x2", engine={"hf_overrides": {"num_key_value_heads": 6}}))
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    with pytest.raises(PlanError, match="pipeline=4 has more stages than the model's 3 layers"):
+        plan(
+            spec(
+                LLAMA_8B,
+                "v6e",
+                "4x4",
+                engine={"hf_overrides": {"num_hidden_layers": 3}},
+                parallel={"pipeline": 4},
+            )
+        )
+
+
+def test_the_slice_and_the_options_are_checked_too() -> None:
+    with pytest.raises(TopologyError, match="name hosts or machine_type"):
+        plan(spec(LLAMA_8B, "v6e", "2x4"))
+    with pytest.raises(ConfigError, match=r"set parallel\.tensor"):
+        plan(spec(LLAMA_8B, "v6e", "4x4", engine={"tensor_parallel_size": 4}))
+    with pytest.raises(ConfigError, match="a mapping of config"):
+        plan(spec(LLAMA_8B, "v6e", "4x4", engine={"hf_overrides": "x"}))

@@ -1,0 +1,89 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.errors import PlanError
+from serving.planning.shapes import read_config, shape_of
+
+pytestmark = pytest.mark.unit
+
+TINY: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "vocab_size": 512,
+    "max_position_embeddings": 256,
+}
+
+
+def write_checkpoint(folder: Path, config: Any) -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_a_local_checkpoint_is_read(tmp_path: Path) -> None:
+    shape = shape_of(write_checkpoint(tmp_path / "tiny", TINY))
+    assert (shape.architecture, shape.layers, shape.num_attention_heads) == ("LlamaForCausalLM", 4, 8)
+    assert shape.head_dim == 64 // 8
+
+
+def test_a_known_model_needs_no_network() -> None:
+    shape = shape_of("meta-llama/Llama-3.1-8B-Instruct")
+    assert (shape.num_attention_heads, shape.num_key_value_heads, shape.head_dim) == (32, 8, 128)
+
+
+def test_a_multimodal_wrapper_keeps_its_decoder_under_text_config() -> None:
+    config = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "text_config": TINY | {"architectures": None},
+    }
+    shape = read_config(config, where="wrapped")
+    assert (shape.architecture, shape.hidden_size) == ("Gemma3ForConditionalGeneration", 64)
+
+
+def test_what_config_json_lacks_is_given_by_hand(tmp_path: Path) -> None:
+    lacking = {key: value for key, value in TINY.items() if key != "vocab_size"}
+    model = write_checkpoint(tmp_path / "lacking", lacking)
+    with pytest.raises(PlanError, match=r"has no vocab_size; give it as engine\.hf_overrides\.vocab_size"):
+        shape_of(model)
+    assert shape_of(model, {"vocab_size": 512}).vocab_size == 512
+
+
+@pytest.mark.parametrize("model", ["/nowhere/llama", "./nowhere", "../nowhere", "~/nowhere-at-all"])
+def test_a_path_that_does_not_exist_is_said_to_be_one(model: str) -> None:
+    with pytest.raises(PlanError, match=f"^model path {model} does not exist$"):
+        shape_of(model)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "holds a list, not a config"),
+        ('{"architectures": []}', "has no num_attention_heads"),
+        (json.dumps(TINY | {"architectures": []}), "has no architectures"),
+        (json.dumps(TINY | {"hidden_size": "64"}), "hidden_size is '64', not a number"),
+        (json.dumps(TINY | {"num_hidden_layers": 0}), "num_hidden_layers is 0, not a number of at least 1"),
+    ],
+)
+def test_a_broken_config_says_what_is_broken(tmp_path: Path, content: str, says: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(PlanError) as refusal:
+        shape_of(str(tmp_path))
+    assert says in refusal.value.message
+
+
+def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"has no readable config\.json"):
+        shape_of(str(tmp_path))
+
+
+def test_an_unknown_id_says_to_give_a_path() -> None:
+    with pytest.raises(PlanError, match="give the path of a local checkpoint"):
+        shape_of("nobody/no-such-model")
