@@ -156,7 +156,8 @@ def _attend(
         def one_block(index: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, total, mixed = running
             own = lax.dynamic_slice(pages, (sequence, index * block_pages), (1, block_pages))[0]
-            k, v = split(kv_cache[own].reshape(block, *kv_cache.shape[2:]))
+            held = [lax.dynamic_index_in_dim(kv_cache, own[page], keepdims=False) for page in range(block_pages)]
+            k, v = split(jnp.concatenate(held))
             kv_position = index * block + jnp.arange(block)
             visible = _visible(position[:, None], kv_position[None], kv_len, options)
             v = jnp.where((kv_position < kv_len)[:, None, None], v.astype(jnp.float32), 0.0)
@@ -196,14 +197,16 @@ def _attend(
 
 
 def _write(kv_cache: Array, new_kv: Array, batch: _Batch) -> Array:
-    page_count, page_size = kv_cache.shape[:2]
-    sequence, position, real = batch.positions(new_kv.shape[0])
-    page = jnp.clip(position // page_size, 0, batch.pages.shape[1] - 1)
-    slot = batch.pages[sequence, page] * page_size + position % page_size
-    flat = kv_cache.reshape(page_count * page_size, *kv_cache.shape[2:])
-    nowhere = page_count * page_size
-    flat = flat.at[jnp.where(real, slot, nowhere)].set(new_kv.astype(flat.dtype), mode="drop")
-    return flat.reshape(kv_cache.shape)
+    """New KV into its pages, one update of one slot a token: a scatter would copy the whole cache, twice."""
+    page_size = kv_cache.shape[1]
+    sequence, position, _ = batch.positions(new_kv.shape[0])
+    page = batch.pages[sequence, jnp.clip(position // page_size, 0, batch.pages.shape[1] - 1)]
+    rows = new_kv.astype(kv_cache.dtype)[:, None, None]
+
+    def one(token: Array, cache: Array) -> Array:
+        return lax.dynamic_update_slice(cache, rows[token], (page[token], position[token] % page_size, 0, 0, 0))
+
+    return lax.fori_loop(0, batch.cu_q_lens[batch.distribution[2]], one, kv_cache)
 
 
 def _visible(position: Array, kv_position: Array, kv_len: Array, options: _Options) -> Array:
