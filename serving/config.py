@@ -5,8 +5,11 @@ unknown keys, naming the nearest known one.
 """
 
 import difflib
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Self
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.errors import ConfigError
@@ -128,3 +131,33 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
         annotation = spec.model_fields[part].annotation
         spec = ModelSpec if part == "models" else annotation
     return list(spec.model_fields)
+
+
+@dataclass(frozen=True)
+class DeploymentFile:
+    """A deployments/*.yaml: the services of its applications, and the port Serve opens."""
+
+    path: Path
+    port: int
+    services: dict[str, ServiceConfig]
+
+
+def load(path: Path) -> DeploymentFile:
+    """Read a Serve config file as far as it is ours; raises ConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from None
+    applications = raw.get("applications") if isinstance(raw, dict) else None
+    if not isinstance(applications, list) or not applications:
+        raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
+    services = {}
+    for application in applications:
+        name = application.get("name", "default")
+        try:
+            services[name] = parse(application.get("args") or {})
+        except ConfigError as error:
+            raise ConfigError(f"{path}, application {name}: {error.message}") from None
+    return DeploymentFile(path, (raw.get("http_options") or {}).get("port", 8000), services)
