@@ -70,6 +70,12 @@ class EngineStartError(ServingError):
     code = "engine_start_failed"
 
 
+class ClusterError(ServingError):
+    """No Ray cluster answers at an address."""
+
+    code = "no_cluster"
+
+
 class SimulationError(ServingError):
     """The simulated cluster can't do what was asked of it."""
 
