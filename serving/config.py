@@ -144,8 +144,20 @@ class DeploymentFile:
 
 def load(path: Path) -> DeploymentFile:
     """Read a Serve config file as far as it is ours; raises ConfigError."""
+    raw = _read(path)
+    services = {}
+    for application in raw["applications"]:
+        name = application.get("name", "default")
+        try:
+            services[name] = parse(application.get("args") or {})
+        except ConfigError as error:
+            raise ConfigError(f"{path}, application {name}: {error.message}") from None
+    return DeploymentFile(path, _port(path, raw.get("http_options") or {}), services)
+
+
+def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.safe_load(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -153,11 +165,13 @@ def load(path: Path) -> DeploymentFile:
     applications = raw.get("applications") if isinstance(raw, dict) else None
     if not isinstance(applications, list) or not applications:
         raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
-    services = {}
-    for application in applications:
-        name = application.get("name", "default")
-        try:
-            services[name] = parse(application.get("args") or {})
-        except ConfigError as error:
-            raise ConfigError(f"{path}, application {name}: {error.message}") from None
-    return DeploymentFile(path, (raw.get("http_options") or {}).get("port", 8000), services)
+    if not all(isinstance(application, dict) for application in applications):
+        raise ConfigError(f"{path}: applications: each is a mapping with import_path and args")
+    return dict(raw)
+
+
+def _port(path: Path, http_options: Any) -> int:
+    port = http_options.get("port", 8000) if isinstance(http_options, dict) else http_options
+    if not isinstance(port, int) or not isinstance(http_options, dict):
+        raise ConfigError(f"{path}: http_options.port: a number is needed (got {port!r})")
+    return port
