@@ -5,19 +5,32 @@ unknown keys, naming the nearest known one.
 """
 
 import difflib
-from typing import Any, Self
+from enum import StrEnum
+from typing import Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.errors import ConfigError
+
+# Built from the Dockerfile of this repository.
+DEFAULT_IMAGE = "REGISTRY/tpu-serving:0.1.0"
 
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Capacity(StrEnum):
+    """How a slice is bought."""
+
+    RESERVED = "reserved"
+    FLEX_START = "flex-start"
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
 class SliceSpec(_Spec):
-    """A slice shape as the user names it."""
+    """A slice shape as the user names it, and the ways to buy it, tried in order."""
 
     generation: str = Field(description="TPU generation: v4, v5e, v5p, v6e or v7x.")
     topology: str = Field(description="Chips along each axis of the slice, as in 2x4 or 2x2x2.")
@@ -25,6 +38,21 @@ class SliceSpec(_Spec):
         default=None, ge=1, description="VMs of the slice, where the topology leaves a choice."
     )
     machine_type: str | None = Field(default=None, description="GKE machine type instead of hosts.")
+    capacity: tuple[Capacity, ...] = Field(default=(Capacity.ON_DEMAND,), min_length=1)
+    reservation: str | None = Field(
+        default=None, description="Reservation that `reserved` capacity comes from."
+    )
+
+    @field_validator("capacity", mode="before")
+    @classmethod
+    def _one_way(cls, raw: Any) -> Any:
+        return (raw,) if isinstance(raw, str) else raw
+
+    @model_validator(mode="after")
+    def _reservation_named(self) -> Self:
+        if (Capacity.RESERVED in self.capacity) != (self.reservation is not None):
+            raise ValueError("capacity: reserved and reservation: NAME come together")
+        return self
 
 
 class ParallelSpec(_Spec):
@@ -32,6 +60,7 @@ class ParallelSpec(_Spec):
 
     tensor: int | None = Field(default=None, ge=1, description="Tensor parallel size in JAX devices.")
     pipeline: int | None = Field(default=None, ge=1, description="Pipeline stages: 1 or the number of hosts.")
+    data: int | None = Field(default=None, ge=1, description="Copies of the model in one slice of one host.")
 
 
 class ReplicaSpec(_Spec):
@@ -47,14 +76,31 @@ class ReplicaSpec(_Spec):
         return self
 
 
+class PoolSpec(_Spec):
+    """Slices of one shape among several that serve a model."""
+
+    slice: SliceSpec
+    replicas: ReplicaSpec = ReplicaSpec()
+    parallel: ParallelSpec = ParallelSpec()
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _fixed_count(cls, raw: Any) -> Any:
+        return _as_range(raw)
+
+
 class ModelSpec(_Spec):
-    """One model on slices of one shape."""
+    """One model on slices of one shape, or of several in `pools`, the preferred first.
+
+    With pools, `slice`, `replicas` and `parallel` are those of the first; `per_pool` gives each on its own.
+    """
 
     name: str = Field(default="", description="Name clients use; the model id where left out.")
     model: str = Field(min_length=1, description="Hugging Face id or a local path of a checkpoint.")
     slice: SliceSpec
     replicas: ReplicaSpec = ReplicaSpec()
     parallel: ParallelSpec = ParallelSpec()
+    pools: tuple[PoolSpec, ...] = ()
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
     drain_s: float = Field(
         default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
@@ -73,7 +119,46 @@ class ModelSpec(_Spec):
     @field_validator("replicas", mode="before")
     @classmethod
     def _fixed_count(cls, raw: Any) -> Any:
-        return {"min": raw, "max": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
+        return _as_range(raw)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_pool(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or not raw.get("pools"):
+            return raw
+        if beside := sorted({"slice", "replicas", "parallel"} & raw.keys()):
+            raise ValueError(f"pools stand in the place of {', '.join(beside)}; put that into each pool")
+        first = raw["pools"][0] if isinstance(raw["pools"], list | tuple) else {}
+        return {**raw, **(first if isinstance(first, dict) else {})}
+
+    def per_pool(self) -> "tuple[ModelSpec, ...]":
+        """The model on each of its pools alone, in order of preference; itself where it has none."""
+        return tuple(
+            self.model_copy(
+                update={
+                    "slice": pool.slice,
+                    "replicas": pool.replicas,
+                    "parallel": pool.parallel,
+                    "pools": (),
+                }
+            )
+            for pool in self.pools
+        ) or (self,)
+
+
+class GkeSpec(_Spec):
+    """Where and how `serving manifest` puts the service on GKE."""
+
+    namespace: str = Field(default="default", min_length=1)
+    image: str = Field(default=DEFAULT_IMAGE, min_length=1)
+    service_account: str = Field(
+        default="default", min_length=1, description="Kubernetes service account of the pods."
+    )
+    weights_bucket: str | None = Field(
+        default=None, description="GCS bucket mounted at /weights by GCS FUSE."
+    )
+    token_secret: str = Field(default="hf-token", description="Secret whose key `token` is HF_TOKEN.")
+    zone: str = Field(default="ZONE", description="Zone of the node pools, for gcloud.")
 
 
 class RouterSpec(_Spec):
@@ -87,6 +172,10 @@ class ServiceConfig(_Spec):
 
     models: tuple[ModelSpec, ...]
     router: RouterSpec = RouterSpec()
+    prices: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="USD a chip-hour by generation and capacity."
+    )
+    gke: GkeSpec = GkeSpec()
 
     @field_validator("models")
     @classmethod
@@ -97,6 +186,10 @@ class ServiceConfig(_Spec):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two models are named {twice[0]!r}; give each its own name")
         return models
+
+
+def _as_range(raw: Any) -> Any:
+    return {"min": raw, "max": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
 
 
 def parse(args: dict[str, Any]) -> ServiceConfig:
@@ -121,10 +214,14 @@ def _explain(problem: dict[str, Any]) -> str:
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    spec: Any = ServiceConfig
+    spec: type[BaseModel] = ServiceConfig
     for part in location[:-1]:
-        if isinstance(part, int):
-            continue
-        annotation = spec.model_fields[part].annotation
-        spec = ModelSpec if part == "models" else annotation
+        if isinstance(part, str):
+            spec = _spec_within(spec.model_fields[part].annotation) or spec
     return list(spec.model_fields)
+
+
+def _spec_within(annotation: Any) -> type[BaseModel] | None:
+    """The model an annotation names, also inside tuple[...]."""
+    named = next((argument for argument in get_args(annotation) if argument is not ...), annotation)
+    return named if isinstance(named, type) and issubclass(named, BaseModel) else None

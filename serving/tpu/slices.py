@@ -6,6 +6,7 @@ come, so the caller says which.
 
 import difflib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from serving.errors import TopologyError
@@ -119,6 +120,14 @@ def resolve(
         raise TopologyError(f"{row.name} {shape} is sold as {there_is}; name hosts or machine_type")
     machine, count = chosen[0]
     return Slice(generation=row.name, topology=shape, hosts=count, machine_type=machine.name)
+
+
+def every_slice() -> Iterator[Slice]:
+    """Every slice that is sold, generation by generation, the smaller first."""
+    for row in GENERATIONS.values():
+        for topology in row.topologies:
+            for machine, count in _options(row, topology):
+                yield Slice(generation=row.name, topology=topology, hosts=count, machine_type=machine.name)
 
 
 def _generation(name: str) -> Generation:

@@ -66,7 +66,7 @@ def test_a_path_that_does_not_exist_is_said_to_be_one(model: str) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "holds a list, not a config"),
-        ('{"architectures": []}', "has no num_attention_heads"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "has no num_attention_heads"),
         (json.dumps(TINY | {"architectures": []}), "has no architectures"),
         (json.dumps(TINY | {"hidden_size": "64"}), "hidden_size is '64', not a number"),
         (json.dumps(TINY | {"num_hidden_layers": 0}), "num_hidden_layers is 0, not a number of at least 1"),
@@ -84,6 +84,19 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         shape_of(str(tmp_path))
 
 
-def test_an_unknown_id_says_to_give_a_path() -> None:
-    with pytest.raises(PlanError, match="give the path of a local checkpoint"):
-        shape_of("nobody/no-such-model")
+def test_an_architecture_that_is_not_counted_is_refused_with_the_way_to_claim_one() -> None:
+    with pytest.raises(PlanError, match="LlamaForCausalM, whose bytes") as refusal:
+        read_config(TINY | {"architectures": ["LlamaForCausalM"]}, where="tiny")
+    assert "engine.hf_overrides.architectures (nearest by name: LlamaForCausalLM)" in refusal.value.message
+
+
+def test_layer_types_must_name_every_layer() -> None:
+    with pytest.raises(PlanError, match="layer_types names 3 layers, num_hidden_layers is 4"):
+        read_config(TINY | {"layer_types": ["full_attention"] * 3}, where="tiny")
+
+
+def test_overrides_reach_into_the_text_config(tmp_path: Path) -> None:
+    wrapped = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": TINY}
+    model = write_checkpoint(tmp_path / "wrapped", wrapped)
+    shape = shape_of(model, {"text_config": {"num_hidden_layers": 2}})
+    assert (shape.layers, shape.hidden_size) == (2, 64)

@@ -6,25 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import TopologyError
-from serving.tpu import GENERATIONS, Slice, resolve
+from serving.tpu import GENERATIONS, Slice, every_slice, resolve
 
 pytestmark = pytest.mark.unit
 
 
-def every_slice() -> list[Slice]:
-    """Every slice that is sold, each machine type its own."""
-    slices = []
-    for row in GENERATIONS.values():
-        for topology in row.topologies:
-            for machine in row.machines:
-                try:
-                    slices.append(resolve(row.name, topology, machine_type=machine.name))
-                except TopologyError:
-                    continue
-    return slices
-
-
-EVERY_SLICE = every_slice()
+EVERY_SLICE = list(every_slice())
 
 
 @pytest.mark.parametrize(
