@@ -1,0 +1,130 @@
+"""One Serve replica is one TPU slice: it holds the slice's placement group and runs the engine on it.
+
+Serve owns its life. It answers requests over HTTP on its own port, says so on the board, watches hosts, workers and
+engine itself, and gives the slice up as a whole as soon as any of them is gone: vLLM's own health check stays silent
+when a host dies under it, and its EngineCore hangs.
+"""
+
+import asyncio
+import logging
+import os
+import time
+
+import ray
+
+from serving.engine import simulated
+from serving.engine.vllm import VllmServer
+from serving.errors import ServingError, SliceLostError
+from serving.planning import Plan
+from serving.slices import board
+from serving.slices.group import held_slice
+from serving.slices.watch import HostWatch
+
+# Time for requests in flight to carry their error to the client before the process ends.
+_LAST_WORDS_S = 1.0
+_PROBE_S = 2.0
+logger = logging.getLogger("ray.serve")
+
+
+class SliceReplica:
+    """The callable of a slice deployment; `app.build` binds it to its plan."""
+
+    async def __init__(self, plan: Plan) -> None:
+        context = ray.get_runtime_context()
+        self._plan = plan
+        self._failure: SliceLostError | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._started = time.monotonic()
+        self._phase = ("placing", self._started)
+        self._phases: list[tuple[str, float]] = []
+        self._board = board.Publisher(
+            board.Entry(
+                replica=context.get_actor_id(),
+                model=plan.model.name,
+                state=board.State.STARTING,
+                phase="placing",
+                shape=str(plan.slice),
+                simulated=simulated.is_simulated(),
+            )
+        )
+        try:
+            group = ray.util.get_current_placement_group()
+            held = held_slice(group)
+            self._board.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
+            self._hosts = HostWatch(held, group, context.get_node_id())
+            self._engine = VllmServer(plan, held, group, context.gcs_address)
+            self._enter("starting the engine")
+            await self._engine.start()
+        except ServingError as error:
+            self._board.update(state=board.State.LOST, reason=error.message)
+            raise
+        self._enter("serving")
+        self._board.load = self._load
+        self._board.update(
+            state=board.State.SERVING,
+            address=f"http://{held.hosts[0].ip}:{self._engine.port}",
+            max_model_len=self._engine.max_model_len,
+        )
+        self._watch = asyncio.create_task(self._give_up_when_lost())
+        logger.info(
+            "%s serves on slice %s (%s) after %.0f s%s",
+            plan.model.name,
+            held.name,
+            plan.slice,
+            time.monotonic() - self._started,
+            ", simulated" if simulated.is_simulated() else "",
+        )
+
+    def check_health(self) -> None:
+        """Serve's health check; raises SliceLostError once the slice is lost."""
+        if self._failure:
+            raise self._failure
+
+    async def __del__(self) -> None:
+        """Serve's end of a replica: out of the routers' tables, then finish what is running, within drain_s."""
+        self._board.update(state=board.State.DRAINING, phase="draining")
+        if self._watch:
+            await asyncio.sleep(2 * board.BEAT_S)  # routers read the board every beat
+            self._watch.cancel()
+            await self._engine.drain()
+            self._hosts.close()
+        self._board.close()
+
+    def _load(self) -> dict[str, float]:
+        load = self._engine.load
+        return {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage}
+
+    def _enter(self, phase: str) -> None:
+        before, since = self._phase
+        now = time.monotonic()
+        self._phases.append((before, round(now - since, 1)))
+        self._phase = (phase, now)
+        self._board.update(phase=phase, phases=tuple(self._phases))
+
+    async def _give_up_when_lost(self) -> None:
+        watchers = [
+            asyncio.create_task(watch()) for watch in (self._hosts.lost, self._engine.died, self._engine_is_silent)
+        ]
+        done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
+        reason = next(iter(done)).result()
+        self._failure = SliceLostError(f"slice lost: {reason}")
+        logger.error("%s: %s; giving the slice up", self._plan.model.name, reason)
+        self._board.update(state=board.State.LOST, phase="lost", reason=reason)
+        self._engine.kill()
+        for _ in range(10):
+            await asyncio.sleep(_LAST_WORDS_S / 10)
+            if not self._engine.requests_open:
+                break
+        # Serve would ask three more times, then try to stop this replica in peace. There is nothing left to stop.
+        os._exit(1)
+
+    async def _engine_is_silent(self) -> str:
+        stall_s = self._plan.model.stall_s
+        while True:
+            await asyncio.sleep(_PROBE_S)
+            try:
+                await asyncio.wait_for(self._engine.probe(), stall_s)
+            except TimeoutError:
+                return f"the engine or one of its workers has not answered for {stall_s:g} s"
+            except Exception as error:  # noqa: BLE001  whatever a probe raises, the engine is not well
+                return f"the engine failed its probe: {error}"

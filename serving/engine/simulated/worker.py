@@ -1,0 +1,43 @@
+"""tpu-inference's worker, one a simulated host; the hosts of a slice find each other through jax.distributed."""
+
+from typing import Any
+
+import jax
+from tpu_inference.worker import tpu_worker
+from tpu_inference.worker.tpu_worker import TPUWorker
+
+
+def _by_process(_local: Any, _all: Any) -> int:
+    """A host's place in the slice, which a TPU tells from its devices' coordinates."""
+    return jax.process_index()
+
+
+tpu_worker.get_device_topology_order_id = _by_process
+
+
+class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
+    """On a TPU, libtpu makes one JAX cluster of a slice's hosts; on CPU devices that takes a coordinator."""
+
+    def init_device(self, *args: Any, **kwargs: Any) -> None:
+        parallel = self.vllm_config.parallel_config
+        hosts = parallel.placement_group.bundle_count if parallel.placement_group is not None else 1
+        if hosts > 1 and parallel.pipeline_parallel_size == 1:
+            jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            jax.distributed.initialize(
+                # The executor picked a free port on rank 0's host for torch's rendezvous, which a TPU worker never opens.
+                coordinator_address=self.distributed_init_method.removeprefix("tcp://"),
+                num_processes=hosts,
+                process_id=self.rank,
+            )
+            _see_own_cpus()
+        super().init_device(*args, **kwargs)
+
+
+def _see_own_cpus() -> None:
+    """jax.devices("cpu") as on a TPU host: this process's, where weights are staged, not host 0's."""
+    every = jax.devices
+
+    def devices(backend: Any = None) -> Any:
+        return jax.local_devices() if backend == "cpu" else every(backend)
+
+    jax.devices = devices

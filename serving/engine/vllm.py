@@ -1,0 +1,213 @@
+"""The door to vLLM: an AsyncLLM on a slice behind vLLM's own HTTP app.
+
+Names that move between vLLM versions are imported here and nowhere else. From 0.32 on the app builders live under
+vllm.entrypoints.launchers; everything else here was read in 0.26.0.
+"""
+
+import asyncio
+import multiprocessing
+import os
+import socket
+import time
+from argparse import Namespace
+from dataclasses import dataclass
+from typing import Any
+
+import uvicorn
+
+from serving.engine import simulated, stand_in
+from serving.engine.owner import OWNER
+from serving.errors import EngineStartError
+from serving.planning import Plan
+from serving.slices.group import HeldSlice
+from serving.slices.simulation import CACHE
+
+# A cold XLA compile of a large model takes minutes, weights from object storage more; Serve puts no limit on a start.
+_READY_TIMEOUT_S = 3 * 3600
+# Simulated hosts: XLA's CPU backend pays for every padded token and every block of KV, so both stay small.
+_SIMULATED_BATCHED_TOKENS = 256
+_SIMULATED_SEQUENCES = 32
+_SIMULATED_KV_TOKENS = 16384
+
+
+@dataclass
+class Load:
+    """What the engine last said of itself."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    last_output_s: float = 0.0
+
+
+class VllmServer:
+    """One engine on one slice and the HTTP server in front of it. Lives in the replica's event loop."""
+
+    def __init__(self, plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> None:
+        self.load = Load()
+        self.port = 0
+        self.max_model_len = 0
+        self._plan = plan
+        self._held = held
+        self._group = group
+        self._ray_address = ray_address
+        self._engine: Any = None
+        self._server: uvicorn.Server | None = None
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start EngineCore and workers, load the model, open the HTTP server; raises EngineStartError.
+
+        Blocks the event loop while the engine comes up: EngineCore has to be this thread's child (see owner.py).
+        """
+        os.environ.update(self._environment())
+        if len(self._held.hosts) == 1:  # tpu-inference then runs in EngineCore itself, without Ray workers
+            os.environ.pop("TPU_MULTIHOST_BACKEND", None)
+        from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  a process that never serves must not load vLLM
+        from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: PLC0415
+        from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
+
+        args = self._arguments()
+        try:
+            config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+            if len(self._held.hosts) > 1:
+                config.parallel_config.placement_group = self._group
+            self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
+        except Exception as error:
+            raise EngineStartError(f"{self._plan.model.name} on slice {self._held.name}: {error}") from error
+        self.max_model_len = config.model_config.max_model_len
+        tasks = await self._engine.get_supported_tasks()
+        app = build_app(args, tasks, self._engine.model_config)
+        await init_app_state(self._engine, app.state, args, tasks)
+        listener = socket.create_server((self._held.hosts[0].ip, 0), backlog=2048)
+        self.port = listener.getsockname()[1]
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=120,
+                timeout_graceful_shutdown=max(1, round(self._plan.model.drain_s)),
+            )
+        )
+        app.state.server = self._server
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+
+    async def probe(self) -> None:
+        """Ask EngineCore and every worker for a sign of life; raises what they raise."""
+        await self._engine.check_health()
+        await self._engine.collective_rpc("check_health")
+
+    async def died(self) -> str:
+        """Wait until the engine is dead; returns how it was noticed."""
+        while not self._engine.errored:
+            if not all(child.is_alive() for child in multiprocessing.active_children()):
+                return "the engine process ended"
+            await asyncio.sleep(0.2)
+        return "the engine reports itself dead"
+
+    async def drain(self) -> None:
+        """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
+        if self._server and self._serving:
+            self._server.should_exit = True
+            await self._serving
+        if self._engine:
+            self._engine.shutdown()
+        self.kill()
+
+    def kill(self) -> None:
+        """End the engine's processes at once; requests in flight then end with an error."""
+        for child in multiprocessing.active_children():
+            child.kill()
+
+    @property
+    def requests_open(self) -> int:
+        return len(self._server.server_state.tasks) if self._server else 0
+
+    def _environment(self) -> dict[str, str]:
+        environment = {
+            OWNER: str(os.getpid()),
+            "RAY_ADDRESS": self._ray_address,
+            "VLLM_HOST_IP": self._held.hosts[0].ip,
+            "VLLM_ENGINE_READY_TIMEOUT_S": str(_READY_TIMEOUT_S),
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
+            # Without it ranks follow node ids, and rank r would not be worker r of the slice.
+            "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
+            "TPU_MULTIHOST_BACKEND": "ray",
+        }
+        if simulated.is_simulated():
+            environment["VLLM_XLA_CACHE_PATH"] = f"{os.environ[CACHE]}/xla"
+        return environment
+
+    def _arguments(self) -> Namespace:
+        from vllm.entrypoints.openai.cli_args import make_arg_parser  # noqa: PLC0415
+        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+        args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
+        for name, value in self._options().items():
+            setattr(args, name, value)
+        return args
+
+    def _options(self) -> dict[str, Any]:
+        plan = self._plan
+        options = dict(plan.engine) | {
+            "model": plan.model.model,
+            "served_model_name": [plan.model.name],
+            "tensor_parallel_size": plan.tensor,
+            "pipeline_parallel_size": plan.pipeline,
+            "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
+            # Nobody's URL is fetched from inside the cluster unless the YAML allows its domain.
+            "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
+        }
+        if plan.pipeline > 1:
+            options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
+        return options | (_simulated_options(plan) if simulated.is_simulated() else {})
+
+    def _stat_logger(self) -> Any:
+        from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
+
+        load = self.load
+
+        class LoadLogger(StatLoggerBase):  # type: ignore[misc]
+            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+                pass
+
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                if iteration_stats is not None and iteration_stats.num_generation_tokens:
+                    load.last_output_s = time.monotonic()
+                if scheduler_stats is not None:
+                    load.running = scheduler_stats.num_running_reqs
+                    load.waiting = scheduler_stats.num_waiting_reqs
+                    load.kv_usage = scheduler_stats.kv_cache_usage
+
+            def log_engine_initialized(self) -> None:
+                pass
+
+        return LoadLogger
+
+
+def _simulated_options(plan: Plan) -> dict[str, Any]:
+    """What a simulated host changes: the weights where the YAML names a hub's model, fp32, and small sizes."""
+    model = plan.model.model
+    is_path = os.path.isdir(os.path.expanduser(model))  # noqa: PTH111, PTH112  as the plan decided
+    if not is_path:
+        from pathlib import Path  # noqa: PLC0415
+
+        model = str(stand_in.ensure(plan.shape, Path(os.environ[CACHE]), plan.pipeline))
+    asked = plan.engine
+    length = min(asked.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
+    return {
+        "model": model,
+        "dtype": "float32",
+        "quantization": None,
+        "load_format": "auto",
+        "max_model_len": length,
+        "max_num_seqs": min(asked.get("max_num_seqs") or _SIMULATED_SEQUENCES, _SIMULATED_SEQUENCES),
+        "max_num_batched_tokens": _SIMULATED_BATCHED_TOKENS,
+        "num_gpu_blocks_override": _SIMULATED_KV_TOKENS // _page_tokens(length),
+    }
+
+
+def _page_tokens(max_model_len: int) -> int:
+    """tpu-inference's page size for a context length."""
+    return min(256, max(16, (1 << (max_model_len - 1).bit_length()) // 16))

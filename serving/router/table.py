@@ -1,0 +1,79 @@
+"""Which slices there are and which one takes the next request. Decisions only: the board's entries and time are given.
+
+Least loaded first, by what this router has in flight there, then by what the slice says it runs: the router's own count
+is exact and current, the slice's is up to a beat old. A slice that refused a connection is left out until it has
+beaten anew.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+
+from serving.errors import NoSliceError, UnknownModelError
+from serving.slices.board import Entry, State
+
+
+class SliceTable:
+    """One router's view of the slices of every model it serves."""
+
+    def __init__(self, shapes: dict[str, str]) -> None:
+        """`shapes`: the slice shape in words for each model."""
+        self.shapes = shapes
+        self._entries: dict[str, Entry] = {}
+        self._suspects: dict[str, int] = {}
+        self._in_flight: Counter[str] = Counter()
+
+    def update(self, entries: Iterable[Entry]) -> None:
+        self._entries = {entry.replica: entry for entry in entries}
+        self._suspects = {
+            replica: beat
+            for replica, beat in self._suspects.items()
+            if replica in self._entries and self._entries[replica].beat <= beat + 1
+        }
+
+    def entries(self, model: str) -> list[Entry]:
+        return [entry for entry in self._entries.values() if entry.model == model]
+
+    def resolve(self, name: object) -> str:
+        """The model a request means; one without a name means the only one. Raises UnknownModelError."""
+        if name is None and len(self.shapes) == 1:
+            return next(iter(self.shapes))
+        if isinstance(name, str) and name in self.shapes:
+            return name
+        asked = "The request names no model" if name is None else f"The model {name!r} does not exist"
+        raise UnknownModelError(f"{asked}. Models served here: {', '.join(self.shapes)}.")
+
+    def choose(self, model: str, tried: Collection[str] = ()) -> Entry:
+        """The slice for a request; raises NoSliceError with what the model is waiting for."""
+        able = [
+            entry
+            for entry in self.entries(model)
+            if entry.serves and entry.replica not in self._suspects and entry.replica not in tried
+        ]
+        if not able:
+            raise NoSliceError(self._why_none(model))
+        return min(able, key=lambda entry: (self._in_flight[entry.replica], entry.running + entry.waiting, entry.replica))
+
+    def begin(self, replica: str) -> None:
+        self._in_flight[replica] += 1
+
+    def end(self, replica: str) -> None:
+        self._in_flight[replica] -= 1
+        if self._in_flight[replica] <= 0:
+            del self._in_flight[replica]
+
+    def suspect(self, replica: str) -> None:
+        """Leave a slice out until two beats from now."""
+        if replica in self._entries:
+            self._suspects[replica] = self._entries[replica].beat
+
+    def in_flight(self, replica: str) -> int:
+        return self._in_flight[replica]
+
+    def _why_none(self, model: str) -> str:
+        starting = [entry for entry in self.entries(model) if entry.state is State.STARTING]
+        lost = [entry for entry in self.entries(model) if entry.state is State.LOST]
+        said = [f"one on slice {entry.slice or '?'} is {entry.phase}" for entry in starting]
+        said += [f"one on slice {entry.slice or '?'} was lost ({entry.reason})" for entry in lost]
+        shape = self.shapes[model]
+        waiting = f"it waits for a free {shape} slice" if not starting else "try again shortly"
+        return f"No slice of {model!r} is ready: {'; '.join([*said, waiting])}."

@@ -1,0 +1,148 @@
+"""What slices say of themselves: one entry a slice replica in Ray's GCS, read by routers, the command line and scaling.
+
+The GCS is the one process that the cluster can't do without, so an entry outlives replica, router and Serve controller
+alike, and no process has to be asked that may be busy or dead. A put or get takes 0.2 ms. A replica repeats its entry
+every BEAT_S with a higher beat; a reader calls an entry lost when the beat stands still by the reader's own clock, so
+that hosts' clocks need not agree. `ray.experimental.internal_kv` is used in this module alone.
+"""
+
+import dataclasses
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+from ray.experimental import internal_kv
+
+BEAT_S = 0.5
+# Six beats: a replica whose event loop waits for a slow step still beats, its thread needs the GIL only now and then.
+STALE_S = 3.0
+FORGOTTEN_S = 60.0
+_NAMESPACE = b"tpu-serving"
+
+
+class State(StrEnum):
+    """Where a slice replica is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One slice replica. Times are seconds; `kv_usage` is a share of 1."""
+
+    replica: str
+    model: str
+    state: State
+    phase: str
+    shape: str
+    slice: str = ""
+    hosts: tuple[str, ...] = ()
+    address: str = ""
+    simulated: bool = False
+    max_model_len: int = 0
+    phases: tuple[tuple[str, float], ...] = ()
+    reason: str = ""
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    beat: int = 0
+
+    @property
+    def serves(self) -> bool:
+        return self.state is State.SERVING
+
+    def dump(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+    @classmethod
+    def load(cls, raw: bytes) -> Self:
+        fields = json.loads(raw)
+        fields["state"] = State(fields["state"])
+        fields["hosts"] = tuple(fields["hosts"])
+        fields["phases"] = tuple((name, seconds) for name, seconds in fields["phases"])
+        return cls(**fields)
+
+
+def write(entry: Entry) -> None:
+    internal_kv._internal_kv_put(_key(entry.replica), entry.dump(), overwrite=True, namespace=_NAMESPACE)  # noqa: SLF001
+
+
+def delete(replica: str) -> None:
+    internal_kv._internal_kv_del(_key(replica), namespace=_NAMESPACE)  # noqa: SLF001
+
+
+def read() -> list[Entry]:
+    """Every entry, in no order."""
+    keys = internal_kv._internal_kv_list(b"slice/", namespace=_NAMESPACE)  # noqa: SLF001
+    found = (internal_kv._internal_kv_get(key, namespace=_NAMESPACE) for key in keys)  # noqa: SLF001
+    return [Entry.load(raw) for raw in found if raw is not None]
+
+
+def _key(replica: str) -> bytes:
+    return b"slice/" + replica.encode()
+
+
+class Publisher:
+    """A replica's entry, written on every change and every BEAT_S from a thread of its own.
+
+    `load` is asked at each write for the fields that change all the time.
+    """
+
+    def __init__(self, entry: Entry, load: Callable[[], dict[str, Any]] = dict) -> None:
+        self.entry = entry
+        self.load = load
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self.update()
+        self._thread = threading.Thread(target=self._beat, name="slice-board", daemon=True)
+        self._thread.start()
+
+    def update(self, **changes: Any) -> None:
+        """Change fields and write at once."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self.entry = dataclasses.replace(self.entry, beat=self.entry.beat + 1, **self.load(), **changes)
+            write(self.entry)
+
+    def close(self) -> None:
+        """Stop and take the entry off the board."""
+        self._stopped.set()
+        self._thread.join(timeout=2)
+        delete(self.entry.replica)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            self.update()
+
+
+class Reader:
+    """The board as one reader sees it: entries whose beat stands still are lost, then forgotten. Pure; time is given."""
+
+    def __init__(self) -> None:
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def live(self, entries: Iterable[Entry], now_s: float) -> tuple[list[Entry], list[str]]:
+        """Entries with lost ones marked, and the replicas to delete from the board."""
+        marked, forgotten, seen = [], [], {}
+        for entry in entries:
+            beat, since = self._seen.get(entry.replica, (entry.beat, now_s))
+            if beat != entry.beat:
+                beat, since = entry.beat, now_s
+            seen[entry.replica] = (beat, since)
+            still_s = now_s - since
+            if still_s > FORGOTTEN_S:
+                forgotten.append(entry.replica)
+            elif still_s > STALE_S and entry.state is not State.LOST:
+                reason = f"no sign of life for {still_s:.0f} s"
+                marked.append(dataclasses.replace(entry, state=State.LOST, reason=reason))
+            else:
+                marked.append(entry)
+        self._seen = seen
+        return marked, forgotten

@@ -1,0 +1,349 @@
+"""TPU slices on one machine: every host is a Ray node of its own, labelled by Ray's own production code.
+
+A host is `ray start` in the environment that GKE gives a TPU VM (TPU_NAME, TPU_WORKER_ID, ...), on a loopback address
+of its own. All that runs on it inherits two tags in its environment, the simulation's id and the host's name, and by
+these tags, not by process names, a host is killed and the simulation ended: nothing outlives it, nothing else is touched.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from serving.errors import SimulationError
+from serving.tpu import Slice, resolve
+
+SIMULATION = "SERVING_SIMULATION"
+HOST = "SERVING_SIMULATION_HOST"
+CACHE = "SERVING_SIMULATION_CACHE"
+HEAD = "head"
+_HEAD_IP = "127.77.0.1"
+_START_TIMEOUT_S = 60
+_KILL_TIMEOUT_S = 10
+_OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
+
+# A step of the engine takes fresh buffers each time; with glibc's defaults two thirds of its time went into page faults
+# on mmap (prototype: 174 ms to 76 ms a step). One arena that keeps what it has.
+_MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+# Settings of the caller's shell that would reach hosts and change what they are.
+_NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SimulatedSlice:
+    """One simulated slice: its shape by name, and which of its hosts are alive."""
+
+    name: str
+    generation: str
+    topology: str
+    hosts: int
+    subnet: int
+    alive: tuple[bool, ...] = ()
+
+    @property
+    def shape(self) -> Slice:
+        return resolve(self.generation, self.topology, hosts=self.hosts)
+
+    def ip(self, worker_id: int) -> str:
+        return f"127.77.{self.subnet + worker_id // 250}.{worker_id % 250 + 1}"
+
+
+def default_directory(name: str = "sim") -> Path:
+    """Where a simulation of this name keeps its state and Ray its sessions (short: Unix socket paths end at 107 bytes)."""
+    return Path(tempfile.gettempdir()) / f"tpu-serving-{os.getuid()}" / name
+
+
+def cache_directory() -> Path:
+    """Where stand-in models and compiled programs are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-serving"
+
+
+class SimulatedCluster:
+    """A running simulation. Make one with `up` or find a running one with `attach`; `down` ends all of it."""
+
+    def __init__(self, directory: Path, simulation: str, port: int) -> None:
+        self.directory = directory
+        self.id = simulation
+        self.address = f"{_HEAD_IP}:{port}"
+        self._slices: dict[str, SimulatedSlice] = {}
+
+    @classmethod
+    def up(
+        cls,
+        shape: Slice,
+        slices: int = 1,
+        *,
+        directory: Path | None = None,
+        report: Report = lambda _: None,
+    ) -> Self:
+        """Start a head and `slices` slices of one shape; raises SimulationError if one runs in this directory already."""
+        directory = directory or default_directory()
+        if (directory / "cluster.json").exists():
+            old = cls.attach(directory)
+            if old._processes():  # noqa: SLF001
+                raise SimulationError(
+                    f"a simulation already runs in {directory} ({len(old.status())} slices); `serving sim down` ends it, "
+                    "--name starts another beside it"
+                )
+            old.down()
+        directory.mkdir(parents=True, exist_ok=True)
+        cluster = cls(directory, uuid.uuid4().hex[:12], _free_port(_HEAD_IP))
+        cluster._save()
+        try:
+            report("starting the head")
+            cluster._start_head()
+            for _ in range(slices):
+                cluster.add_slice(shape, report=report)
+        except BaseException:
+            cluster.down()
+            raise
+        return cluster
+
+    @classmethod
+    def attach(cls, directory: Path | None = None) -> Self:
+        """The simulation that runs in this directory; raises SimulationError if there is none."""
+        directory = directory or default_directory()
+        try:
+            state = json.loads((directory / "cluster.json").read_text())
+        except FileNotFoundError:
+            raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
+        cluster = cls(directory, state["id"], state["port"])
+        cluster._slices = {entry["name"]: SimulatedSlice(**entry) for entry in state["slices"]}
+        return cluster
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver on this machine (`serve run`) needs in its environment to talk to the simulation."""
+        return {"RAY_ADDRESS": self.address, **self._environment(HEAD)}
+
+    def add_slice(self, shape: Slice, *, name: str | None = None, report: Report = lambda _: None) -> str:
+        """Start every host of one more slice; returns its name."""
+        taken = {entry.subnet for entry in self._slices.values()}
+        subnet = next(number for number in range(1, 255) if number not in taken)
+        name = name or f"slice-{subnet - 1}"
+        if name in self._slices:
+            raise SimulationError(f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}")
+        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet)
+        self._slices[name] = entry
+        self._save()
+        report(f"starting {name}: {shape}")
+        self._start_hosts(entry, range(shape.hosts))
+        return name
+
+    def restart_host(self, name: str, worker_id: int) -> None:
+        """Start a killed host of a slice again, as a new VM under the old name."""
+        entry = self._slice(name)
+        if self.status(name)[0].alive[worker_id]:
+            raise SimulationError(f"host {worker_id} of {name} is alive; kill it first")
+        self._start_hosts(entry, [worker_id])
+
+    def kill_host(self, name: str, worker_id: int) -> int:
+        """End a host as a power cut does: every process on it at once. Returns how many there were."""
+        entry = self._slice(name)
+        if worker_id not in range(entry.hosts):
+            raise SimulationError(f"{name} has hosts 0 to {entry.hosts - 1}, not {worker_id}")
+        return _kill(lambda: self._processes(f"{name}/{worker_id}"))
+
+    def kill_slice(self, name: str) -> None:
+        """End every host of a slice and forget the slice."""
+        entry = self._slice(name)
+        _kill(lambda: [p for worker_id in range(entry.hosts) for p in self._processes(f"{name}/{worker_id}")])
+        del self._slices[name]
+        self._save()
+
+    def status(self, *names: str) -> list[SimulatedSlice]:
+        """The slices, each with which of its hosts are alive (their raylet runs)."""
+        alive = {
+            environment[HOST]
+            for process in self._processes()
+            if (environment := _environ(process)) and _name(process) == "raylet"
+        }
+        return [
+            SimulatedSlice(**{**asdict(entry), "alive": tuple(f"{entry.name}/{i}" in alive for i in range(entry.hosts))})
+            for entry in self._slices.values()
+            if not names or entry.name in names
+        ]
+
+    def down(self) -> None:
+        """End every process of the simulation and delete its directory."""
+        _kill(self._processes)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def processes(self, name: str | None = None, worker_id: int | None = None) -> list[psutil.Process]:
+        """The processes of the simulation, or of one host of it."""
+        return self._processes(None if name is None else f"{name}/{worker_id}")
+
+    def _slice(self, name: str) -> SimulatedSlice:
+        if name not in self._slices:
+            raise SimulationError(f"there is no slice {name!r}; the slices are {', '.join(self._slices) or 'none'}")
+        return self._slices[name]
+
+    def _environment(self, host: str) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
+        return inherited | {
+            SIMULATION: self.id,
+            HOST: host,
+            CACHE: str(cache_directory()),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "RAY_TMPDIR": str(self.directory),
+            # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONWARNINGS": "ignore",
+            # Serve's HAProxy keeps its files in one place for the whole machine.
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self.directory}/haproxy/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self.directory}/haproxy/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{self.directory}/haproxy",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self.directory}/haproxy/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
+        }
+
+    def _start_head(self) -> None:
+        ip, port = self.address.split(":")
+        self._ray_start(
+            self._environment(HEAD),
+            ["--head", f"--port={port}", f"--node-ip-address={ip}", f"--num-cpus={os.cpu_count()}", "--no-monitor"]
+            + [f"--ray-client-server-port={_free_port(_HEAD_IP)}", "--include-dashboard=false"],
+        )
+
+    def _start_hosts(self, entry: SimulatedSlice, workers: Iterable[int]) -> None:
+        shape = entry.shape
+        starts = []
+        for worker_id in workers:
+            environment = (
+                self._environment(f"{entry.name}/{worker_id}")
+                | shape.host_environment(entry.name, worker_id)
+                | _MALLOC
+                | {
+                    "JAX_PLATFORMS": "cpu",
+                    "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.devices_per_host}",
+                    "OMP_NUM_THREADS": "1",
+                    "SKIP_JAX_PRECOMPILE": "1",
+                }
+            )
+            resources = json.dumps({"TPU": shape.chips_per_host})
+            starts.append(
+                self._ray_start_process(
+                    environment,
+                    [f"--address={self.address}", f"--node-ip-address={entry.ip(worker_id)}"]
+                    # Hosts that start together in one folder would pick the same socket names.
+                    + [f"--temp-dir={self.directory / f'{entry.name}-{worker_id}'}"]
+                    + ["--num-cpus=2", f"--resources={resources}"],
+                )
+            )
+        for start in starts:
+            _finish(start)
+
+    def _ray_start(self, environment: Mapping[str, str], arguments: list[str]) -> None:
+        _finish(self._ray_start_process(environment, arguments))
+
+    def _ray_start_process(self, environment: Mapping[str, str], arguments: list[str]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
+            + ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+            + ["--min-worker-port=0", "--max-worker-port=0"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _processes(self, host: str | None = None) -> list[psutil.Process]:
+        wanted = {SIMULATION: self.id} | ({HOST: host} if host else {})
+        return [
+            process
+            for process in psutil.process_iter()
+            if process.pid != os.getpid() and wanted.items() <= _environ(process).items()
+        ]
+
+    def _save(self) -> None:
+        slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
+        state = {"id": self.id, "port": int(self.address.split(":")[1]), "slices": slices}
+        draft = self.directory / "cluster.json.new"
+        draft.write_text(json.dumps(state, indent=1))
+        draft.replace(self.directory / "cluster.json")
+
+
+def _finish(start: "subprocess.Popen[str]") -> None:
+    try:
+        output, _ = start.communicate(timeout=_START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        start.kill()
+        raise SimulationError(f"`ray start` gave no answer in {_START_TIMEOUT_S} s; is the machine overloaded?") from None
+    if start.returncode:
+        last = "\n".join(output.strip().splitlines()[-12:])
+        raise SimulationError(f"`ray start` failed:\n{last}")
+
+
+def _kill(find: Callable[[], list[psutil.Process]]) -> int:
+    """SIGKILL what `find` finds until it finds nothing; returns how many processes that took.
+
+    Python's resource trackers go last: they end by themselves once their owner is dead, and unlink its shared memory.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
+    while found := find():
+        if time.monotonic() > deadline:
+            raise SimulationError(f"processes {[process.pid for process in found]} survive SIGKILL")
+        others = [process for process in found if not _is_resource_tracker(process)]
+        last_resort = time.monotonic() > deadline - _KILL_TIMEOUT_S / 2
+        for process in found if last_resort else others:
+            killed.add(process.pid)
+            try:
+                process.send_signal(signal.SIGKILL)
+            except psutil.NoSuchProcess:
+                continue
+        psutil.wait_procs(found, timeout=0.2)
+    return len(killed)
+
+
+def _is_resource_tracker(process: psutil.Process) -> bool:
+    try:
+        return any("resource_tracker" in argument for argument in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _environ(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
+    except (psutil.Error, OSError):
+        return {}
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.Error:
+        return ""
+
+
+def _free_port(ip: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((ip, 0))
+        return int(probe.getsockname()[1])
