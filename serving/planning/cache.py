@@ -39,7 +39,7 @@ def sequence_bytes(shape: ModelShape, demand: Demand, layout: Layout, length: in
 
 
 def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
-    """Fixed states of linear attention on a device, one a sequence and one spare.
+    """Fixed states of linear attention on a device, one a sequence it may run and one spare.
 
     A state is float32, its convolution's tail bf16: 4,268,032 bytes a layer of Qwen3.5-397B, as its boot log says.
     """
@@ -48,8 +48,8 @@ def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
     state = (
         linear.value_heads * linear.key_dim * linear.value_dim * 4 + linear.channels * (linear.kernel - 1) * 2
     )
-    requests = math.ceil(demand.sequences / layout.attention_data) + 1
-    return math.ceil(state * linear.count * requests / layout.attention_tensor * _stage(shape, layout))
+    each = state * linear.count / layout.attention_tensor * _stage(shape, layout)
+    return math.ceil(each * (demand.sequences + 1))
 
 
 def requests_apart(shape: ModelShape, layout: Layout) -> int:

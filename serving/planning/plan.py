@@ -44,6 +44,11 @@ class Plan:
         return self.layout.data
 
     @property
+    def most_sequences(self) -> int:
+        """Sequences the slice runs at once: `max_num_seqs` for each group of devices that schedules apart."""
+        return self.demand.sequences * self.layout.data * self.layout.attention_data
+
+    @property
     def environment(self) -> dict[str, str]:
         """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
         return {"NEW_MODEL_DESIGN": "1"} if self.demand.attention_data_parallel else {}
