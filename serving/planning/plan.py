@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.config import ModelSpec
-from serving.errors import ConfigError, PlanError
+from serving.errors import PlanError
 from serving.planning import alternatives, engine_options, parallelism
 from serving.planning.demand import Demand, demand_of
 from serving.planning.fit import Fit, measure
@@ -58,7 +58,7 @@ def plan(spec: ModelSpec) -> Plan:
     """Raises TopologyError, ConfigError or PlanError where the YAML asks for what can't be."""
     engine_options.check(spec.engine)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
-    shape = shape_of(spec.engine.get("hf_config_path") or spec.model, _hf_overrides(spec))
+    shape = shape_of(spec.engine.get("hf_config_path") or spec.model, spec.engine.get("hf_overrides"))
     demand = demand_of(spec.engine, shape)
     layout, reasons = parallelism.derive(shape, demand, slice_, spec.parallel)
     fit = measure(shape, demand, slice_, layout)
@@ -95,10 +95,3 @@ def _engine(asked: Mapping[str, Any], demand: Demand, fit: Fit) -> dict[str, Any
         strategy = {**(sharding.get("sharding_strategy") or {}), "enable_dp_attention": True}
         engine["additional_config"] = {**additional, "sharding": {**sharding, "sharding_strategy": strategy}}
     return engine
-
-
-def _hf_overrides(spec: ModelSpec) -> dict[str, Any]:
-    overrides = spec.engine.get("hf_overrides") or {}
-    if not isinstance(overrides, dict):
-        raise ConfigError(f"engine.hf_overrides: a mapping of config.json keys (got {overrides!r})")
-    return overrides

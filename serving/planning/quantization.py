@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import PlanError
+from serving.planning.keys import Keys
 
 # Bytes of one weight with its share of the scales: fp8 blocks are 128x128 with a float32, mxfp4 32 and nvfp4 16 with a
 # byte; int4 has a bf16 for a group of 128 unless the checkpoint says another size.
@@ -56,36 +57,37 @@ def bytes_per_weight(weight_format: str) -> float:
     return 0.5 + 2 / int(group) if group else _BYTES_PER_WEIGHT[name]
 
 
-def read_quantization(config: Mapping[str, Any] | None, where: str) -> Quantization | None:
+def read_quantization(config: Any, where: str) -> Quantization | None:
     """What `quantization_config` says; None for a checkpoint at full size."""
     if not config:
         return None
-    method = str(config.get("quant_method"))
+    keys = Keys(config, f"{where} (quantization_config)")
+    method = str(keys.get("quant_method"))
     if method not in _BY_METHOD:
         raise PlanError(
             f"{where} is quantised with {method}, which tpu-inference does not load; it loads {', '.join(_BY_METHOD)}"
         )
     skipped = (
-        config.get("modules_to_not_convert") or config.get("ignored_layers") or config.get("ignore") or ()
+        keys.entries("modules_to_not_convert") or keys.entries("ignored_layers") or keys.entries("ignore")
     )
-    weight_format = _grouped(_BY_METHOD[method], config.get("group_size")) or _compressed(config, where)
+    weight_format = _grouped(_BY_METHOD[method], keys.get("group_size")) or _compressed(keys, where)
     return Quantization(weight_format, tuple(map(str, skipped)))
 
 
-def _compressed(config: Mapping[str, Any], where: str) -> str:
-    groups = [group.get("weights") or {} for group in config.get("config_groups", {}).values()]
-    kinds = {(str(weights.get("type")), weights.get("num_bits")) for weights in groups}
-    names: dict[tuple[str, Any], str] = {
-        ("float", 8): "fp8",
-        ("int", 8): "int8",
-        ("int", 4): "int4",
-        ("float", 4): "nvfp4",
-    }
+def _compressed(keys: Keys, where: str) -> str:
+    listed = keys.get("config_groups", {})
+    groups = [
+        weights
+        for group in (listed.values() if isinstance(listed, Mapping) else ())
+        if isinstance(group, Mapping) and isinstance(weights := group.get("weights"), Mapping)
+    ]
+    kinds = {f"{weights.get('type')} {weights.get('num_bits')}" for weights in groups}
+    names = {"float 8": "fp8", "int 8": "int8", "int 4": "int4", "float 4": "nvfp4"}
     found = [names.get(kind) for kind in kinds]
     if len(found) == 1 and found[0]:
         return _grouped(found[0], groups[0].get("group_size"))
     raise PlanError(
-        f"{where}: its quantization_config gives weights as {sorted(map(str, kinds)) or 'nothing'}; this plan counts one "
+        f"{where}: its quantization_config gives weights as {sorted(kinds) or 'nothing'}; this plan counts one "
         "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"
     )
 

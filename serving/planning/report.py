@@ -38,7 +38,10 @@ def show_candidates(console: Console, model: str, rows: Sequence[dict[str, Any]]
 
 def _plan(plan: dict[str, Any]) -> RenderableType:
     table = Table(
-        title=f"{plan['model']}: fits", title_justify="left", show_header=False, title_style="bold green"
+        title=f"{plan['model']} fits {plan['slice']['generation']} {plan['slice']['topology']}",
+        title_justify="left",
+        show_header=False,
+        title_style="bold green",
     )
     table.add_column(style="dim", no_wrap=True)
     table.add_column()

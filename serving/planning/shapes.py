@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.errors import PlanError
+from serving.errors import ConfigError, PlanError
 from serving.planning.checkpoints import config_of
+from serving.planning.keys import Keys, missing
 from serving.planning.quantization import Quantization, read_quantization
 
 # Architectures this reader was checked on, and what their config.json may leave to a default of transformers.
@@ -122,21 +123,24 @@ class ModelShape:
     quantization: Quantization | None = None
 
 
-def shape_of(model: str, overrides: Mapping[str, Any] | None = None) -> ModelShape:
+def shape_of(model: str, overrides: Any = None) -> ModelShape:
     """The shape of a local checkpoint or a known model id; overrides are vLLM's `hf_overrides`."""
+    if not isinstance(overrides or {}, Mapping):
+        raise ConfigError(f"engine.hf_overrides: a mapping of config.json keys (got {overrides!r})")
     return read_config(_merged(config_of(model), overrides or {}), where=model)
 
 
 def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape a config describes. Multimodal wrappers keep the decoder under `text_config`."""
     architecture = _architecture(config, where)
-    text = _Keys({**ARCHITECTURES[architecture], **config, **config.get("text_config", {})}, where)
+    wrapper = Keys(config, where)
+    text = Keys({**ARCHITECTURES[architecture], **config, **_text(wrapper)}, where)
     heads = text.number("num_attention_heads")
     hidden = text.number("hidden_size")
     layers = text.number("num_hidden_layers")
     kv_heads = text.number("num_key_value_heads", heads)
     head_dim = text.number("head_dim", max(hidden // heads, 1))
-    linear = _linear(text, layers)
+    kinds = _kinds(text, layers, where)
     experts = _experts(text, layers)
     return ModelShape(
         architecture=architecture,
@@ -147,67 +151,45 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         head_dim=head_dim,
         vocab_size=text.number("vocab_size"),
         max_position_embeddings=text.number("max_position_embeddings"),
-        attention=_attention(text, layers, kv_heads, head_dim),
+        attention=_attention(text, kinds, kv_heads, head_dim),
         mlp_widths=_mlp_widths(text, architecture, layers, experts),
         tied_embeddings=bool(text.get("tie_word_embeddings", architecture.startswith("Gemma"))),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
         latent=_latent(text),
-        linear=linear,
+        linear=_linear(text, kinds),
         experts=experts,
         gated_attention=bool(text.get("attn_output_gate")),
         per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
-        tower_params=sum(_tower(config[name], name, where, hidden) for name in _TOWERS if config.get(name)),
+        tower_params=sum(_tower(tower, name, hidden) for name in _TOWERS if (tower := wrapper.within(name))),
         quantization=read_quantization(text.get("quantization_config"), where),
     )
 
 
-class _Keys:
-    """A config whose numbers are checked where they are read."""
-
-    def __init__(self, config: Mapping[str, Any], where: str) -> None:
-        self._config = config
-        self._where = where
-
-    def get(self, key: str, default: Any = None) -> Any:
-        value = self._config.get(key)
-        return default if value is None else value
-
-    def number(self, key: str, default: int | None = None, least: int = 1) -> int:
-        value = self.get(key, default)
-        if value is None:
-            raise PlanError(_missing(key, self._where))
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+def _kinds(text: Keys, layers: int, where: str) -> list[str]:
+    """What each layer is, from `layer_types` or from the older keys that say the same."""
+    if listed := text.entries("layer_types"):
+        if len(listed) != layers:
             raise PlanError(
-                f"config.json of {self._where}: {key} is {value!r}, not a number of at least {least}"
+                f"config.json of {where}: layer_types names {len(listed)} layers, num_hidden_layers is {layers}"
             )
-        return value
-
-    def kinds(self, layers: int) -> list[str]:
-        """What each layer is, from `layer_types` or from the older keys that say the same."""
-        if listed := self.get("layer_types"):
-            if len(listed) != layers:
-                raise PlanError(
-                    f"config.json of {self._where}: layer_types names {len(listed)} layers, num_hidden_layers is {layers}"
-                )
-            return [str(kind) for kind in listed]
-        if self.get("linear_num_value_heads"):
-            return _every(layers, self.number("full_attention_interval"), "linear_attention")
-        if self.get("attention_chunk_size"):
-            return _every(layers, self.number("no_rope_layer_interval"), "chunked_attention")
-        if self.get("sliding_window") and self.get("sliding_window_pattern"):
-            return _every(layers, self.number("sliding_window_pattern"), "sliding_attention")
-        if self.get("sliding_window") and self.get("use_sliding_window", True):
-            return ["sliding_attention"] * layers
-        return ["full_attention"] * layers
+        return [str(kind) for kind in listed]
+    if text.get("linear_num_value_heads"):
+        return _every(layers, text.number("full_attention_interval"), "linear_attention")
+    if text.get("attention_chunk_size"):
+        return _every(layers, text.number("no_rope_layer_interval"), "chunked_attention")
+    if text.get("sliding_window") and text.get("sliding_window_pattern"):
+        return _every(layers, text.number("sliding_window_pattern"), "sliding_attention")
+    if text.get("sliding_window") and text.get("use_sliding_window", True):
+        return ["sliding_attention"] * layers
+    return ["full_attention"] * layers
 
 
 def _every(layers: int, interval: int, kind: str) -> list[str]:
     return ["full_attention" if (layer + 1) % interval == 0 else kind for layer in range(layers)]
 
 
-def _attention(text: _Keys, layers: int, kv_heads: int, head_dim: int) -> tuple[AttentionLayers, ...]:
-    kinds = text.kinds(layers)
-    owners = Counter(kinds[: layers - text.number("num_kv_shared_layers", 0, least=0)])
+def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tuple[AttentionLayers, ...]:
+    owners = Counter(kinds[: len(kinds) - text.number("num_kv_shared_layers", 0, least=0)])
     found = []
     for kind, count in Counter(kinds).items():
         if kind == "linear_attention":
@@ -231,7 +213,7 @@ def _attention(text: _Keys, layers: int, kv_heads: int, head_dim: int) -> tuple[
     return tuple(found)
 
 
-def _latent(text: _Keys) -> LatentAttention | None:
+def _latent(text: Keys) -> LatentAttention | None:
     if not text.get("kv_lora_rank"):
         return None
     return LatentAttention(
@@ -243,8 +225,8 @@ def _latent(text: _Keys) -> LatentAttention | None:
     )
 
 
-def _linear(text: _Keys, layers: int) -> LinearAttention | None:
-    count = text.kinds(layers).count("linear_attention")
+def _linear(text: Keys, kinds: list[str]) -> LinearAttention | None:
+    count = kinds.count("linear_attention")
     if not count:
         return None
     return LinearAttention(
@@ -257,7 +239,7 @@ def _linear(text: _Keys, layers: int) -> LinearAttention | None:
     )
 
 
-def _experts(text: _Keys, layers: int) -> Experts | None:
+def _experts(text: Keys, layers: int) -> Experts | None:
     key = next(
         (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if text.get(key)), None
     )
@@ -274,13 +256,13 @@ def _experts(text: _Keys, layers: int) -> Experts | None:
         width=width,
         layers=layers // step
         - text.number("first_k_dense_replace", 0, least=0)
-        - len(text.get("mlp_only_layers", [])),
+        - len(text.entries("mlp_only_layers")),
         shared_width=text.number("shared_expert_intermediate_size", shared, least=0),
     )
 
 
 def _mlp_widths(
-    text: _Keys, architecture: str, layers: int, experts: Experts | None
+    text: Keys, architecture: str, layers: int, experts: Experts | None
 ) -> tuple[tuple[int, int], ...]:
     dense = layers - experts.layers if experts else layers
     if architecture.startswith("Gemma4"):  # its experts stand beside the MLP, not in its place
@@ -294,17 +276,23 @@ def _mlp_widths(
     return ((dense, width),)
 
 
-def _tower(config: Mapping[str, Any], name: str, where: str, hidden: int) -> int:
+def _tower(tower: Keys, name: str, hidden: int) -> int:
     """Parameters of an encoder beside the decoder and of its projection, to within a tenth."""
-    keys = _Keys(config, f"{where} ({name})")
-    width = keys.number("hidden_size")
-    layers = keys.number("num_hidden_layers", config.get("depth"))
+    width = tower.number("hidden_size")
+    layers = tower.number("num_hidden_layers", tower.get("depth"))
     if name == "audio_config":
         return (
             layers * 24 * width**2 + width * hidden
         )  # a conformer layer: attention 4, two MLPs 16, convolution 4
-    matrices = 3 if config.get("model_type") == "pixtral" else 2
-    return layers * (4 * width**2 + matrices * width * keys.number("intermediate_size")) + width * hidden
+    matrices = 3 if tower.get("model_type") == "pixtral" else 2
+    return layers * (4 * width**2 + matrices * width * tower.number("intermediate_size")) + width * hidden
+
+
+def _text(wrapper: Keys) -> Mapping[str, Any]:
+    text = wrapper.get("text_config", {})
+    if not isinstance(text, Mapping):
+        raise PlanError(f"text_config is {text!r}, not a mapping")
+    return text
 
 
 def _architecture(config: Mapping[str, Any], where: str) -> str:
@@ -318,7 +306,7 @@ def _architecture(config: Mapping[str, Any], where: str) -> str:
                 f"{', '.join(ARCHITECTURES)}, give that as engine.hf_overrides.architectures (nearest by name: {near})"
             )
         case _:
-            raise PlanError(_missing("architectures", where))
+            raise PlanError(missing("architectures", where))
 
 
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -328,7 +316,3 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
         if isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
     }
     return {**config, **overrides, **nested}
-
-
-def _missing(key: str, where: str) -> str:
-    return f"config.json of {where} has no {key}; give it as engine.hf_overrides.{key}"

@@ -1,11 +1,21 @@
+import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from serving.errors import PlanError
+from serving.config import ParallelSpec
+from serving.errors import PlanError, ServingError
+from serving.planning.demand import demand_of
+from serving.planning.fit import measure
+from serving.planning.library import CONFIGS
+from serving.planning.parallelism import derive
 from serving.planning.shapes import read_config, shape_of
+from serving.tpu import resolve
 
 pytestmark = pytest.mark.unit
 
@@ -100,3 +110,40 @@ def test_overrides_reach_into_the_text_config(tmp_path: Path) -> None:
     model = write_checkpoint(tmp_path / "wrapped", wrapped)
     shape = shape_of(model, {"text_config": {"num_hidden_layers": 2}})
     assert (shape.layers, shape.hidden_size) == (2, 64)
+
+
+def paths_of(config: dict[str, Any], *parents: str) -> list[tuple[str, ...]]:
+    """Where the values of a config are, those of nested mappings included."""
+    found: list[tuple[str, ...]] = []
+    for key, value in config.items():
+        found.append((*parents, key))
+        if isinstance(value, dict):
+            found += paths_of(value, *parents, key)
+    return found
+
+
+JUNK = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 10**6)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.just([])
+    | st.just({})
+)
+
+
+@given(st.sampled_from(sorted(CONFIGS)), st.data())
+def test_a_config_of_any_kind_is_read_or_refused(model: str, data: st.DataObject) -> None:
+    """Any value may be missing or wrong; nothing but our own errors comes out."""
+    config = copy.deepcopy(CONFIGS[model])
+    *parents, key = data.draw(st.sampled_from(paths_of(config)))
+    holder = config
+    for parent in parents:
+        holder = holder[parent]
+    holder[key] = data.draw(JUNK)
+    with contextlib.suppress(ServingError):
+        shape = read_config(config, where=model)
+        demand = demand_of({"max_model_len": -1}, shape)
+        layout, _ = derive(shape, demand, resolve("v7x", "2x2x1"), ParallelSpec())
+        measure(shape, demand, resolve("v7x", "2x2x1"), layout)
