@@ -5,13 +5,18 @@ unknown keys, naming the nearest known one.
 """
 
 import difflib
+from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, Self, get_args
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.errors import ConfigError
 
+# The application builder, as `import_path` of an application names it.
+IMPORT_PATH = "serving.app:build"
 # Built from the Dockerfile of this repository.
 DEFAULT_IMAGE = "REGISTRY/tpu-serving:0.1.0"
 
@@ -225,3 +230,40 @@ def _spec_within(annotation: Any) -> type[BaseModel] | None:
     """The model an annotation names, also inside tuple[...]."""
     named = next((argument for argument in get_args(annotation) if argument is not ...), annotation)
     return named if isinstance(named, type) and issubclass(named, BaseModel) else None
+
+
+@dataclass(frozen=True)
+class DeploymentFile:
+    """A deployments/*.yaml: the services of its applications, the port Serve opens, and all of it as it is."""
+
+    path: Path
+    port: int
+    services: dict[str, ServiceConfig]
+    document: dict[str, Any]
+
+
+def load(path: Path) -> DeploymentFile:
+    """Read a Serve config file as far as it is ours; raises ConfigError."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    applications = raw.get("applications") if isinstance(raw, dict) else None
+    if not isinstance(applications, list) or not applications:
+        raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
+    services = {}
+    for application in applications:
+        if not isinstance(application, dict) or application.get("import_path") != IMPORT_PATH:
+            continue  # another project's
+        name = str(application.get("name", "default"))
+        try:
+            services[name] = parse(application.get("args") or {})
+        except ConfigError as error:
+            raise ConfigError(f"{path}, application {name}: {error.message}") from None
+    if not services:
+        raise ConfigError(
+            f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
+        )
+    return DeploymentFile(path, (raw.get("http_options") or {}).get("port", 8000), services, raw)

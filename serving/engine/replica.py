@@ -29,7 +29,7 @@ logger = logging.getLogger("ray.serve")
 class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
 
-    async def __init__(self, plan: Plan) -> None:
+    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Serve awaits it
         context = ray.get_runtime_context()
         self._plan = plan
         self._failure: SliceLostError | None = None
@@ -103,7 +103,8 @@ class SliceReplica:
 
     async def _give_up_when_lost(self) -> None:
         watchers = [
-            asyncio.create_task(watch()) for watch in (self._hosts.lost, self._engine.died, self._engine_is_silent)
+            asyncio.create_task(watch())
+            for watch in (self._hosts.lost, self._engine.died, self._engine_is_silent)
         ]
         done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
         reason = next(iter(done)).result()

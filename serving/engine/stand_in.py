@@ -73,9 +73,12 @@ def _write(folder: Path, shape: ModelShape, layers: int) -> None:
         show_progress=False,
     )
     tokenizer.train_from_iterator([_TEXT], trainer)
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>")  # noqa: S106
+    marks = {"bos_token": _SPECIAL[0], "eos_token": _SPECIAL[1], "pad_token": _SPECIAL[1]}
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks)
     # Sharded over every device of the slice, so a round number.
-    fast.add_special_tokens({"extra_special_tokens": [f"<|reserved_{i}|>" for i in range(_VOCABULARY - len(fast))]})
+    fast.add_special_tokens(
+        {"extra_special_tokens": [f"<|reserved_{i}|>" for i in range(_VOCABULARY - len(fast))]}
+    )
     fast.chat_template = _TEMPLATE
     fast.save_pretrained(folder)
     config = LlamaConfig(

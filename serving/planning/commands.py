@@ -4,20 +4,21 @@ Status 0: everything fits. 1: a model was refused. 2: the file can't be read as 
 """
 
 import json
+import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import yaml
 from rich.console import Console
 from rich.text import Text
 
-from serving.config import ModelSpec
+from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
 from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.demand import demand_of
-from serving.planning.files import Service, read_services
 from serving.planning.manifest import render
 from serving.planning.plan import plan
 from serving.planning.report import show_candidates, show_plans
@@ -56,16 +57,16 @@ def _plan(options: Namespace) -> int:
 
 
 def _manifest(options: Namespace) -> int:
-    return manifest_file(options.yaml, Console())
+    return manifest_file(options.yaml, sys.stdout, Console(stderr=True))
 
 
 def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
     """Plan every model of a file on each of its pools; what is refused does not keep the rest from being shown."""
     try:
-        services = read_services(path)
+        services = load(Path(path)).services.values()
     except ConfigError as error:
         return _fail(console, error, as_json=as_json)
-    found = [_planned(spec, service.config.prices) for service in services for spec in _specs(service)]
+    found = [_planned(spec, service.prices) for service in services for spec in _specs(service)]
     refused = [one for one in found if not one["fits"]]
     if as_json:
         console.print_json(json.dumps(found))
@@ -97,29 +98,34 @@ def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_js
     return OK if rows else REFUSED
 
 
-def manifest_file(path: str, console: Console) -> int:
-    """Print the manifests of a file's one application; nothing is printed where anything is refused."""
+def manifest_file(path: str, output: TextIO, console: Console) -> int:
+    """Write the manifest of a file's one application, nothing of it where anything is refused.
+
+    `console` is not `output`: that one is read by kubectl.
+    """
     try:
-        service = _only(path)
-        text = render(service, [plan(spec) for spec in _specs(service)])
+        deployment = load(Path(path))
+        name, service = _only(deployment)
+        text = render(name, service.gke, deployment.document, [plan(spec) for spec in _specs(service)])
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED
     except ConfigError as error:
         return _fail(console, error, as_json=False)
-    console.file.write(text)
+    output.write(text)
     return OK
 
 
-def _only(path: str) -> Service:
-    services = read_services(path)
-    if len(services) > 1:
-        raise ConfigError(f"{path} has {len(services)} applications; a manifest is of one")
-    return services[0]
+def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:
+    if len(deployment.services) > 1:
+        raise ConfigError(
+            f"{deployment.path} has {len(deployment.services)} applications; a manifest is of one"
+        )
+    return next(iter(deployment.services.items()))
 
 
-def _specs(service: Service) -> list[ModelSpec]:
-    return [spec for model in service.config.models for spec in model.per_pool()]
+def _specs(service: ServiceConfig) -> list[ModelSpec]:
+    return [spec for model in service.models for spec in model.per_pool()]
 
 
 def _planned(spec: ModelSpec, prices: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:

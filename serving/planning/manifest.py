@@ -11,7 +11,6 @@ import yaml
 
 from serving.config import GkeSpec
 from serving.planning import nodepools
-from serving.planning.files import Service
 from serving.planning.plan import Plan
 
 RAY_VERSION = "2.60.0"
@@ -26,37 +25,24 @@ _MEMORY_SHARE = 0.75  # of the VM's; the rest is the node's own
 _METRICS_PORT = 8080
 
 
-def render(service: Service, plans: list[Plan]) -> str:
-    """The manifest as text; equal input gives equal text."""
-    gke = service.config.gke
-    names = _group_names(plans)
-    lines = [
-        line
-        for plan, name in zip(plans, names, strict=True)
-        for line in nodepools.gcloud_lines(plan, name, gke)
-    ]
+def render(name: str, gke: GkeSpec, document: dict[str, Any], plans: list[Plan]) -> str:
+    """The manifest of an application and its planned pools as text; `document` is the file Serve is to be given."""
+    pools = list(zip(plans, _group_names(plans), strict=True))
+    lines = [line for plan, pool in pools for line in nodepools.gcloud_lines(plan, pool, gke)]
     objects = [
+        *(nodepools.compute_class(plan, pool) for plan, pool in pools if nodepools.falls_back(plan)),
         *(
-            nodepools.compute_class(plan, name)
-            for plan, name in zip(plans, names, strict=True)
-            if nodepools.falls_back(plan)
-        ),
-        *(
-            nodepools.network_claims(name, gke.namespace)
-            for plan, name in zip(plans, names, strict=True)
+            nodepools.network_claims(pool, gke.namespace)
+            for plan, pool in pools
             if nodepools.needs_network_claims(plan)
         ),
-        _ray_service(service, plans, names),
-        _pod_monitoring(_slug(service.name), gke),
+        _ray_service(_slug(name), gke, _text(document), pools),
+        _pod_monitoring(_slug(name), gke),
     ]
-    head = f"# {service.name}: serving manifest FILE | kubectl apply -f -\n"
+    head = f"# {name}: serving manifest FILE | kubectl apply -f -\n"
     if lines:
         head += "# Nodes first:\n" + "".join(f"#   {line}\n" for line in lines)
-    return (
-        head
-        + "---\n"
-        + "---\n".join(yaml.dump(one, Dumper=_Dumper, sort_keys=False, width=120) for one in objects)
-    )
+    return head + "".join(f"---\n{_text(one)}" for one in objects)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -74,6 +60,10 @@ def _block(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _block)
 
 
+def _text(document: dict[str, Any]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120)
+
+
 def _group_names(plans: list[Plan]) -> list[str]:
     """Short and stable: pod host names carry them, and they end at 63 letters."""
     names: list[str] = []
@@ -87,23 +77,21 @@ def _slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def _ray_service(service: Service, plans: list[Plan], names: list[str]) -> dict[str, Any]:
-    gke = service.config.gke
-    label = _slug(service.name)
+def _ray_service(
+    label: str, gke: GkeSpec, serve_config: str, pools: list[tuple[Plan, str]]
+) -> dict[str, Any]:
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
         "metadata": {"name": label, "namespace": gke.namespace},
         "spec": {
-            "serveConfigV2": yaml.dump(service.document, Dumper=_Dumper, sort_keys=False, width=120),
+            "serveConfigV2": serve_config,
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
                 "enableInTreeAutoscaling": True,
                 "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": _IDLE_S},
                 "headGroupSpec": _head(label, gke),
-                "workerGroupSpecs": [
-                    _worker_group(plan, name, label, gke) for plan, name in zip(plans, names, strict=True)
-                ],
+                "workerGroupSpecs": [_worker_group(plan, pool, label, gke) for plan, pool in pools],
             },
         },
     }

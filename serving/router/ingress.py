@@ -33,11 +33,14 @@ _NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
 class Router:
     """One router replica: a table of slices kept from the board, and a relay."""
 
-    async def __init__(self, plans: list[Plan], *_slices: Any) -> None:
+    async def __init__(self, plans: list[Plan], *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         """`_slices`: the deployments of the slices; that they are bound here is what makes Serve run them."""
         self._plans = {plan.model.name: plan for plan in plans}
         self._started = int(time.time())
-        self._table = SliceTable({name: str(plan.slice) for name, plan in self._plans.items()})
+        self._table = SliceTable(
+            {name: plan.model.replicas.min for name, plan in self._plans.items()},
+            {name: str(plan.slice) for name, plan in self._plans.items()},
+        )
         self._reader = board.Reader()
         self._relay = Relay(self._table)
         await self._read_board()
@@ -45,7 +48,9 @@ class Router:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the app once this replica is made."""
-        app = FastAPI(title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None)
+        app = FastAPI(
+            title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
+        )
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
         app.add_api_route("/health", self.health)
@@ -94,6 +99,11 @@ class Router:
             "simulated": any(entry.simulated for entry in entries),
         }
 
+    async def __del__(self) -> None:
+        self._reading.cancel()
+        for name in self._plans:
+            await asyncio.to_thread(board.unwant, name)
+
     async def _follow_board(self) -> None:
         while True:
             await asyncio.sleep(board.BEAT_S)
@@ -104,10 +114,18 @@ class Router:
                 logger.exception("the board can't be read; routing by the last view of it")
 
     async def _read_board(self) -> None:
-        entries, forgotten = self._reader.live(await asyncio.to_thread(board.read), time.monotonic())
-        self._table.update(entries)
-        for replica in forgotten:
-            await asyncio.to_thread(board.delete, replica)
+        found = await asyncio.to_thread(board.read)
+        now_s = time.monotonic()
+        entries, forgotten = self._reader.live(found, now_s)
+        self._table.update(entries, now_s)
+        await asyncio.to_thread(_write_board, self._table.wanted(now_s), forgotten)
+
+
+def _write_board(wanted: list[board.Wanted], forgotten: list[str]) -> None:
+    for one in wanted:
+        board.want(one)
+    for replica in forgotten:
+        board.delete(replica)
 
 
 async def _fields(request: Request, body: bytes) -> dict[str, Any]:
@@ -148,6 +166,8 @@ async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse(known.openai_body(), status_code=known.status)
 
 
-async def _on_bug(request: Request, _: Exception) -> JSONResponse:
-    logger.exception("unhandled error on %s %s", request.method, request.url.path)
-    return JSONResponse(ServingError("Internal error.").openai_body(), status_code=HTTPStatus.INTERNAL_SERVER_ERROR)
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("unhandled error on %s %s", request.method, request.url.path, exc_info=error)
+    return JSONResponse(
+        ServingError("Internal error.").openai_body(), status_code=HTTPStatus.INTERNAL_SERVER_ERROR
+    )

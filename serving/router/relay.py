@@ -49,7 +49,9 @@ class Relay:
             entry = self._table.choose(model, tried)
             self._table.begin(entry.replica)
             try:
-                response = await self._session.request(request.method, entry.address + path, data=body, headers=headers)
+                response = await self._session.request(
+                    request.method, entry.address + path, data=body, headers=headers
+                )
             except aiohttp.ClientConnectorError:
                 self._table.suspect(entry.replica)
                 self._table.end(entry.replica)
@@ -146,7 +148,11 @@ async def _send_error(send: Send, error: ServingError) -> None:
 
 
 def _forwarded(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw if name.lower() not in _HOP_BY_HOP]
+    return [
+        (name.decode("latin-1"), value.decode("latin-1"))
+        for name, value in raw
+        if name.lower() not in _HOP_BY_HOP
+    ]
 
 
 def _headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:

@@ -9,26 +9,50 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 
 from serving.errors import NoSliceError, UnknownModelError
-from serving.slices.board import Entry, State
+from serving.slices.board import Entry, State, Wanted
 
 
 class SliceTable:
     """One router's view of the slices of every model it serves."""
 
-    def __init__(self, shapes: dict[str, str]) -> None:
-        """`shapes`: the slice shape in words for each model."""
+    def __init__(self, wanted: dict[str, int], shapes: dict[str, str]) -> None:
+        """For each model: how many slices the YAML asks for, and their shape in words."""
         self.shapes = shapes
+        self._wanted = wanted
+        self._missing_since: dict[str, float] = {}
         self._entries: dict[str, Entry] = {}
         self._suspects: dict[str, int] = {}
         self._in_flight: Counter[str] = Counter()
 
-    def update(self, entries: Iterable[Entry]) -> None:
+    def update(self, entries: Iterable[Entry], now_s: float) -> None:
+        """Take over what the board says at this time."""
         self._entries = {entry.replica: entry for entry in entries}
         self._suspects = {
             replica: beat
             for replica, beat in self._suspects.items()
             if replica in self._entries and self._entries[replica].beat <= beat + 1
         }
+        self._missing_since = {
+            model: self._missing_since.get(model, now_s) for model in self.shapes if self._missing(model)
+        }
+
+    def wanted(self, now_s: float) -> list[Wanted]:
+        """For each model, what it wants and how long it has missed it."""
+        return [
+            Wanted(
+                model=model,
+                shape=shape,
+                slices=self._wanted[model],
+                missing=self._missing(model),
+                missing_for_s=round(now_s - self._missing_since.get(model, now_s), 1),
+            )
+            for model, shape in self.shapes.items()
+        ]
+
+    def _missing(self, model: str) -> int:
+        return max(
+            0, self._wanted[model] - sum(entry.state is not State.LOST for entry in self.entries(model))
+        )
 
     def entries(self, model: str) -> list[Entry]:
         return [entry for entry in self._entries.values() if entry.model == model]
@@ -51,7 +75,10 @@ class SliceTable:
         ]
         if not able:
             raise NoSliceError(self._why_none(model))
-        return min(able, key=lambda entry: (self._in_flight[entry.replica], entry.running + entry.waiting, entry.replica))
+        return min(
+            able,
+            key=lambda entry: (self._in_flight[entry.replica], entry.running + entry.waiting, entry.replica),
+        )
 
     def begin(self, replica: str) -> None:
         self._in_flight[replica] += 1

@@ -3,7 +3,7 @@
 The GCS is the one process that the cluster can't do without, so an entry outlives replica, router and Serve controller
 alike, and no process has to be asked that may be busy or dead. A put or get takes 0.2 ms. A replica repeats its entry
 every BEAT_S with a higher beat; a reader calls an entry lost when the beat stands still by the reader's own clock, so
-that hosts' clocks need not agree. `ray.experimental.internal_kv` is used in this module alone.
+that hosts' clocks need not agree. `ray.experimental.internal_kv` and `ray._raylet.GcsClient` are used here alone.
 """
 
 import dataclasses
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.experimental import internal_kv
 
 BEAT_S = 0.5
@@ -69,23 +70,63 @@ class Entry:
         return cls(**fields)
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """What a router says of a model: how many slices the YAML asks for and for how long some have been missing."""
+
+    model: str
+    shape: str
+    slices: int
+    missing: int
+    missing_for_s: float
+
+    def dump(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+def connect(address: str) -> None:
+    """Read the board of the cluster at `address` without joining it as a driver."""
+    internal_kv._initialize_internal_kv(GcsClient(address=address))  # noqa: SLF001
+
+
 def write(entry: Entry) -> None:
-    internal_kv._internal_kv_put(_key(entry.replica), entry.dump(), overwrite=True, namespace=_NAMESPACE)  # noqa: SLF001
+    _put(f"slice/{entry.replica}", entry.dump())
 
 
 def delete(replica: str) -> None:
-    internal_kv._internal_kv_del(_key(replica), namespace=_NAMESPACE)  # noqa: SLF001
+    _delete(f"slice/{replica}")
 
 
 def read() -> list[Entry]:
-    """Every entry, in no order."""
-    keys = internal_kv._internal_kv_list(b"slice/", namespace=_NAMESPACE)  # noqa: SLF001
-    found = (internal_kv._internal_kv_get(key, namespace=_NAMESPACE) for key in keys)  # noqa: SLF001
-    return [Entry.load(raw) for raw in found if raw is not None]
+    """Every slice replica's entry, in no order."""
+    return [Entry.load(raw) for raw in _list("slice/")]
 
 
-def _key(replica: str) -> bytes:
-    return b"slice/" + replica.encode()
+def want(wanted: Wanted) -> None:
+    _put(f"model/{wanted.model}", wanted.dump())
+
+
+def unwant(model: str) -> None:
+    _delete(f"model/{model}")
+
+
+def wanted() -> list[Wanted]:
+    """Every model that is served, by name."""
+    return sorted((Wanted(**json.loads(raw)) for raw in _list("model/")), key=lambda each: each.model)
+
+
+def _put(key: str, value: bytes) -> None:
+    internal_kv._internal_kv_put(key.encode(), value, overwrite=True, namespace=_NAMESPACE)  # noqa: SLF001
+
+
+def _delete(key: str) -> None:
+    internal_kv._internal_kv_del(key.encode(), namespace=_NAMESPACE)  # noqa: SLF001
+
+
+def _list(prefix: str) -> list[bytes]:
+    keys = internal_kv._internal_kv_list(prefix.encode(), namespace=_NAMESPACE)  # noqa: SLF001
+    values = (internal_kv._internal_kv_get(key, namespace=_NAMESPACE) for key in keys)  # noqa: SLF001
+    return [value for value in values if value is not None]
 
 
 class Publisher:

@@ -29,7 +29,9 @@ def is_slice(bundles: Sequence[Mapping[str, float]]) -> bool:
     return bool(bundles) and any(name.startswith("TPU-") and name.endswith("-head") for name in bundles[0])
 
 
-def create_slice_group(bundles: Sequence[Mapping[str, float]], *, name: str, lifetime: str | None = None) -> Any:
+def create_slice_group(
+    bundles: Sequence[Mapping[str, float]], *, name: str, lifetime: str | None = None
+) -> Any:
     """One placement group over all hosts of one slice: atomic, and pending for as long as no slice is whole and free."""
     return ray.util.placement_group(
         [dict(bundle) for bundle in bundles],

@@ -84,6 +84,8 @@ class SimulatedCluster:
         self.directory = directory
         self.id = simulation
         self.address = f"{_HEAD_IP}:{port}"
+        # Serve adds 67 characters for its socket, of the 97 that HAProxy takes.
+        self._haproxy = Path(tempfile.gettempdir()) / f"sv{simulation}"
         self._slices: dict[str, SimulatedSlice] = {}
 
     @classmethod
@@ -105,7 +107,7 @@ class SimulatedCluster:
                     "--name starts another beside it"
                 )
             old.down()
-        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "tmp").mkdir(parents=True, exist_ok=True)
         cluster = cls(directory, uuid.uuid4().hex[:12], _free_port(_HEAD_IP))
         cluster._save()
         try:
@@ -141,7 +143,9 @@ class SimulatedCluster:
         subnet = next(number for number in range(1, 255) if number not in taken)
         name = name or f"slice-{subnet - 1}"
         if name in self._slices:
-            raise SimulationError(f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}")
+            raise SimulationError(
+                f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}"
+            )
         entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet)
         self._slices[name] = entry
         self._save()
@@ -178,7 +182,9 @@ class SimulatedCluster:
             if (environment := _environ(process)) and _name(process) == "raylet"
         }
         return [
-            SimulatedSlice(**{**asdict(entry), "alive": tuple(f"{entry.name}/{i}" in alive for i in range(entry.hosts))})
+            SimulatedSlice(
+                **{**asdict(entry), "alive": tuple(f"{entry.name}/{i}" in alive for i in range(entry.hosts))}
+            )
             for entry in self._slices.values()
             if not names or entry.name in names
         ]
@@ -186,6 +192,7 @@ class SimulatedCluster:
     def down(self) -> None:
         """End every process of the simulation and delete its directory."""
         _kill(self._processes)
+        shutil.rmtree(self._haproxy, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def processes(self, name: str | None = None, worker_id: int | None = None) -> list[psutil.Process]:
@@ -194,7 +201,9 @@ class SimulatedCluster:
 
     def _slice(self, name: str) -> SimulatedSlice:
         if name not in self._slices:
-            raise SimulationError(f"there is no slice {name!r}; the slices are {', '.join(self._slices) or 'none'}")
+            raise SimulationError(
+                f"there is no slice {name!r}; the slices are {', '.join(self._slices) or 'none'}"
+            )
         return self._slices[name]
 
     def _environment(self, host: str) -> dict[str, str]:
@@ -205,6 +214,7 @@ class SimulatedCluster:
             CACHE: str(cache_directory()),
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "RAY_TMPDIR": str(self.directory),
+            "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
             # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
@@ -213,10 +223,10 @@ class SimulatedCluster:
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONWARNINGS": "ignore",
             # Serve's HAProxy keeps its files in one place for the whole machine.
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self.directory}/haproxy/haproxy.cfg",
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self.directory}/haproxy/admin.sock",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": f"{self.directory}/haproxy",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self.directory}/haproxy/server-state",
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
         }
@@ -225,7 +235,13 @@ class SimulatedCluster:
         ip, port = self.address.split(":")
         self._ray_start(
             self._environment(HEAD),
-            ["--head", f"--port={port}", f"--node-ip-address={ip}", f"--num-cpus={os.cpu_count()}", "--no-monitor"]
+            [
+                "--head",
+                f"--port={port}",
+                f"--node-ip-address={ip}",
+                f"--num-cpus={os.cpu_count()}",
+                "--no-monitor",
+            ]
             + [f"--ray-client-server-port={_free_port(_HEAD_IP)}", "--include-dashboard=false"],
         )
 
@@ -260,7 +276,9 @@ class SimulatedCluster:
     def _ray_start(self, environment: Mapping[str, str], arguments: list[str]) -> None:
         _finish(self._ray_start_process(environment, arguments))
 
-    def _ray_start_process(self, environment: Mapping[str, str], arguments: list[str]) -> "subprocess.Popen[str]":
+    def _ray_start_process(
+        self, environment: Mapping[str, str], arguments: list[str]
+    ) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
             + ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
@@ -294,7 +312,9 @@ def _finish(start: "subprocess.Popen[str]") -> None:
         output, _ = start.communicate(timeout=_START_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         start.kill()
-        raise SimulationError(f"`ray start` gave no answer in {_START_TIMEOUT_S} s; is the machine overloaded?") from None
+        raise SimulationError(
+            f"`ray start` gave no answer in {_START_TIMEOUT_S} s; is the machine overloaded?"
+        ) from None
     if start.returncode:
         last = "\n".join(output.strip().splitlines()[-12:])
         raise SimulationError(f"`ray start` failed:\n{last}")

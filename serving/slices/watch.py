@@ -39,7 +39,9 @@ class HostWatch:
             (
                 host,
                 sentinel.options(
-                    scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=host.bundle)
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(
+                        group, placement_group_bundle_index=host.bundle
+                    )
                 ).remote(),
             )
             for host in held.hosts
@@ -51,7 +53,11 @@ class HostWatch:
         """Wait until a host is gone or silent; returns which and how it was noticed."""
         if not self._hosts:
             await asyncio.Event().wait()
-        tasks = [asyncio.create_task(watch(host, actor)) for host, actor in self._hosts for watch in (_gone, _silent)]
+        tasks = [
+            asyncio.create_task(watch(host, actor))
+            for host, actor in self._hosts
+            for watch in (_gone, _silent)
+        ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             return f"{next(iter(done)).result()} of slice {self._slice}"

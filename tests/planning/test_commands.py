@@ -11,8 +11,8 @@ import pytest
 import yaml
 from rich.console import Console
 
+from serving.config import IMPORT_PATH
 from serving.planning.commands import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits
-from serving.planning.files import IMPORT_PATH
 
 pytestmark = pytest.mark.unit
 
@@ -97,10 +97,13 @@ def test_prices_of_the_yaml_replace_the_table(tmp_path: Path, console: Console) 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "can't be read: No such file"),
+        (None, "service.yaml: No such file"),
         ("a: [", "is not YAML"),
-        ("[]", f"has no application with import_path: {IMPORT_PATH}"),
-        ("applications: [{name: a, import_path: other:app}]", "has no application"),
+        ("[]", "no applications"),
+        (
+            "applications: [{name: a, import_path: other:app}, 3]",
+            f"no application has import_path: {IMPORT_PATH}",
+        ),
         (f"applications: [{{import_path: '{IMPORT_PATH}', args: {{modles: []}}}}]", "did you mean 'models'?"),
     ],
 )
@@ -111,14 +114,16 @@ def test_a_file_that_can_not_be_read_says_why(
     if content is not None:
         path.write_text(content)
     assert plan_file(str(path), console) == UNREADABLE
-    assert manifest_file(str(path), console) == UNREADABLE
+    assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
     assert says in printed(console)
     assert plan_file(str(path), Console(file=io.StringIO()), as_json=True) == UNREADABLE
 
 
 def test_nothing_is_rendered_of_what_does_not_fit(tmp_path: Path, console: Console) -> None:
-    assert manifest_file(deployment(tmp_path, TOO_LARGE), console) == REFUSED
-    assert "apiVersion" not in printed(console)
+    output = io.StringIO()
+    assert manifest_file(deployment(tmp_path, TOO_LARGE), output, console) == REFUSED
+    assert output.getvalue() == ""
+    assert "refused large does not fit" in printed(console)
 
 
 def test_slices_are_listed_by_price(console: Console) -> None:

@@ -29,7 +29,7 @@ def names(paths: list[Path]) -> list[str]:
 
 def manifest(path: Path) -> str:
     text = io.StringIO()
-    assert manifest_file(str(path), Console(file=text)) == OK
+    assert manifest_file(str(path), text, Console(stderr=True)) == OK
     return text.getvalue()
 
 

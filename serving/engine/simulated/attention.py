@@ -92,9 +92,11 @@ def ragged_paged_attention_hd64(
         rows = kv.reshape(kv.shape[0], -1, 128)[:, :heads]
         return rows[..., :64], rows[..., 64:]
 
-    options = _Options(sm_scale, True, sliding_window, soft_cap, q_scale, k_scale, v_scale)  # noqa: FBT003
+    options = _Options(sm_scale, True, sliding_window, soft_cap, q_scale, k_scale, v_scale)
     batch = _Batch(kv_lens, page_indices.reshape(kv_lens.shape[0], -1), cu_q_lens, distribution)
-    return _attend(queries, kernel_hd64.merge_kv(keys, values), kv_cache, batch, split, heads, options, attention_sink)
+    return _attend(
+        queries, kernel_hd64.merge_kv(keys, values), kv_cache, batch, split, heads, options, attention_sink
+    )
 
 
 class _Batch(NamedTuple):
@@ -135,7 +137,9 @@ def _attend(
     pages = jnp.pad(batch.pages, ((0, 0), (0, -batch.pages.shape[1] % block_pages)))
     group = heads // kv_heads
     scaled = (queries if options.q_scale is None else queries / options.q_scale).astype(jnp.float32)
-    padded = jnp.pad(scaled.reshape(tokens, kv_heads, group, dim), ((0, PREFILL_ROWS), (0, 0), (0, 0), (0, 0)))
+    padded = jnp.pad(
+        scaled.reshape(tokens, kv_heads, group, dim), ((0, PREFILL_ROWS), (0, 0), (0, 0), (0, 0))
+    )
     start_max = (
         jnp.full((kv_heads, group), _MASKED)
         if sinks is None
@@ -156,7 +160,10 @@ def _attend(
         def one_block(index: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, total, mixed = running
             own = lax.dynamic_slice(pages, (sequence, index * block_pages), (1, block_pages))[0]
-            k, v = split(kv_cache[own].reshape(block, *kv_cache.shape[2:]))
+            held = [
+                lax.dynamic_index_in_dim(kv_cache, own[page], keepdims=False) for page in range(block_pages)
+            ]
+            k, v = split(jnp.concatenate(held))
             kv_position = index * block + jnp.arange(block)
             visible = _visible(position[:, None], kv_position[None], kv_len, options)
             v = jnp.where((kv_position < kv_len)[:, None, None], v.astype(jnp.float32), 0.0)
@@ -171,7 +178,9 @@ def _attend(
         top = jnp.broadcast_to(start_max[..., None], (kv_heads, group, rows))
         total = jnp.full((kv_heads, group, rows), 0.0 if sinks is None else 1.0)
         mixed = jnp.zeros((kv_heads, group, rows, dim))
-        _, total, mixed = lax.fori_loop(from_block, (seen + block - 1) // block, one_block, (top, total, mixed))
+        _, total, mixed = lax.fori_loop(
+            from_block, (seen + block - 1) // block, one_block, (top, total, mixed)
+        )
         result = (mixed / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
         there = lax.dynamic_slice(out, (first_token, 0, 0, 0), result.shape)
         kept = jnp.where((jnp.arange(rows) < queries_left)[:, None, None, None], result, there)
@@ -196,14 +205,18 @@ def _attend(
 
 
 def _write(kv_cache: Array, new_kv: Array, batch: _Batch) -> Array:
-    page_count, page_size = kv_cache.shape[:2]
-    sequence, position, real = batch.positions(new_kv.shape[0])
-    page = jnp.clip(position // page_size, 0, batch.pages.shape[1] - 1)
-    slot = batch.pages[sequence, page] * page_size + position % page_size
-    flat = kv_cache.reshape(page_count * page_size, *kv_cache.shape[2:])
-    nowhere = page_count * page_size
-    flat = flat.at[jnp.where(real, slot, nowhere)].set(new_kv.astype(flat.dtype), mode="drop")
-    return flat.reshape(kv_cache.shape)
+    """New KV into its pages, one update of one slot a token: a scatter would copy the whole cache, twice."""
+    page_size = kv_cache.shape[1]
+    sequence, position, _ = batch.positions(new_kv.shape[0])
+    page = batch.pages[sequence, jnp.clip(position // page_size, 0, batch.pages.shape[1] - 1)]
+    rows = new_kv.astype(kv_cache.dtype)[:, None, None]
+
+    def one(token: Array, cache: Array) -> Array:
+        return lax.dynamic_update_slice(
+            cache, rows[token], (page[token], position[token] % page_size, 0, 0, 0)
+        )
+
+    return lax.fori_loop(0, batch.cu_q_lens[batch.distribution[2]], one, kv_cache)
 
 
 def _visible(position: Array, kv_position: Array, kv_len: Array, options: _Options) -> Array:

@@ -32,7 +32,9 @@ def _copying(put: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def general_device_put(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        owned = jax.tree_util.tree_map(lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tensor)
+        owned = jax.tree_util.tree_map(
+            lambda leaf: leaf.copy() if isinstance(leaf, np.ndarray) else leaf, tensor
+        )
         return put(owned, *args, **kwargs)
 
     return general_device_put
@@ -50,7 +52,9 @@ def _patch() -> None:
     layer_utils.general_device_put = _copying(layer_utils.general_device_put)
     if hasattr(utils, "general_device_put"):
         utils.general_device_put = layer_utils.general_device_put
-    compiler_options.get_step_fn_compiler_options = lambda: None  # xla_tpu_* options are unknown to XLA's CPU backend
+    compiler_options.get_step_fn_compiler_options = lambda: (
+        None
+    )  # xla_tpu_* options are unknown to XLA's CPU backend
     attention.install()
 
 
@@ -58,7 +62,9 @@ try:
     from tpu_inference.platforms.tpu_platform import TpuPlatform
 
     _patch()
-except AttributeError as error:  # vLLM's lazy modules turn an AttributeError into a misleading one of their own
+except (
+    AttributeError
+) as error:  # vLLM's lazy modules turn an AttributeError into a misleading one of their own
     traceback.print_exc()
     raise ImportError(str(error)) from error
 

@@ -9,7 +9,7 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 
 def _by_process(_local: Any, _all: Any) -> int:
     """A host's place in the slice, which a TPU tells from its devices' coordinates."""
-    return jax.process_index()
+    return int(jax.process_index())
 
 
 tpu_worker.get_device_topology_order_id = _by_process

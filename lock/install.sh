@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# install.sh VENV LOCK: a virtual environment with the lock and this project in it.
+set -euo pipefail
+venv=$1 lock=$2
+python=${PYTHON:-python3}
+"$python" - <<'CHECK'
+import sys
+if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+    sys.exit(f"Python 3.11 or 3.12 is needed, {sys.version.split()[0]} was found; name another: make PYTHON=/path/to/python3.12")
+CHECK
+began=$SECONDS
+say() { echo "install $((SECONDS - began)) s: $*"; }
+[ -x "$venv/bin/python" ] || { say "virtual environment"; "$python" -m venv "$venv"; }
+pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+torch=$(grep '^torch==' "$lock")
+say "$torch"
+pip install --quiet --no-deps "$torch" 2>/dev/null || pip install --no-deps --index-url "$TORCH_INDEX" "$torch"
+say "$(grep -c '==' "$lock") pinned packages (3 GB on disk; about two minutes on a fast network)"
+pip install --no-deps --only-binary :all: --progress-bar off -r "$lock" | grep --line-buffered -E '^(Collecting|Installing)' |
+  awk '{ if (/^Collecting/) n++; if (n % 25 == 0 || /^Installing/) { print "  " n " collected"; fflush() } }' | uniq
+say "tpu-serving"
+pip install --quiet --no-deps --no-build-isolation -e .
+say "done"

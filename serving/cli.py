@@ -1,0 +1,166 @@
+"""The `serving` command: simulated slices on this machine, and what runs on a cluster."""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+from rich.console import Console
+
+from serving.errors import ServingError
+from serving.planning.commands import add_commands as add_planning
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command; a refusal is one message on stderr and exit status 1, never a traceback."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGHUP, _interrupt)
+    options = _parser().parse_args(arguments)
+    try:
+        status = options.run(options)
+    except ServingError as error:
+        print(f"serving: {error.message}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return status or 0
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="serving", description="LLM inference on TPU slices.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    add_planning(commands)
+
+    status = commands.add_parser("status", help="the slices of every model on a cluster")
+    status.add_argument("--address", help="Ray address; the simulation on this machine, else RAY_ADDRESS")
+    status.add_argument("--name", default="sim", help="name of the simulation (default: sim)")
+    status.set_defaults(run=_status)
+
+    simulation = commands.add_parser("sim", help="TPU slices simulated on this machine")
+    simulation.add_argument(
+        "--name", default="sim", help="several simulations can run side by side (default: sim)"
+    )
+    actions = simulation.add_subparsers(required=True, metavar="ACTION")
+    run = actions.add_parser(
+        "run", help="simulate the slices a YAML asks for, `serve run` it, end both on Ctrl-C"
+    )
+    run.add_argument("yaml", type=Path)
+    run.add_argument("--spare", type=int, default=0, help="slices beyond those the YAML asks for")
+    run.set_defaults(run=_sim_run)
+    up = actions.add_parser("up", help="start simulated slices and leave them running")
+    up.add_argument("--slices", type=int, default=1)
+    _shape_options(up)
+    up.set_defaults(run=_sim_up)
+    add = actions.add_parser("add", help="add one more slice")
+    _shape_options(add)
+    add.set_defaults(run=_sim_add)
+    kill = actions.add_parser(
+        "kill", help="end a host (slice-0/1) or a whole slice (slice-0) as a power cut does"
+    )
+    kill.add_argument("target", metavar="SLICE[/HOST]")
+    kill.set_defaults(run=_sim_kill)
+    actions.add_parser("status", help="the simulated slices and their hosts").set_defaults(run=_sim_status)
+    actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)
+    return parser
+
+
+def _shape_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--generation", default="v6e", help="v4, v5e, v5p, v6e or v7x (default: v6e)")
+    parser.add_argument("--topology", default="2x4", help="chips along each axis (default: 2x4)")
+    parser.add_argument("--hosts", type=int, help="VMs of the slice, where the topology leaves a choice")
+    parser.add_argument("--machine-type", help="GKE machine type instead of --hosts")
+
+
+def _sim_run(options: argparse.Namespace) -> None:
+    from serving.trial import run
+
+    run(options.yaml, spare=options.spare, directory=_directory(options))
+
+
+def _sim_up(options: argparse.Namespace) -> None:
+    from serving import display
+    from serving.slices.simulation import SimulatedCluster
+    from serving.tpu import resolve
+
+    shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
+    with Console(stderr=True).status("starting") as progress:
+        cluster = SimulatedCluster.up(
+            shape, options.slices, directory=_directory(options), report=lambda text: progress.update(text)
+        )
+    Console().print(display.slices(cluster.status()))
+    print("\n`serve run` and `ray` reach it with:")
+    for key in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE"):
+        print(f"  export {key}={cluster.environment[key]}")
+
+
+def _sim_add(options: argparse.Namespace) -> None:
+    from serving.slices.simulation import SimulatedCluster
+    from serving.tpu import resolve
+
+    shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
+    print(SimulatedCluster.attach(_directory(options)).add_slice(shape))
+
+
+def _sim_kill(options: argparse.Namespace) -> None:
+    from serving.errors import SimulationError
+    from serving.slices.simulation import SimulatedCluster
+
+    cluster = SimulatedCluster.attach(_directory(options))
+    name, _, host = options.target.partition("/")
+    if not host:
+        cluster.kill_slice(name)
+    elif host.isdecimal():
+        cluster.kill_host(name, int(host))
+    else:
+        raise SimulationError(f"{options.target!r} names no host; write {name}/0")
+
+
+def _sim_status(options: argparse.Namespace) -> None:
+    from serving import display
+    from serving.slices.simulation import SimulatedCluster
+
+    Console().print(display.slices(SimulatedCluster.attach(_directory(options)).status()))
+
+
+def _sim_down(options: argparse.Namespace) -> None:
+    from serving.slices.simulation import SimulatedCluster
+
+    SimulatedCluster.attach(_directory(options)).down()
+
+
+def _status(options: argparse.Namespace) -> None:
+    from serving import display
+    from serving.slices import board
+
+    board.connect(_address(options))
+    Console().print(display.board(board.wanted(), board.read()))
+
+
+def _address(options: argparse.Namespace) -> str:
+    from serving.errors import SimulationError
+    from serving.slices.simulation import SimulatedCluster
+
+    if options.address or os.environ.get("RAY_ADDRESS"):
+        return options.address or os.environ["RAY_ADDRESS"]
+    try:
+        cluster = SimulatedCluster.attach(_directory(options))
+    except SimulationError as error:
+        raise SimulationError(
+            f"{error.message}; for another cluster set RAY_ADDRESS or give --address"
+        ) from None
+    os.environ.update(cluster.environment)
+    return cluster.address
+
+
+def _directory(options: argparse.Namespace) -> Path:
+    from serving.slices.simulation import default_directory
+
+    return default_directory(options.name)

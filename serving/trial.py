@@ -1,0 +1,176 @@
+"""`serving sim run`: a YAML tried on simulated slices, from nothing to a service, and back to nothing on Ctrl-C."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.status import Status
+
+from serving import config, display
+from serving.errors import ServingError, SimulationError
+from serving.planning import Plan, plan
+from serving.slices import board
+from serving.slices.simulation import SimulatedCluster, cache_directory
+
+_POLL_S = 0.5
+_LOG_LINES = 25
+
+
+def run(path: Path, *, spare: int, directory: Path) -> None:
+    """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
+
+    Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
+    """
+    console = Console()
+    deployment = config.load(path)
+    plans = [plan(model) for service in deployment.services.values() for model in service.models]
+    refuse_busy_port(deployment.port)
+    started = time.monotonic()
+    cluster: SimulatedCluster | None = None
+    try:
+        with _step(console, "stand-in model"):
+            _write_stand_ins(plans)
+        with _step(console, "simulated slices") as status:
+            cluster = _start(plans, spare, directory, status)
+        # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
+        log = directory.with_suffix(".log")
+        os.environ.update(cluster.environment)
+        board.connect(cluster.address)
+        with log.open("w") as output:
+            serve = subprocess.Popen(
+                [str(Path(sys.executable).parent / "serve"), "run", str(path)],
+                env=cluster.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        address = f"http://localhost:{deployment.port}"
+        _wait_until_ready(console, serve, plans, address, log)
+        console.print(display.board(board.wanted(), board.read()))
+        console.print(
+            _how_to_use(plans, address, time.monotonic() - started), highlight=False, soft_wrap=True
+        )
+        console.print(f"log: {log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
+        serve.wait()
+        raise SimulationError(f"`serve run` ended by itself\n{_tail(log)}")
+    finally:
+        if cluster is not None:
+            with _step(console, "ending every process"):
+                cluster.down()
+
+
+def refuse_busy_port(port: int) -> None:
+    """Raises SimulationError naming the process that listens on a port."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,):
+            raise SimulationError(
+                f"port {port} is taken by {_process(connection.pid)}; end it, or set another http_options.port in the YAML"
+            )
+
+
+def _process(pid: int | None) -> str:
+    if pid is None:
+        return "a process of another user"
+    try:
+        return f"process {pid} ({' '.join(psutil.Process(pid).cmdline())[:120]})"
+    except psutil.Error:
+        return f"process {pid}"
+
+
+def _write_stand_ins(plans: list[Plan]) -> None:
+    from serving.engine import stand_in  # noqa: PLC0415  the engine's folder loads what a command line rarely needs
+
+    for one in plans:
+        if not Path(one.model.model).expanduser().is_dir():
+            stand_in.ensure(one.shape, cache_directory(), one.pipeline)
+
+
+def _start(plans: list[Plan], spare: int, directory: Path, status: Status) -> SimulatedCluster:
+    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)]
+    shapes += [plans[0].slice] * spare
+    cluster = SimulatedCluster.up(shapes[0], directory=directory, report=lambda text: _detail(status, text))
+    try:
+        for shape in shapes[1:]:
+            cluster.add_slice(shape, report=lambda text: _detail(status, text))
+    except BaseException:
+        cluster.down()
+        raise
+    return cluster
+
+
+def _wait_until_ready(
+    console: Console, serve: "subprocess.Popen[bytes]", plans: list[Plan], address: str, log: Path
+) -> None:
+    needed = sum(one.model.replicas.min for one in plans)
+    with _step(console, "Serve, slices and engines") as status:
+        while True:
+            if serve.poll() is not None:
+                raise SimulationError(f"`serve run` failed\n{_tail(log)}")
+            entries = board.read()
+            if any(entry.state is board.State.LOST for entry in entries):
+                reasons = "; ".join(entry.reason for entry in entries if entry.reason)
+                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(log)}")
+            if refusal := _refusal(log):
+                raise SimulationError(refusal)
+            if sum(entry.serves for entry in entries) == needed and _answers(address):
+                return
+            _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
+            time.sleep(_POLL_S)
+
+
+def _phases(entries: list[board.Entry]) -> str:
+    return ", ".join(f"{entry.model} on {entry.slice or '?'}: {entry.phase}" for entry in entries)
+
+
+def _answers(address: str) -> bool:
+    try:
+        return httpx.get(f"{address}/v1/models", timeout=5).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _refusal(log: Path) -> str | None:
+    """Why Serve gave the application up, if it did."""
+    for line in log.read_text(errors="replace").splitlines():
+        if "Failed to update the deployments" in line or ("Deploying app" in line and "failed" in line):
+            return line.split(" -- ", 1)[-1]
+    return None
+
+
+def _how_to_use(plans: list[Plan], address: str, seconds: float) -> str:
+    name = plans[0].model.name
+    return (
+        f"\nready after {seconds:.0f} s: {address}/v1\n\n"
+        f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}\'\n'
+    )
+
+
+@contextmanager
+def _step(console: Console, name: str) -> Iterator[Status]:
+    """A line with a spinner and seconds while it runs, and one with the seconds it took."""
+    started = time.monotonic()
+    with console.status(name) as status:
+        status.serving_name, status.serving_started = name, started  # type: ignore[attr-defined]
+        try:
+            yield status
+        except ServingError:
+            console.print(f"[red]✗[/red] {name}: {time.monotonic() - started:.1f} s", highlight=False)
+            raise
+    console.print(f"[green]✓[/green] {name}: {time.monotonic() - started:.1f} s", highlight=False)
+
+
+def _detail(status: Status, text: str) -> None:
+    status.update(f"{status.serving_name} {time.monotonic() - status.serving_started:.0f} s: {text}")  # type: ignore[attr-defined]
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
