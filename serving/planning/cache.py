@@ -21,11 +21,12 @@ WINDOWED_CACHE = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "GptOss
 
 def token_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> float:
     """Bytes one more token takes on a device, in layers that keep every token."""
-    return sum(
+    layers = sum(
         _layer_bytes(shape, kind, demand, layout) * kind.cached
         for kind in shape.attention
         if not _window(shape, kind)
-    ) * _stage(shape, layout)
+    )
+    return layers * _stage(shape, layout) + _draft_bytes(demand, layout)
 
 
 def sequence_bytes(shape: ModelShape, demand: Demand, layout: Layout, length: int) -> float:
@@ -64,6 +65,15 @@ def attention_data_size(shape: ModelShape, demand: Demand, tensor: int) -> int:
     heads = 1 if shape.latent else shape.num_key_value_heads
     packing = _SUBLANE_BYTES // demand.cache_itemsize * (2 if shape.head_dim == 64 else 1)
     return max(int(tensor // max(1, heads * 2 / packing)), 1)
+
+
+def _draft_bytes(demand: Demand, layout: Layout) -> float:
+    """A draft model keeps every token too."""
+    if demand.draft is None:
+        return 0.0
+    return sum(
+        _layer_bytes(demand.draft, kind, demand, layout) * kind.cached for kind in demand.draft.attention
+    )
 
 
 def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layout: Layout) -> float:

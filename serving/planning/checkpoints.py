@@ -23,6 +23,10 @@ def config_of(model: str) -> dict[str, Any]:
         return _local(path)
     if model.startswith(("/", ".", "~")):
         raise PlanError(f"model path {model} does not exist")
+    if "://" in model:
+        raise PlanError(
+            f"{model} is not read for a plan; give engine.hf_config_path: a Hugging Face id or a local path"
+        )
     return CONFIGS.get(model) or _cached(model) or _fetched(model)
 
 

@@ -21,6 +21,7 @@ from serving.planning.alternatives import slices_that_fit
 from serving.planning.demand import demand_of
 from serving.planning.manifest import render
 from serving.planning.plan import plan
+from serving.planning.prices import check as check_prices
 from serving.planning.report import show_candidates, show_plans
 from serving.planning.shapes import shape_of
 from serving.planning.summary import candidate_summary, summary
@@ -64,6 +65,8 @@ def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
     """Plan every model of a file on each of its pools; what is refused does not keep the rest from being shown."""
     try:
         services = load(Path(path)).services.values()
+        for service in services:
+            check_prices(service.prices)
     except ConfigError as error:
         return _fail(console, error, as_json=as_json)
     found = [_planned(spec, service.prices) for service in services for spec in _specs(service)]
@@ -119,7 +122,7 @@ def manifest_file(path: str, output: TextIO, console: Console) -> int:
 def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:
     if len(deployment.services) > 1:
         raise ConfigError(
-            f"{deployment.path} has {len(deployment.services)} applications; a manifest is of one"
+            f"a manifest is of one application, {deployment.path} has {len(deployment.services)}"
         )
     return next(iter(deployment.services.items()))
 

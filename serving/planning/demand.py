@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.errors import ConfigError
+from serving.errors import ConfigError, PlanError
 from serving.planning.quantization import Quantization
-from serving.planning.shapes import ModelShape
+from serving.planning.shapes import ModelShape, shape_of
 
 DEFAULT_UTILIZATION = 0.92
 DEFAULT_BATCHED_TOKENS = 2048
@@ -34,6 +34,7 @@ class Demand:
     attention_data_parallel: bool
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
+    draft: ModelShape | None  # the model that speculates beside it
 
 
 def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
@@ -56,6 +57,7 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,
+        draft=_draft(engine),
     )
 
 
@@ -107,6 +109,18 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
         ):
             return Quantization(_QWIX_FORMATS[rule["weight_qtype"]])
     return None
+
+
+def _draft(engine: Mapping[str, Any]) -> ModelShape | None:
+    speculative = engine.get("speculative_config") or {}
+    if not isinstance(speculative, Mapping):
+        raise ConfigError(f"engine.speculative_config: a mapping (got {speculative!r})")
+    if not speculative.get("model"):  # n-grams need none
+        return None
+    try:
+        return shape_of(str(speculative["model"]))
+    except PlanError as error:
+        raise PlanError(f"engine.speculative_config.model: {error.message}") from None
 
 
 def _nested(engine: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

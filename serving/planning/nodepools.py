@@ -126,7 +126,7 @@ def _priority(plan: Plan, name: str, capacity: Capacity) -> dict[str, Any]:
             priority["flexStart"] = {"enabled": True}
         case Capacity.SPOT:
             priority["spot"] = True
-        case Capacity.ON_DEMAND:
+        case _:
             priority["spot"] = False
     if needs_policy(plan):
         priority["placement"] = {"policyName": name}

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from serving.errors import ConfigError
+
 AS_OF = "2026-09-18"
 CURRENCY = "USD"
 
@@ -14,6 +16,14 @@ PER_CHIP_HOUR: dict[str, dict[str, float]] = {
     "v6e": {"on-demand": 2.70, "flex-start": 1.35, "spot": 1.40, "reserved-1y": 1.89, "reserved-3y": 1.22},
     "v7x": {"on-demand": 12.00, "flex-start": 6.00, "reserved-1y": 8.40, "reserved-3y": 5.40},
 }
+
+
+def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
+    """Refuse prices of generations there are none of, which would replace nothing."""
+    if unknown := sorted(replaced.keys() - PER_CHIP_HOUR.keys()):
+        raise ConfigError(
+            f"prices.{unknown[0]}: no such TPU generation; there are {', '.join(PER_CHIP_HOUR)}"
+        )
 
 
 def chip_hour(generation: str, replaced: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, float]:

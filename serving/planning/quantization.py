@@ -33,21 +33,20 @@ _BY_METHOD = {
     "modelopt_fp4": "nvfp4",
     "compressed-tensors": "",  # says its format in config_groups
 }
-# Never quantised by any of them unless named; a router's output decides which experts run.
-_FULL_SIZE = ("embed_tokens", "lm_head", "router", "tower")
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """A format and the modules that keep full size, as patterns over module names."""
+    """A format of linear layers, and those that keep full size as patterns over module names.
+
+    Embeddings, output head, routers and towers keep full size in all of these.
+    """
 
     format: str
     skipped: tuple[str, ...] = ()
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""
-        if any(part in _FULL_SIZE for part in module.split(".")):
-            return False
         return not any(_matches(pattern, module) for pattern in self.skipped)
 
 

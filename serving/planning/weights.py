@@ -5,7 +5,7 @@ Norms and biases are left out: under 0.05% of every model in the library.
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.planning.demand import Demand
 from serving.planning.layout import Layout
@@ -98,6 +98,10 @@ def _groups(shape: ModelShape, demand: Demand, layout: Layout) -> Iterator[Tenso
         yield TensorGroup("per-layer embeddings", inputs + mixing, mixing + width * shape.layers, full_size)
     if demand.towers:
         yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.tensor, layered=False)
+    if demand.draft:
+        plain = replace(demand, quantization=demand.draft.quantization, draft=None, lora_rank=0)
+        for group in _groups(demand.draft, plain, layout):
+            yield replace(group, name=f"draft {group.name}", layered=False)
     adapters = _adapters(shape, demand.lora_rank)
     yield TensorGroup("LoRA adapters", adapters, adapters, full_size)
 

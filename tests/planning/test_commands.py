@@ -11,6 +11,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from serving.cli import main
 from serving.config import IMPORT_PATH
 from serving.planning.commands import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits
 
@@ -117,6 +118,33 @@ def test_a_file_that_can_not_be_read_says_why(
     assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
     assert says in printed(console)
     assert plan_file(str(path), Console(file=io.StringIO()), as_json=True) == UNREADABLE
+
+
+def test_prices_of_an_unknown_generation_are_refused(tmp_path: Path, console: Console) -> None:
+    assert plan_file(deployment(tmp_path, LLAMA, prices={"v6": {"spot": 1.0}}), console) == UNREADABLE
+    assert "prices.v6: no such TPU generation" in printed(console)
+
+
+def test_the_command_line_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = deployment(tmp_path, LLAMA)
+    assert main(["plan", path, "--json"]) == OK
+    assert json.loads(capsys.readouterr().out)[0]["fits"]
+    assert main(["plan", "--what-fits", "Qwen/Qwen3-4B", "--engine", "max_model_len=4096"]) == OK
+    assert main(["manifest", path]) == OK
+    assert "kind: RayService" in capsys.readouterr().out
+    assert main(["manifest", deployment(tmp_path, TOO_LARGE)]) == REFUSED
+    ended = capsys.readouterr()
+    assert (ended.out, "refused large" in ended.err) == ("", True)
+
+
+def test_a_manifest_is_of_one_application(tmp_path: Path, console: Console) -> None:
+    path = Path(deployment(tmp_path, LLAMA))
+    document = yaml.safe_load(path.read_text())
+    document["applications"].append({**document["applications"][0], "name": "b"})
+    path.write_text(yaml.safe_dump(document))
+    assert plan_file(str(path), console) == OK
+    assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
+    assert "a manifest is of one application, " in printed(console)
 
 
 def test_nothing_is_rendered_of_what_does_not_fit(tmp_path: Path, console: Console) -> None:

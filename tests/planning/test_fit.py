@@ -188,12 +188,20 @@ def test_towers_are_counted_unless_they_are_not_loaded() -> None:
         ({"quantization": "awq"}, "'awq' needs a checkpoint in that format, this one is bfloat16"),
         ({"additional_config": "x"}, "engine.additional_config: a mapping"),
         ({"additional_config": {"sharding": 3}}, "engine.additional_config: a mapping"),
+        ({"additional_config": {"sharding": {"sharding_strategy": 3}}}, "engine.additional_config.sharding"),
+        ({"speculative_config": "ngram"}, "engine.speculative_config: a mapping"),
+        ({"hf_overrides": "x"}, "engine.hf_overrides: a mapping"),
     ],
 )
 def test_an_option_of_the_wrong_kind_is_refused_by_name(engine: dict[str, Any], says: str) -> None:
     with pytest.raises(Exception, match="engine") as refusal:
         plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", engine))
     assert says in str(refusal.value)
+
+
+def test_ngrams_need_no_draft_model() -> None:
+    engine = {**SHORT, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).demand.draft is None
 
 
 def test_little_room_for_programs_is_said() -> None:
@@ -207,3 +215,26 @@ def test_fp8_is_said_to_be_no_faster_where_it_is_not() -> None:
     assert not any(
         "not time" in note for note in plan(spec("Qwen/Qwen3-32B-FP8", "v7x 1x1x1", SHORT)).reasons
     )
+
+
+def test_a_draft_model_is_counted_with_its_cache() -> None:
+    large = {**SHORT, "gpu_memory_utilization": 0.9}
+    small = {"method": "draft_model", "model": "Qwen/Qwen3-4B", "num_speculative_tokens": 4}
+    alone = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", large)).fit
+    helped = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": small})).fit
+    assert helped.weight_bytes - alone.weight_bytes == pytest.approx(8.04e9 / 8, rel=0.01)
+    assert alone.cache_tokens * 256 / 1024 > helped.cache_tokens * (256 + 144) / 1024
+    with pytest.raises(PlanError, match="speculative_config"):
+        plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": {"model": "/nowhere"}}))
+
+
+def test_weights_in_a_bucket_need_a_config_from_elsewhere() -> None:
+    with pytest.raises(PlanError, match=r"give engine\.hf_config_path"):
+        plan(spec("gs://weights/qwen3-30b", "v7x 2x2x2", SHORT))
+    engine = {**SHORT, "hf_config_path": "Qwen/Qwen3-30B-A3B", "load_format": "runai_streamer"}
+    assert plan(spec("gs://weights/qwen3-30b", "v7x 2x2x2", engine)).shape.experts is not None
+
+
+def test_what_fits_nowhere_is_said_to() -> None:
+    with pytest.raises(PlanError, match="it fits no slice of up to 256 chips"):
+        plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", {**SHORT, "gpu_memory_utilization": 0.001}))

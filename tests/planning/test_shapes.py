@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
@@ -100,6 +100,15 @@ def test_an_architecture_that_is_not_counted_is_refused_with_the_way_to_claim_on
     assert "engine.hf_overrides.architectures (nearest by name: LlamaForCausalLM)" in refusal.value.message
 
 
+def test_a_window_without_a_pattern_is_every_layers() -> None:
+    (kind,) = read_config(TINY | {"sliding_window": 4096}, where="tiny").attention
+    assert (kind.count, kind.window) == (4, 4096)
+    (unused,) = read_config(
+        TINY | {"sliding_window": 4096, "use_sliding_window": False}, where="tiny"
+    ).attention
+    assert unused.window is None
+
+
 def test_layer_types_must_name_every_layer() -> None:
     with pytest.raises(PlanError, match="layer_types names 3 layers, num_hidden_layers is 4"):
         read_config(TINY | {"layer_types": ["full_attention"] * 3}, where="tiny")
@@ -133,6 +142,7 @@ JUNK = (
 )
 
 
+@settings(deadline=None)  # the machine may be busy with more than this
 @given(st.sampled_from(sorted(CONFIGS)), st.data())
 def test_a_config_of_any_kind_is_read_or_refused(model: str, data: st.DataObject) -> None:
     """Any value may be missing or wrong; nothing but our own errors comes out."""
