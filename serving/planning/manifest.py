@@ -5,6 +5,7 @@ together. The head has no TPU and carries the router. What only `gcloud` can mak
 """
 
 import re
+from collections import Counter
 from typing import Any
 
 import yaml
@@ -66,11 +67,13 @@ def _text(document: dict[str, Any]) -> str:
 
 def _group_names(plans: list[Plan]) -> list[str]:
     """Short and stable: pod host names carry them, and they end at 63 letters."""
-    names: list[str] = []
+    names: Counter[str] = Counter()
+    found = []
     for plan in plans:
         name = f"{_slug(plan.model.name)[:30].rstrip('-')}-{plan.slice.generation}-{plan.slice.topology}"
-        names.append(f"{name}-{names.count(name)}" if name in names else name)
-    return names
+        found.append(f"{name}-{names[name]}" if names[name] else name)
+        names[name] += 1
+    return found
 
 
 def _slug(name: str) -> str:

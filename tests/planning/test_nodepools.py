@@ -82,10 +82,11 @@ def test_a_manifest_without_nodes_to_make_says_nothing_of_them() -> None:
     assert "Nodes first" not in render("app", GKE, {}, [several])
 
 
-def test_two_pools_of_one_shape_have_names_of_their_own() -> None:
-    text = render("app", GKE, {}, [planned("v6e", "4x4"), planned("v6e", "4x4")])
-    assert "groupName: meta-llama-llama-3-1-8b-instru-v6e-4x4\n" in text
-    assert "groupName: meta-llama-llama-3-1-8b-instru-v6e-4x4-1\n" in text
+def test_pools_of_one_shape_have_names_of_their_own() -> None:
+    text = render("app", GKE, {}, [planned("v6e", "4x4")] * 3)
+    names = [line.split()[-1] for line in text.splitlines() if "groupName: " in line]
+    first = "meta-llama-llama-3-1-8b-instru-v6e-4x4"
+    assert names == [first, f"{first}-1", f"{first}-2"]
 
 
 def test_v7x_over_hosts_takes_a_workload_policy_instead_of_a_topology() -> None:

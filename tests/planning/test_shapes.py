@@ -114,6 +114,20 @@ def test_layer_types_must_name_every_layer() -> None:
         read_config(TINY | {"layer_types": ["full_attention"] * 3}, where="tiny")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"text_config": 3}, "text_config is 3, not a mapping"),
+        ({"layer_types": "full"}, "layer_types is 'full', not a list"),
+        ({"vision_config": 3}, "config of tiny (vision_config) is 3, not a mapping"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        read_config(TINY | wrong, where="tiny")
+    assert says in refusal.value.message
+
+
 def test_overrides_reach_into_the_text_config(tmp_path: Path) -> None:
     wrapped = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": TINY}
     model = write_checkpoint(tmp_path / "wrapped", wrapped)
