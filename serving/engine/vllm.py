@@ -136,6 +136,7 @@ class VllmServer:
             # Without it ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             "TPU_MULTIHOST_BACKEND": "ray",
+            **self._plan.environment,
         }
         if simulated.is_simulated():
             environment["VLLM_XLA_CACHE_PATH"] = f"{os.environ[CACHE]}/xla"
@@ -161,6 +162,7 @@ class VllmServer:
             "served_model_name": [plan.model.name],
             "tensor_parallel_size": plan.tensor,
             "pipeline_parallel_size": plan.pipeline,
+            "data_parallel_size": plan.data,
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # Nobody's URL is fetched from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
