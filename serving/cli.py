@@ -11,6 +11,7 @@ from types import FrameType
 from rich.console import Console
 
 from serving.errors import ServingError
+from serving.planning.commands import add_commands as add_planning
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -19,13 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGHUP, _interrupt)
     options = _parser().parse_args(arguments)
     try:
-        options.run(options)
+        status = options.run(options)
     except ServingError as error:
         print(f"serving: {error.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
-    return 0
+    return status or 0
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:
@@ -35,6 +36,8 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="serving", description="LLM inference on TPU slices.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    add_planning(commands)
 
     status = commands.add_parser("status", help="the slices of every model on a cluster")
     status.add_argument("--address", help="Ray address; the simulation on this machine, else RAY_ADDRESS")

@@ -6,21 +6,36 @@ unknown keys, naming the nearest known one.
 
 import difflib
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from serving.errors import ConfigError
 
+# The application builder, as `import_path` of an application names it.
+IMPORT_PATH = "serving.app:build"
+# Built from the Dockerfile of this repository.
+DEFAULT_IMAGE = "REGISTRY/tpu-serving:0.1.0"
+
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Capacity(StrEnum):
+    """How a slice is bought."""
+
+    RESERVED = "reserved"
+    FLEX_START = "flex-start"
+    SPOT = "spot"
+    ON_DEMAND = "on-demand"
+
+
 class SliceSpec(_Spec):
-    """A slice shape as the user names it."""
+    """A slice shape as the user names it, and the ways to buy it, tried in order."""
 
     generation: str = Field(description="TPU generation: v4, v5e, v5p, v6e or v7x.")
     topology: str = Field(description="Chips along each axis of the slice, as in 2x4 or 2x2x2.")
@@ -28,6 +43,21 @@ class SliceSpec(_Spec):
         default=None, ge=1, description="VMs of the slice, where the topology leaves a choice."
     )
     machine_type: str | None = Field(default=None, description="GKE machine type instead of hosts.")
+    capacity: tuple[Capacity, ...] = Field(default=(Capacity.ON_DEMAND,), min_length=1)
+    reservation: str | None = Field(
+        default=None, description="Reservation that `reserved` capacity comes from."
+    )
+
+    @field_validator("capacity", mode="before")
+    @classmethod
+    def _one_way(cls, raw: Any) -> Any:
+        return (raw,) if isinstance(raw, str) else raw
+
+    @model_validator(mode="after")
+    def _reservation_named(self) -> Self:
+        if (Capacity.RESERVED in self.capacity) != (self.reservation is not None):
+            raise ValueError("capacity: reserved and reservation: NAME come together")
+        return self
 
 
 class ParallelSpec(_Spec):
@@ -35,6 +65,7 @@ class ParallelSpec(_Spec):
 
     tensor: int | None = Field(default=None, ge=1, description="Tensor parallel size in JAX devices.")
     pipeline: int | None = Field(default=None, ge=1, description="Pipeline stages: 1 or the number of hosts.")
+    data: int | None = Field(default=None, ge=1, description="Copies of the model in one slice of one host.")
 
 
 class ReplicaSpec(_Spec):
@@ -50,14 +81,31 @@ class ReplicaSpec(_Spec):
         return self
 
 
+class PoolSpec(_Spec):
+    """Slices of one shape among several that serve a model."""
+
+    slice: SliceSpec
+    replicas: ReplicaSpec = ReplicaSpec()
+    parallel: ParallelSpec = ParallelSpec()
+
+    @field_validator("replicas", mode="before")
+    @classmethod
+    def _fixed_count(cls, raw: Any) -> Any:
+        return _as_range(raw)
+
+
 class ModelSpec(_Spec):
-    """One model on slices of one shape."""
+    """One model on slices of one shape, or of several in `pools`, the preferred first.
+
+    With pools, `slice`, `replicas` and `parallel` are those of the first; `per_pool` gives each on its own.
+    """
 
     name: str = Field(default="", description="Name clients use; the model id where left out.")
     model: str = Field(min_length=1, description="Hugging Face id or a local path of a checkpoint.")
     slice: SliceSpec
     replicas: ReplicaSpec = ReplicaSpec()
     parallel: ParallelSpec = ParallelSpec()
+    pools: tuple[PoolSpec, ...] = ()
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
     drain_s: float = Field(
         default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
@@ -76,7 +124,46 @@ class ModelSpec(_Spec):
     @field_validator("replicas", mode="before")
     @classmethod
     def _fixed_count(cls, raw: Any) -> Any:
-        return {"min": raw, "max": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
+        return _as_range(raw)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_pool(cls, raw: Any) -> Any:
+        if not isinstance(raw, dict) or not raw.get("pools"):
+            return raw
+        if beside := sorted({"slice", "replicas", "parallel"} & raw.keys()):
+            raise ValueError(f"pools stand in the place of {', '.join(beside)}; put that into each pool")
+        first = raw["pools"][0] if isinstance(raw["pools"], list | tuple) else {}
+        return {**raw, **(first if isinstance(first, dict) else {})}
+
+    def per_pool(self) -> "tuple[ModelSpec, ...]":
+        """The model on each of its pools alone, in order of preference; itself where it has none."""
+        return tuple(
+            self.model_copy(
+                update={
+                    "slice": pool.slice,
+                    "replicas": pool.replicas,
+                    "parallel": pool.parallel,
+                    "pools": (),
+                }
+            )
+            for pool in self.pools
+        ) or (self,)
+
+
+class GkeSpec(_Spec):
+    """Where and how `serving manifest` puts the service on GKE."""
+
+    namespace: str = Field(default="default", min_length=1)
+    image: str = Field(default=DEFAULT_IMAGE, min_length=1)
+    service_account: str = Field(
+        default="default", min_length=1, description="Kubernetes service account of the pods."
+    )
+    weights_bucket: str | None = Field(
+        default=None, description="GCS bucket mounted at /weights by GCS FUSE."
+    )
+    token_secret: str = Field(default="hf-token", description="Secret whose key `token` is HF_TOKEN.")
+    zone: str = Field(default="ZONE", description="Zone of the node pools, for gcloud.")
 
 
 class RouterSpec(_Spec):
@@ -90,6 +177,10 @@ class ServiceConfig(_Spec):
 
     models: tuple[ModelSpec, ...]
     router: RouterSpec = RouterSpec()
+    prices: dict[str, dict[str, float]] = Field(
+        default_factory=dict, description="USD a chip-hour by generation and capacity."
+    )
+    gke: GkeSpec = GkeSpec()
 
     @field_validator("models")
     @classmethod
@@ -100,6 +191,10 @@ class ServiceConfig(_Spec):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two models are named {twice[0]!r}; give each its own name")
         return models
+
+
+def _as_range(raw: Any) -> Any:
+    return {"min": raw, "max": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
 
 
 def parse(args: dict[str, Any]) -> ServiceConfig:
@@ -124,22 +219,27 @@ def _explain(problem: dict[str, Any]) -> str:
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
-    spec: Any = ServiceConfig
+    spec: type[BaseModel] = ServiceConfig
     for part in location[:-1]:
-        if isinstance(part, int):
-            continue
-        annotation = spec.model_fields[part].annotation
-        spec = ModelSpec if part == "models" else annotation
+        if isinstance(part, str):
+            spec = _spec_within(spec.model_fields[part].annotation) or spec
     return list(spec.model_fields)
+
+
+def _spec_within(annotation: Any) -> type[BaseModel] | None:
+    """The model an annotation names, also inside tuple[...]."""
+    named = next((argument for argument in get_args(annotation) if argument is not ...), annotation)
+    return named if isinstance(named, type) and issubclass(named, BaseModel) else None
 
 
 @dataclass(frozen=True)
 class DeploymentFile:
-    """A deployments/*.yaml: the services of its applications, and the port Serve opens."""
+    """A deployments/*.yaml: the services of its applications, the port Serve opens, and all of it as it is."""
 
     path: Path
     port: int
     services: dict[str, ServiceConfig]
+    document: dict[str, Any]
 
 
 def load(path: Path) -> DeploymentFile:
@@ -147,12 +247,18 @@ def load(path: Path) -> DeploymentFile:
     raw = _read(path)
     services = {}
     for application in raw["applications"]:
-        name = application.get("name", "default")
+        if application.get("import_path") != IMPORT_PATH:
+            continue  # another project's
+        name = str(application.get("name", "default"))
         try:
             services[name] = parse(application.get("args") or {})
         except ConfigError as error:
             raise ConfigError(f"{path}, application {name}: {error.message}") from None
-    return DeploymentFile(path, _port(path, raw.get("http_options") or {}), services)
+    if not services:
+        raise ConfigError(
+            f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
+        )
+    return DeploymentFile(path, _port(path, raw.get("http_options") or {}), services, raw)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -161,7 +267,7 @@ def _read(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from None
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     applications = raw.get("applications") if isinstance(raw, dict) else None
     if not isinstance(applications, list) or not applications:
         raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")

@@ -20,7 +20,7 @@ ARGS: dict[str, Any] = {
     ]
 }
 
-ONE = b"applications: [{args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}]\n"
+ONE = b"applications: [{import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}]\n"
 
 
 def args(**changes: Any) -> dict[str, Any]:
@@ -147,8 +147,8 @@ def test_a_file_has_a_port_and_services_by_application(tmp_path: Path) -> None:
     path.write_text(
         "http_options: {port: 9000}\n"
         "applications:\n"
-        "  - {name: one, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}\n"
-        "  - {args: {models: [{model: n, slice: {generation: v6e, topology: 2x2}}]}}\n"
+        "  - {name: one, import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}\n"
+        "  - {import_path: serving.app:build, args: {models: [{model: n, slice: {generation: v6e, topology: 2x2}}]}}\n"
     )
     found = config.load(path)
     assert found.port == 9000
@@ -172,9 +172,12 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (b"just words", "no applications"),
         (b"applications: {}", "no applications"),
         (b"applications: [llama]", "applications: each is a mapping with import_path and args"),
-        (b"applications: [{name: a, args: [1]}]", "application a: args: "),
-        (b"applications: [{name: a, args: {models: []}}]", "application a: models: no model is listed"),
-        (b"applications: [{name: a}]", "application a: models: missing"),
+        (b"applications: [{name: a, import_path: serving.app:build, args: [1]}]", "application a: args: "),
+        (
+            b"applications: [{name: a, import_path: serving.app:build, args: {models: []}}]",
+            "application a: models: no model is listed",
+        ),
+        (b"applications: [{name: a, import_path: serving.app:build}]", "application a: models: missing"),
         (ONE + b"http_options: 8000", "http_options.port: a number is needed (got 8000)"),
         (ONE + b"http_options: {port: many}", "http_options.port: a number is needed (got 'many')"),
     ],

@@ -5,12 +5,14 @@ vllm.entrypoints.launchers; everything else here was read in 0.26.0.
 """
 
 import asyncio
+import json
 import multiprocessing
 import os
 import socket
 import time
 from argparse import Namespace
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -134,6 +136,7 @@ class VllmServer:
             # Without it ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             "TPU_MULTIHOST_BACKEND": "ray",
+            **self._plan.environment,
         }
         if simulated.is_simulated():
             environment["VLLM_XLA_CACHE_PATH"] = f"{os.environ[CACHE]}/xla"
@@ -143,9 +146,13 @@ class VllmServer:
         from vllm.entrypoints.openai.cli_args import make_arg_parser  # noqa: PLC0415
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
-        args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args([])
-        for name, value in self._options().items():
-            setattr(args, name, value)
+        flags = _flags(self._options())
+        try:
+            args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+        except SystemExit:
+            raise EngineStartError(
+                f"{self._plan.model.name}: vLLM does not take {' '.join(flags)}; see the log"
+            ) from None
         return args
 
     def _options(self) -> dict[str, Any]:
@@ -155,6 +162,7 @@ class VllmServer:
             "served_model_name": [plan.model.name],
             "tensor_parallel_size": plan.tensor,
             "pipeline_parallel_size": plan.pipeline,
+            "data_parallel_size": plan.data,
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # Nobody's URL is fetched from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
@@ -186,13 +194,29 @@ class VllmServer:
         return LoadLogger
 
 
+def _flags(options: dict[str, Any]) -> list[str]:
+    """Options as vLLM's command line takes them: its parser turns JSON into the config classes that fields want."""
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        match value:
+            case None:
+                continue
+            case bool():
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            case list():
+                flags += [f"--{flag}", *map(str, value)]
+            case dict():
+                flags += [f"--{flag}", json.dumps(value)]
+            case _:
+                flags += [f"--{flag}", str(value)]
+    return flags
+
+
 def _simulated_options(plan: Plan) -> dict[str, Any]:
     """What a simulated host changes: the weights where the YAML names a hub's model, fp32, and small sizes."""
     model = plan.model.model
-    is_path = os.path.isdir(os.path.expanduser(model))  # noqa: PTH111, PTH112  as the plan decided
-    if not is_path:
-        from pathlib import Path  # noqa: PLC0415
-
+    if not Path(model).expanduser().is_dir():
         model = str(stand_in.ensure(plan.shape, Path(os.environ[CACHE]), plan.pipeline))
     asked = plan.engine
     length = min(asked.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
@@ -204,6 +228,8 @@ def _simulated_options(plan: Plan) -> dict[str, Any]:
         "max_model_len": length,
         "max_num_seqs": min(asked.get("max_num_seqs") or _SIMULATED_SEQUENCES, _SIMULATED_SEQUENCES),
         "max_num_batched_tokens": _SIMULATED_BATCHED_TOKENS,
+        # A seeded model, left free to, fills an answer with white space to its end.
+        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "num_gpu_blocks_override": _SIMULATED_KV_TOKENS // _page_tokens(length),
     }
 

@@ -23,7 +23,7 @@ DERIVED = {
     "data_parallel_multi_port_external_lb": _NO_DATA_PARALLEL,
     "data_parallel_rank": _NO_DATA_PARALLEL,
     "data_parallel_rpc_port": _NO_DATA_PARALLEL,
-    "data_parallel_size": _NO_DATA_PARALLEL,
+    "data_parallel_size": "set parallel.data",
     "data_parallel_size_local": _NO_DATA_PARALLEL,
     "data_parallel_start_rank": _NO_DATA_PARALLEL,
     "decode_context_parallel_size": "tpu-inference has no context parallelism; remove it",

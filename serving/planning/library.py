@@ -1,11 +1,16 @@
 """`config.json` of models people serve, cut to the keys a plan reads, so that planning works without a network.
 
-Carried from the named repositories on Hugging Face; keys keep their names there.
+Carried from the repositories of that name on Hugging Face; keys keep their names there. A test holds the parameter
+counts that follow to the published ones, which a wrong key would miss.
 """
 
 from typing import Any
 
-_LLAMA: dict[str, Any] = {
+_Config = dict[str, Any]
+
+_FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+
+_LLAMA: _Config = {
     "architectures": ["LlamaForCausalLM"],
     "num_key_value_heads": 8,
     "vocab_size": 128256,
@@ -31,8 +36,51 @@ _LLAMA_405B = _LLAMA | {
     "num_hidden_layers": 126,
     "num_attention_heads": 128,
 }
+_LLAMA4: _Config = {
+    "architectures": ["Llama4ForConditionalGeneration"],
+    "torch_dtype": "bfloat16",
+    "vision_config": {
+        "hidden_size": 1408,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 34,
+        "projector_input_dim": 4096,
+    },
+}
+_LLAMA4_TEXT: _Config = {
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_experts_per_tok": 1,
+    "attention_chunk_size": 8192,
+    "vocab_size": 202048,
+    "tie_word_embeddings": False,
+}
+_SCOUT = _LLAMA4 | {
+    "text_config": _LLAMA4_TEXT
+    | {"num_local_experts": 16, "interleave_moe_layer_step": 1, "max_position_embeddings": 10485760}
+}
+_MAVERICK = _LLAMA4 | {
+    "text_config": _LLAMA4_TEXT
+    | {"num_local_experts": 128, "interleave_moe_layer_step": 2, "max_position_embeddings": 1048576}
+}
 
-_QWEN3: dict[str, Any] = {
+_QWEN2_32B: _Config = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_QWEN3: _Config = {
     "architectures": ["Qwen3ForCausalLM"],
     "num_key_value_heads": 8,
     "head_dim": 128,
@@ -60,8 +108,260 @@ _QWEN3_32B = _QWEN3 | {
     "num_hidden_layers": 64,
     "num_attention_heads": 64,
 }
+_QWEN3_MOE = _QWEN3 | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "num_key_value_heads": 4,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "decoder_sparse_step": 1,
+}
+_QWEN3_30B = _QWEN3_MOE | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "moe_intermediate_size": 768,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 32,
+}
+_QWEN3_235B = _QWEN3_MOE | {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 94,
+    "num_attention_heads": 64,
+}
+_QWEN3_CODER_480B = _QWEN3_MOE | {
+    "hidden_size": 6144,
+    "intermediate_size": 8192,
+    "moe_intermediate_size": 2560,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "num_experts": 160,
+    "max_position_embeddings": 262144,
+}
+_QWEN35_397B: _Config = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "text_config": {
+        "hidden_size": 4096,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "attn_output_gate": True,
+        "full_attention_interval": 4,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 64,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 1024,
+        "shared_expert_intermediate_size": 1024,
+        "vocab_size": 248320,
+        "max_position_embeddings": 262144,
+        "tie_word_embeddings": False,
+        "dtype": "bfloat16",
+    },
+    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "depth": 27, "out_hidden_size": 4096},
+}
 
-CONFIGS: dict[str, dict[str, Any]] = {
+_SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+_GEMMA3_27B: _Config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "torch_dtype": "bfloat16",
+    "vision_config": _SIGLIP,
+    "text_config": {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 62,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "head_dim": 128,
+        "sliding_window": 1024,
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "tie_word_embeddings": True,
+    },
+}
+_GEMMA4_TEXT: _Config = {
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "vocab_size": 262144,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": True,
+    "dtype": "bfloat16",
+}
+_GEMMA4: _Config = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": _SIGLIP}
+_GEMMA4_31B = _GEMMA4 | {
+    "text_config": _GEMMA4_TEXT
+    | {
+        "hidden_size": 5376,
+        "intermediate_size": 21504,
+        "num_hidden_layers": 60,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 16,
+        "num_global_key_value_heads": 4,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
+    }
+}
+_GEMMA4_26B = _GEMMA4 | {
+    "text_config": _GEMMA4_TEXT
+    | {
+        "hidden_size": 2816,
+        "intermediate_size": 2112,
+        "moe_intermediate_size": 704,
+        "num_experts": 128,
+        "top_k_experts": 8,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+    }
+}
+_GEMMA4_E2B: _Config = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "vision_config": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16},
+    "audio_config": {"hidden_size": 1024, "num_hidden_layers": 12},
+    "text_config": _GEMMA4_TEXT
+    | {
+        "hidden_size": 1536,
+        "intermediate_size": 6144,
+        "use_double_wide_mlp": True,
+        "num_hidden_layers": 35,
+        "num_kv_shared_layers": 20,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "sliding_window": 512,
+        "layer_types": (["sliding_attention"] * 4 + ["full_attention"]) * 7,
+        "vocab_size_per_layer_input": 262144,
+        "hidden_size_per_layer_input": 256,
+        "max_position_embeddings": 131072,
+    },
+}
+
+_GPT_OSS_120B: _Config = {
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "vocab_size": 201088,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
+_GPT_OSS_20B = _GPT_OSS_120B | {
+    "num_hidden_layers": 24,
+    "num_local_experts": 32,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+}
+
+_DEEPSEEK_V3: _Config = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "vocab_size": 129280,
+    "max_position_embeddings": 163840,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "quantization_config": _FP8_BLOCKS,
+}
+_KIMI_K2: _Config = {
+    "architectures": ["KimiK25ForConditionalGeneration"],
+    "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27},
+    "text_config": _DEEPSEEK_V3
+    | {
+        "first_k_dense_replace": 1,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 64,
+        "n_routed_experts": 384,
+        "vocab_size": 163840,
+        "max_position_embeddings": 262144,
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "type": "int"}}},
+            "ignore": [
+                "re:.*self_attn.*",
+                "re:.*shared_experts.*",
+                r"re:.*mlp\.(gate|up|down)_proj.*",
+                "lm_head",
+            ],
+        },
+    },
+}
+
+_MIXTRAL_8X7B: _Config = {
+    "architectures": ["MixtralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "vocab_size": 32000,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_MISTRAL_SMALL_TEXT: _Config = {
+    "hidden_size": 5120,
+    "intermediate_size": 32768,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "tie_word_embeddings": False,
+}
+_MISTRAL_SMALL_3 = _MISTRAL_SMALL_TEXT | {
+    "architectures": ["MistralForCausalLM"],
+    "max_position_embeddings": 32768,
+    "torch_dtype": "bfloat16",
+}
+_MISTRAL_SMALL_31: _Config = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "torch_dtype": "bfloat16",
+    "vision_config": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24},
+    "text_config": _MISTRAL_SMALL_TEXT | {"max_position_embeddings": 131072},
+}
+
+CONFIGS: dict[str, _Config] = {
     "meta-llama/Llama-3.1-8B": _LLAMA_8B,
     "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_8B,
     "meta-llama/Llama-3.1-70B": _LLAMA_70B,
@@ -69,7 +369,31 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "meta-llama/Llama-3.1-405B": _LLAMA_405B,
     "meta-llama/Llama-3.1-405B-Instruct": _LLAMA_405B,
     "meta-llama/Llama-3.3-70B-Instruct": _LLAMA_70B,
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": _SCOUT,
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": _MAVERICK,
+    "Qwen/Qwen2.5-32B": _QWEN2_32B,
+    "Qwen/Qwen2.5-32B-Instruct": _QWEN2_32B | {"max_position_embeddings": 32768},
     "Qwen/Qwen3-4B": _QWEN3_4B,
     "Qwen/Qwen3-8B": _QWEN3_8B,
     "Qwen/Qwen3-32B": _QWEN3_32B,
+    "Qwen/Qwen3-32B-FP8": _QWEN3_32B | {"quantization_config": _FP8_BLOCKS},
+    "Qwen/Qwen3-30B-A3B": _QWEN3_30B,
+    "Qwen/Qwen3-235B-A22B": _QWEN3_235B,
+    "Qwen/Qwen3-235B-A22B-FP8": _QWEN3_235B | {"quantization_config": _FP8_BLOCKS},
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": _QWEN3_CODER_480B,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": _QWEN3_CODER_480B | {"quantization_config": _FP8_BLOCKS},
+    "Qwen/Qwen3.5-397B-A17B": _QWEN35_397B,
+    "Qwen/Qwen3.5-397B-A17B-FP8": _QWEN35_397B | {"quantization_config": _FP8_BLOCKS},
+    "google/gemma-3-27b-it": _GEMMA3_27B,
+    "google/gemma-4-31B-it": _GEMMA4_31B,
+    "google/gemma-4-26B-A4B-it": _GEMMA4_26B,
+    "google/gemma-4-E2B-it": _GEMMA4_E2B,
+    "openai/gpt-oss-20b": _GPT_OSS_20B,
+    "openai/gpt-oss-120b": _GPT_OSS_120B,
+    "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-R1": _DEEPSEEK_V3,
+    "moonshotai/Kimi-K2.6": _KIMI_K2,
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": _MIXTRAL_8X7B,
+    "mistralai/Mistral-Small-24B-Instruct-2501": _MISTRAL_SMALL_3,
+    "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _MISTRAL_SMALL_31,
 }

@@ -1,47 +1,97 @@
-"""`plan`: one model of the YAML laid out on its slice, or a refusal that says what to change."""
+"""`plan`: one model of the YAML laid out on its slice, or a refusal that says what to change.
 
+Everything that can be known before hardware is allocated is decided here, from the YAML, `config.json` and the hardware
+table alone; `serve run` asks the same function as `serving plan`.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from serving.config import ModelSpec
-from serving.errors import ConfigError
-from serving.planning import engine_options, parallelism
+from serving.errors import PlanError
+from serving.planning import alternatives, engine_options, parallelism
+from serving.planning.demand import Demand, demand_of
+from serving.planning.fit import Fit, measure
+from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
 from serving.tpu import Slice, resolve
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A model on a slice. `engine` holds vLLM's options as the user gave them, `reasons` why the sizes are these."""
+    """A model on a slice. `engine` holds vLLM's options as the engine takes them, `reasons` why the sizes are these."""
 
     model: ModelSpec
     slice: Slice
     shape: ModelShape
-    tensor: int
-    pipeline: int
+    demand: Demand
+    layout: Layout
+    fit: Fit
     engine: dict[str, Any]
     reasons: tuple[str, ...]
+
+    @property
+    def tensor(self) -> int:
+        return self.layout.tensor
+
+    @property
+    def pipeline(self) -> int:
+        return self.layout.pipeline
+
+    @property
+    def data(self) -> int:
+        return self.layout.data
+
+    @property
+    def most_sequences(self) -> int:
+        """Sequences the slice runs at once: `max_num_seqs` for each group of devices that schedules apart."""
+        return self.demand.sequences * self.layout.data * self.layout.attention_data
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
+        return {"NEW_MODEL_DESIGN": "1"} if self.demand.attention_data_parallel else {}
 
 
 def plan(spec: ModelSpec) -> Plan:
     """Raises TopologyError, ConfigError or PlanError where the YAML asks for what can't be."""
     engine_options.check(spec.engine)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
-    shape = shape_of(spec.model, _hf_overrides(spec))
-    tensor, pipeline, reasons = parallelism.derive(shape, slice_, spec.parallel)
+    shape = shape_of(spec.engine.get("hf_config_path") or spec.model, spec.engine.get("hf_overrides"))
+    demand = demand_of(spec.engine, shape)
+    layout, reasons = parallelism.derive(shape, demand, slice_, spec.parallel)
+    fit = measure(shape, demand, slice_, layout)
+    problems = [*fit.problems, *_unsupported(demand, layout)]
+    if problems:
+        ways = alternatives.advice(shape, demand, slice_, layout, fit)
+        raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(problems)}; {ways}")
     return Plan(
         model=spec,
         slice=slice_,
         shape=shape,
-        tensor=tensor,
-        pipeline=pipeline,
-        engine=dict(spec.engine),
-        reasons=reasons,
+        demand=demand,
+        layout=layout,
+        fit=fit,
+        engine=_engine(spec.engine, demand, fit),
+        reasons=(*reasons, *fit.notes),
     )
 
 
-def _hf_overrides(spec: ModelSpec) -> dict[str, Any]:
-    overrides = spec.engine.get("hf_overrides") or {}
-    if not isinstance(overrides, dict):
-        raise ConfigError(f"engine.hf_overrides: a mapping of config.json keys (got {overrides!r})")
-    return overrides
+def _unsupported(demand: Demand, layout: Layout) -> list[str]:
+    if demand.lora_rank and layout.data * layout.attention_data > 1:
+        return ["tpu-inference has no LoRA with data parallelism; unset engine.enable_lora or parallel.data"]
+    return []
+
+
+def _engine(asked: Mapping[str, Any], demand: Demand, fit: Fit) -> dict[str, Any]:
+    """The options as asked, with what follows from the model: the length that fits, attention data parallelism."""
+    engine = dict(asked)
+    if demand.max_model_len is None:
+        engine["max_model_len"] = fit.longest
+    if demand.attention_data_parallel:
+        additional = dict(engine.get("additional_config") or {})
+        sharding = dict(additional.get("sharding") or {})
+        strategy = {**(sharding.get("sharding_strategy") or {}), "enable_dp_attention": True}
+        engine["additional_config"] = {**additional, "sharding": {**sharding, "sharding_strategy": strategy}}
+    return engine

@@ -1,21 +1,106 @@
 """What a checkpoint's `config.json` says about its size, read without loading anything.
 
-A model id that looks like a path is one; any other is looked up in the library of known configs.
+One reader serves all architectures, by the keys they share; an architecture outside the list is refused, since a key
+that is not read would be memory that is not counted.
 """
 
-import json
+import difflib
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from serving.errors import PlanError
-from serving.planning.library import CONFIGS
+from serving.errors import ConfigError, PlanError
+from serving.planning.checkpoints import config_of
+from serving.planning.keys import Keys, missing
+from serving.planning.quantization import Quantization, read_quantization
+
+# Architectures this reader was checked on, and what their config.json may leave to a default of transformers.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {},
+    "MixtralForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": {},
+    "Qwen3_5MoeForConditionalGeneration": {"full_attention_interval": 4, "attn_output_gate": True},
+    "Gemma3ForCausalLM": {
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    },
+    "Gemma3ForConditionalGeneration": {
+        "sliding_window_pattern": 6,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+    },
+    "Gemma4ForCausalLM": {},
+    "Gemma4ForConditionalGeneration": {},
+    "GptOssForCausalLM": {},
+    "DeepseekV3ForCausalLM": {},
+    "KimiK25ForConditionalGeneration": {},
+    "Llama4ForConditionalGeneration": {"no_rope_layer_interval": 4},
+    "Mistral3ForConditionalGeneration": {},
+}
+_TOWERS = ("vision_config", "audio_config")
+
+
+@dataclass(frozen=True)
+class AttentionLayers:
+    """Layers that attend alike; `cached` of them keep keys and values, the rest read another layer's.
+
+    `window` is how many tokens back they look, None for all. `keys_are_values`: one projection serves both.
+    """
+
+    count: int
+    cached: int
+    kv_heads: int
+    head_dim: int
+    window: int | None = None
+    keys_are_values: bool = False
+
+
+@dataclass(frozen=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): keys and values are one compressed vector a token."""
+
+    query_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True)
+class LinearAttention:
+    """Layers with a state of fixed size a sequence instead of a cache (gated delta net)."""
+
+    count: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The routed experts of `layers` layers, and the width of what every token passes beside them."""
+
+    count: int
+    per_token: int
+    width: int
+    layers: int
+    shared_width: int
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a decoder that decide how it can be cut up."""
+    """The numbers of a checkpoint that decide its bytes and how it can be cut up."""
 
     architecture: str
     hidden_size: int
@@ -25,73 +110,209 @@ class ModelShape:
     head_dim: int
     vocab_size: int
     max_position_embeddings: int
+    attention: tuple[AttentionLayers, ...]
+    mlp_widths: tuple[tuple[int, int], ...]  # (layers, width) of the dense MLPs
+    tied_embeddings: bool
+    dtype: str
+    latent: LatentAttention | None = None
+    linear: LinearAttention | None = None
+    experts: Experts | None = None
+    gated_attention: bool = False
+    per_layer_embedding: int = 0  # width each layer adds to the embedding (Gemma 3n, Gemma 4 E models)
+    tower_params: int = 0
+    quantization: Quantization | None = None
 
 
-def shape_of(model: str, overrides: Mapping[str, Any] | None = None) -> ModelShape:
+def shape_of(model: str, overrides: Any = None) -> ModelShape:
     """The shape of a local checkpoint or a known model id; overrides are vLLM's `hf_overrides`."""
-    return read_config(_config_of(model) | dict(overrides or {}), where=model)
+    if not isinstance(overrides or {}, Mapping):
+        raise ConfigError(f"engine.hf_overrides: a mapping of config.json keys (got {overrides!r})")
+    return read_config(_merged(config_of(model), overrides or {}), where=model)
 
 
 def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape a config describes. Multimodal wrappers keep the decoder under `text_config`."""
-    text = config.get("text_config", config)
-    heads = _number(text, "num_attention_heads", where)
-    hidden = _number(text, "hidden_size", where)
+    architecture = _architecture(config, where)
+    wrapper = Keys(config, where)
+    text = Keys({**ARCHITECTURES[architecture], **config, **_text(wrapper)}, where)
+    heads = text.number("num_attention_heads")
+    hidden = text.number("hidden_size")
+    layers = text.number("num_hidden_layers")
+    kv_heads = text.number("num_key_value_heads", heads)
+    head_dim = text.number("head_dim", max(hidden // heads, 1))
+    kinds = _kinds(text, layers, where)
+    experts = _experts(text, layers)
     return ModelShape(
-        architecture=_architecture(config, where),
+        architecture=architecture,
         hidden_size=hidden,
-        layers=_number(text, "num_hidden_layers", where),
+        layers=layers,
         num_attention_heads=heads,
-        num_key_value_heads=_number(text, "num_key_value_heads", where, default=heads),
-        head_dim=_number(text, "head_dim", where, default=hidden // heads),
-        vocab_size=_number(text, "vocab_size", where),
-        max_position_embeddings=_number(text, "max_position_embeddings", where),
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        vocab_size=text.number("vocab_size"),
+        max_position_embeddings=text.number("max_position_embeddings"),
+        attention=_attention(text, kinds, kv_heads, head_dim),
+        mlp_widths=_mlp_widths(text, architecture, layers, experts),
+        tied_embeddings=bool(text.get("tie_word_embeddings", architecture.startswith("Gemma"))),
+        dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+        latent=_latent(text),
+        linear=_linear(text, kinds),
+        experts=experts,
+        gated_attention=bool(text.get("attn_output_gate")),
+        per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
+        tower_params=sum(_tower(tower, name, hidden) for name in _TOWERS if (tower := wrapper.within(name))),
+        quantization=read_quantization(text.get("quantization_config"), where),
     )
 
 
-def _config_of(model: str) -> dict[str, Any]:
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _read_json(path / "config.json")
-    if model.startswith(("/", ".", "~")):
-        raise PlanError(f"model path {model} does not exist")
-    if model in CONFIGS:
-        return CONFIGS[model]
-    raise PlanError(
-        f"no config.json is known for model {model!r}; give the path of a local checkpoint instead"
+def _kinds(text: Keys, layers: int, where: str) -> list[str]:
+    """What each layer is, from `layer_types` or from the older keys that say the same."""
+    if listed := text.entries("layer_types"):
+        if len(listed) != layers:
+            raise PlanError(
+                f"config.json of {where}: layer_types names {len(listed)} layers, num_hidden_layers is {layers}"
+            )
+        return [str(kind) for kind in listed]
+    if text.get("linear_num_value_heads"):
+        return _every(layers, text.number("full_attention_interval"), "linear_attention")
+    if text.get("attention_chunk_size"):
+        return _every(layers, text.number("no_rope_layer_interval"), "chunked_attention")
+    if text.get("sliding_window") and text.get("sliding_window_pattern"):
+        return _every(layers, text.number("sliding_window_pattern"), "sliding_attention")
+    if text.get("sliding_window") and text.get("use_sliding_window", True):
+        return ["sliding_attention"] * layers
+    return ["full_attention"] * layers
+
+
+def _every(layers: int, interval: int, kind: str) -> list[str]:
+    return ["full_attention" if (layer + 1) % interval == 0 else kind for layer in range(layers)]
+
+
+def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tuple[AttentionLayers, ...]:
+    owners = Counter(kinds[: len(kinds) - text.number("num_kv_shared_layers", 0, least=0)])
+    found = []
+    for kind, count in Counter(kinds).items():
+        if kind == "linear_attention":
+            continue
+        full = kind == "full_attention"
+        window = (
+            None
+            if full
+            else text.number("attention_chunk_size" if kind == "chunked_attention" else "sliding_window")
+        )
+        found.append(
+            AttentionLayers(
+                count=count,
+                cached=owners[kind],
+                kv_heads=text.number("num_global_key_value_heads", kv_heads) if full else kv_heads,
+                head_dim=text.number("global_head_dim", head_dim) if full else head_dim,
+                window=window,
+                keys_are_values=full and bool(text.get("attention_k_eq_v")),
+            )
+        )
+    return tuple(found)
+
+
+def _latent(text: Keys) -> LatentAttention | None:
+    if not text.get("kv_lora_rank"):
+        return None
+    return LatentAttention(
+        query_rank=text.number("q_lora_rank", 0, least=0),
+        kv_rank=text.number("kv_lora_rank"),
+        nope_dim=text.number("qk_nope_head_dim"),
+        rope_dim=text.number("qk_rope_head_dim"),
+        value_dim=text.number("v_head_dim"),
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text())
-    except OSError:
-        raise PlanError(f"model path {path.parent} has no readable config.json") from None
-    except ValueError as error:
-        raise PlanError(f"{path} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise PlanError(f"{path} holds a {type(config).__name__}, not a config")
-    return config
+def _linear(text: Keys, kinds: list[str]) -> LinearAttention | None:
+    count = kinds.count("linear_attention")
+    if not count:
+        return None
+    return LinearAttention(
+        count=count,
+        key_heads=text.number("linear_num_key_heads"),
+        value_heads=text.number("linear_num_value_heads"),
+        key_dim=text.number("linear_key_head_dim"),
+        value_dim=text.number("linear_value_head_dim"),
+        kernel=text.number("linear_conv_kernel_dim"),
+    )
+
+
+def _experts(text: Keys, layers: int) -> Experts | None:
+    key = next(
+        (key for key in ("num_local_experts", "num_experts", "n_routed_experts") if text.get(key)), None
+    )
+    if key is None:
+        return None
+    width = text.number("moe_intermediate_size", text.get("intermediate_size"))
+    shared = text.number("n_shared_experts", 0, least=0) * width
+    if text.get("intermediate_size_mlp"):  # Llama 4 passes every token through one more expert
+        shared = width
+    step = text.number("interleave_moe_layer_step", text.get("decoder_sparse_step", 1))
+    return Experts(
+        count=text.number(key),
+        per_token=text.number("num_experts_per_tok", text.get("top_k_experts")),
+        width=width,
+        layers=layers // step
+        - text.number("first_k_dense_replace", 0, least=0)
+        - len(text.entries("mlp_only_layers")),
+        shared_width=text.number("shared_expert_intermediate_size", shared, least=0),
+    )
+
+
+def _mlp_widths(
+    text: Keys, architecture: str, layers: int, experts: Experts | None
+) -> tuple[tuple[int, int], ...]:
+    dense = layers - experts.layers if experts else layers
+    if architecture.startswith("Gemma4"):  # its experts stand beside the MLP, not in its place
+        dense = layers
+    if not dense:
+        return ()
+    width = text.number("intermediate_size_mlp", text.get("intermediate_size"))
+    if text.get("use_double_wide_mlp"):
+        wide = text.number("num_kv_shared_layers", 0, least=0)
+        return ((dense - wide, width), (wide, 2 * width))
+    return ((dense, width),)
+
+
+def _tower(tower: Keys, name: str, hidden: int) -> int:
+    """Parameters of an encoder beside the decoder and of its projection, to within a tenth."""
+    width = tower.number("hidden_size")
+    layers = tower.number("num_hidden_layers", tower.get("depth"))
+    if name == "audio_config":
+        return (
+            layers * 24 * width**2 + width * hidden
+        )  # a conformer layer: attention 4, two MLPs 16, convolution 4
+    matrices = 3 if tower.get("model_type") == "pixtral" else 2
+    return layers * (4 * width**2 + matrices * width * tower.number("intermediate_size")) + width * hidden
+
+
+def _text(wrapper: Keys) -> Mapping[str, Any]:
+    text = wrapper.get("text_config", {})
+    if not isinstance(text, Mapping):
+        raise PlanError(f"text_config is {text!r}, not a mapping")
+    return text
 
 
 def _architecture(config: Mapping[str, Any], where: str) -> str:
     match config.get("architectures"):
-        case [str(name), *_]:
+        case [str(name), *_] if name in ARCHITECTURES:
             return name
+        case [str(name), *_]:
+            near = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0)[0]
+            raise PlanError(
+                f"{where} is a {name}, whose bytes this plan can't count; if it is laid out like one of "
+                f"{', '.join(ARCHITECTURES)}, give that as engine.hf_overrides.architectures (nearest by name: {near})"
+            )
         case _:
-            raise PlanError(_missing("architectures", where))
+            raise PlanError(missing("architectures", where))
 
 
-def _number(config: Mapping[str, Any], key: str, where: str, default: int | None = None) -> int:
-    value = config.get(key)
-    if value is None:
-        value = default
-    if value is None:
-        raise PlanError(_missing(key, where))
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise PlanError(f"config.json of {where}: {key} is {value!r}, not a number of at least 1")
-    return value
-
-
-def _missing(key: str, where: str) -> str:
-    return f"config.json of {where} has no {key}; give it as engine.hf_overrides.{key}"
+def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    nested = {
+        key: {**config[key], **value}
+        for key, value in overrides.items()
+        if isinstance(value, Mapping) and isinstance(config.get(key), Mapping)
+    }
+    return {**config, **overrides, **nested}

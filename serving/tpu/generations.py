@@ -15,12 +15,18 @@ _XPK = "https://github.com/AI-Hypercomputer/xpk src/xpk/core/system_characterist
 
 @dataclass(frozen=True)
 class Machine:
-    """A TPU VM type. Alone it is `alone`; `joins` says whether several make a larger slice."""
+    """A TPU VM type. Alone it is `alone`; `joins` says whether several make a larger slice.
+
+    `vcpus` and `memory_gb` are None where no page says them; `extra_nics` are network cards beside the first.
+    """
 
     name: str
     chips: int
     alone: str
     joins: bool = False
+    vcpus: int | None = None
+    memory_gb: int | None = None
+    extra_nics: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,7 +90,7 @@ _ROWS = (
         pod_prefix="v4",
         cores_per_chip=2,
         devices_per_chip=1,  # megacore: JAX sees both cores as one device
-        machines=(Machine("ct4p-hightpu-4t", chips=4, alone="2x2x1", joins=True),),
+        machines=(Machine("ct4p-hightpu-4t", chips=4, alone="2x2x1", joins=True, vcpus=240, memory_gb=407),),
         topologies=_3d(cubes=64, ascending=False),
         topology_rule="and AxBxC in multiples of 4, in any order, up to 4096 chips",
         gke_accelerator="tpu-v4-podslice",
@@ -103,9 +109,9 @@ _ROWS = (
         cores_per_chip=1,
         devices_per_chip=1,
         machines=(
-            Machine("ct5lp-hightpu-1t", chips=1, alone="1x1"),
-            Machine("ct5lp-hightpu-4t", chips=4, alone="2x2", joins=True),
-            Machine("ct5lp-hightpu-8t", chips=8, alone="2x4"),
+            Machine("ct5lp-hightpu-1t", chips=1, alone="1x1", vcpus=24, memory_gb=48),
+            Machine("ct5lp-hightpu-4t", chips=4, alone="2x2", joins=True, vcpus=112, memory_gb=192),
+            Machine("ct5lp-hightpu-8t", chips=8, alone="2x4", vcpus=224, memory_gb=384),
         ),
         topologies=_2D,
         topology_rule=_2D_RULE,
@@ -125,7 +131,7 @@ _ROWS = (
         pod_prefix="v5p",
         cores_per_chip=2,
         devices_per_chip=1,  # megacore, as on v4
-        machines=(Machine("ct5p-hightpu-4t", chips=4, alone="2x2x1", joins=True),),
+        machines=(Machine("ct5p-hightpu-4t", chips=4, alone="2x2x1", joins=True, vcpus=208, memory_gb=448),),
         topologies=_3d(cubes=140, ascending=True),
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 8960 chips",
         gke_accelerator="tpu-v5p-slice",
@@ -145,9 +151,17 @@ _ROWS = (
         cores_per_chip=1,
         devices_per_chip=1,
         machines=(
-            Machine("ct6e-standard-1t", chips=1, alone="1x1"),
-            Machine("ct6e-standard-4t", chips=4, alone="2x2", joins=True),
-            Machine("ct6e-standard-8t", chips=8, alone="2x4"),
+            Machine("ct6e-standard-1t", chips=1, alone="1x1", vcpus=44, memory_gb=176),
+            Machine(
+                "ct6e-standard-4t",
+                chips=4,
+                alone="2x2",
+                joins=True,
+                vcpus=180,
+                memory_gb=720,
+                extra_nics=True,
+            ),
+            Machine("ct6e-standard-8t", chips=8, alone="2x4", vcpus=180, memory_gb=1440),
         ),
         topologies=_2D,
         topology_rule=_2D_RULE,
@@ -169,7 +183,15 @@ _ROWS = (
         devices_per_chip=2,  # each TensorCore is a device of its own, with half the chip's HBM
         machines=(
             Machine("tpu7x-standard-1t", chips=1, alone="1x1x1"),
-            Machine("tpu7x-standard-4t", chips=4, alone="2x2x1", joins=True),
+            Machine(
+                "tpu7x-standard-4t",
+                chips=4,
+                alone="2x2x1",
+                joins=True,
+                vcpus=224,
+                memory_gb=960,
+                extra_nics=True,
+            ),
         ),
         topologies=("1x1x1", *_3d(cubes=144, ascending=True)),
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 9216 chips",

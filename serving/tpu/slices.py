@@ -6,6 +6,7 @@ come, so the caller says which.
 
 import difflib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from serving.errors import TopologyError
@@ -26,8 +27,7 @@ class Slice:
     machine_type: str
 
     def __str__(self) -> str:
-        hosts = "1 host" if self.hosts == 1 else f"{self.hosts} hosts"
-        return f"{self.generation} {self.topology} ({hosts} x {self.chips_per_host} chips)"
+        return f"{self.generation} {self.topology} ({_counted(self.hosts)} x {self.chips_per_host} chips)"
 
     @property
     def hardware(self) -> Generation:
@@ -107,7 +107,7 @@ def resolve(
         asked = " on ".join(
             part
             for part in (
-                f"{hosts} hosts" if hosts is not None else "",
+                _counted(hosts) if hosts is not None else "",
                 f"machine type {machine_type}" if machine_type else "",
             )
             if part
@@ -119,6 +119,14 @@ def resolve(
         raise TopologyError(f"{row.name} {shape} is sold as {there_is}; name hosts or machine_type")
     machine, count = chosen[0]
     return Slice(generation=row.name, topology=shape, hosts=count, machine_type=machine.name)
+
+
+def every_slice() -> Iterator[Slice]:
+    """Every slice that is sold, generation by generation, the smaller first."""
+    for row in GENERATIONS.values():
+        for topology in row.topologies:
+            for machine, count in _options(row, topology):
+                yield Slice(generation=row.name, topology=topology, hosts=count, machine_type=machine.name)
 
 
 def _generation(name: str) -> Generation:
@@ -141,7 +149,11 @@ def _options(row: Generation, topology: str) -> list[tuple[Machine, int]]:
 
 
 def _describe(machine: Machine, count: int) -> str:
-    return f"{count} host{'' if count == 1 else 's'} of {machine.name} ({machine.chips} chips each)"
+    return f"{_counted(count)} of {machine.name} ({machine.chips} chips each)"
+
+
+def _counted(hosts: int) -> str:
+    return "1 host" if hosts == 1 else f"{hosts} hosts"
 
 
 def _no_such_topology(row: Generation, topology: str) -> str:

@@ -32,7 +32,7 @@ def spec(model: str, generation: str, topology: str, **more: Any) -> ModelSpec:
 def test_tensor_parallelism_takes_every_device_of_the_slice(
     model: str, generation: str, topology: str, layout: tuple[int, int]
 ) -> None:
-    found = plan(spec(model, generation, topology))
+    found = plan(spec(model, generation, topology, engine={"max_model_len": 4096}))
     assert (found.tensor, found.pipeline) == layout
 
 

@@ -1,11 +1,21 @@
+import contextlib
+import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from serving.errors import PlanError
+from serving.config import ParallelSpec
+from serving.errors import PlanError, ServingError
+from serving.planning.demand import demand_of
+from serving.planning.fit import measure
+from serving.planning.library import CONFIGS
+from serving.planning.parallelism import derive
 from serving.planning.shapes import read_config, shape_of
+from serving.tpu import resolve
 
 pytestmark = pytest.mark.unit
 
@@ -66,7 +76,7 @@ def test_a_path_that_does_not_exist_is_said_to_be_one(model: str) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "holds a list, not a config"),
-        ('{"architectures": []}', "has no num_attention_heads"),
+        ('{"architectures": ["LlamaForCausalLM"]}', "has no num_attention_heads"),
         (json.dumps(TINY | {"architectures": []}), "has no architectures"),
         (json.dumps(TINY | {"hidden_size": "64"}), "hidden_size is '64', not a number"),
         (json.dumps(TINY | {"num_hidden_layers": 0}), "num_hidden_layers is 0, not a number of at least 1"),
@@ -84,6 +94,80 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         shape_of(str(tmp_path))
 
 
-def test_an_unknown_id_says_to_give_a_path() -> None:
-    with pytest.raises(PlanError, match="give the path of a local checkpoint"):
-        shape_of("nobody/no-such-model")
+def test_an_architecture_that_is_not_counted_is_refused_with_the_way_to_claim_one() -> None:
+    with pytest.raises(PlanError, match="LlamaForCausalM, whose bytes") as refusal:
+        read_config(TINY | {"architectures": ["LlamaForCausalM"]}, where="tiny")
+    assert "engine.hf_overrides.architectures (nearest by name: LlamaForCausalLM)" in refusal.value.message
+
+
+def test_a_window_without_a_pattern_is_every_layers() -> None:
+    (kind,) = read_config(TINY | {"sliding_window": 4096}, where="tiny").attention
+    assert (kind.count, kind.window) == (4, 4096)
+    (unused,) = read_config(
+        TINY | {"sliding_window": 4096, "use_sliding_window": False}, where="tiny"
+    ).attention
+    assert unused.window is None
+
+
+def test_layer_types_must_name_every_layer() -> None:
+    with pytest.raises(PlanError, match="layer_types names 3 layers, num_hidden_layers is 4"):
+        read_config(TINY | {"layer_types": ["full_attention"] * 3}, where="tiny")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"text_config": 3}, "text_config is 3, not a mapping"),
+        ({"layer_types": "full"}, "layer_types is 'full', not a list"),
+        ({"vision_config": 3}, "config of tiny (vision_config) is 3, not a mapping"),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_named(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        read_config(TINY | wrong, where="tiny")
+    assert says in refusal.value.message
+
+
+def test_overrides_reach_into_the_text_config(tmp_path: Path) -> None:
+    wrapped = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": TINY}
+    model = write_checkpoint(tmp_path / "wrapped", wrapped)
+    shape = shape_of(model, {"text_config": {"num_hidden_layers": 2}})
+    assert (shape.layers, shape.hidden_size) == (2, 64)
+
+
+def paths_of(config: dict[str, Any], *parents: str) -> list[tuple[str, ...]]:
+    """Where the values of a config are, those of nested mappings included."""
+    found: list[tuple[str, ...]] = []
+    for key, value in config.items():
+        found.append((*parents, key))
+        if isinstance(value, dict):
+            found += paths_of(value, *parents, key)
+    return found
+
+
+JUNK = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 10**6)
+    | st.floats()
+    | st.text(max_size=3)
+    | st.just([])
+    | st.just({})
+)
+
+
+@settings(deadline=None)  # the machine may be busy with more than this
+@given(st.sampled_from(sorted(CONFIGS)), st.data())
+def test_a_config_of_any_kind_is_read_or_refused(model: str, data: st.DataObject) -> None:
+    """Any value may be missing or wrong; nothing but our own errors comes out."""
+    config = copy.deepcopy(CONFIGS[model])
+    *parents, key = data.draw(st.sampled_from(paths_of(config)))
+    holder = config
+    for parent in parents:
+        holder = holder[parent]
+    holder[key] = data.draw(JUNK)
+    with contextlib.suppress(ServingError):
+        shape = read_config(config, where=model)
+        demand = demand_of({"max_model_len": -1}, shape)
+        layout, _ = derive(shape, demand, resolve("v7x", "2x2x1"), ParallelSpec())
+        measure(shape, demand, resolve("v7x", "2x2x1"), layout)

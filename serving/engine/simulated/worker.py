@@ -1,10 +1,15 @@
 """tpu-inference's worker, one a simulated host; the hosts of a slice find each other through jax.distributed."""
 
+import os
 from typing import Any
 
 import jax
+import ray
 from tpu_inference.worker import tpu_worker
 from tpu_inference.worker.tpu_worker import TPUWorker
+from vllm.logger import init_logger
+
+logger = init_logger("vllm.serving")
 
 
 def _by_process(_local: Any, _all: Any) -> int:
@@ -20,6 +25,8 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
 
     def init_device(self, *args: Any, **kwargs: Any) -> None:
         parallel = self.vllm_config.parallel_config
+        if parallel.placement_group is not None and self.rank != int(os.environ["TPU_WORKER_ID"]):
+            raise RuntimeError(f"rank {self.rank} is on worker {os.environ['TPU_WORKER_ID']} of the slice")
         hosts = parallel.placement_group.bundle_count if parallel.placement_group is not None else 1
         if hosts > 1 and parallel.pipeline_parallel_size == 1:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -31,6 +38,13 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
             )
             _see_own_cpus()
         super().init_device(*args, **kwargs)
+        logger.info(
+            "simulated host %s: worker %s, %d of %d devices",
+            ray.util.get_node_ip_address(),
+            os.environ["TPU_WORKER_ID"],
+            jax.local_device_count(),
+            len(self.devices),
+        )
 
 
 def _see_own_cpus() -> None:

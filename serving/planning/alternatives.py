@@ -1,0 +1,86 @@
+"""What would fit instead: slices by price, a shorter context, smaller formats."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from serving.config import ParallelSpec
+from serving.errors import PlanError
+from serving.planning import parallelism
+from serving.planning.demand import Demand
+from serving.planning.fit import Fit, measure
+from serving.planning.layout import Layout
+from serving.planning.prices import chip_hour
+from serving.planning.quantization import Quantization
+from serving.planning.shapes import ModelShape
+from serving.tpu import Slice, every_slice
+
+_MOST_CHIPS = 256  # larger slices serve no model of the library and are not offered
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A slice the model fits, and its price an hour on demand."""
+
+    slice: Slice
+    layout: Layout
+    fit: Fit
+    per_hour: float
+
+
+def slices_that_fit(
+    shape: ModelShape, demand: Demand, prices: Mapping[str, Mapping[str, float]] | None = None
+) -> list[Candidate]:
+    """Every slice up to 256 chips that the model fits, cheapest first."""
+    found = []
+    for slice_ in every_slice():
+        if slice_.chips > _MOST_CHIPS:
+            continue
+        try:
+            layout, _ = parallelism.derive(shape, demand, slice_, ParallelSpec())
+        except PlanError:
+            continue
+        fit = measure(shape, demand, slice_, layout)
+        if not fit.problems:
+            price = slice_.chips * chip_hour(slice_.generation, prices)["on-demand"]
+            found.append(Candidate(slice_, layout, fit, price))
+    return sorted(found, key=lambda candidate: (candidate.per_hour, candidate.slice.hosts))
+
+
+def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:
+    """The first candidate of each generation, in the order given."""
+    first: dict[str, Candidate] = {}
+    for candidate in candidates:
+        first.setdefault(candidate.slice.generation, candidate)
+    return list(first.values())
+
+
+def advice(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout, fit: Fit) -> str:
+    """One sentence a way out: a shorter context here, smaller formats here, other slices."""
+    ways = []
+    if 0 < fit.longest < fit.max_model_len:
+        ways.append(f"engine.max_model_len up to {fit.longest} fits here")
+    if smaller := _smaller_format(shape, demand, slice_, layout):
+        ways.append(f"it fits here with {smaller}")
+    if others := cheapest_by_generation(slices_that_fit(shape, demand)):
+        listed = ", ".join(f"{candidate.slice} at ${candidate.per_hour:.2f}/h" for candidate in others)
+        ways.append(f"as it is it fits {listed}")
+    return "; ".join(ways) or f"it fits no slice of up to {_MOST_CHIPS} chips"
+
+
+def _smaller_format(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) -> str | None:
+    eight = demand if demand.quantization else replace(demand, quantization=Quantization("fp8"))
+    ways = {
+        "engine.kv_cache_dtype: fp8": replace(demand, cache_itemsize=1),
+        "8-bit weights (engine.quantization: fp8)": eight,
+        "8-bit weights and cache (engine.quantization: fp8, engine.kv_cache_dtype: fp8)": replace(
+            eight, cache_itemsize=1
+        ),
+    }
+    return next(
+        (
+            name
+            for name, way in ways.items()
+            if way != demand and not measure(shape, way, slice_, layout).problems
+        ),
+        None,
+    )

@@ -1,0 +1,103 @@
+"""Bytes of cached keys and values, as tpu-inference 0.26 lays them out.
+
+Sources: tpu_inference/runner/kv_cache_manager.py, utils.get_padded_head_dim and get_padded_num_heads, and
+get_kv_cache_shape of the attention kernels (ragged_paged_attention/v3, mla/v2). Checked on a published boot log: Gemma 4
+E2B on one v5e chip holds 321,376 tokens in 5.52 GiB, 18 KiB a token.
+"""
+
+import math
+
+from serving.planning.demand import Demand
+from serving.planning.layout import Layout
+from serving.planning.shapes import AttentionLayers, ModelShape
+
+_LANES = 128  # a kernel's last axis is padded to this
+_SUBLANE_BYTES = 4  # narrower values are packed to this
+
+# Served by models that give every layer a cache of every token, whatever its window (get_kv_cache_spec, JAX path); of
+# the rest, layers with a chunked window do so too.
+WINDOWED_CACHE = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "GptOssForCausalLM")
+
+
+def token_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> float:
+    """Bytes one more token takes on a device, in layers that keep every token."""
+    layers = sum(
+        _layer_bytes(shape, kind, demand, layout) * kind.cached
+        for kind in shape.attention
+        if not _window(shape, kind)
+    )
+    return layers * _stage(shape, layout) + _draft_bytes(demand, layout)
+
+
+def sequence_bytes(shape: ModelShape, demand: Demand, layout: Layout, length: int) -> float:
+    """Bytes a sequence of that length takes on a device; layers with a window keep it and the running batch."""
+    windowed = sum(
+        _layer_bytes(shape, kind, demand, layout) * kind.cached * min(length, window + demand.batched_tokens)
+        for kind in shape.attention
+        if (window := _window(shape, kind))
+    )
+    return windowed * _stage(shape, layout) + token_bytes(shape, demand, layout) * length
+
+
+def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
+    """Fixed states of linear attention on a device, one a sequence it may run and one spare.
+
+    A state is float32, its convolution's tail bf16: 4,268,032 bytes a layer of Qwen3.5-397B, as its boot log says.
+    """
+    if not (linear := shape.linear):
+        return 0
+    state = (
+        linear.value_heads * linear.key_dim * linear.value_dim * 4 + linear.channels * (linear.kernel - 1) * 2
+    )
+    each = state * linear.count / layout.attention_tensor * _stage(shape, layout)
+    return math.ceil(each * (demand.sequences + 1))
+
+
+def requests_apart(shape: ModelShape, layout: Layout) -> int:
+    """Groups of devices that hold different requests, so that each token lies in one of them."""
+    return layout.data * (1 if shape.latent else layout.attention_data)
+
+
+def attention_data_size(shape: ModelShape, demand: Demand, tensor: int) -> int:
+    """Devices that share attention by requests: as many as heads can't fill (ShardingConfigManager)."""
+    if not demand.attention_data_parallel:
+        return 1
+    heads = 1 if shape.latent else shape.num_key_value_heads
+    packing = _SUBLANE_BYTES // demand.cache_itemsize * (2 if shape.head_dim == 64 else 1)
+    return max(int(tensor // max(1, heads * 2 / packing)), 1)
+
+
+def _draft_bytes(demand: Demand, layout: Layout) -> float:
+    """A draft model keeps every token too."""
+    if demand.draft is None:
+        return 0.0
+    return sum(
+        _layer_bytes(demand.draft, kind, demand, layout) * kind.cached for kind in demand.draft.attention
+    )
+
+
+def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layout: Layout) -> float:
+    size = demand.cache_itemsize
+    packing = _SUBLANE_BYTES // size
+    if shape.latent:  # one vector a token, spread over the stage's devices by blocks or by requests
+        return (
+            (_padded(shape.latent.kv_rank, _LANES) + _padded(shape.latent.rope_dim, _LANES))
+            * size
+            / layout.tensor
+        )
+    heads = max(kind.kv_heads // layout.attention_tensor, 1)
+    if kind.head_dim == 64:  # a kernel of its own: key and value share the lanes
+        return _padded(heads, packing) * _LANES * size
+    return _padded(2 * heads, packing) * _padded(kind.head_dim, _LANES) * size
+
+
+def _window(shape: ModelShape, kind: AttentionLayers) -> int | None:
+    return kind.window if shape.architecture in WINDOWED_CACHE else None
+
+
+def _stage(shape: ModelShape, layout: Layout) -> float:
+    return math.ceil(shape.layers / layout.pipeline) / shape.layers
+
+
+def _padded(number: int, multiple: int) -> int:
+    return math.ceil(number / multiple) * multiple

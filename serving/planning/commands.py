@@ -1,0 +1,161 @@
+"""`serving plan` and `serving manifest`: their arguments, what they print and the status they end with.
+
+Status 0: everything fits. 1: a model was refused. 2: the file can't be read as asked.
+"""
+
+import json
+import sys
+from argparse import Namespace
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import yaml
+from rich.console import Console
+from rich.text import Text
+
+from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
+from serving.errors import ConfigError, PlanError, ServingError, TopologyError
+from serving.planning import engine_options
+from serving.planning.alternatives import slices_that_fit
+from serving.planning.demand import demand_of
+from serving.planning.manifest import render
+from serving.planning.plan import plan
+from serving.planning.prices import check as check_prices
+from serving.planning.report import show_candidates, show_plans
+from serving.planning.shapes import shape_of
+from serving.planning.summary import candidate_summary, summary
+
+OK, REFUSED, UNREADABLE = 0, 1, 2
+
+
+def add_commands(commands: Any) -> None:
+    """Add both to the subparsers of the `serving` command; each returns its status from `run`."""
+    planning = commands.add_parser(
+        "plan", help="does a YAML's every model fit its slice, how fast, at what price"
+    )
+    what = planning.add_mutually_exclusive_group(required=True)
+    what.add_argument("yaml", nargs="?", help="a file of deployments/")
+    what.add_argument(
+        "--what-fits", metavar="MODEL", help="list the slices a model fits instead, cheapest first"
+    )
+    planning.add_argument(
+        "--engine", action="append", default=[], metavar="KEY=VALUE", help="an engine option for --what-fits"
+    )
+    planning.add_argument("--json", action="store_true", help="print every figure as JSON")
+    planning.set_defaults(run=_plan)
+    manifest = commands.add_parser(
+        "manifest", help="a YAML as Kubernetes objects for GKE and KubeRay, on stdout"
+    )
+    manifest.add_argument("yaml", help="a file of deployments/")
+    manifest.set_defaults(run=_manifest)
+
+
+def _plan(options: Namespace) -> int:
+    if options.what_fits:
+        return what_fits(options.what_fits, Console(), engine=options.engine, as_json=options.json)
+    return plan_file(options.yaml, Console(), as_json=options.json)
+
+
+def _manifest(options: Namespace) -> int:
+    return manifest_file(options.yaml, sys.stdout, Console(stderr=True))
+
+
+def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
+    """Plan every model of a file on each of its pools; what is refused does not keep the rest from being shown."""
+    try:
+        services = load(Path(path)).services.values()
+        for service in services:
+            check_prices(service.prices)
+    except ConfigError as error:
+        return _fail(console, error, as_json=as_json)
+    found = [_planned(spec, service.prices) for service in services for spec in _specs(service)]
+    refused = [one for one in found if not one["fits"]]
+    if as_json:
+        console.print_json(json.dumps(found))
+    else:
+        show_plans(console, [one for one in found if one["fits"]])
+        for one in refused:
+            _refuse(console, one["error"])
+    return REFUSED if refused else OK
+
+
+def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_json: bool = False) -> int:
+    """List the slices a model fits, cheapest first. `engine` holds KEY=VALUE engine options."""
+    try:
+        options = _options(engine)
+        engine_options.check(options)
+        shape = shape_of(model, options.get("hf_overrides"))
+        rows = [candidate_summary(one, {}) for one in slices_that_fit(shape, demand_of(options, shape))]
+    except ServingError as error:
+        return _fail(console, error, as_json=as_json)
+    if as_json:
+        console.print_json(json.dumps(rows))
+    elif rows:
+        show_candidates(console, model, rows)
+    else:
+        _refuse(
+            console,
+            f"{model} fits no slice of up to 256 chips; set a shorter max_model_len or smaller formats",
+        )
+    return OK if rows else REFUSED
+
+
+def manifest_file(path: str, output: TextIO, console: Console) -> int:
+    """Write the manifest of a file's one application, nothing of it where anything is refused.
+
+    `console` is not `output`: that one is read by kubectl.
+    """
+    try:
+        deployment = load(Path(path))
+        name, service = _only(deployment)
+        text = render(name, service.gke, deployment.document, [plan(spec) for spec in _specs(service)])
+    except (PlanError, TopologyError) as error:
+        _refuse(console, error.message)
+        return REFUSED
+    except ConfigError as error:
+        return _fail(console, error, as_json=False)
+    output.write(text)
+    return OK
+
+
+def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:
+    if len(deployment.services) > 1:
+        raise ConfigError(
+            f"a manifest is of one application, {deployment.path} has {len(deployment.services)}"
+        )
+    return next(iter(deployment.services.items()))
+
+
+def _specs(service: ServiceConfig) -> list[ModelSpec]:
+    return [spec for model in service.models for spec in model.per_pool()]
+
+
+def _planned(spec: ModelSpec, prices: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    try:
+        return summary(plan(spec), prices)
+    except ConfigError as error:
+        return {"model": spec.name, "fits": False, "code": error.code, "error": error.message}
+
+
+def _options(pairs: Sequence[str]) -> dict[str, Any]:
+    split = [pair.partition("=") for pair in pairs]
+    if wrong := [name for name, equals, _ in split if not (name and equals)]:
+        raise ConfigError(f"--engine {wrong[0]}: write KEY=VALUE")
+    return {name: yaml.safe_load(value) for name, _, value in split}
+
+
+def _fail(console: Console, error: ServingError, *, as_json: bool) -> int:
+    if as_json:
+        console.print_json(json.dumps([{"fits": False, "code": error.code, "error": error.message}]))
+    else:
+        _refuse(console, error.message)
+    return UNREADABLE
+
+
+def _refuse(console: Console, message: str) -> None:
+    """The reason on the first line, a way out on each of the next."""
+    first, *ways = message.split("; ")
+    console.print(Text.assemble(("refused ", "bold red"), first), soft_wrap=True)
+    for way in ways:
+        console.print(f"  - {way}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""What the engine options ask of HBM, in numbers: lengths, batch, formats.
+
+Defaults are those vLLM 0.26 takes for its HTTP server (EngineArgs.get_batch_defaults, CacheConfig).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.errors import ConfigError, PlanError
+from serving.planning.quantization import Quantization
+from serving.planning.shapes import ModelShape, shape_of
+
+DEFAULT_UTILIZATION = 0.92
+DEFAULT_BATCHED_TOKENS = 2048
+DEFAULT_SEQUENCES = 256
+_DEFAULT_LORA_RANK = 16
+
+_QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
+_ONLINE = {"fp8": "fp8"}
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Sizes the engine will be started with. `quantization` is what the weights will lie in HBM as."""
+
+    max_model_len: int | None  # None: as long as fits
+    sequences: int
+    batched_tokens: int
+    utilization: float
+    weight_format: str
+    cache_itemsize: int
+    quantization: Quantization | None
+    attention_data_parallel: bool
+    towers: bool
+    lora_rank: int  # summed over the adapters held at once; 0 without
+    draft: ModelShape | None  # the model that speculates beside it
+
+
+def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
+    """Reads the options a plan depends on; ConfigError where one is not of its kind."""
+    weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
+    cache = str(engine.get("kv_cache_dtype", "auto"))
+    full_itemsize = 4 if weight_format == "float32" else 2
+    return Demand(
+        max_model_len=_max_model_len(engine, shape),
+        sequences=_whole(engine, "max_num_seqs", DEFAULT_SEQUENCES),
+        batched_tokens=_whole(engine, "max_num_batched_tokens", DEFAULT_BATCHED_TOKENS),
+        utilization=_share(engine),
+        weight_format=weight_format,
+        cache_itemsize=1 if cache.startswith(("fp8", "int8")) else full_itemsize,
+        quantization=_quantization(engine, shape),
+        # tpu-inference refuses latent attention without it (tpu_platform.py)
+        attention_data_parallel=shape.latent is not None
+        or _nested(engine, "sharding", "sharding_strategy").get("enable_dp_attention") is True,
+        towers=not engine.get("language_model_only"),
+        lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
+        if engine.get("enable_lora")
+        else 0,
+        draft=_draft(engine),
+    )
+
+
+def _max_model_len(engine: Mapping[str, Any], shape: ModelShape) -> int | None:
+    asked = engine.get("max_model_len", shape.max_position_embeddings)
+    if asked in (-1, "auto"):
+        return None
+    length = _whole({"max_model_len": asked}, "max_model_len", asked)
+    if length > shape.max_position_embeddings:
+        raise ConfigError(
+            f"engine.max_model_len: {length} is beyond the model's {shape.max_position_embeddings} positions"
+        )
+    return length
+
+
+def _whole(engine: Mapping[str, Any], key: str, default: int) -> int:
+    value = engine.get(key)
+    if value is None:
+        return default
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"engine.{key}: a whole number of at least 1 (got {value!r})")
+    return value
+
+
+def _share(engine: Mapping[str, Any]) -> float:
+    value = engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
+        raise ConfigError(f"engine.gpu_memory_utilization: a number above 0 and at most 1 (got {value!r})")
+    return float(value)
+
+
+def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization | None:
+    """The checkpoint's own format, else one made while loading: vLLM's fp8 or a qwix rule for every module."""
+    if shape.quantization:
+        return shape.quantization
+    if asked := engine.get("quantization"):
+        if asked not in _ONLINE:
+            known = ", ".join(_ONLINE)
+            raise ConfigError(
+                f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; "
+                f"made while loading is only {known}"
+            )
+        return Quantization(_ONLINE[asked])
+    for rule in _nested(engine, "quantization", "qwix").get("rules", []):
+        if (
+            isinstance(rule, Mapping)
+            and rule.get("module_path") == ".*"
+            and rule.get("weight_qtype") in _QWIX_FORMATS
+        ):
+            return Quantization(_QWIX_FORMATS[rule["weight_qtype"]])
+    return None
+
+
+def _draft(engine: Mapping[str, Any]) -> ModelShape | None:
+    speculative = engine.get("speculative_config") or {}
+    if not isinstance(speculative, Mapping):
+        raise ConfigError(f"engine.speculative_config: a mapping (got {speculative!r})")
+    if not speculative.get("model"):  # n-grams need none
+        return None
+    try:
+        return shape_of(str(speculative["model"]))
+    except PlanError as error:
+        raise PlanError(f"engine.speculative_config.model: {error.message}") from None
+
+
+def _nested(engine: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
+    """A mapping inside `additional_config`, tpu-inference's own options; empty where it is not set."""
+    found: Any = engine.get("additional_config") or {}
+    for key in path:
+        if not isinstance(found, Mapping):
+            raise ConfigError(f"engine.additional_config: a mapping (got {found!r})")
+        found = found.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"engine.additional_config.{'.'.join(path)}: a mapping (got {found!r})")
+    return found

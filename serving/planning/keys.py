@@ -1,0 +1,45 @@
+"""A `config.json` whose values are checked where they are read, so that a wrong one is named and never trips later."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.errors import PlanError
+
+
+class Keys:
+    """Values of a config by key. None, as JSON's null, is a missing value."""
+
+    def __init__(self, config: Any, where: str) -> None:
+        if not isinstance(config, Mapping):
+            raise PlanError(f"config of {where} is {config!r}, not a mapping")
+        self._config = config
+        self._where = where
+
+    def get(self, key: str, default: Any = None) -> Any:
+        value = self._config.get(key)
+        return default if value is None else value
+
+    def number(self, key: str, default: Any = None, least: int = 1) -> int:
+        value = self.get(key, default)
+        if value is None:
+            raise PlanError(missing(key, self._where))
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise PlanError(
+                f"config.json of {self._where}: {key} is {value!r}, not a number of at least {least}"
+            )
+        return value
+
+    def entries(self, key: str) -> list[Any]:
+        value = self.get(key, [])
+        if not isinstance(value, list | tuple):
+            raise PlanError(f"config.json of {self._where}: {key} is {value!r}, not a list")
+        return list(value)
+
+    def within(self, key: str) -> "Keys | None":
+        """The mapping under a key; None where there is none."""
+        value = self.get(key)
+        return Keys(value, f"{self._where} ({key})") if value else None
+
+
+def missing(key: str, where: str) -> str:
+    return f"config.json of {where} has no {key}; give it as engine.hf_overrides.{key}"

@@ -1,0 +1,236 @@
+"""A service as Kubernetes objects for GKE with KubeRay: one stream for `kubectl apply -f -`, in the order it is applied.
+
+One worker group a pool, one of its replicas a slice, `numOfHosts` pods a replica; KubeRay makes and unmakes them
+together. The head has no TPU and carries the router. What only `gcloud` can make is in comments on top.
+"""
+
+import re
+from collections import Counter
+from typing import Any
+
+import yaml
+
+from serving.config import GkeSpec
+from serving.planning import nodepools
+from serving.planning.plan import Plan
+
+RAY_VERSION = "2.60.0"
+
+_WEIGHTS = "/weights"
+# Beyond drain_s: Ray drains a node for 30 s on SIGTERM (RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S), engine and workers then end.
+_GRACE_S = 60
+_IDLE_S = 600  # a slice takes minutes to get and to load
+_HEAD_CPU, _HEAD_MEMORY = "8", "16Gi"
+_WORKER_VCPUS = 24  # tokenising and feeding a host's chips; Google's samples ask for 20 to 24
+_MEMORY_SHARE = 0.75  # of the VM's; the rest is the node's own
+_METRICS_PORT = 8080
+
+
+def render(name: str, gke: GkeSpec, document: dict[str, Any], plans: list[Plan]) -> str:
+    """The manifest of an application and its planned pools as text; `document` is the file Serve is to be given."""
+    pools = list(zip(plans, _group_names(plans), strict=True))
+    lines = [line for plan, pool in pools for line in nodepools.gcloud_lines(plan, pool, gke)]
+    objects = [
+        *(nodepools.compute_class(plan, pool) for plan, pool in pools if nodepools.falls_back(plan)),
+        *(
+            nodepools.network_claims(pool, gke.namespace)
+            for plan, pool in pools
+            if nodepools.needs_network_claims(plan)
+        ),
+        _ray_service(_slug(name), gke, _text(document), pools),
+        _pod_monitoring(_slug(name), gke),
+    ]
+    head = f"# {name}: serving manifest FILE | kubectl apply -f -\n"
+    if lines:
+        head += "# Nodes first:\n" + "".join(f"#   {line}\n" for line in lines)
+    return head + "".join(f"---\n{_text(one)}" for one in objects)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes text of several lines as a block, and every list and mapping in full."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        del data
+        return True
+
+
+def _block(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _block)
+
+
+def _text(document: dict[str, Any]) -> str:
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120)
+
+
+def _group_names(plans: list[Plan]) -> list[str]:
+    """Short and stable: pod host names carry them, and they end at 63 letters."""
+    names: Counter[str] = Counter()
+    found = []
+    for plan in plans:
+        name = f"{_slug(plan.model.name)[:30].rstrip('-')}-{plan.slice.generation}-{plan.slice.topology}"
+        found.append(f"{name}-{names[name]}" if names[name] else name)
+        names[name] += 1
+    return found
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+
+
+def _ray_service(
+    label: str, gke: GkeSpec, serve_config: str, pools: list[tuple[Plan, str]]
+) -> dict[str, Any]:
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayService",
+        "metadata": {"name": label, "namespace": gke.namespace},
+        "spec": {
+            "serveConfigV2": serve_config,
+            "rayClusterConfig": {
+                "rayVersion": RAY_VERSION,
+                "enableInTreeAutoscaling": True,
+                "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": _IDLE_S},
+                "headGroupSpec": _head(label, gke),
+                "workerGroupSpecs": [_worker_group(plan, pool, label, gke) for plan, pool in pools],
+            },
+        },
+    }
+
+
+def _head(label: str, gke: GkeSpec) -> dict[str, Any]:
+    ports = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000, "metrics": _METRICS_PORT}
+    size = {"cpu": _HEAD_CPU, "memory": _HEAD_MEMORY}
+    container = {
+        "name": "ray-head",
+        "image": gke.image,
+        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
+        "env": [_token(gke)],
+        "resources": {"requests": size, "limits": size},
+        **_probes("/api/gcs_healthz", 8265),
+    }
+    return {
+        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
+        "template": {
+            "metadata": {"labels": {"app": label}},
+            "spec": {
+                "serviceAccountName": gke.service_account,
+                "restartPolicy": "Never",
+                "containers": [container],
+            },
+        },
+    }
+
+
+def _worker_group(plan: Plan, name: str, label: str, gke: GkeSpec) -> dict[str, Any]:
+    counts = plan.model.replicas
+    annotations = {"gke-gcsfuse/volumes": "true"} if gke.weights_bucket else {}
+    claims = {"resourceClaims": [{"name": "nics", "resourceClaimTemplateName": name}]}
+    return {
+        "groupName": name,
+        "replicas": counts.min,
+        "minReplicas": counts.min,
+        "maxReplicas": counts.max,
+        "numOfHosts": plan.slice.hosts,
+        "rayStartParams": {},
+        "template": {
+            "metadata": {"labels": {"app": label}, **({"annotations": annotations} if annotations else {})},
+            "spec": {
+                "serviceAccountName": gke.service_account,
+                "restartPolicy": "Never",  # autoscaler v2 replaces pods, it does not restart them
+                "terminationGracePeriodSeconds": round(plan.model.drain_s) + _GRACE_S,
+                "nodeSelector": nodepools.node_selector(plan, name),
+                **(claims if nodepools.needs_network_claims(plan) else {}),
+                "containers": [_worker(plan, gke)],
+                "volumes": _volumes(gke),
+            },
+        },
+    }
+
+
+def _worker(plan: Plan, gke: GkeSpec) -> dict[str, Any]:
+    machine = plan.slice.hardware.machine(plan.slice.machine_type)
+    size = {
+        "google.com/tpu": str(plan.slice.chips_per_host)
+    }  # all chips of the VM, or the pod is not admitted
+    if machine and machine.vcpus and machine.memory_gb:
+        size["cpu"] = str(min(_WORKER_VCPUS, machine.vcpus // 2))
+        size["memory"] = f"{int(machine.memory_gb * _MEMORY_SHARE)}G"
+    claims = {"claims": [{"name": "nics"}]} if nodepools.needs_network_claims(plan) else {}
+    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108  where JAX and vLLM keep shared memory
+    if gke.weights_bucket:
+        mounts.append({"name": "weights", "mountPath": _WEIGHTS})
+    return {
+        "name": "ray-worker",
+        "image": gke.image,
+        "ports": [{"name": "metrics", "containerPort": _METRICS_PORT}],
+        "env": _environment(plan, gke),
+        "resources": {"requests": size, "limits": size, **claims},
+        "volumeMounts": mounts,
+        # Given in full: KubeRay's own readiness probe asks for a Serve proxy, which stands on the head alone.
+        **_probes("/api/local_raylet_healthz", 52365),
+    }
+
+
+def _environment(plan: Plan, gke: GkeSpec) -> list[dict[str, Any]]:
+    plain = {
+        "JAX_PLATFORMS": "tpu,cpu",  # "tpu" alone fails in JAX's weight loader: unknown backend cpu
+        "TPU_BACKEND_TYPE": "jax",
+        "ENABLE_PJRT_COMPATIBILITY": "true",
+        "VBAR_CONTROL_SERVICE_URL": "$(NODE_IP):8353",
+        # On local disk where hosts share a slice: they would race on one bucket.
+        "VLLM_XLA_CACHE_PATH": f"{_WEIGHTS}/xla"
+        if gke.weights_bucket and plan.slice.hosts == 1
+        else "/tmp/xla",  # noqa: S108
+    }
+    if plan.slice.hosts > 1:
+        plain["TPU_MULTIHOST_BACKEND"] = "ray"
+    if gke.weights_bucket:
+        plain["HF_HOME"] = f"{_WEIGHTS}/huggingface"
+    return [
+        {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
+        _token(gke),
+        *({"name": name, "value": value} for name, value in sorted((plain | plan.environment).items())),
+    ]
+
+
+def _token(gke: GkeSpec) -> dict[str, Any]:
+    reference = {"name": gke.token_secret, "key": "token", "optional": True}
+    return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
+
+
+def _volumes(gke: GkeSpec) -> list[dict[str, Any]]:
+    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
+    if gke.weights_bucket:
+        options = "implicit-dirs,file-cache:enable-parallel-downloads:true,file-cache:max-size-mb:-1"
+        attributes = {"bucketName": gke.weights_bucket, "mountOptions": options}
+        volumes.append(
+            {
+                "name": "weights",
+                "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes},
+            }
+        )
+    return volumes
+
+
+def _probes(path: str, port: int) -> dict[str, Any]:
+    """KubeRay's own delays, on the raylet or the control store alone: loading a model is Serve's state, not the pod's."""
+    check = {"httpGet": {"path": path, "port": port}, "periodSeconds": 5, "timeoutSeconds": 5}
+    return {
+        "livenessProbe": {**check, "initialDelaySeconds": 30, "failureThreshold": 120},
+        "readinessProbe": {**check, "initialDelaySeconds": 10, "failureThreshold": 10},
+    }
+
+
+def _pod_monitoring(label: str, gke: GkeSpec) -> dict[str, Any]:
+    return {
+        "apiVersion": "monitoring.googleapis.com/v1",
+        "kind": "PodMonitoring",
+        "metadata": {"name": label, "namespace": gke.namespace},
+        "spec": {
+            "selector": {"matchLabels": {"app": label}},
+            "endpoints": [{"port": "metrics", "interval": "30s"}],
+        },
+    }

@@ -1,0 +1,135 @@
+"""Nodes for a pool: `gcloud` lines where it is bought in one way, a ComputeClass where it falls back to others.
+
+GKE makes a multi-host slice of one node pool, so there is one pool a slice; several one-host slices share a pool.
+"""
+
+from typing import Any
+
+from serving.config import Capacity, GkeSpec
+from serving.planning.plan import Plan
+
+# What `gcloud container node-pools create` adds for each way to buy.
+_BOUGHT = {
+    Capacity.ON_DEMAND: "",
+    Capacity.SPOT: " --spot",
+    Capacity.FLEX_START: " --flex-start --reservation-affinity=none",
+    Capacity.RESERVED: " --reservation-affinity=specific --reservation={reservation}",
+}
+_SELECTED = {
+    Capacity.SPOT: ("cloud.google.com/gke-spot", "true"),
+    Capacity.FLEX_START: ("cloud.google.com/gke-flex-start", "true"),
+}
+
+
+def falls_back(plan: Plan) -> bool:
+    """Whether GKE picks among several ways to buy the slice, which takes a ComputeClass."""
+    return len(plan.model.slice.capacity) > 1
+
+
+def needs_policy(plan: Plan) -> bool:
+    """Multi-host v7x slices are shaped by a workload policy, which stands in the place of --tpu-topology."""
+    return plan.slice.generation == "v7x" and plan.slice.hosts > 1
+
+
+def needs_network_claims(plan: Plan) -> bool:
+    """Extra network cards carry traffic between slices; a single slice talks over its own links."""
+    machine = plan.slice.hardware.machine(plan.slice.machine_type)
+    return machine is not None and machine.extra_nics and plan.model.replicas.max > 1
+
+
+def gcloud_lines(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
+    """Commands that make the nodes, to run before the manifest is applied."""
+    lines = []
+    if needs_policy(plan):
+        lines.append(
+            f"gcloud compute resource-policies create workload-policy {name} --type=HIGH_THROUGHPUT "
+            f"--accelerator-topology={plan.slice.topology} --region={gke.zone.rpartition('-')[0] or 'REGION'}"
+        )
+    if not falls_back(plan):
+        lines.extend(_node_pools(plan, name, gke))
+    return lines
+
+
+def compute_class(plan: Plan, name: str) -> dict[str, Any]:
+    """Ways to buy one topology, tried in order; GKE makes the node pools."""
+    return {
+        "apiVersion": "cloud.google.com/v1",
+        "kind": "ComputeClass",
+        "metadata": {"name": name},
+        "spec": {
+            "nodePoolAutoCreation": {"enabled": True},
+            "priorities": [_priority(plan, name, capacity) for capacity in plan.model.slice.capacity],
+        },
+    }
+
+
+def network_claims(name: str, namespace: str) -> dict[str, Any]:
+    """All network devices of a node, claimed by each pod through DRANET."""
+    request = {"name": "nics", "exactly": {"deviceClassName": "netdev.google.com", "allocationMode": "All"}}
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"spec": {"devices": {"requests": [request]}}},
+    }
+
+
+def node_selector(plan: Plan, name: str) -> dict[str, str]:
+    """Labels of the nodes a pool's pods go on."""
+    spec = plan.model.slice
+    selector = {
+        "cloud.google.com/gke-tpu-accelerator": plan.slice.gke_accelerator,
+        "cloud.google.com/gke-tpu-topology": plan.slice.topology,
+    }
+    if falls_back(plan):
+        return selector | {"cloud.google.com/compute-class": name}
+    if spec.reservation:
+        return selector | {"cloud.google.com/reservation-name": spec.reservation}
+    return selector | dict([_SELECTED[spec.capacity[0]]] if spec.capacity[0] in _SELECTED else [])
+
+
+def _node_pools(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
+    spec, hosts, counts = plan.model.slice, plan.slice.hosts, plan.model.replicas
+    bought = _BOUGHT[spec.capacity[0]].format(reservation=spec.reservation)
+    networks = " --accelerator-network-profile=auto" if needs_network_claims(plan) else ""
+    command = f"gcloud container node-pools create {{pool}} --cluster=CLUSTER --location={gke.zone}"
+    command += f" --machine-type={plan.slice.machine_type}{{shape}}{bought}{networks}"
+    if hosts == 1:
+        size = f" --num-nodes={counts.min} --enable-autoscaling --min-nodes={counts.min} --max-nodes={counts.max}"
+        return [command.format(pool=name, shape="") + size]
+    shape = f" --placement-policy={name}" if needs_policy(plan) else f" --tpu-topology={plan.slice.topology}"
+    return [
+        command.format(pool=f"{name}-{index}", shape=shape)
+        + (
+            f" --num-nodes={hosts}"
+            if index < counts.min and spec.capacity[0] is not Capacity.FLEX_START
+            else f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}"
+        )
+        for index in range(counts.max)
+    ]
+
+
+def _priority(plan: Plan, name: str, capacity: Capacity) -> dict[str, Any]:
+    tpu = {
+        "type": plan.slice.gke_accelerator,
+        "count": plan.slice.chips_per_host,
+        "topology": plan.slice.topology,
+    }
+    priority: dict[str, Any] = {"tpu": tpu}
+    match capacity:
+        case Capacity.RESERVED:
+            priority["reservations"] = {
+                "specific": [{"name": plan.model.slice.reservation}],
+                "affinity": "Specific",
+            }
+        case Capacity.FLEX_START:
+            priority["flexStart"] = {"enabled": True}
+        case Capacity.SPOT:
+            priority["spot"] = True
+        case _:
+            priority["spot"] = False
+    if needs_policy(plan):
+        priority["placement"] = {"policyName": name}
+    if needs_network_claims(plan):
+        priority["acceleratorNetworkProfile"] = "auto"
+    return priority

@@ -1,0 +1,31 @@
+"""What a chip costs an hour, as read from copies of Google's price pages; `prices:` in the YAML replaces any of them."""
+
+from collections.abc import Mapping
+
+from serving.errors import ConfigError
+
+AS_OF = "2026-09-18"
+CURRENCY = "USD"
+
+# Cheapest US region with a list price. Flex-start and spot of v5e (us-west4) and v6e (us-east1, us-east5) are from the
+# Billing Catalog of 2026-08; spot moves. No flex-start or spot price was found for v5p, no spot price for v7x.
+PER_CHIP_HOUR: dict[str, dict[str, float]] = {
+    "v4": {"on-demand": 3.22},
+    "v5e": {"on-demand": 1.20, "flex-start": 0.60, "spot": 0.578, "reserved-1y": 0.84, "reserved-3y": 0.54},
+    "v5p": {"on-demand": 4.20, "reserved-1y": 2.94, "reserved-3y": 1.89},
+    "v6e": {"on-demand": 2.70, "flex-start": 1.35, "spot": 1.40, "reserved-1y": 1.89, "reserved-3y": 1.22},
+    "v7x": {"on-demand": 12.00, "flex-start": 6.00, "reserved-1y": 8.40, "reserved-3y": 5.40},
+}
+
+
+def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
+    """Refuse prices of generations there are none of, which would replace nothing."""
+    if unknown := sorted(replaced.keys() - PER_CHIP_HOUR.keys()):
+        raise ConfigError(
+            f"prices.{unknown[0]}: no such TPU generation; there are {', '.join(PER_CHIP_HOUR)}"
+        )
+
+
+def chip_hour(generation: str, replaced: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, float]:
+    """Price of a chip-hour by purchase option, with what the YAML says in place of the table."""
+    return {**PER_CHIP_HOUR[generation], **(replaced or {}).get(generation, {})}

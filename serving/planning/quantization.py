@@ -1,0 +1,105 @@
+"""How a checkpoint's weights are stored, and how they lie in HBM.
+
+Formats are those tpu-inference 0.26 loads (tpu_inference/layers/vllm/quantization); another one is refused, because
+it would be loaded at full size or not at all.
+"""
+
+import fnmatch
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from serving.errors import PlanError
+from serving.planning.keys import Keys
+
+# Bytes of one weight with its share of the scales: fp8 blocks are 128x128 with a float32, mxfp4 32 and nvfp4 16 with a
+# byte; int4 has a bf16 for a group of 128 unless the checkpoint says another size.
+_BYTES_PER_WEIGHT = {
+    "float32": 4.0,
+    "bf16": 2.0,
+    "fp8": 1.0 + 4 / 128**2,
+    "int8": 1.0,
+    "int4": 0.5 + 2 / 128,
+    "mxfp4": 0.5 + 1 / 32,
+    "nvfp4": 0.5 + 1 / 16,
+}
+_BY_METHOD = {
+    "fp8": "fp8",
+    "mxfp4": "mxfp4",
+    "gpt_oss_mxfp4": "mxfp4",
+    "awq": "int4",
+    "auto_awq": "int4",
+    "modelopt_fp4": "nvfp4",
+    "compressed-tensors": "",  # says its format in config_groups
+}
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """A format of linear layers, and those that keep full size as patterns over module names.
+
+    Embeddings, output head, routers and towers keep full size in all of these.
+    """
+
+    format: str
+    skipped: tuple[str, ...] = ()
+
+    def applies_to(self, module: str) -> bool:
+        """Whether the weights of a module, named as in a checkpoint, are in this format."""
+        return not any(_matches(pattern, module) for pattern in self.skipped)
+
+
+def bytes_per_weight(weight_format: str) -> float:
+    """Bytes in HBM of a weight in that format; `int4-g32` is int4 in groups of 32."""
+    name, _, group = weight_format.partition("-g")
+    return 0.5 + 2 / int(group) if group else _BYTES_PER_WEIGHT[name]
+
+
+def read_quantization(config: Any, where: str) -> Quantization | None:
+    """What `quantization_config` says; None for a checkpoint at full size."""
+    if not config:
+        return None
+    keys = Keys(config, f"{where} (quantization_config)")
+    method = str(keys.get("quant_method"))
+    if method not in _BY_METHOD:
+        raise PlanError(
+            f"{where} is quantised with {method}, which tpu-inference does not load; it loads {', '.join(_BY_METHOD)}"
+        )
+    skipped = (
+        keys.entries("modules_to_not_convert") or keys.entries("ignored_layers") or keys.entries("ignore")
+    )
+    weight_format = _grouped(_BY_METHOD[method], keys.get("group_size")) or _compressed(keys, where)
+    return Quantization(weight_format, tuple(map(str, skipped)))
+
+
+def _compressed(keys: Keys, where: str) -> str:
+    listed = keys.get("config_groups", {})
+    groups = [
+        weights
+        for group in (listed.values() if isinstance(listed, Mapping) else ())
+        if isinstance(group, Mapping) and isinstance(weights := group.get("weights"), Mapping)
+    ]
+    kinds = {f"{weights.get('type')} {weights.get('num_bits')}" for weights in groups}
+    names = {"float 8": "fp8", "int 8": "int8", "int 4": "int4", "float 4": "nvfp4"}
+    found = [names.get(kind) for kind in kinds]
+    if len(found) == 1 and found[0]:
+        return _grouped(found[0], groups[0].get("group_size"))
+    raise PlanError(
+        f"{where}: its quantization_config gives weights as {sorted(kinds) or 'nothing'}; this plan counts one "
+        "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"
+    )
+
+
+def _grouped(name: str, group: Any) -> str:
+    return f"int4-g{group}" if name == "int4" and isinstance(group, int) and group > 0 else name
+
+
+def _matches(pattern: str, module: str) -> bool:
+    if pattern.startswith("re:"):
+        return re.match(pattern.removeprefix("re:"), module) is not None
+    return (
+        fnmatch.fnmatchcase(module, pattern)
+        or fnmatch.fnmatchcase(module, f"{pattern}.*")
+        or pattern in module.split(".")
+    )

@@ -1,0 +1,159 @@
+"""Bytes of a model by tensor group, and how many of them each device holds.
+
+Norms and biases are left out: under 0.05% of every model in the library.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from serving.planning.demand import Demand
+from serving.planning.layout import Layout
+from serving.planning.quantization import bytes_per_weight
+from serving.planning.shapes import LatentAttention, ModelShape
+
+
+@dataclass(frozen=True)
+class TensorGroup:
+    """Weights of one kind. `active` of the `params` work on one token; `copies` of them lie in the slice.
+
+    `layered` groups are cut over the pipeline's stages; the others lie whole on its first or last stage.
+    """
+
+    name: str
+    params: int
+    active: int
+    format: str
+    copies: int = 1
+    layered: bool = True
+
+    @property
+    def bytes(self) -> int:
+        return round(self.params * bytes_per_weight(self.format))
+
+    @property
+    def active_bytes(self) -> int:
+        return round(self.active * bytes_per_weight(self.format))
+
+
+def tensor_groups(shape: ModelShape, demand: Demand, layout: Layout) -> tuple[TensorGroup, ...]:
+    """Every weight once, in groups that are stored and cut alike; empty groups are left out."""
+    return tuple(group for group in _groups(shape, demand, layout) if group.params)
+
+
+def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Layout) -> int:
+    """Weights on the fullest device: a stage's layers, and embedding and head where they meet."""
+    stage_layers = math.ceil(shape.layers / layout.pipeline)
+    layered = (
+        sum(group.bytes * group.copies for group in groups if group.layered) * stage_layers / shape.layers
+    )
+    ends = [group.bytes * group.copies for group in groups if not group.layered]
+    worst_end = sum(ends) if layout.pipeline == 1 else max(ends, default=0)
+    return math.ceil((layered + worst_end) / layout.tensor)
+
+
+def _groups(shape: ModelShape, demand: Demand, layout: Layout) -> Iterator[TensorGroup]:
+    full_size = demand.weight_format
+
+    def stored(module: str) -> str:
+        name = f"model.layers.{shape.layers // 2}.{module}"
+        return (
+            demand.quantization.format
+            if demand.quantization and demand.quantization.applies_to(name)
+            else full_size
+        )
+
+    table = shape.vocab_size * shape.hidden_size
+    yield TensorGroup(
+        "embedding",
+        table,
+        shape.hidden_size if not shape.tied_embeddings else table,
+        full_size,
+        layered=False,
+    )
+    yield TensorGroup("output head", 0 if shape.tied_embeddings else table, table, full_size, layered=False)
+    cut, whole = _attention(shape)
+    yield TensorGroup("attention", cut, cut, stored("self_attn.q_proj"), layout.attention_data)
+    yield TensorGroup(
+        "key/value projections", whole, whole, stored("self_attn.k_proj"), _kv_copies(shape, layout)
+    )
+    linear = _linear(shape)
+    yield TensorGroup(
+        "linear attention", linear, linear, stored("linear_attn.in_proj_qkv"), layout.attention_data
+    )
+    dense = sum(3 * shape.hidden_size * width * layers for layers, width in shape.mlp_widths)
+    yield TensorGroup("MLP", dense, dense, stored("mlp.gate_proj"))
+    if experts := shape.experts:
+        expert = 3 * shape.hidden_size * experts.width * experts.layers
+        shared = 3 * shape.hidden_size * experts.shared_width * experts.layers
+        router = shape.hidden_size * experts.count * experts.layers
+        yield TensorGroup(
+            "experts", expert * experts.count, expert * experts.per_token, stored("mlp.experts.0.gate_proj")
+        )
+        yield TensorGroup("shared experts", shared, shared, stored("mlp.shared_experts.gate_proj"))
+        yield TensorGroup("routers", router, router, full_size, layout.tensor)
+    if width := shape.per_layer_embedding:
+        inputs = shape.vocab_size * width * shape.layers
+        mixing = 3 * shape.hidden_size * width * shape.layers
+        yield TensorGroup("per-layer embeddings", inputs + mixing, mixing + width * shape.layers, full_size)
+    if demand.towers:
+        yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.tensor, layered=False)
+    if demand.draft:
+        plain = replace(demand, quantization=demand.draft.quantization, draft=None, lora_rank=0)
+        for group in _groups(demand.draft, plain, layout):
+            yield replace(group, name=f"draft {group.name}", layered=False)
+    adapters = _adapters(shape, demand.lora_rank)
+    yield TensorGroup("LoRA adapters", adapters, adapters, full_size)
+
+
+def _attention(shape: ModelShape) -> tuple[int, int]:
+    """Parameters cut by heads, and those of keys and values, which are copied where heads run out."""
+    if shape.latent:
+        return _latent(shape, shape.latent)
+    hidden, heads = shape.hidden_size, shape.num_attention_heads
+    queries = 2 if shape.gated_attention else 1
+    cut = sum(kind.count * (queries + 1) * hidden * heads * kind.head_dim for kind in shape.attention)
+    whole = sum(
+        kind.count * (1 if kind.keys_are_values else 2) * hidden * kind.kv_heads * kind.head_dim
+        for kind in shape.attention
+    )
+    return cut, whole
+
+
+def _latent(shape: ModelShape, latent: LatentAttention) -> tuple[int, int]:
+    hidden, heads = shape.hidden_size, shape.num_attention_heads
+    query_dim = heads * (latent.nope_dim + latent.rope_dim)
+    query_in = latent.query_rank or hidden
+    cut = query_in * query_dim + latent.kv_rank * heads * (latent.nope_dim + latent.value_dim)
+    cut += heads * latent.value_dim * hidden
+    whole = hidden * (latent.query_rank + latent.kv_rank + latent.rope_dim)
+    return cut * shape.layers, whole * shape.layers
+
+
+def _linear(shape: ModelShape) -> int:
+    if not (linear := shape.linear):
+        return 0
+    values = linear.value_heads * linear.value_dim
+    projections = shape.hidden_size * (linear.channels + 2 * values + 2 * linear.value_heads)
+    return linear.count * (projections + linear.channels * linear.kernel)
+
+
+def _kv_copies(shape: ModelShape, layout: Layout) -> int:
+    """Latent projections lie on every device; KV heads are copied until there is one a device."""
+    if shape.latent:
+        return layout.tensor
+    heads = min((kind.kv_heads for kind in shape.attention), default=1)
+    return layout.attention_data * max(1, layout.attention_tensor // heads)
+
+
+def _adapters(shape: ModelShape, rank: int) -> int:
+    """Low-rank pairs beside attention and dense MLP projections."""
+    if not rank:
+        return 0
+    hidden, heads = shape.hidden_size, shape.num_attention_heads
+    attention = sum(
+        kind.count * (4 * hidden + 2 * heads * kind.head_dim + 2 * kind.kv_heads * kind.head_dim)
+        for kind in shape.attention
+    )
+    mlp = sum(layers * 3 * (hidden + width) for layers, width in shape.mlp_widths)
+    return rank * (attention + mlp)

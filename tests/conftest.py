@@ -1,0 +1,14 @@
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def short_directory() -> Iterator[Path]:
+    """A folder with a short path: Ray's sockets live below it, and a socket's path ends at 107 bytes."""
+    parent = Path(tempfile.mkdtemp(prefix="svt"))
+    yield parent / "sim"
+    shutil.rmtree(parent, ignore_errors=True)

@@ -1,0 +1,247 @@
+"""One replica on one slice of two hosts, tensor parallel over both, through the front door."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+import pytest
+from reference import answers, greedy
+from service import MODEL, ROOT, Service, leftovers, service
+
+from serving.config import load
+from serving.engine import stand_in
+from serving.planning import plan
+from serving.slices import board
+from serving.slices.simulation import cache_directory
+
+pytestmark = pytest.mark.engine
+
+
+@pytest.fixture(scope="module")
+def running(short_directory: Path) -> Iterator[Service]:
+    with service(short_directory, slices=1) as started:
+        yield started
+    assert leftovers(started.cluster.id) == []
+
+
+@pytest.fixture(scope="module")
+def client(running: Service) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0, timeout=120)
+
+
+def chat(text: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": text}]
+
+
+def test_greedy_tokens_equal_hugging_face_s(running: Service) -> None:
+    """Three times over, six prompts at once: a buffer overwritten too early shows only now and then."""
+    spec = load(running.deployment).services["llama"].models[0]
+    expected = greedy(stand_in.ensure(plan(spec).shape, cache_directory()))
+
+    for _ in range(3):
+        assert answers(running) == expected
+
+
+def test_both_hosts_hold_half_of_the_devices_and_do_half_of_the_work(running: Service) -> None:
+    lines = re.findall(r"simulated host (\S+): worker (\d), (\d) of (\d) devices", running.log.read_text())
+    assert sorted(set(lines)) == [("127.77.1.1", "0", "4", "8"), ("127.77.1.2", "1", "4", "8")]
+
+    def worker_seconds() -> list[float]:
+        found = []
+        for host in (0, 1):
+            times = [
+                process.cpu_times()
+                for process in running.cluster.processes("slice-0", host)
+                if "RayWorkerProc" in " ".join(process.cmdline())
+            ]
+            assert len(times) == 1
+            found.append(times[0].user + times[0].system)
+        return found
+
+    before = worker_seconds()
+    running.post("/v1/completions", prompt="work", max_tokens=64, ignore_eos=True)
+    spent = [after - start for after, start in zip(worker_seconds(), before, strict=True)]
+    assert min(spent) > 0.5 * max(spent) > 0.1
+
+
+def test_models_tell_the_slice_and_that_it_is_simulated(client: openai.OpenAI) -> None:
+    listed = client.models.list().data
+    assert [model.id for model in listed] == [MODEL]
+    card = client.models.retrieve(MODEL).model_dump()
+    assert card["simulated"] is True
+    assert card["slice"] == "v6e 2x4 (2 hosts x 4 chips)"
+    assert card["parallel"] == {"tensor": 8, "pipeline": 1}
+
+
+def test_chat_answers_with_usage(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(model=MODEL, messages=chat("Hello"), max_tokens=8, temperature=0)
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens <= 8
+    assert answer.choices[0].message.content
+
+
+def test_a_streamed_chat_is_the_whole_one_in_pieces(client: openai.OpenAI) -> None:
+    request = {"model": MODEL, "messages": chat("Tell me a story"), "max_tokens": 24, "temperature": 0}
+    whole = client.chat.completions.create(**request)
+    chunks = list(
+        client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True})
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert text == whole.choices[0].message.content
+    assert chunks[-1].usage == whole.usage
+    assert len(chunks) > 10
+
+
+def test_completions_give_logprobs_and_several_choices(client: openai.OpenAI) -> None:
+    answer = client.completions.create(
+        model=MODEL, prompt="A river", max_tokens=6, logprobs=2, n=3, temperature=1
+    )
+    assert [choice.index for choice in answer.choices] == [0, 1, 2]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.token_logprobs is not None
+    assert all(value is None or value <= 0 for value in logprobs.token_logprobs)
+
+
+def test_an_answer_ends_before_its_stop_text(client: openai.OpenAI) -> None:
+    request = {"model": MODEL, "prompt": "The clock", "max_tokens": 24, "temperature": 0}
+    text = client.completions.create(**request).choices[0].text
+    stop = text[len(text) // 2 :][:3]
+    cut = client.completions.create(**request, stop=[stop]).choices[0]
+    assert cut.text == text[: text.index(stop)]
+    assert cut.finish_reason == "stop"
+
+
+def test_a_json_schema_is_kept(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"ready": {"type": "boolean"}, "colour": {"enum": ["red", "green"]}},
+        "required": ["ready", "colour"],
+        "additionalProperties": False,
+    }
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=chat("Is it ready?"),
+        max_tokens=64,
+        temperature=0,
+        response_format={
+            "type": "json_schema",
+            "json_schema": {"name": "state", "schema": schema, "strict": True},
+        },
+    )
+    value = json.loads(answer.choices[0].message.content or "")
+    assert value["colour"] in {"red", "green"}
+    assert isinstance(value["ready"], bool)
+
+
+def test_an_unknown_model_is_not_found(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match=MODEL) as refused:
+        client.chat.completions.create(model="gpt-9", messages=chat("Hello"))
+    assert refused.value.code == "model_not_found"
+
+
+def test_other_endpoints_of_the_engine_are_reached_by_model_name(running: Service) -> None:
+    tokens = running.post("/tokenize", prompt="a slice").json()["tokens"]
+    assert running.post("/detokenize", tokens=tokens).json()["prompt"] == "a slice"
+    answer = running.post("/v1/responses", input="Hello", max_output_tokens=4)
+    assert answer.json()["object"] == "response"
+    message = running.post("/v1/messages", messages=chat("Hello"), max_tokens=4).json()
+    assert message["type"] == "message"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "content", "status"),
+    [
+        ("POST", "/v1/chat/completions", b"", 400),
+        ("POST", "/v1/chat/completions", b"{not json", 400),
+        ("POST", "/v1/chat/completions", b"[1, 2]", 400),
+        ("POST", "/v1/chat/completions", b'{"model": 7, "messages": []}', 404),
+        ("POST", "/v1/chat/completions", b'{"messages": "hello"}', 400),
+        ("GET", "/v1/chat/completions", b"", 405),
+        ("DELETE", "/v1/models", b"", 405),
+        ("GET", "/v1/models/none", b"", 404),
+        ("GET", "/nowhere", b"", 404),
+        ("POST", "/v1/nowhere", b"{}", 404),
+    ],
+)
+def test_bad_requests_get_an_error_that_openai_clients_parse(
+    running: Service, method: str, path: str, content: bytes, status: int
+) -> None:
+    answer = httpx.request(
+        method,
+        running.address + path,
+        content=content,
+        headers={"content-type": "application/json"},
+        timeout=30,
+    )
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert error["message"]
+    assert error["type"]
+    assert "Traceback" not in answer.text
+
+
+def test_cancelling_a_stream_frees_the_engine(running: Service, client: openai.OpenAI) -> None:
+    stream = client.completions.create(
+        model=MODEL, prompt="Long", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(stream)
+    running.until(lambda: running.entries()[0].running == 1, 10, "the request to run")
+    stream.close()
+    running.until(lambda: running.entries()[0].running == 0, 5, "the request to be aborted")
+
+
+def test_a_client_that_hangs_up_on_a_whole_answer_frees_the_engine(running: Service) -> None:
+    with pytest.raises(httpx.ReadTimeout):
+        running.post("/v1/completions", prompt="Long", max_tokens=1500, ignore_eos=True, timeout_s=2)
+    running.until(lambda: running.entries()[0].running == 0, 5, "the request to be aborted")
+
+
+def test_status_shows_the_slice(running: Service) -> None:
+    shown = subprocess.run(
+        [str(Path(sys.executable).parent / "serving"), "status"],
+        env=running.cluster.environment | {"COLUMNS": "160"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    ).stdout
+    assert "slice-0" in shown
+    assert "serving" in shown
+
+
+def test_no_engine_process_survives_a_killed_replica_and_the_service_comes_back(running: Service) -> None:
+    """Last in this file: it takes the engine away."""
+    (entry,) = running.serving()
+    engine = [
+        process
+        for host in (0, 1)
+        for process in running.cluster.processes("slice-0", host)
+        if "EngineCore" in " ".join(process.cmdline()) or "RayWorkerProc" in " ".join(process.cmdline())
+    ]
+    assert len(engine) == 3
+    replicas = [
+        process
+        for process in running.cluster.processes("slice-0", 0)
+        if f"ServeReplica:llama:{MODEL}" in " ".join(process.cmdline())
+    ]
+    for replica in replicas:
+        replica.kill()
+    killed = time.monotonic()
+    _, alive = psutil.wait_procs(engine, timeout=15)
+    assert alive == [], f"still there after {time.monotonic() - killed:.0f} s"
+    running.until(
+        lambda: [one for one in running.serving() if one.replica != entry.replica], 120, "a new replica"
+    )
+    running.until(
+        lambda: running.post("/v1/completions", prompt="a", max_tokens=2).is_success, 30, "an answer"
+    )
+    assert all(one.state is not board.State.DRAINING for one in running.entries())

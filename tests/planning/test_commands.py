@@ -1,0 +1,208 @@
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from serving.cli import main
+from serving.config import IMPORT_PATH
+from serving.planning.commands import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits
+
+pytestmark = pytest.mark.unit
+
+ROOT = Path(__file__).parents[2]
+LLAMA = {
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "slice": {"generation": "v6e", "topology": "2x2"},
+    "engine": {"max_model_len": 8192},
+}
+TOO_LARGE = {
+    "name": "large",
+    "model": "meta-llama/Llama-3.1-405B-Instruct",
+    "slice": {"generation": "v6e", "topology": "2x2"},
+}
+
+
+@pytest.fixture
+def console() -> Console:
+    return Console(file=io.StringIO(), width=160)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def deployment(folder: Path, *models: dict[str, Any], **args: Any) -> str:
+    path = folder / "service.yaml"
+    application = {"name": "a", "import_path": IMPORT_PATH, "args": {"models": list(models), **args}}
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    return str(path)
+
+
+def test_the_table_says_where_the_hbm_goes_and_what_it_costs(tmp_path: Path, console: Console) -> None:
+    assert plan_file(deployment(tmp_path, LLAMA), console) == OK
+    text = printed(console)
+    for words in (
+        "8.0B parameters",
+        "1 host of ct6e-standard-4t",
+        "tensor 4",
+        "of 30.8 GiB usable (32.0 GiB nameplate)",
+    ):
+        assert words in text
+    for words in (
+        "sequences of 8,192",
+        "output tokens/s by roofline",
+        "a million output tokens",
+        "on-demand",
+    ):
+        assert words in text
+
+
+def test_a_published_figure_stands_beside_the_prediction(console: Console) -> None:
+    assert plan_file(str(ROOT / "deployments" / "llama-70b-v6e-8.yaml"), console) == OK
+    assert "2,495 tokens/s at 64 x 1000+1000, where the roofline says" in printed(console)
+
+
+def test_a_refusal_ends_with_a_status_and_shows_the_rest(tmp_path: Path, console: Console) -> None:
+    assert plan_file(deployment(tmp_path, LLAMA, TOO_LARGE), console) == REFUSED
+    text = printed(console)
+    assert "Llama-3.1-8B-Instruct fits v6e 2x2" in text
+    assert "refused large does not fit v6e 2x2 (1 host x 4 chips): weights of 189.0 GiB" in text
+    assert "  - as it is it fits v5p" in text
+
+
+def test_json_says_the_same_of_both(tmp_path: Path, console: Console) -> None:
+    assert plan_file(deployment(tmp_path, LLAMA, TOO_LARGE), console, as_json=True) == REFUSED
+    fits, refused = json.loads(printed(console))
+    assert fits["slice"]["pod_type"] == "v6e-4"
+    assert (refused["fits"], refused["code"]) == (False, "impossible_plan")
+
+
+def test_prices_of_the_yaml_replace_the_table(tmp_path: Path, console: Console) -> None:
+    path = deployment(tmp_path, LLAMA, prices={"v6e": {"on-demand": 1.0, "friends": 0.5}})
+    assert plan_file(path, console, as_json=True) == OK
+    options = json.loads(printed(console))[0]["prices"]["options"]
+    assert options["on-demand"]["slice_hour"] == 4.0
+    assert options["friends"]["slice_hour"] == 2.0
+    assert options["spot"]["slice_hour"] == 5.6
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "service.yaml: No such file"),
+        ("a: [", "is not YAML"),
+        ("[]", "no applications"),
+        (
+            "applications: [{name: a, import_path: other:app}]",
+            f"no application has import_path: {IMPORT_PATH}",
+        ),
+        (f"applications: [{{import_path: '{IMPORT_PATH}', args: {{modles: []}}}}]", "did you mean 'models'?"),
+    ],
+)
+def test_a_file_that_can_not_be_read_says_why(
+    tmp_path: Path, console: Console, content: str | None, says: str
+) -> None:
+    path = tmp_path / "service.yaml"
+    if content is not None:
+        path.write_text(content)
+    assert plan_file(str(path), console) == UNREADABLE
+    assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
+    assert says in printed(console)
+    assert plan_file(str(path), Console(file=io.StringIO()), as_json=True) == UNREADABLE
+
+
+def test_prices_of_an_unknown_generation_are_refused(tmp_path: Path, console: Console) -> None:
+    assert plan_file(deployment(tmp_path, LLAMA, prices={"v6": {"spot": 1.0}}), console) == UNREADABLE
+    assert "prices.v6: no such TPU generation" in printed(console)
+
+
+def test_the_command_line_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = deployment(tmp_path, LLAMA)
+    assert main(["plan", path, "--json"]) == OK
+    assert json.loads(capsys.readouterr().out)[0]["fits"]
+    assert main(["plan", "--what-fits", "Qwen/Qwen3-4B", "--engine", "max_model_len=4096"]) == OK
+    assert main(["manifest", path]) == OK
+    assert "kind: RayService" in capsys.readouterr().out
+    assert main(["manifest", deployment(tmp_path, TOO_LARGE)]) == REFUSED
+    ended = capsys.readouterr()
+    assert (ended.out, "refused large" in ended.err) == ("", True)
+
+
+def test_a_manifest_is_of_one_application(tmp_path: Path, console: Console) -> None:
+    path = Path(deployment(tmp_path, LLAMA))
+    document = yaml.safe_load(path.read_text())
+    document["applications"].append({**document["applications"][0], "name": "b"})
+    path.write_text(yaml.safe_dump(document))
+    assert plan_file(str(path), console) == OK
+    assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
+    assert "a manifest is of one application, " in printed(console)
+
+
+def test_nothing_is_rendered_of_what_does_not_fit(tmp_path: Path, console: Console) -> None:
+    output = io.StringIO()
+    assert manifest_file(deployment(tmp_path, TOO_LARGE), output, console) == REFUSED
+    assert output.getvalue() == ""
+    assert "refused large does not fit" in printed(console)
+
+
+def test_slices_are_listed_by_price(console: Console) -> None:
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    assert what_fits(model, console, engine=["max_model_len=8192"], as_json=True) == OK
+    rows = json.loads(printed(console))
+    prices = [row["per_hour"]["on-demand"] for row in rows]
+    assert prices == sorted(prices)
+    assert rows[0]["slice"] == "v7x 1x1x1 (1 host x 1 chips)"
+    table = Console(file=io.StringIO(), width=160)
+    assert what_fits(model, table, engine=["max_model_len=8192"]) == OK
+    assert "tpu7x-standard-1t" in printed(table)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "status", "says"),
+    [
+        ("/nowhere", [], UNREADABLE, "model path /nowhere does not exist"),
+        ("Qwen/Qwen3-4B", ["max_model_len"], UNREADABLE, "--engine max_model_len: write KEY=VALUE"),
+        ("Qwen/Qwen3-4B", ["model=x"], UNREADABLE, "set model beside engine"),
+        (
+            "deepseek-ai/DeepSeek-V3",
+            ["dtype=float32", "gpu_memory_utilization=0.01"],
+            REFUSED,
+            "fits no slice",
+        ),
+    ],
+)
+def test_what_fits_refuses_in_one_line(
+    console: Console, model: str, engine: list[str], status: int, says: str
+) -> None:
+    assert what_fits(model, console, engine=engine) == status
+    assert says in printed(console)
+
+
+def test_a_plan_takes_less_than_a_second_and_neither_ray_nor_vllm() -> None:
+    script = (
+        "import sys\n"
+        "from rich.console import Console\n"
+        "from serving.planning.commands import plan_file\n"
+        "status = plan_file('deployments/llama-70b-v6e-8.yaml', Console())\n"
+        "heavy = {'ray', 'vllm', 'tpu_inference', 'jax', 'torch', 'transformers'} & sys.modules.keys()\n"
+        "sys.exit(status or (f'imported {heavy}' if heavy else 0))\n"
+    )
+    before, started = os.times(), time.monotonic()
+    ended = subprocess.run(
+        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    after, waited_s = os.times(), time.monotonic() - started
+    assert ended.returncode == 0, ended.stderr
+    # Of the processor: the clock also counts what else the machine does.
+    busy_s = after.children_user + after.children_system - before.children_user - before.children_system
+    print(f"planned in {waited_s:.2f} s, {busy_s:.2f} s of the processor, the interpreter's start included")
+    assert busy_s < 1

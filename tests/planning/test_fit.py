@@ -1,0 +1,240 @@
+from typing import Any
+
+import pytest
+
+from serving.config import ModelSpec
+from serving.errors import PlanError
+from serving.planning import plan
+from serving.planning.alternatives import slices_that_fit
+from serving.planning.demand import demand_of
+from serving.planning.shapes import shape_of
+
+pytestmark = pytest.mark.unit
+
+GIB = 2**30
+SHORT = {"max_model_len": 4096}
+FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+
+
+def spec(model: str, slice_: str, engine: dict[str, Any] | None = None, **more: Any) -> ModelSpec:
+    generation, topology, *hosts = slice_.split()
+    shape = {"generation": generation, "topology": topology, **({"hosts": int(hosts[0])} if hosts else {})}
+    return ModelSpec.model_validate({"model": model, "slice": shape, "engine": engine or {}, **more})
+
+
+# Boot logs of tpu-inference that were published: tokens of cache and, where it is said, GiB.
+@pytest.mark.parametrize(
+    ("slice_", "utilization", "tokens"),
+    [
+        ("v6e 1x1", 0.9, 16.3 * GIB / 18432),  # 28.12 GiB budget, 16.3 GiB of cache at 18 KiB a token
+        ("v6e 1x1", 0.92, 1_151_744),
+        ("v5e 1x1", 0.92, 321_376),
+    ],
+)
+def test_cache_tokens_are_within_a_seventh_of_what_was_measured(
+    slice_: str, utilization: float, tokens: float
+) -> None:
+    engine = {**SHORT, "gpu_memory_utilization": utilization}
+    predicted = plan(spec("google/gemma-4-E2B-it", slice_, engine)).fit.cache_tokens
+    print(
+        f"{slice_} at {utilization}: {predicted:,} predicted, {tokens:,.0f} measured, {predicted / tokens - 1:+.1%}"
+    )
+    assert predicted == pytest.approx(tokens, rel=0.15)
+
+
+def test_weights_of_a_large_model_are_within_two_percent_of_what_was_measured() -> None:
+    """Qwen3.5-397B-FP8 on v7x-8 logged 374.57 GiB in use and 307.6 GiB left over eight devices."""
+    engine = {"max_model_len": 2048, "max_num_seqs": 8, "gpu_memory_utilization": 0.9}
+    fit = plan(spec("Qwen/Qwen3.5-397B-A17B-FP8", "v7x 2x2x1", engine)).fit
+    assert fit.weight_bytes * 8 / GIB == pytest.approx(374.57, rel=0.02)
+    assert (fit.cache_bytes + fit.state_bytes) * 8 / GIB == pytest.approx(307.6, rel=0.03)
+
+
+# tpu-inference's tests mark these "not enough HBM" on v6e-8 (support_matrices/nightly/v6e/default).
+@pytest.mark.parametrize(
+    "model",
+    [
+        "openai/gpt-oss-120b",
+        "deepseek-ai/DeepSeek-R1",
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+        "Qwen/Qwen3.5-397B-A17B",
+        "Qwen/Qwen3.5-397B-A17B-FP8",
+        "moonshotai/Kimi-K2.6",
+        "google/gemma-4-26B-A4B-it",
+    ],
+)
+@pytest.mark.parametrize("hosts", [1, 2])
+def test_what_the_engines_own_tests_can_not_hold_is_refused(model: str, hosts: int) -> None:
+    with pytest.raises(PlanError, match="does not fit v6e 2x4") as refusal:
+        plan(spec(model, f"v6e 2x4 {hosts}", SHORT))
+    assert "as it is it fits" in refusal.value.message
+
+
+# Each published recipe on half its slice, or the next smaller one that is sold; as the facts' arithmetic judges them.
+@pytest.mark.parametrize(
+    ("model", "slice_", "engine", "fits"),
+    [
+        ("meta-llama/Llama-3.3-70B-Instruct", "v6e 2x2", {"max_model_len": 2048}, False),
+        ("meta-llama/Llama-3.3-70B-Instruct", "v6e 2x2", {"max_model_len": 2048, **FP8}, True),
+        ("Qwen/Qwen3-32B", "v6e 1x1", SHORT, False),
+        ("Qwen/Qwen2.5-32B", "v6e 1x1", SHORT, False),
+        ("google/gemma-4-31B-it", "v6e 2x2", {"max_model_len": 16384}, True),  # "min 4 chips"
+        ("google/gemma-4-31B-it", "v6e 1x1", SHORT, False),
+        ("openai/gpt-oss-120b", "v7x 1x1x1", {"max_model_len": 10240, "kv_cache_dtype": "fp8"}, True),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8", "v7x 1x1x1", SHORT, False),
+        ("Qwen/Qwen3.5-397B-A17B-FP8", "v7x 1x1x1", SHORT, False),
+        ("deepseek-ai/DeepSeek-R1", "v7x 1x1x1", SHORT, False),
+        ("Qwen/Qwen3-30B-A3B", "v7x 2x2x1", SHORT, True),
+    ],
+)
+def test_a_recipe_on_half_its_slice(model: str, slice_: str, engine: dict[str, Any], fits: bool) -> None:
+    if fits:
+        assert plan(spec(model, slice_, engine)).fit.sequences >= 1
+    else:
+        with pytest.raises(PlanError, match="does not fit"):
+            plan(spec(model, slice_, engine))
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "smallest"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", {}, {"v6e": "1x1", "v5e": "2x2"}),
+        ("Qwen/Qwen3-8B", FP8, {"v6e": "1x1"}),
+        ("google/gemma-3-27b-it", {}, {"v6e": "2x2"}),
+        ("Qwen/Qwen3-32B", {}, {"v6e": "2x2", "v7x": "1x1x1"}),
+        ("Qwen/Qwen3-32B", FP8, {"v6e": "2x2", "v7x": "1x1x1"}),
+        ("meta-llama/Llama-3.3-70B-Instruct", {}, {"v6e": "2x4"}),
+        ("meta-llama/Llama-3.3-70B-Instruct", FP8, {"v6e": "2x2", "v7x": "1x1x1"}),
+        ("openai/gpt-oss-120b", {}, {"v6e": "4x4", "v7x": "1x1x1"}),
+        ("meta-llama/Llama-4-Scout-17B-16E-Instruct", {}, {"v6e": "2x4"}),
+        ("Qwen/Qwen3-235B-A22B", {}, {"v7x": "2x2x1"}),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", {}, {"v6e": "4x8", "v7x": "2x2x2"}),
+        ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", FP8, {"v6e": "4x4", "v7x": "2x2x1"}),
+        ("meta-llama/Llama-3.1-405B-Instruct", {}, {"v6e": "4x8", "v7x": "2x2x2"}),
+        ("meta-llama/Llama-3.1-405B-Instruct", FP8, {"v6e": "4x4", "v7x": "2x2x1"}),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", {}, {"v7x": "2x2x2"}),
+        ("Qwen/Qwen3-Coder-480B-A35B-Instruct", FP8, {"v7x": "2x2x1"}),
+    ],
+)
+def test_the_smallest_slice_of_a_model_is_the_one_known(
+    model: str, engine: dict[str, Any], smallest: dict[str, str]
+) -> None:
+    shape = shape_of(model)
+    demand = demand_of({"max_model_len": 8192, "gpu_memory_utilization": 0.95, **engine}, shape)
+    found: dict[str, str] = {}
+    for candidate in sorted(slices_that_fit(shape, demand), key=lambda one: one.slice.chips):
+        found.setdefault(candidate.slice.generation, candidate.slice.topology)
+    assert {generation: found[generation] for generation in smallest} == smallest
+
+
+def test_a_refusal_says_by_how_much_and_what_would_fit() -> None:
+    with pytest.raises(PlanError) as refusal:
+        plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1"))
+    message = refusal.value.message
+    assert "one sequence of 131072 tokens takes 16.0 GiB of a device's cache, 2.79 GiB more than" in message
+    assert "engine.max_model_len up to 108160 fits here" in message
+    assert "it fits here with engine.kv_cache_dtype: fp8" in message
+    assert "v5e 2x2 (1 host x 4 chips) at $4.80/h" in message
+    shorter = spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", {"max_model_len": 108160})
+    assert plan(shorter).fit.sequences == 1
+
+
+def test_the_length_may_be_left_to_the_plan() -> None:
+    found = plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", {"max_model_len": -1}))
+    assert found.engine["max_model_len"] == found.fit.longest == 108160
+
+
+def test_latent_attention_gets_what_the_engine_refuses_to_run_without() -> None:
+    found = plan(spec("deepseek-ai/DeepSeek-R1", "v7x 2x2x2", {**SHORT, "kv_cache_dtype": "fp8"}))
+    strategy = found.engine["additional_config"]["sharding"]["sharding_strategy"]
+    assert strategy == {"enable_dp_attention": True}
+    assert found.environment == {"NEW_MODEL_DESIGN": "1"}
+    assert found.layout.attention_data == found.tensor == 16
+
+
+def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> None:
+    engine = {"max_model_len": 8192, "kv_cache_dtype": "fp8"}
+    whole = plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", engine))
+    copies = plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", engine, parallel={"tensor": 2, "data": 4}))
+    assert (copies.tensor, copies.data, copies.most_sequences) == (2, 4, 4 * whole.most_sequences)
+    assert copies.fit.weight_bytes > 3 * whole.fit.weight_bytes
+    with pytest.raises(PlanError, match="data=2 needs a slice of one host"):
+        plan(spec("Qwen/Qwen3-4B", "v6e 4x4", parallel={"tensor": 8, "data": 2}))
+
+
+def test_adapters_are_counted_and_refused_where_the_engine_has_none() -> None:
+    lora = {**SHORT, "enable_lora": True, "max_lora_rank": 64, "max_loras": 8}
+    found = plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", lora))
+    adapters = next(group for group in found.fit.groups if group.name == "LoRA adapters")
+    assert adapters.params == 8 * 167_772_160  # rank 64 over all projections, as PEFT counts it
+    with pytest.raises(PlanError, match="no LoRA with data parallelism"):
+        plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", lora, parallel={"tensor": 2, "data": 4}))
+
+
+def test_towers_are_counted_unless_they_are_not_loaded() -> None:
+    with_towers = plan(spec("google/gemma-3-27b-it", "v6e 2x4 1", SHORT))
+    without = plan(spec("google/gemma-3-27b-it", "v6e 2x4 1", {**SHORT, "language_model_only": True}))
+    assert with_towers.fit.weight_bytes > without.fit.weight_bytes
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [
+        ({"max_model_len": 1_000_000}, "beyond the model's 131072 positions"),
+        ({"max_model_len": "long"}, "engine.max_model_len: a whole number of at least 1 (got 'long')"),
+        ({"max_num_seqs": 0}, "engine.max_num_seqs: a whole number"),
+        ({"gpu_memory_utilization": 1.2}, "engine.gpu_memory_utilization: a number above 0 and at most 1"),
+        ({"quantization": "awq"}, "'awq' needs a checkpoint in that format, this one is bfloat16"),
+        ({"additional_config": "x"}, "engine.additional_config: a mapping"),
+        ({"additional_config": {"sharding": 3}}, "engine.additional_config: a mapping"),
+        ({"additional_config": {"sharding": {"sharding_strategy": 3}}}, "engine.additional_config.sharding"),
+        ({"speculative_config": "ngram"}, "engine.speculative_config: a mapping"),
+        ({"hf_overrides": "x"}, "engine.hf_overrides: a mapping"),
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_refused_by_name(engine: dict[str, Any], says: str) -> None:
+    with pytest.raises(Exception, match="engine") as refusal:
+        plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", engine))
+    assert says in str(refusal.value)
+
+
+def test_ngrams_need_no_draft_model() -> None:
+    engine = {**SHORT, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
+    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).demand.draft is None
+
+
+def test_little_room_for_programs_is_said() -> None:
+    engine = {"max_model_len": 2048, "gpu_memory_utilization": 0.99, "max_num_batched_tokens": 8192}
+    notes = plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", engine)).reasons
+    assert any("start-up may run out of HBM" in note for note in notes)
+
+
+def test_fp8_is_said_to_be_no_faster_where_it_is_not() -> None:
+    assert any("not time" in note for note in plan(spec("Qwen/Qwen3-32B-FP8", "v6e 2x2", SHORT)).reasons)
+    assert not any(
+        "not time" in note for note in plan(spec("Qwen/Qwen3-32B-FP8", "v7x 1x1x1", SHORT)).reasons
+    )
+
+
+def test_a_draft_model_is_counted_with_its_cache() -> None:
+    large = {**SHORT, "gpu_memory_utilization": 0.9}
+    small = {"method": "draft_model", "model": "Qwen/Qwen3-4B", "num_speculative_tokens": 4}
+    alone = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", large)).fit
+    helped = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": small})).fit
+    assert helped.weight_bytes - alone.weight_bytes == pytest.approx(8.04e9 / 8, rel=0.01)
+    assert alone.cache_tokens * 256 / 1024 > helped.cache_tokens * (256 + 144) / 1024
+    with pytest.raises(PlanError, match="speculative_config"):
+        plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": {"model": "/nowhere"}}))
+
+
+def test_weights_in_a_bucket_need_a_config_from_elsewhere() -> None:
+    with pytest.raises(PlanError, match=r"give engine\.hf_config_path"):
+        plan(spec("gs://weights/qwen3-30b", "v7x 2x2x2", SHORT))
+    engine = {**SHORT, "hf_config_path": "Qwen/Qwen3-30B-A3B", "load_format": "runai_streamer"}
+    assert plan(spec("gs://weights/qwen3-30b", "v7x 2x2x2", engine)).shape.experts is not None
+
+
+def test_what_fits_nowhere_is_said_to() -> None:
+    with pytest.raises(PlanError, match="it fits no slice of up to 256 chips"):
+        plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", {**SHORT, "gpu_memory_utilization": 0.001}))

@@ -1,0 +1,82 @@
+from typing import Any
+
+import pytest
+
+from serving.errors import PlanError
+from serving.planning.demand import demand_of
+from serving.planning.layout import Layout
+from serving.planning.quantization import bytes_per_weight, read_quantization
+from serving.planning.shapes import shape_of
+from serving.planning.weights import tensor_groups
+
+pytestmark = pytest.mark.unit
+
+
+def int_weights(bits: int, group: int | None = None) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors",
+        "config_groups": {"group_0": {"weights": {"type": "int", "num_bits": bits, "group_size": group}}},
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "weight_format", "size"),
+    [
+        ({"quant_method": "fp8"}, "fp8", 1.0),
+        ({"quant_method": "mxfp4"}, "mxfp4", 0.53),
+        ({"quant_method": "awq", "group_size": 128}, "int4-g128", 0.516),
+        (int_weights(8), "int8", 1.0),
+        (int_weights(4, 32), "int4-g32", 0.5625),
+        (int_weights(4), "int4", 0.516),
+    ],
+)
+def test_a_format_is_read_with_its_scales(config: dict[str, Any], weight_format: str, size: float) -> None:
+    found = read_quantization(config, "model")
+    assert found is not None
+    assert found.format == weight_format
+    assert bytes_per_weight(found.format) == pytest.approx(size, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (
+            {"quant_method": "gptq"},
+            "quantised with gptq, which tpu-inference does not load; it loads fp8, mxfp4",
+        ),
+        ({"quant_method": "compressed-tensors", "config_groups": {}}, "gives weights as nothing"),
+        (int_weights(3), "gives weights as"),
+    ],
+)
+def test_a_format_the_engine_has_not_is_refused(config: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError) as refusal:
+        read_quantization(config, "model")
+    assert says in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("skipped", "formats"),
+    [
+        ([], {"attention": "fp8", "MLP": "fp8"}),
+        (["lm_head", "re:.*self_attn.*"], {"attention": "bf16", "MLP": "fp8"}),
+        (["model.layers.*.mlp"], {"attention": "fp8", "MLP": "bf16"}),
+        (["q_proj"], {"attention": "bf16", "key/value projections": "fp8"}),
+    ],
+)
+def test_modules_that_are_skipped_keep_full_size(skipped: list[str], formats: dict[str, str]) -> None:
+    overrides = {"quantization_config": {"quant_method": "fp8", "ignored_layers": skipped}}
+    shape = shape_of("meta-llama/Llama-3.1-8B-Instruct", overrides)
+    groups = {group.name: group.format for group in tensor_groups(shape, demand_of({}, shape), Layout(1))}
+    assert {name: groups[name] for name in formats} == formats
+    assert groups["embedding"] == groups["output head"] == "bf16"
+
+
+def test_a_rule_for_every_module_quantises_while_loading() -> None:
+    shape = shape_of("Qwen/Qwen3-32B")
+    rules = [
+        {"module_path": ".*attn.*", "weight_qtype": "int4"},
+        {"module_path": ".*", "weight_qtype": "int8"},
+    ]
+    demand = demand_of({"additional_config": {"quantization": {"qwix": {"rules": rules}}}}, shape)
+    assert demand.quantization is not None
+    assert demand.quantization.format == "int8"

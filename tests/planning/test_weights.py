@@ -1,0 +1,138 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from serving.config import ParallelSpec
+from serving.errors import PlanError
+from serving.planning.cache import sequence_bytes, token_bytes
+from serving.planning.demand import demand_of
+from serving.planning.fit import measure
+from serving.planning.layout import Layout
+from serving.planning.library import CONFIGS
+from serving.planning.parallelism import derive
+from serving.planning.shapes import shape_of
+from serving.planning.weights import device_bytes, tensor_groups
+from serving.tpu import Slice, every_slice
+
+pytestmark = pytest.mark.unit
+
+# Billions of parameters, all and active for a token, as model cards give them.
+PUBLISHED = {
+    "meta-llama/Llama-3.1-8B-Instruct": (8.03, 8.03),
+    "meta-llama/Llama-3.3-70B-Instruct": (70.55, 70.55),
+    "meta-llama/Llama-3.1-405B-Instruct": (405.85, 405.85),
+    "meta-llama/Llama-4-Scout-17B-16E-Instruct": (108.6, 17),
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": (401.6, 17),
+    "Qwen/Qwen2.5-32B": (32.76, 32.76),
+    "Qwen/Qwen3-4B": (4.02, 4.02),
+    "Qwen/Qwen3-8B": (8.19, 8.19),
+    "Qwen/Qwen3-32B": (32.76, 32.76),
+    "Qwen/Qwen3-30B-A3B": (30.53, 3.3),
+    "Qwen/Qwen3-235B-A22B": (235.1, 22),
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct": (480.2, 35),
+    "Qwen/Qwen3.5-397B-A17B": (397, 17),
+    "google/gemma-3-27b-it": (27.43, 27.43),
+    "google/gemma-4-31B-it": (31.2, 31.2),
+    "google/gemma-4-26B-A4B-it": (25.8, 3.8),
+    "google/gemma-4-E2B-it": (5.1, 2.3),
+    "openai/gpt-oss-20b": (20.91, 3.61),
+    "openai/gpt-oss-120b": (116.83, 5.13),
+    "deepseek-ai/DeepSeek-V3": (671.03, 37),
+    "moonshotai/Kimi-K2.6": (1027, 32),
+    "mistralai/Mixtral-8x7B-Instruct-v0.1": (46.7, 12.9),
+    "mistralai/Mistral-Small-24B-Instruct-2501": (23.57, 23.57),
+}
+
+# GB of checkpoints that are not all bf16, as their repositories hold.
+PUBLISHED_GB = {
+    "openai/gpt-oss-120b": 65.2,
+    "openai/gpt-oss-20b": 13.8,
+    "deepseek-ai/DeepSeek-R1": 680,
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": 482,
+    "moonshotai/Kimi-K2.6": 595,
+}
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_parameters_are_those_of_the_model_card(model: str) -> None:
+    shape = shape_of(model)
+    groups = tensor_groups(shape, demand_of({}, shape), Layout(1))
+    total, active = PUBLISHED[model]
+    assert sum(group.params for group in groups) / 1e9 == pytest.approx(total, rel=0.01)
+    assert sum(group.active for group in groups) / 1e9 == pytest.approx(active, rel=0.08)
+
+
+@pytest.mark.parametrize("model", PUBLISHED_GB)
+def test_bytes_are_those_of_the_checkpoint(model: str) -> None:
+    shape = shape_of(model)
+    groups = tensor_groups(shape, demand_of({}, shape), Layout(1))
+    assert sum(group.bytes for group in groups) / 1e9 == pytest.approx(PUBLISHED_GB[model], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "tensor", "kib"),
+    [
+        ("meta-llama/Llama-3.1-8B-Instruct", {}, 1, 128),
+        ("meta-llama/Llama-3.1-8B-Instruct", {"kv_cache_dtype": "fp8"}, 1, 64),
+        ("meta-llama/Llama-3.3-70B-Instruct", {}, 8, 320),
+        ("meta-llama/Llama-3.3-70B-Instruct", {}, 16, 640),  # 8 KV heads copied twice
+        ("meta-llama/Llama-3.3-70B-Instruct", {"kv_cache_dtype": "fp8"}, 4, 160),
+        # one KV head a device: key and value fill half of a packed row of four bytes
+        ("meta-llama/Llama-3.3-70B-Instruct", {"kv_cache_dtype": "fp8"}, 8, 320),
+        ("openai/gpt-oss-120b", {}, 1, 36),  # half its layers keep a window only; head_dim 64 is not padded
+        ("google/gemma-4-E2B-it", {}, 1, 18),  # 15 of 35 layers keep a cache; two head sizes
+        ("Qwen/Qwen3.5-397B-A17B-FP8", {}, 1, 30),  # 15 of 60 layers keep a cache
+        ("deepseek-ai/DeepSeek-R1", {}, 8, 76.25),  # 512 + 64 padded to 640
+        ("deepseek-ai/DeepSeek-R1", {"kv_cache_dtype": "fp8"}, 16, 38.125),
+    ],
+)
+def test_a_token_takes_what_the_engine_lays_out(
+    model: str, engine: dict[str, str], tensor: int, kib: float
+) -> None:
+    shape = shape_of(model)
+    layout = Layout(tensor)
+    assert token_bytes(shape, demand_of(engine, shape), layout) * tensor / 1024 == pytest.approx(kib)
+
+
+def test_a_window_bounds_what_a_sequence_keeps() -> None:
+    shape = shape_of("google/gemma-3-27b-it")
+    demand = demand_of({"max_num_batched_tokens": 1024}, shape)
+    short, long = (sequence_bytes(shape, demand, Layout(1), length) for length in (2048, 131072))
+    layer = 2 * 16 * 128 * 2
+    assert short == 2048 * 62 * layer
+    assert long == (131072 * 10 + 2048 * 52) * layer
+
+
+@settings(deadline=None)  # the machine may be busy with more than this
+@given(
+    st.sampled_from([slice_ for slice_ in every_slice() if slice_.chips <= 512]),
+    st.sampled_from(sorted(CONFIGS)),
+    st.sampled_from(["auto", "fp8"]),
+)
+def test_chips_bytes_and_heads_are_conserved(slice_: Slice, model: str, cache: str) -> None:
+    shape = shape_of(model)
+    demand = demand_of({"kv_cache_dtype": cache}, shape)
+    try:
+        layout, _ = derive(shape, demand, slice_, ParallelSpec())
+    except PlanError:
+        assert shape.num_attention_heads % slice_.devices
+        return
+    assert layout.devices == slice_.devices
+    assert shape.num_attention_heads % layout.tensor == 0
+    assert layout.attention_data * layout.attention_tensor == layout.tensor
+    groups = tensor_groups(shape, demand, layout)
+    whole = sum(group.bytes for group in groups)
+    held = device_bytes(groups, shape, layout) * layout.tensor * layout.pipeline
+    assert held >= whole
+    single = tensor_groups(shape, demand, Layout(1))
+    assert [(group.name, group.params, group.bytes) for group in groups] == [
+        (group.name, group.params, group.bytes) for group in single
+    ]
+    fit = measure(shape, demand, slice_, layout)
+    if not fit.problems:
+        total = fit.weight_bytes + fit.state_bytes + fit.cache_bytes + fit.withheld_bytes
+        assert total <= fit.usable_bytes
+        per_group = fit.sequences // max(layout.data * layout.attention_data, 1)
+        assert per_group * sequence_bytes(shape, demand, layout, fit.max_model_len) <= fit.cache_bytes * (
+            layout.tensor if shape.latent else 1
+        )
