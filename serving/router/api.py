@@ -33,7 +33,7 @@ class Api:
     """What clients may ask of the models of one service."""
 
     def __init__(self, plans: Sequence[Plan], table: SliceTable, relay: Relay) -> None:
-        self._plans = {plan.model.name: plan for plan in plans}
+        self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
         self._table = table
         self._relay = relay
         self._started = int(time.time())
@@ -53,7 +53,7 @@ class Api:
         return app
 
     async def models(self) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in self._plans]})
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in reversed(self._plans)]})
 
     async def model(self, name: str) -> JSONResponse:
         return JSONResponse(self._card(self._table.resolve(name)))

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from typing import Any
 
 from fastapi import FastAPI
@@ -24,10 +25,12 @@ class Router:
     async def __init__(self, plans: list[Plan], *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         """`_slices`: the deployments of the slices; that they are bound here is what makes Serve run them."""
         self._plans = plans
-        self._table = SliceTable(
-            {plan.model.name: plan.model.replicas.min for plan in plans},
-            {plan.model.name: str(plan.slice) for plan in plans},
-        )
+        wanted: Counter[str] = Counter()
+        shapes: dict[str, list[str]] = {}
+        for plan in plans:  # one a pool
+            wanted[plan.model.name] += plan.model.replicas.min
+            shapes.setdefault(plan.model.name, []).append(str(plan.slice))
+        self._table = SliceTable(wanted, {name: " or ".join(each) for name, each in shapes.items()})
         self._reader = board.Reader()
         self._relay = Relay(self._table)
         await self._read_board()

@@ -8,6 +8,7 @@ import asyncio
 import json
 import socket
 from collections.abc import Iterable
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -18,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
-from serving.errors import NoSliceError, ServingError, SliceLostError
+from serving.errors import NoSliceError, ServingError, SliceLostError, UnknownPathError
 from serving.router.table import SliceTable
 from serving.slices.board import Entry
 
@@ -31,6 +32,7 @@ _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front s
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CONNECT_TIMEOUT_S = 3
 _RETRY_AFTER_S = 5
+_NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
 # A host that vanishes without a word is found by the kernel in 5 s; one that only computes answers its probes.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -157,6 +159,8 @@ class RelayedResponse(Response):
             body = await response.read()
         except aiohttp.ClientError:
             return error_response(self._relay.lost(entry))
+        if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
+            return error_response(UnknownPathError(f"{entry.model!r} takes no {self._path}."))
         whole = Response(body, response.status)
         whole.raw_headers = [*_headers(response), (b"content-length", str(len(body)).encode())]
         return whole
