@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -23,16 +24,45 @@ _POLL_S = 0.5
 _LOG_LINES = 25
 
 
+@dataclass(frozen=True)
+class Trial:
+    """A YAML's service, up on simulated slices."""
+
+    cluster: SimulatedCluster
+    address: str
+    plans: list[Plan]
+    log: Path
+    serve: "subprocess.Popen[bytes]"
+
+
 def run(path: Path, *, spare: int, directory: Path) -> None:
     """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
 
     Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
     """
     console = Console()
+    started = time.monotonic()
+    with running(path, spare=spare, directory=directory, console=console) as trial:
+        console.print(display.board(board.wanted(), board.read()))
+        console.print(
+            _how_to_use(trial.plans, trial.address, time.monotonic() - started),
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(f"log: {trial.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
+        trial.serve.wait()
+        raise SimulationError(f"`serve run` ended by itself\n{_tail(trial.log)}")
+
+
+@contextmanager
+def running(path: Path, *, spare: int = 0, directory: Path, console: Console) -> Iterator[Trial]:
+    """The YAML's service on fresh simulated slices, ready for requests; every process ends with the block.
+
+    Raises ServingError where the YAML, the port or the start is at fault.
+    """
     deployment = config.load(path)
     plans = [plan(model) for service in deployment.services.values() for model in service.models]
     refuse_busy_port(deployment.port)
-    started = time.monotonic()
     cluster: SimulatedCluster | None = None
     try:
         with _step(console, "stand-in model"):
@@ -52,15 +82,9 @@ def run(path: Path, *, spare: int, directory: Path) -> None:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        address = f"http://localhost:{deployment.port}"
-        _wait_until_ready(console, serve, plans, address, log)
-        console.print(display.board(board.wanted(), board.read()))
-        console.print(
-            _how_to_use(plans, address, time.monotonic() - started), highlight=False, soft_wrap=True
-        )
-        console.print(f"log: {log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
-        serve.wait()
-        raise SimulationError(f"`serve run` ended by itself\n{_tail(log)}")
+        trial = Trial(cluster, f"http://localhost:{deployment.port}", plans, log, serve)
+        _wait_until_ready(console, trial)
+        yield trial
     finally:
         if cluster is not None:
             with _step(console, "ending every process"):
@@ -106,21 +130,19 @@ def _start(plans: list[Plan], spare: int, directory: Path, status: Status) -> Si
     return cluster
 
 
-def _wait_until_ready(
-    console: Console, serve: "subprocess.Popen[bytes]", plans: list[Plan], address: str, log: Path
-) -> None:
-    needed = sum(one.model.replicas.min for one in plans)
+def _wait_until_ready(console: Console, trial: Trial) -> None:
+    needed = sum(one.model.replicas.min for one in trial.plans)
     with _step(console, "Serve, slices and engines") as status:
         while True:
-            if serve.poll() is not None:
-                raise SimulationError(f"`serve run` failed\n{_tail(log)}")
+            if trial.serve.poll() is not None:
+                raise SimulationError(f"`serve run` failed\n{_tail(trial.log)}")
             entries = board.read()
             if any(entry.state is board.State.LOST for entry in entries):
                 reasons = "; ".join(entry.reason for entry in entries if entry.reason)
-                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(log)}")
-            if refusal := _refusal(log):
+                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
+            if refusal := _refusal(trial.log):
                 raise SimulationError(refusal)
-            if sum(entry.serves for entry in entries) == needed and _answers(address):
+            if sum(entry.serves for entry in entries) == needed and _answers(trial.address):
                 return
             _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
             time.sleep(_POLL_S)
