@@ -19,6 +19,7 @@ from serving.errors import ServingError, SimulationError
 from serving.planning import Plan, plan
 from serving.slices import board
 from serving.slices.simulation import SimulatedCluster, cache_directory
+from serving.tpu import Slice
 
 _POLL_S = 0.5
 _LOG_LINES = 25
@@ -61,14 +62,16 @@ def running(path: Path, *, spare: int = 0, directory: Path, console: Console) ->
     Raises ServingError where the YAML, the port or the start is at fault.
     """
     deployment = config.load(path)
-    plans = [plan(model) for service in deployment.services.values() for model in service.models]
+    models = [model for service in deployment.services.values() for model in service.models]
+    plans = [plan(pool) for model in models for pool in model.per_pool()]
+    shapes = _shapes(plans, spare)
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None
     try:
         with _step(console, "stand-in model"):
             _write_stand_ins(plans)
         with _step(console, "simulated slices") as status:
-            cluster = _start(plans, spare, directory, status)
+            cluster = _start(shapes, directory, status)
         # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
         log = directory.with_suffix(".log")
         os.environ.update(cluster.environment)
@@ -117,9 +120,16 @@ def _write_stand_ins(plans: list[Plan]) -> None:
             stand_in.ensure(one.shape, cache_directory(), one.pipeline)
 
 
-def _start(plans: list[Plan], spare: int, directory: Path, status: Status) -> SimulatedCluster:
-    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)]
-    shapes += [plans[0].slice] * spare
+def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
+    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)] + [plans[0].slice] * spare
+    if not shapes:
+        raise SimulationError(
+            "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
+        )
+    return shapes
+
+
+def _start(shapes: list[Slice], directory: Path, status: Status) -> SimulatedCluster:
     cluster = SimulatedCluster.up(shapes[0], directory=directory, report=lambda text: _detail(status, text))
     try:
         for shape in shapes[1:]:
