@@ -5,7 +5,8 @@
 Both paths end in the same engine, so what differs is the way there: HAProxy and the router. Rounds alternate as
 A B B A, so that a machine that slows down slows both. Every request is a streamed chat of 32 tokens with a prompt of
 its own; a round of each path that is not counted comes first. On a machine whose cores the engine fills, CPU seconds
-say more than times: they are read from /proc for every process of the simulation, before and after each round.
+say more than times: they are read from /proc for every process of the simulation, before and after each round, and for
+the machine as a whole, which tells whether anything else ran beside.
 """
 
 import argparse
@@ -33,6 +34,7 @@ CHAT = "/v1/chat/completions"
 TOKENS = 32
 FEWEST = 16  # requests of a round
 CLIENT = "load client"
+ELSEWHERE = "not of this run"  # the machine was not quiet where this is not small
 # What a process is for, by a word of its command line; the first that fits.
 ROLES = (
     ("haproxy", "HAProxy"),
@@ -122,8 +124,8 @@ async def load(address: str, model: str, concurrency: int, requests: int) -> tup
 
 
 def cpu_by_role(cluster: SimulatedCluster) -> Counter[str]:
-    """CPU seconds so far of every process of the simulation, by what it is for, and of this one."""
-    seconds: Counter[str] = Counter({CLIENT: time.process_time()})
+    """CPU seconds so far of every process of the simulation, by what it is for."""
+    seconds: Counter[str] = Counter()
     for process in cluster.processes():
         try:
             used = process.cpu_times()
@@ -133,6 +135,12 @@ def cpu_by_role(cluster: SimulatedCluster) -> Counter[str]:
     return seconds
 
 
+def busy_s() -> float:
+    """CPU seconds of the whole machine so far, with what its hypervisor took from it."""
+    used = psutil.cpu_times()
+    return float(used.user + used.nice + used.system + used.irq + used.softirq + used.steal)
+
+
 def role(command: str) -> str:
     return next((name for word, name in ROLES if word in command), OTHER)
 
@@ -140,9 +148,11 @@ def role(command: str) -> str:
 def play(
     cluster: SimulatedCluster, path: str, address: str, model: str, concurrency: int, requests: int
 ) -> Round:
-    before = cpu_by_role(cluster)
+    before, machine_s, client_s = cpu_by_role(cluster), busy_s(), time.process_time()
     seconds, times = asyncio.run(load(address, model, concurrency, requests))
-    after = cpu_by_role(cluster)
+    client_s, machine_s, after = time.process_time() - client_s, busy_s() - machine_s, cpu_by_role(cluster)
+    spent = {name: after[name] - before[name] for name in after} | {CLIENT: client_s}
+    spent[ELSEWHERE] = machine_s - sum(spent.values())
     return Round(
         path,
         concurrency,
@@ -151,7 +161,7 @@ def play(
         quantile(times.first, 0.99) * 1000,
         quantile(times.between, 0.5) * 1000,
         times.chunks,
-        {name: round(after[name] - before[name], 3) for name in after},
+        spent,
     )
 
 
@@ -187,7 +197,7 @@ def times_table(rounds: Sequence[Round]) -> list[str]:
 def cpu_table(rounds: Sequence[Round]) -> list[str]:
     """CPU seconds a thousand streamed chunks, by what they are spent on."""
     columns = sorted({(one.concurrency, one.path) for one in rounds})
-    names = [*dict.fromkeys(name for _, name in ROLES), OTHER, CLIENT]
+    names = [*dict.fromkeys(name for _, name in ROLES), OTHER, CLIENT, ELSEWHERE]
     lines = [
         f"| CPU seconds / 1,000 chunks | {' | '.join(f'{path}, c={c}' for c, path in columns)} |",
         "|---|" + "---|" * len(columns),
