@@ -45,7 +45,7 @@ class Api:
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
         app.add_api_route("/health", self.health)
-        app.add_api_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
+        app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
