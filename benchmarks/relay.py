@@ -4,7 +4,7 @@
 
 Both paths end in the same engine, so what differs is the way there: HAProxy and the router. Rounds alternate as
 A B B A, so that a machine that slows down slows both. Every request is a streamed chat of 32 tokens with a prompt of
-its own; a round of each path that is not counted comes first. On a machine whose cores the engine fills, CPU seconds
+its own; bursts of every size and a round of each path that are not counted come first. On a machine whose cores the engine fills, CPU seconds
 say more than times: they are read from /proc for every process of the simulation, before and after each round, and for
 the machine as a whole, which tells whether anything else ran beside.
 """
@@ -165,6 +165,12 @@ def play(
     )
 
 
+def warm_up(address: str, model: str, most: int) -> None:
+    """Let the engine meet every size of batch: compiling one takes seconds, in whichever round it is met first."""
+    for exponent in range(most.bit_length()):
+        asyncio.run(load(address, model, 2**exponent, 2 ** (exponent + 1)))
+
+
 def quantile(values: Sequence[float], share: float) -> float:
     ordered = sorted(values)
     return ordered[min(int(share * len(ordered)), len(ordered) - 1)]
@@ -232,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = trial.plans[0].model.name
         slice_ = next(entry for entry in board.read() if entry.serves and entry.model == model)
         addresses = {BARE: slice_.address, SERVICE: trial.address}
+        warm_up(slice_.address, model, max(options.concurrency))
         for concurrency in options.concurrency:
             for number, pair in enumerate([(BARE, SERVICE), *order(options.rounds)]):
                 for path in pair:
