@@ -7,16 +7,12 @@ E2B on one v5e chip holds 321,376 tokens in 5.52 GiB, 18 KiB a token.
 
 import math
 
-from serving.planning.demand import Demand
+from serving.planning.demand import JAX_MODELS, Demand
 from serving.planning.layout import Layout
 from serving.planning.shapes import AttentionLayers, ModelShape
 
 _LANES = 128  # a kernel's last axis is padded to this
 _SUBLANE_BYTES = 4  # narrower values are packed to this
-
-# Served by models that give every layer a cache of every token, whatever its window (get_kv_cache_spec, JAX path); of
-# the rest, layers with a chunked window do so too.
-WINDOWED_CACHE = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "GptOssForCausalLM")
 
 
 def token_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> float:
@@ -92,7 +88,11 @@ def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layou
 
 
 def _window(shape: ModelShape, kind: AttentionLayers) -> int | None:
-    return kind.window if shape.architecture in WINDOWED_CACHE else None
+    """The window a layer's cache is bounded by.
+
+    tpu-inference's own models cache every token in every layer, and so do layers that attend in chunks.
+    """
+    return None if kind.chunked or shape.architecture in JAX_MODELS else kind.window
 
 
 def _stage(shape: ModelShape, layout: Layout) -> float:

@@ -16,8 +16,18 @@ DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_SEQUENCES = 256
 _DEFAULT_LORA_RANK = 16
 
+# Models tpu-inference 0.26 runs as its own in JAX; the others run as vLLM's through torchax (models/common/model_loader.py).
+JAX_MODELS = (
+    "DeepseekV3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+# Checkpoint formats those models load (layers/jax/quantization); the others only vLLM's own do.
+JAX_FORMATS = ("", "compressed-tensors", "fp8", "mxfp4")
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
-_ONLINE = {"fp8": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Demand:
     weight_format: str
     cache_itemsize: int
     quantization: Quantization | None
+    loads_full_size: bool  # weights lie in HBM at full size before they are quantised
     attention_data_parallel: bool
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
@@ -49,7 +60,9 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
         utilization=_share(engine),
         weight_format=weight_format,
         cache_itemsize=1 if cache.startswith(("fp8", "int8")) else full_itemsize,
-        quantization=_quantization(engine, shape),
+        quantization=(quantization := _quantization(engine, shape)),
+        loads_full_size=quantization is not shape.quantization
+        and not _nested(engine, "quantization", "qwix").get("use_abstract_model"),
         # tpu-inference refuses latent attention without it (tpu_platform.py)
         attention_data_parallel=shape.latent is not None
         or _nested(engine, "sharding", "sharding_strategy").get("enable_dp_attention") is True,
@@ -90,18 +103,21 @@ def _share(engine: Mapping[str, Any]) -> float:
 
 
 def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization | None:
-    """The checkpoint's own format, else one made while loading: vLLM's fp8 or a qwix rule for every module."""
+    """The checkpoint's own format, else what a qwix rule for every module makes of it while loading."""
     if shape.quantization:
         return shape.quantization
     if asked := engine.get("quantization"):
-        if asked not in _ONLINE:
-            known = ", ".join(_ONLINE)
-            raise ConfigError(
-                f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; "
-                f"made while loading is only {known}"
-            )
-        return Quantization(_ONLINE[asked])
-    for rule in _nested(engine, "quantization", "qwix").get("rules", []):
+        raise ConfigError(
+            f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
+            "is, or quantise it while loading by engine.additional_config.quantization.qwix"
+        )
+    rules = _nested(engine, "quantization", "qwix").get("rules", [])
+    if rules and shape.architecture not in JAX_MODELS:
+        raise ConfigError(
+            f"engine.additional_config.quantization.qwix: of no effect on {shape.architecture}, which runs as vLLM's own "
+            "model; name a checkpoint in the format"
+        )
+    for rule in rules:
         if (
             isinstance(rule, Mapping)
             and rule.get("module_path") == ".*"

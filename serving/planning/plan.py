@@ -11,7 +11,7 @@ from typing import Any
 from serving.config import ModelSpec
 from serving.errors import PlanError
 from serving.planning import alternatives, engine_options, parallelism
-from serving.planning.demand import Demand, demand_of
+from serving.planning.demand import JAX_FORMATS, JAX_MODELS, Demand, demand_of
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
@@ -51,7 +51,13 @@ class Plan:
     @property
     def environment(self) -> dict[str, str]:
         """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
-        return {"NEW_MODEL_DESIGN": "1"} if self.demand.attention_data_parallel else {}
+        variables = {}
+        if self.demand.attention_data_parallel:
+            variables["NEW_MODEL_DESIGN"] = "1"
+        quantization = self.demand.quantization
+        if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
+            variables["MODEL_IMPL_TYPE"] = "vllm"
+        return variables
 
 
 def plan(spec: ModelSpec) -> Plan:

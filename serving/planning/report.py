@@ -65,7 +65,7 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         ("slices", f"{counts['min']} to {counts['max']}"),
         ("mesh", f"tensor {mesh['tensor']}, pipeline {mesh['pipeline']}, data {mesh['data']}"),
         ("because", "\n".join(plan["reasons"])),
-        ("weights", _weights(plan["parameters"]["groups"])),
+        ("all weights", _weights(plan["parameters"]["groups"])),
         ("HBM a device", _hbm(plan["device_hbm"])),
         ("cache", cache),
         ("speed", _speed(plan["speed"])),

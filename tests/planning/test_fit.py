@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from serving.config import ModelSpec
-from serving.errors import PlanError
+from serving.errors import ConfigError, PlanError
 from serving.planning import plan
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.demand import demand_of
@@ -13,7 +13,8 @@ pytestmark = pytest.mark.unit
 
 GIB = 2**30
 SHORT = {"max_model_len": 4096}
-FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+# An fp8 checkpoint of whatever model it is.
+FP8 = {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}, "kv_cache_dtype": "fp8"}
 
 
 def spec(model: str, slice_: str, engine: dict[str, Any] | None = None, **more: Any) -> ModelSpec:
@@ -120,7 +121,7 @@ def test_a_recipe_on_half_its_slice(model: str, slice_: str, engine: dict[str, A
 def test_the_smallest_slice_of_a_model_is_the_one_known(
     model: str, engine: dict[str, Any], smallest: dict[str, str]
 ) -> None:
-    shape = shape_of(model)
+    shape = shape_of(model, engine.get("hf_overrides"))
     demand = demand_of({"max_model_len": 8192, "gpu_memory_utilization": 0.95, **engine}, shape)
     found: dict[str, str] = {}
     for candidate in sorted(slices_that_fit(shape, demand), key=lambda one: one.slice.chips):
@@ -202,6 +203,32 @@ def test_an_option_of_the_wrong_kind_is_refused_by_name(engine: dict[str, Any], 
 def test_ngrams_need_no_draft_model() -> None:
     engine = {**SHORT, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
     assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).demand.draft is None
+
+
+def qwix(weight: str, **more: Any) -> dict[str, Any]:
+    rules = [{"module_path": ".*", "weight_qtype": weight}]
+    return {**SHORT, "additional_config": {"quantization": {"qwix": {"rules": rules, **more}}}}
+
+
+def test_weights_quantised_while_loading_must_fit_at_full_size_unless_they_never_are() -> None:
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    with pytest.raises(PlanError, match=r"at full size they take 32\.9 GiB of the 30\.8 GiB of a device"):
+        plan(spec(model, "v6e 2x2", qwix("int8")))
+    found = plan(spec(model, "v6e 2x2", qwix("int8", use_abstract_model=True)))
+    assert found.fit.weight_bytes < 18 * GIB
+    assert plan(spec(model, "v6e 2x4 1", qwix("int8"))).fit.weight_bytes < 9 * GIB
+
+
+def test_a_format_the_engines_own_models_lack_runs_as_vllms() -> None:
+    awq = {"hf_overrides": {"quantization_config": {"quant_method": "awq", "group_size": 128}}}
+    assert plan(spec("Qwen/Qwen3-8B", "v6e 1x1", {**SHORT, **awq})).environment == {"MODEL_IMPL_TYPE": "vllm"}
+    assert plan(spec("Qwen/Qwen3-32B-FP8", "v6e 2x2", SHORT)).environment == {}
+    assert plan(spec("Qwen/Qwen3-8B", "v6e 1x1", qwix("int8"))).environment == {}
+
+
+def test_quantising_while_loading_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(ConfigError, match="of no effect on Qwen3MoeForCausalLM"):
+        plan(spec("Qwen/Qwen3-30B-A3B", "v7x 2x2x1", qwix("int8")))
 
 
 def test_little_room_for_programs_is_said() -> None:
