@@ -160,7 +160,7 @@ def test_slices_are_listed_by_price(console: Console) -> None:
     rows = json.loads(printed(console))
     prices = [row["per_hour"]["on-demand"] for row in rows]
     assert prices == sorted(prices)
-    assert rows[0]["slice"] == "v7x 1x1x1 (1 host x 1 chip)"
+    assert (rows[0]["slice"], rows[0]["hosts"]) == ("v7x 1x1x1", 1)
     table = Console(file=io.StringIO(), width=160)
     assert what_fits(model, table, engine=["max_model_len=8192"]) == OK
     assert "tpu7x-standard-1t" in printed(table)
