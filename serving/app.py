@@ -1,14 +1,15 @@
 """From the YAML's args to a Serve application: the only place where the parts are put together."""
 
+from collections import Counter
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from serving.config import ServiceConfig, parse
+from serving.config import ModelSpec, ServiceConfig, parse
 from serving.engine.replica import SliceReplica
-from serving.errors import ServingError
+from serving.errors import PlanError, ServingError
 from serving.planning import Plan, plan
 from serving.router.ingress import Router
 from serving.tpu import GENERATIONS
@@ -31,14 +32,26 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = parse(args)
-        plans = [plan(model) for model in config.models]
+        plans = [plan(pool) for model in config.models for pool in _pools(model)]
     except ServingError as error:
         raise RayServeException(error.message) from None
     return _application(config, plans)
 
 
+def _pools(model: ModelSpec) -> list[ModelSpec]:
+    """The pools of a model that hold slices from the start.
+
+    Each runs its `min` slices: scaling up to `max`, and from zero, is not there yet.
+    """
+    pools = [pool for pool in model.per_pool() if pool.replicas.min]
+    if not pools:
+        raise PlanError(f"{model.name}: no slice to start with; set replicas.min to 1 or more in one place")
+    return pools
+
+
 def _application(config: ServiceConfig, plans: list[Plan]) -> Application:
-    slices = [_slice_deployment(one).bind(one) for one in plans]
+    names = Counter(one.model.name for one in plans)
+    slices = [_slice_deployment(one, alone=names[one.model.name] == 1).bind(one) for one in plans]
     router = serve.deployment(
         Router,
         name="router",
@@ -50,10 +63,11 @@ def _application(config: ServiceConfig, plans: list[Plan]) -> Application:
     return router.bind(plans, *slices)
 
 
-def _slice_deployment(one: Plan) -> Any:
+def _slice_deployment(one: Plan, *, alone: bool) -> Any:
+    pool = "" if alone else f"-{one.slice.generation}-{one.slice.topology}-{one.slice.hosts}h"
     return serve.deployment(
         SliceReplica,
-        name=_deployment_name(one.model.name),
+        name=_deployment_name(one.model.name + pool),
         num_replicas=one.model.replicas.min,
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=one.slice.bundles(),

@@ -244,18 +244,10 @@ class DeploymentFile:
 
 def load(path: Path) -> DeploymentFile:
     """Read a Serve config file as far as it is ours; raises ConfigError."""
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    applications = raw.get("applications") if isinstance(raw, dict) else None
-    if not isinstance(applications, list) or not applications:
-        raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
+    raw = _read(path)
     services = {}
-    for application in applications:
-        if not isinstance(application, dict) or application.get("import_path") != IMPORT_PATH:
+    for application in raw["applications"]:
+        if application.get("import_path") != IMPORT_PATH:
             continue  # another project's
         name = str(application.get("name", "default"))
         try:
@@ -266,4 +258,26 @@ def load(path: Path) -> DeploymentFile:
         raise ConfigError(
             f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
         )
-    return DeploymentFile(path, (raw.get("http_options") or {}).get("port", 8000), services, raw)
+    return DeploymentFile(path, _port(path, raw.get("http_options") or {}), services, raw)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    applications = raw.get("applications") if isinstance(raw, dict) else None
+    if not isinstance(applications, list) or not applications:
+        raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
+    if not all(isinstance(application, dict) for application in applications):
+        raise ConfigError(f"{path}: applications: each is a mapping with import_path and args")
+    return dict(raw)
+
+
+def _port(path: Path, http_options: Any) -> int:
+    port = http_options.get("port", 8000) if isinstance(http_options, dict) else http_options
+    if not isinstance(port, int) or not isinstance(http_options, dict):
+        raise ConfigError(f"{path}: http_options.port: a number is needed (got {port!r})")
+    return port

@@ -1,7 +1,7 @@
 """One error tree. A message says what was asked, what there is, and what to change.
 
 Errors cross process borders (Ray pickles them), so every class takes its message alone and rebuilds from it.
-`status` and `code` are what an HTTP client sees; `kind` is OpenAI's `type` field.
+`status`, `code` and `param` are what an HTTP client sees; `kind` is OpenAI's `type` field.
 """
 
 from http import HTTPStatus
@@ -14,6 +14,7 @@ class ServingError(Exception):
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     code: ClassVar[str] = "internal_error"
     kind: ClassVar[str] = "server_error"
+    param: ClassVar[str | None] = None
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -21,7 +22,7 @@ class ServingError(Exception):
 
     def openai_body(self) -> dict[str, Any]:
         """The error as OpenAI clients parse it."""
-        return {"error": {"message": self.message, "type": self.kind, "param": None, "code": self.code}}
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
 class ConfigError(ServingError):
@@ -69,6 +70,12 @@ class EngineStartError(ServingError):
     code = "engine_start_failed"
 
 
+class ClusterError(ServingError):
+    """No Ray cluster answers at an address."""
+
+    code = "no_cluster"
+
+
 class SimulationError(ServingError):
     """The simulated cluster can't do what was asked of it."""
 
@@ -89,6 +96,7 @@ class UnknownModelError(ServingError):
     status = HTTPStatus.NOT_FOUND
     code = "model_not_found"
     kind = "invalid_request_error"
+    param = "model"
 
 
 class UnknownPathError(ServingError):

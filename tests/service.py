@@ -43,7 +43,10 @@ class Service:
         """Wait for a condition to hold and return its value; fails with the log's end."""
         deadline = time.monotonic() + timeout_s
         while not (value := _tried(condition)):
-            if time.monotonic() > deadline:
+            failed = (
+                "failed" if "Failed to update the deployments" in self.log.read_text(errors="replace") else ""
+            )
+            if failed or time.monotonic() > deadline:
                 end = "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\nboard: {self.entries()}\n{end}")
             time.sleep(0.2)

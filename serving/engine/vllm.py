@@ -138,6 +138,7 @@ class VllmServer:
             "TPU_MULTIHOST_BACKEND": "ray",
             **self._plan.environment,
         }
+        environment |= self._plan.environment
         if simulated.is_simulated():
             environment["VLLM_XLA_CACHE_PATH"] = f"{os.environ[CACHE]}/xla"
         return environment

@@ -6,53 +6,75 @@ only on large machines (benchmarks/, "relay").
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterable
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
 
 import aiohttp
+from fastapi.responses import JSONResponse
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from yarl import URL
 
-from serving.errors import NoSliceError, ServingError, SliceLostError
+from serving.errors import NoSliceError, ServingError, SliceLostError, UnknownPathError
 from serving.router.table import SliceTable
 from serving.slices.board import Entry
 
 _HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade host "
+    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
     b"content-length expect".split()
 )
+_NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front sends its own
+# What aiohttp would add where the client sent none; a client that takes no gzip must not get any.
+_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CONNECT_TIMEOUT_S = 3
+_RETRY_AFTER_S = 5
+_NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
+# A host that vanishes without a word is found by the kernel in 5 s; one that only computes answers its probes.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
+)
 
 
 class Relay:
     """The router's HTTP connections to slices."""
 
-    def __init__(self, table: SliceTable) -> None:
+    def __init__(self, table: SliceTable, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
         self._table = table
         self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=_socket),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
             auto_decompress=False,
             cookie_jar=aiohttp.DummyCookieJar(),
+            skip_auto_headers=_NOT_ADDED,
         )
 
-    def answer(self, request: Request, model: str, body: bytes) -> "RelayedResponse":
-        """The response to a request for a model; it picks its slice when it is sent."""
-        return RelayedResponse(self, request, model, body)
-
-    async def open(self, request: Request, model: str, body: bytes) -> tuple[Entry, aiohttp.ClientResponse]:
+    async def open(
+        self, request: Request, path: str, model: str, body: bytes
+    ) -> tuple[Entry, aiohttp.ClientResponse]:
         """A slice's answer up to its headers. A slice that takes no connection is skipped: it has seen nothing."""
         tried: list[str] = []
-        path = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
         headers = _forwarded(request.headers.raw)
         while True:
             entry = self._table.choose(model, tried)
             self._table.begin(entry.replica)
             try:
                 response = await self._session.request(
-                    request.method, entry.address + path, data=body, headers=headers
+                    request.method,
+                    URL(entry.address + target, encoded=True),  # as it came: no /v1/.. is resolved on the way
+                    data=body,
+                    headers=headers,
+                    allow_redirects=False,
                 )
-            except aiohttp.ClientConnectorError:
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
                 self._table.suspect(entry.replica)
                 self._table.end(entry.replica)
                 tried.append(entry.replica)
@@ -66,8 +88,8 @@ class Relay:
             else:
                 return entry, response
 
-    def close(self, entry: Entry, response: aiohttp.ClientResponse) -> None:
-        """Give a response back. One that was not read to its end closes its connection: the engine aborts the request."""
+    def give_back(self, entry: Entry, response: aiohttp.ClientResponse) -> None:
+        """End a request. A response not read to its end closes its connection: the engine aborts the request."""
         self._table.end(entry.replica)
         response.close() if not response.content.at_eof() else response.release()
 
@@ -75,19 +97,26 @@ class Relay:
         self._table.suspect(entry.replica)
         return SliceLostError(f"The slice serving {entry.model!r} was lost before its answer was complete.")
 
+    async def close(self) -> None:
+        await self._session.close()
+
 
 class RelayedResponse(Response):
-    """An ASGI response that is a slice's; the client going away ends it within the event loop's next turn."""
+    """An ASGI response that is a slice's, picked when it is sent.
 
-    def __init__(self, relay: Relay, request: Request, model: str, body: bytes) -> None:
+    The client going away ends it within the event loop's next turn.
+    """
+
+    def __init__(self, relay: Relay, request: Request, path: str, model: str, body: bytes) -> None:
         super().__init__()
         self._relay = relay
         self._request = request
+        self._path = path
         self._model = model
         self._body = body
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
-        work = asyncio.ensure_future(self._respond(send))
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        work = asyncio.ensure_future(self._respond(scope, receive, send))
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
@@ -98,39 +127,48 @@ class RelayedResponse(Response):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
 
-    async def _respond(self, send: Send) -> None:
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            entry, response = await self._relay.open(self._request, self._model, self._body)
+            entry, response = await self._relay.open(self._request, self._path, self._model, self._body)
         except ServingError as error:
-            await _send_error(send, error)
+            await error_response(error)(scope, receive, send)
             return
         try:
             if response.content_type == "text/event-stream":
                 await self._stream(entry, response, send)
             else:
-                await self._whole(entry, response, send)
+                await (await self._whole(entry, response))(scope, receive, send)
         finally:
-            self._relay.close(entry, response)
+            self._relay.give_back(entry, response)
 
     async def _stream(self, entry: Entry, response: aiohttp.ClientResponse, send: Send) -> None:
+        """Whole events only, so that an error event never lands inside one that was cut off."""
         await send({"type": "http.response.start", "status": response.status, "headers": _headers(response)})
+        rest = b""
         try:
             async for chunk in response.content.iter_any():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                events, rest = _whole_events(rest + chunk)
+                if events:
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
         except aiohttp.ClientError:
-            error = json.dumps(self._relay.lost(entry).openai_body()).encode()
-            await send({"type": "http.response.body", "body": b"data: " + error + b"\n\n", "more_body": True})
-        await send({"type": "http.response.body", "body": b""})
+            rest = b"data: " + json.dumps(self._relay.lost(entry).openai_body()).encode() + b"\n\n"
+        await send({"type": "http.response.body", "body": rest})
 
-    async def _whole(self, entry: Entry, response: aiohttp.ClientResponse, send: Send) -> None:
+    async def _whole(self, entry: Entry, response: aiohttp.ClientResponse) -> Response:
         try:
             body = await response.read()
         except aiohttp.ClientError:
-            await _send_error(send, self._relay.lost(entry))
-            return
-        headers = [*_headers(response), (b"content-length", str(len(body)).encode())]
-        await send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+            return error_response(self._relay.lost(entry))
+        if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
+            return error_response(UnknownPathError(f"{entry.model!r} takes no {self._path}."))
+        whole = Response(body, response.status)
+        whole.raw_headers = [*_headers(response), (b"content-length", str(len(body)).encode())]
+        return whole
+
+
+def error_response(error: ServingError) -> JSONResponse:
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if isinstance(error, NoSliceError) else None
+    return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -138,22 +176,31 @@ async def _disconnected(receive: Receive) -> None:
         pass
 
 
-async def _send_error(send: Send, error: ServingError) -> None:
-    body = json.dumps(error.openai_body()).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if isinstance(error, NoSliceError):
-        headers.append((b"retry-after", b"5"))
-    await send({"type": "http.response.start", "status": int(error.status), "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+def _whole_events(data: bytes) -> tuple[bytes, bytes]:
+    """Split after the last event's end; vLLM ends events with an empty line and sends each in one piece."""
+    if data.endswith(b"\n\n"):
+        return data, b""
+    events, end, rest = data.rpartition(b"\n\n")
+    return events + end, rest
+
+
+def _socket(address: tuple[Any, ...]) -> socket.socket:
+    family, kind, protocol, *_ = address
+    made = socket.socket(family, kind, protocol)
+    for level, option, value in _KEEPALIVE:
+        made.setsockopt(level, option, value)
+    return made
 
 
 def _forwarded(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
     return [
-        (name.decode("latin-1"), value.decode("latin-1"))
+        (name.decode("latin-1"), value.decode("utf-8", "replace"))  # aiohttp encodes as UTF-8
         for name, value in raw
         if name.lower() not in _HOP_BY_HOP
     ]
 
 
 def _headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
-    return [(name.lower(), value) for name, value in response.raw_headers if name.lower() not in _HOP_BY_HOP]
+    return [
+        (name.lower(), value) for name, value in response.raw_headers if name.lower() not in _NOT_RETURNED
+    ]

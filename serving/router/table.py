@@ -11,6 +11,8 @@ from collections.abc import Collection, Iterable
 from serving.errors import NoSliceError, UnknownModelError
 from serving.slices.board import Entry, State, Wanted
 
+_LONGEST_NAME = 200  # of a wrong name that an error repeats
+
 
 class SliceTable:
     """One router's view of the slices of every model it serves."""
@@ -63,7 +65,11 @@ class SliceTable:
             return next(iter(self.shapes))
         if isinstance(name, str) and name in self.shapes:
             return name
-        asked = "The request names no model" if name is None else f"The model {name!r} does not exist"
+        asked = (
+            "The request names no model"
+            if name is None
+            else f"The model {repr(name)[:_LONGEST_NAME]} does not exist"
+        )
         raise UnknownModelError(f"{asked}. Models served here: {', '.join(self.shapes)}.")
 
     def choose(self, model: str, tried: Collection[str] = ()) -> Entry:
@@ -97,10 +103,16 @@ class SliceTable:
         return self._in_flight[replica]
 
     def _why_none(self, model: str) -> str:
-        starting = [entry for entry in self.entries(model) if entry.state is State.STARTING]
-        lost = [entry for entry in self.entries(model) if entry.state is State.LOST]
-        said = [f"one on slice {entry.slice or '?'} is {entry.phase}" for entry in starting]
-        said += [f"one on slice {entry.slice or '?'} was lost ({entry.reason})" for entry in lost]
-        shape = self.shapes[model]
-        waiting = f"it waits for a free {shape} slice" if not starting else "try again shortly"
-        return f"No slice of {model!r} is ready: {'; '.join([*said, waiting])}."
+        said, comes_back = [], False
+        for entry in self.entries(model):
+            where = f"one on slice {entry.slice or '?'}"
+            if entry.state is State.LOST:
+                said.append(f"{where} was lost ({entry.reason})")
+            elif entry.state is State.STARTING:
+                said.append(f"{where} is {entry.phase}")
+                comes_back = True
+            elif entry.serves:
+                said.append(f"{where} has just failed to answer")
+                comes_back = True
+        said.append("try again shortly" if comes_back else f"it waits for a free {self.shapes[model]} slice")
+        return f"No slice of {model!r} is ready: {'; '.join(said)}."

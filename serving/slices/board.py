@@ -8,6 +8,7 @@ that hosts' clocks need not agree. `ray.experimental.internal_kv` and `ray._rayl
 
 import dataclasses
 import json
+import socket
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -17,10 +18,13 @@ from typing import Any, Self
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.experimental import internal_kv
 
+from serving.errors import ClusterError
+
 BEAT_S = 0.5
 # Six beats: a replica whose event loop waits for a slow step still beats, its thread needs the GIL only now and then.
 STALE_S = 3.0
 FORGOTTEN_S = 10.0
+_CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
 
 
@@ -85,7 +89,14 @@ class Wanted:
 
 
 def connect(address: str) -> None:
-    """Read the board of the cluster at `address` without joining it as a driver."""
+    """Read the board of the cluster at `address` without joining it as a driver; raises ClusterError."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError):  # GcsClient itself would try for 40 s
+        raise ClusterError(
+            f"no Ray cluster answers at {address!r}; an address is host:port of its head"
+        ) from None
     internal_kv._initialize_internal_kv(GcsClient(address=address))  # noqa: SLF001
 
 

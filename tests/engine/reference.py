@@ -1,7 +1,10 @@
-"""What Hugging Face transformers answers on the stand-in, greedy, fp32."""
+"""What Hugging Face transformers answers on the stand-in, greedy, fp32, and what the service does."""
 
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from service import Service
 
 PROMPT_LENGTHS = (3, 9, 17, 40, 90, 130)
 TOKENS = 32
@@ -24,3 +27,15 @@ def greedy(checkpoint: Path) -> list[list[int]]:
             out = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None)
         answers.append(out[0, len(prompt) :].tolist())
     return answers
+
+
+def answers(running: Service) -> list[list[int]]:
+    """The service's tokens for the same prompts, asked for all at once."""
+
+    def one(prompt: list[int]) -> list[int]:
+        fields = {"max_tokens": TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+        answer = running.post("/v1/completions", prompt=prompt, **fields)
+        return list(answer.json()["choices"][0]["token_ids"])
+
+    with ThreadPoolExecutor(len(PROMPT_LENGTHS)) as pool:
+        return list(pool.map(one, prompts()))

@@ -102,7 +102,7 @@ def test_prices_of_the_yaml_replace_the_table(tmp_path: Path, console: Console) 
         ("a: [", "is not YAML"),
         ("[]", "no applications"),
         (
-            "applications: [{name: a, import_path: other:app}, 3]",
+            "applications: [{name: a, import_path: other:app}]",
             f"no application has import_path: {IMPORT_PATH}",
         ),
         (f"applications: [{{import_path: '{IMPORT_PATH}', args: {{modles: []}}}}]", "did you mean 'models'?"),

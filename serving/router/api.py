@@ -1,0 +1,150 @@
+"""The HTTP surface: OpenAI's by model name, each request relayed to a slice of that model. Knows nothing of Serve.
+
+It reads from a body what it needs to route and forwards the body as it came; what the fields mean is vLLM's business.
+"""
+
+import logging
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+from pydantic_core import from_json
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from serving.errors import BadRequestError, MethodError, ServingError, UnknownPathError
+from serving.planning import Plan
+from serving.router.relay import Relay, RelayedResponse, error_response
+from serving.router.table import SliceTable
+
+logger = logging.getLogger("ray.serve")
+
+_ANY_METHOD = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
+_GET_PATHS = ("/v1/models", "/health", "/openapi.json")
+# vLLM's app also has routes that steer the engine itself.
+_NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+
+
+class Api:
+    """What clients may ask of the models of one service."""
+
+    def __init__(self, plans: Sequence[Plan], table: SliceTable, relay: Relay) -> None:
+        self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
+        self._table = table
+        self._relay = relay
+        self._started = int(time.time())
+
+    def app(self) -> FastAPI:
+        app = FastAPI(
+            title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
+        )
+        app.add_api_route("/v1/models", self.models)
+        app.add_api_route("/v1/models/{name:path}", self.model)
+        app.add_api_route("/health", self.health)
+        app.add_api_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
+        app.add_exception_handler(ServingError, _on_serving_error)
+        app.add_exception_handler(HTTPException, _on_http_error)
+        app.add_exception_handler(ClientDisconnect, _on_disconnect)
+        app.add_exception_handler(Exception, _on_bug)
+        return app
+
+    async def models(self) -> JSONResponse:
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in reversed(self._plans)]})
+
+    async def model(self, name: str) -> JSONResponse:
+        return JSONResponse(self._card(self._table.resolve(name)))
+
+    async def health(self) -> Response:
+        """200 while every model has a slice that serves, else 503 naming the first that has none."""
+        for name in self._plans:
+            self._table.choose(name)
+        return Response(status_code=HTTPStatus.OK)
+
+    async def forward(self, request: Request) -> Any:
+        """Every POST endpoint of vLLM's app, to a slice of the model that the body names."""
+        path = _path(request)
+        if request.method != "POST" or _takes(path) != "POST":
+            raise _refusal(request)
+        if path in _NOT_FORWARDED:
+            raise UnknownPathError(f"There is no {path} here.")
+        body = await request.body()
+        fields = await _fields(request, body)
+        return RelayedResponse(self._relay, request, path, self._table.resolve(fields.get("model")), body)
+
+    def _card(self, name: str) -> dict[str, Any]:
+        plan = self._plans[name]
+        entries = self._table.entries(name)
+        serving = [entry for entry in entries if entry.serves]
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "tpu-serving",
+            "root": plan.model.model,
+            "max_model_len": serving[0].max_model_len if serving else None,
+            "slice": str(plan.slice),
+            "parallel": {"tensor": plan.tensor, "pipeline": plan.pipeline},
+            "slices_ready": len(serving),
+            "simulated": any(entry.simulated for entry in entries),
+        }
+
+
+async def _fields(request: Request, body: bytes) -> dict[str, Any]:
+    """The fields of a JSON or form body; raises BadRequestError."""
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        async with request.form() as form:
+            return dict(form)
+    if not body:
+        raise BadRequestError("The request has no body; a JSON object is needed.")
+    try:
+        fields = from_json(body, allow_inf_nan=False)
+    except ValueError as error:
+        raise BadRequestError(f"The request body is not JSON: {error}.") from None
+    if not isinstance(fields, dict):
+        raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
+    return fields
+
+
+def _path(request: Request) -> str:
+    """The path below the application's route prefix."""
+    return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+
+
+def _takes(path: str) -> str:
+    return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else "POST"
+
+
+def _refusal(request: Request) -> ServingError:
+    path = _path(request)
+    if request.method == "GET" and not path.startswith("/v1/"):
+        return UnknownPathError(f"There is no {path} here.")
+    return MethodError(f"{path} takes {_takes(path)}, not {request.method}.")
+
+
+async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServingError)  # noqa: S101  that is what it is registered for
+    response = error_response(error)
+    if isinstance(error, MethodError):
+        response.headers["allow"] = _takes(_path(request))
+    return response
+
+
+async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
+    """Starlette's own refusals: a method nobody knows, or a form that can't be read."""
+    assert isinstance(error, HTTPException)  # noqa: S101  that is what it is registered for
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return error_response(BadRequestError(f"The request body is not a form: {error.detail}"))
+    return await _on_serving_error(request, _refusal(request))
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)
+
+
+async def _on_bug(request: Request, error: Exception) -> JSONResponse:
+    logger.error("unhandled error on %s %s", request.method, request.url.path, exc_info=error)
+    return error_response(ServingError("Internal error."))

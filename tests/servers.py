@@ -1,0 +1,101 @@
+"""Real HTTP servers for tests: an ASGI app behind uvicorn, and raw sockets for what no decent server does."""
+
+import asyncio
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+Script = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def until(condition: Callable[[], Any], what: str, timeout_s: float = 2) -> None:
+    """Wait for a condition of another thread; fails with what was waited for."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def asgi_server(app: Any) -> Iterator[str]:
+    """A real uvicorn in a thread; yields its address."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    until(lambda: server.started, "uvicorn is up")
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=5)
+        assert not thread.is_alive()
+
+
+class RawServers:
+    """Servers that do with a connection what a script says; all in one thread with an event loop of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+
+    def start(self, script: Script) -> str:
+        """A server that runs `script(request, reader, writer)` for each request; returns its address."""
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                while not writer.is_closing() and (request := await _request(reader)):
+                    await script(request, reader, writer)
+            except ConnectionError:
+                pass
+            finally:
+                writer.close()
+
+        starting = asyncio.run_coroutine_threadsafe(
+            asyncio.start_server(connected, "127.0.0.1", 0), self._loop
+        )
+        return f"http://127.0.0.1:{starting.result().sockets[0].getsockname()[1]}"
+
+    def stop(self) -> None:
+        async def cancel_all() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def chunk(data: bytes) -> bytes:
+    """One HTTP/1.1 chunk."""
+    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+
+
+def whole(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
+    """One answer with its length."""
+    lines = [b"HTTP/1.1 " + status, *headers, f"Content-Length: {len(body)}".encode()]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+def free_address() -> str:
+    """Where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def _request(reader: asyncio.StreamReader) -> bytes:
+    """Head and body of the next request; nothing when the client has closed."""
+    try:
+        head = await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError:
+        return b""
+    lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    return head + await reader.readexactly(int(lengths[0].split(b":")[1]) if lengths else 0)

@@ -1,0 +1,159 @@
+import os
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.cli import main
+
+pytestmark = pytest.mark.unit
+
+LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
+
+Refusal = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def nothing_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # simulations keep their state below it
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
+    """What a command says when it refuses: one message on stderr, exit status 1, no traceback."""
+
+    def refused(*arguments: str | Path) -> str:
+        assert main([str(argument) for argument in arguments]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("serving: ")
+        assert "Traceback" not in err
+        assert len(err.splitlines()) == 1
+        return err.removeprefix("serving: ").removesuffix("\n")
+
+    return refused
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[..., Path]:
+    """deployments/llama.yaml with other keys in its model; None takes a key out."""
+
+    def write(port: int = 8000, **changes: object) -> Path:
+        raw = yaml.safe_load(LLAMA.read_text())
+        raw["http_options"]["port"] = port
+        model = raw["applications"][0]["args"]["models"][0]
+        model.update(changes)
+        raw["applications"][0]["args"]["models"][0] = {k: v for k, v in model.items() if v is not None}
+        path = tmp_path / "changed.yaml"
+        path.write_text(yaml.safe_dump(raw))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"replica": 2}, "models.0.replica: unknown key; did you mean 'replicas'?"),
+        ({"slice": None}, "models.0.slice: missing"),
+        (
+            {"slice": {"generation": "v6e", "topology": "2x5"}},
+            "v6e has no topology '2x5'; it has 1x1, 2x2, 2x4, 4x4",
+        ),
+        ({"slice": {"generation": "v6", "topology": "2x4"}}, "there is no TPU generation 'v6'"),
+        (
+            {"slice": {"generation": "v6e", "topology": "2x4", "hosts": 3}},
+            "v6e 2x4 does not come as 3 hosts: its 8 chips are",
+        ),
+        ({"slice": {"generation": "v6e", "topology": "2x4"}}, "name hosts or machine_type"),
+        ({"parallel": {"tensor": 4, "pipeline": 1}}, "is 4 devices, v6e 2x4 (2 hosts x 4 chips) has 8"),
+        ({"engine": {"tensor_parallel_size": 8}}, "tensor_parallel_size"),
+        ({"engine": {"max_model_length": 8192}}, "max_model_len"),
+        ({"model": "./no/such/model"}, "model path ./no/such/model does not exist"),
+        ({"model": "nobody/nothing"}, "no config.json is known for model 'nobody/nothing'"),
+    ],
+)
+def test_a_yaml_that_asks_for_what_can_not_be_is_refused_before_anything_starts(
+    refusal: Refusal, changed: Callable[..., Path], changes: dict[str, object], says: str
+) -> None:
+    assert says in refusal("sim", "run", changed(**changes))
+
+
+def test_a_yaml_that_is_not_there(refusal: Refusal, tmp_path: Path) -> None:
+    path = tmp_path / "none.yaml"
+    assert refusal("sim", "run", path) == f"{path}: No such file or directory"
+
+
+def test_a_busy_port_is_refused_with_the_process_that_has_it(
+    refusal: Refusal, changed: Callable[..., Path]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        said = refusal("sim", "run", changed(port=port))
+    assert said.startswith(f"port {port} is taken by process {os.getpid()} (")
+    assert "http_options.port" in said
+
+
+@pytest.mark.parametrize("action", ["up", "add"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--topology", "2x3"], "v6e has no topology '2x3'"),
+        (["--generation", "v5"], "there is no TPU generation 'v5'"),
+        (["--topology", "2x4", "--hosts", "4"], "v6e 2x4 does not come as 4 hosts"),
+        (["--machine-type", "ct6e-standard-16t"], "no machine type 'ct6e-standard-16t'"),
+    ],
+)
+def test_a_slice_that_does_not_exist_is_not_simulated(
+    refusal: Refusal, action: str, options: list[str], says: str
+) -> None:
+    assert says in refusal("sim", action, *options)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["sim", "status"],
+        ["sim", "down"],
+        ["sim", "add", "--hosts", "2"],
+        ["sim", "kill", "slice-0"],
+        ["sim", "kill", "slice-0/1"],
+    ],
+    ids=" ".join,
+)
+def test_without_a_simulation_there_is_nothing_to_do(
+    refusal: Refusal, tmp_path: Path, command: list[str]
+) -> None:
+    directory = tmp_path / f"tpu-serving-{os.getuid()}" / "sim"
+    assert refusal(*command) == f"no simulation runs in {directory}; `serving sim up` starts one"
+
+
+def test_status_without_a_cluster_says_how_to_name_one(refusal: Refusal) -> None:
+    assert refusal("status").endswith("for another cluster set RAY_ADDRESS or give --address")
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "auto", "127.0.0.1:", "head.invalid:6379"])
+def test_status_of_a_cluster_that_is_not_there(refusal: Refusal, address: str) -> None:
+    said = refusal("status", "--address", address)
+    assert said == f"no Ray cluster answers at {address!r}; an address is host:port of its head"
+
+
+def test_an_interrupted_command_ends_as_a_shell_expects(
+    monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Path]
+) -> None:
+    path = changed()
+
+    def interrupted(*_: object, **__: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(Path, "read_bytes", interrupted)
+    assert main(["sim", "run", str(path)]) == 130

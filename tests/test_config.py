@@ -1,0 +1,191 @@
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving import config
+from serving.errors import ConfigError
+
+pytestmark = pytest.mark.unit
+
+DEPLOYMENTS = sorted((Path(__file__).parent.parent / "deployments").glob("*.yaml"))
+ARGS: dict[str, Any] = {
+    "models": [
+        {
+            "name": "llama",
+            "model": "meta-llama/Llama-3.1-8B-Instruct",
+            "slice": {"generation": "v6e", "topology": "2x4", "hosts": 2},
+        }
+    ]
+}
+
+ONE = b"applications: [{import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}]\n"
+
+
+def args(**changes: Any) -> dict[str, Any]:
+    changed = copy.deepcopy(ARGS)
+    changed["models"][0] |= changes
+    return changed
+
+
+def without(*path: str) -> dict[str, Any]:
+    changed = copy.deepcopy(ARGS)
+    parent = changed["models"][0]
+    for key in path[:-1]:
+        parent = parent[key]
+    del parent[path[-1]]
+    return changed
+
+
+def refusal(raw: Any) -> str:
+    with pytest.raises(ConfigError) as error:
+        config.parse(raw)
+    return error.value.message
+
+
+def test_what_is_left_out_has_its_default() -> None:
+    model = config.parse(ARGS).models[0]
+    assert (model.replicas.min, model.replicas.max) == (1, 1)
+    assert (model.parallel.tensor, model.parallel.pipeline) == (None, None)
+    assert (model.engine, model.drain_s, model.stall_s) == ({}, 60, 30)
+    assert config.parse(ARGS).router.replicas == 1
+
+
+def test_a_model_without_a_name_is_called_by_its_id() -> None:
+    assert config.parse(without("name")).models[0].name == "meta-llama/Llama-3.1-8B-Instruct"
+    assert config.parse(args(name="")).models[0].name == "meta-llama/Llama-3.1-8B-Instruct"
+
+
+@pytest.mark.parametrize(
+    ("replicas", "found"), [(3, (3, 3)), ({"min": 0, "max": 4}, (0, 4)), ({"max": 2}, (1, 2))]
+)
+def test_replicas_are_a_number_or_a_range(replicas: Any, found: tuple[int, int]) -> None:
+    spec = config.parse(args(replicas=replicas)).models[0].replicas
+    assert (spec.min, spec.max) == found
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (ARGS | {"modles": []}, "modles: unknown key; did you mean 'models'?"),
+        (ARGS | {"router": {"replica": 2}}, "router.replica: unknown key; did you mean 'replicas'?"),
+        (args(replica=1), "models.0.replica: unknown key; did you mean 'replicas'?"),
+        (
+            args(slice={"generation": "v6e", "topolgy": "2x4"}),
+            "models.0.slice.topolgy: unknown key; did you mean 'topology'?",
+        ),
+        (args(replicas={"mim": 1}), "models.0.replicas.mim: unknown key; did you mean 'min'?"),
+        (args(parallel={"tensors": 8}), "models.0.parallel.tensors: unknown key; did you mean 'tensor'?"),
+        (args(gpu=8), "models.0.gpu: unknown key; known here: drain_s, engine, model, name, parallel"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(raw: Any, says: str) -> None:
+    assert says in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ({}, "models: missing"),
+        (without("model"), "models.0.model: missing"),
+        (without("slice"), "models.0.slice: missing"),
+        (without("slice", "topology"), "models.0.slice.topology: missing"),
+        ({"models": []}, "models: no model is listed; give at least one"),
+    ],
+)
+def test_a_missing_key_is_named(raw: Any, says: str) -> None:
+    assert says in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        ([], "args: "),
+        ({"models": {"name": "llama"}}, "models: "),
+        (args(model=8), "models.0.model: Input should be a valid string (got 8)"),
+        (args(model=""), "models.0.model: "),
+        (args(slice="2x4"), "models.0.slice: "),
+        (args(slice={"generation": "v6e", "topology": 24}), "models.0.slice.topology: "),
+        (args(slice={"generation": "v6e", "topology": "2x4", "hosts": 0}), "models.0.slice.hosts: "),
+        (args(engine=["max_model_len"]), "models.0.engine: "),
+        (args(replicas=0), "models.0.replicas.max: "),
+        (args(replicas=True), "models.0.replicas: "),
+        (args(replicas="two"), "models.0.replicas: "),
+        (args(replicas={"min": 3, "max": 2}), "models.0.replicas: min 3 is above max 2"),
+        (args(drain_s=-1), "models.0.drain_s: "),
+        (args(stall_s=0), "models.0.stall_s: "),
+    ],
+)
+def test_a_value_of_the_wrong_kind_is_refused_with_its_place(raw: Any, says: str) -> None:
+    assert says in refusal(raw)
+
+
+def test_every_problem_is_told_at_once() -> None:
+    said = refusal(args(model=8, replica=1))
+    assert "models.0.model: " in said
+    assert "models.0.replica: " in said
+
+
+def test_two_models_need_two_names() -> None:
+    raw = {"models": [*ARGS["models"], *ARGS["models"]]}
+    assert "two models are named 'llama'; give each its own name" in refusal(raw)
+
+
+def test_a_configuration_does_not_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        config.parse(ARGS).models[0].name = "other"
+
+
+@pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.name)
+def test_every_deployment_of_the_repository_loads(path: Path) -> None:
+    assert config.load(path).services
+
+
+def test_a_file_has_a_port_and_services_by_application(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_text(
+        "http_options: {port: 9000}\n"
+        "applications:\n"
+        "  - {name: one, import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}\n"
+        "  - {import_path: serving.app:build, args: {models: [{model: n, slice: {generation: v6e, topology: 2x2}}]}}\n"
+    )
+    found = config.load(path)
+    assert found.port == 9000
+    assert {name: [model.model for model in one.models] for name, one in found.services.items()} == {
+        "one": ["m"],
+        "default": ["n"],
+    }
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none\.yaml: No such file or directory"):
+        config.load(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"applications: [", "is not YAML"),
+        (b"\xff\xfe\x00applications", "is not YAML"),
+        (b"", "no applications; see deployments/llama.yaml"),
+        (b"just words", "no applications"),
+        (b"applications: {}", "no applications"),
+        (b"applications: [llama]", "applications: each is a mapping with import_path and args"),
+        (b"applications: [{name: a, import_path: serving.app:build, args: [1]}]", "application a: args: "),
+        (
+            b"applications: [{name: a, import_path: serving.app:build, args: {models: []}}]",
+            "application a: models: no model is listed",
+        ),
+        (b"applications: [{name: a, import_path: serving.app:build}]", "application a: models: missing"),
+        (ONE + b"http_options: 8000", "http_options.port: a number is needed (got 8000)"),
+        (ONE + b"http_options: {port: many}", "http_options.port: a number is needed (got 'many')"),
+    ],
+)
+def test_a_file_that_can_not_be_read_as_a_deployment(tmp_path: Path, text: bytes, says: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError) as error:
+        config.load(path)
+    assert str(path) in error.value.message
+    assert says in error.value.message
