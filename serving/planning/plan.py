@@ -54,6 +54,8 @@ class Plan:
         variables = {}
         if self.demand.attention_data_parallel:
             variables["NEW_MODEL_DESIGN"] = "1"
+        if self.data > 1:  # one process for all copies; its launcher would start one for each
+            variables["TPU_MULTIPROCESS_DP"] = "0"
         quantization = self.demand.quantization
         if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
             variables["MODEL_IMPL_TYPE"] = "vllm"

@@ -160,6 +160,7 @@ def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> 
     copies = plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", engine, parallel={"tensor": 2, "data": 4}))
     assert (copies.tensor, copies.data, copies.most_sequences) == (2, 4, 4 * whole.most_sequences)
     assert copies.fit.weight_bytes > 3 * whole.fit.weight_bytes
+    assert copies.environment == {"TPU_MULTIPROCESS_DP": "0"}
     with pytest.raises(PlanError, match="data=2 needs a slice of one host"):
         plan(spec("Qwen/Qwen3-4B", "v6e 4x4", parallel={"tensor": 8, "data": 2}))
 
