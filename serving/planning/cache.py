@@ -49,9 +49,9 @@ def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
     return math.ceil(each * (demand.sequences + 1))
 
 
-def requests_apart(shape: ModelShape, layout: Layout) -> int:
+def requests_apart(layout: Layout) -> int:
     """Groups of devices that hold different requests, so that each token lies in one of them."""
-    return layout.data * (1 if shape.latent else layout.attention_data)
+    return layout.data * layout.attention_data
 
 
 def attention_data_size(shape: ModelShape, demand: Demand, tensor: int) -> int:
@@ -75,11 +75,11 @@ def _draft_bytes(demand: Demand, layout: Layout) -> float:
 def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layout: Layout) -> float:
     size = demand.cache_itemsize
     packing = _SUBLANE_BYTES // size
-    if shape.latent:  # one vector a token, spread over the stage's devices by blocks or by requests
+    if shape.latent:  # one vector a token, whole on each device that attends to it
         return (
             (_padded(shape.latent.kv_rank, _LANES) + _padded(shape.latent.rope_dim, _LANES))
             * size
-            / layout.tensor
+            / layout.attention_tensor
         )
     heads = max(kind.kv_heads // layout.attention_tensor, 1)
     if kind.head_dim == 64:  # a kernel of its own: key and value share the lanes

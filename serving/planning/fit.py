@@ -60,7 +60,7 @@ def measure(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) ->
     cache = max(0, int(usable * demand.utilization) - weights - RESIDENT_BYTES - state)
     longest = _longest(shape, demand, layout, cache)
     length = demand.max_model_len or max(longest, 1)
-    apart = requests_apart(shape, layout)
+    apart = requests_apart(layout)
     each = sequence_bytes(shape, demand, layout, length)
     fit = Fit(
         groups=groups,

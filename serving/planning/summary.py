@@ -134,7 +134,7 @@ def _predict(plan: Plan, prompt: int, answer: int, sequences: int) -> speed.Spee
     """With as many sequences at once as asked, allowed and held, half of each answer written."""
     context = prompt + answer // 2
     each = sequence_bytes(plan.shape, plan.demand, plan.layout, context)
-    held = int(plan.fit.cache_bytes / each) * requests_apart(plan.shape, plan.layout) if each else sequences
+    held = int(plan.fit.cache_bytes / each) * requests_apart(plan.layout) if each else sequences
     at_once = max(1, min(sequences, plan.most_sequences, held))
     return speed.predict(plan.shape, plan.demand, plan.slice, plan.layout, sequences=at_once, context=context)
 
