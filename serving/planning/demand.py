@@ -53,10 +53,16 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
+    sequences = _whole(engine, "max_num_seqs", DEFAULT_SEQUENCES)
+    batched_tokens = _whole(engine, "max_num_batched_tokens", max(DEFAULT_BATCHED_TOKENS, sequences))
+    if batched_tokens < sequences:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
+        )
     return Demand(
         max_model_len=_max_model_len(engine, shape),
-        sequences=_whole(engine, "max_num_seqs", DEFAULT_SEQUENCES),
-        batched_tokens=_whole(engine, "max_num_batched_tokens", DEFAULT_BATCHED_TOKENS),
+        sequences=sequences,
+        batched_tokens=batched_tokens,
         utilization=_share(engine),
         weight_format=weight_format,
         cache_itemsize=1 if cache.startswith(("fp8", "int8")) else full_itemsize,
@@ -75,10 +81,9 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
 
 
 def _max_model_len(engine: Mapping[str, Any], shape: ModelShape) -> int | None:
-    asked = engine.get("max_model_len", shape.max_position_embeddings)
-    if asked in (-1, "auto"):
+    if engine.get("max_model_len") in (-1, "auto"):
         return None
-    length = _whole({"max_model_len": asked}, "max_model_len", asked)
+    length = _whole(engine, "max_model_len", shape.max_position_embeddings)
     if length > shape.max_position_embeddings:
         raise ConfigError(
             f"engine.max_model_len: {length} is beyond the model's {shape.max_position_embeddings} positions"
@@ -96,7 +101,9 @@ def _whole(engine: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _share(engine: Mapping[str, Any]) -> float:
-    value = engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
+    value = engine.get("gpu_memory_utilization")
+    if value is None:
+        return DEFAULT_UTILIZATION
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise ConfigError(f"engine.gpu_memory_utilization: a number above 0 and at most 1 (got {value!r})")
     return float(value)
@@ -111,20 +118,20 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
             f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
             "is, or quantise it while loading by engine.additional_config.quantization.qwix"
         )
-    rules = _nested(engine, "quantization", "qwix").get("rules", [])
+    rules = _nested(engine, "quantization", "qwix").get("rules") or []
+    if not isinstance(rules, list):
+        raise ConfigError(f"engine.additional_config.quantization.qwix.rules: a list (got {rules!r})")
     if rules and shape.architecture not in JAX_MODELS:
         raise ConfigError(
             f"engine.additional_config.quantization.qwix: of no effect on {shape.architecture}, which runs as vLLM's own "
             "model; name a checkpoint in the format"
         )
-    for rule in rules:
-        if (
-            isinstance(rule, Mapping)
-            and rule.get("module_path") == ".*"
-            and rule.get("weight_qtype") in _QWIX_FORMATS
-        ):
-            return Quantization(_QWIX_FORMATS[rule["weight_qtype"]])
-    return None
+    formats = [
+        _QWIX_FORMATS.get(str(rule.get("weight_qtype")))
+        for rule in rules
+        if isinstance(rule, Mapping) and rule.get("module_path") == ".*"
+    ]
+    return next((Quantization(name) for name in formats if name), None)
 
 
 def _draft(engine: Mapping[str, Any]) -> ModelShape | None:

@@ -1,9 +1,12 @@
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.config import ModelSpec
-from serving.errors import ConfigError, PlanError
+from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import plan
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.demand import demand_of
@@ -165,6 +168,12 @@ def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> 
         plan(spec("Qwen/Qwen3-4B", "v6e 4x4", parallel={"tensor": 8, "data": 2}))
 
 
+def test_adapters_of_experts_are_counted_too() -> None:
+    found = plan(spec("Qwen/Qwen3-30B-A3B", "v6e 2x4 1", {**SHORT, "enable_lora": True}))
+    adapters = next(group for group in found.fit.groups if group.name == "LoRA adapters")
+    assert adapters.params > 16 * 48 * 128 * 3 * (2048 + 768)
+
+
 def test_adapters_are_counted_and_refused_where_the_engine_has_none() -> None:
     lora = {**SHORT, "enable_lora": True, "max_lora_rank": 64, "max_loras": 8}
     found = plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", lora))
@@ -185,6 +194,7 @@ def test_towers_are_counted_unless_they_are_not_loaded() -> None:
     [
         ({"max_model_len": 1_000_000}, "beyond the model's 131072 positions"),
         ({"max_model_len": "long"}, "engine.max_model_len: a whole number of at least 1 (got 'long')"),
+        ({"max_num_seqs": 300, "max_num_batched_tokens": 256}, "engine.max_num_batched_tokens: 256 is below"),
         ({"max_num_seqs": 0}, "engine.max_num_seqs: a whole number"),
         ({"gpu_memory_utilization": 1.2}, "engine.gpu_memory_utilization: a number above 0 and at most 1"),
         ({"quantization": "awq"}, "'awq' needs a checkpoint in that format, this one is bfloat16"),
@@ -266,3 +276,47 @@ def test_weights_in_a_bucket_need_a_config_from_elsewhere() -> None:
 def test_what_fits_nowhere_is_said_to() -> None:
     with pytest.raises(PlanError, match="it fits no slice of up to 256 chips"):
         plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", {**SHORT, "gpu_memory_utilization": 0.001}))
+
+
+OPTIONS = {
+    "additional_config",
+    "dtype",
+    "enable_lora",
+    "gpu_memory_utilization",
+    "hf_config_path",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "max_lora_rank",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "quantization",
+    "speculative_config",
+}
+LEAVES = st.none() | st.booleans() | st.integers(-2, 10**7) | st.floats() | st.text(max_size=4)
+KEYS = st.sampled_from(
+    [
+        "sharding",
+        "sharding_strategy",
+        "enable_dp_attention",
+        "quantization",
+        "qwix",
+        "rules",
+        "module_path",
+        "model",
+    ]
+)
+JUNK = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
+)
+
+
+@settings(deadline=None)  # the machine may be busy with more than this
+@given(
+    st.dictionaries(st.sampled_from(sorted(OPTIONS)), JUNK, max_size=3),
+    st.sampled_from(["Qwen3-4B", "Qwen3-30B-A3B"]),
+)
+def test_options_of_any_kind_are_planned_or_refused(engine: dict[str, Any], model: str) -> None:
+    with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ServingError):
+        environment.setenv("HF_HUB_OFFLINE", "1")
+        plan(spec(f"Qwen/{model}", "v6e 2x2", engine))
