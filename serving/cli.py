@@ -67,6 +67,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     kill.add_argument("target", metavar="SLICE[/HOST]")
     kill.set_defaults(run=_sim_kill)
+    restart = actions.add_parser("restart", help="start a killed host (slice-0/1) again")
+    restart.add_argument("target", metavar="SLICE/HOST")
+    restart.set_defaults(run=_sim_restart)
     actions.add_parser("status", help="the simulated slices and their hosts").set_defaults(run=_sim_status)
     actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)
     return parser
@@ -110,17 +113,28 @@ def _sim_add(options: argparse.Namespace) -> None:
 
 
 def _sim_kill(options: argparse.Namespace) -> None:
-    from serving.errors import SimulationError
     from serving.slices.simulation import SimulatedCluster
 
     cluster = SimulatedCluster.attach(_directory(options))
-    name, _, host = options.target.partition("/")
-    if not host:
-        cluster.kill_slice(name)
-    elif host.isdecimal():
-        cluster.kill_host(name, int(host))
+    if "/" in options.target:
+        cluster.kill_host(*_host(options.target))
     else:
-        raise SimulationError(f"{options.target!r} names no host; write {name}/0")
+        cluster.kill_slice(options.target)
+
+
+def _sim_restart(options: argparse.Namespace) -> None:
+    from serving.slices.simulation import SimulatedCluster
+
+    SimulatedCluster.attach(_directory(options)).restart_host(*_host(options.target))
+
+
+def _host(target: str) -> tuple[str, int]:
+    from serving.errors import SimulationError
+
+    name, _, host = target.partition("/")
+    if not host.isdecimal():
+        raise SimulationError(f"{target!r} names no host; write {name}/0")
+    return name, int(host)
 
 
 def _sim_status(options: argparse.Namespace) -> None:

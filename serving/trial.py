@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -18,9 +19,21 @@ from serving.errors import ServingError, SimulationError
 from serving.planning import Plan, plan
 from serving.slices import board
 from serving.slices.simulation import SimulatedCluster, cache_directory
+from serving.tpu import Slice
 
 _POLL_S = 0.5
 _LOG_LINES = 25
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A YAML's service, up on simulated slices."""
+
+    cluster: SimulatedCluster
+    address: str
+    plans: list[Plan]
+    log: Path
+    serve: "subprocess.Popen[bytes]"
 
 
 def run(path: Path, *, spare: int, directory: Path) -> None:
@@ -29,16 +42,36 @@ def run(path: Path, *, spare: int, directory: Path) -> None:
     Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
     """
     console = Console()
-    deployment = config.load(path)
-    plans = [plan(model) for service in deployment.services.values() for model in service.models]
-    refuse_busy_port(deployment.port)
     started = time.monotonic()
+    with running(path, spare=spare, directory=directory, console=console) as trial:
+        console.print(display.board(board.wanted(), board.read()))
+        console.print(
+            _how_to_use(trial.plans, trial.address, time.monotonic() - started),
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(f"log: {trial.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
+        trial.serve.wait()
+        raise SimulationError(f"`serve run` ended by itself\n{_tail(trial.log)}")
+
+
+@contextmanager
+def running(path: Path, *, spare: int = 0, directory: Path, console: Console) -> Iterator[Trial]:
+    """The YAML's service on fresh simulated slices, ready for requests; every process ends with the block.
+
+    Raises ServingError where the YAML, the port or the start is at fault.
+    """
+    deployment = config.load(path)
+    models = [model for service in deployment.services.values() for model in service.models]
+    plans = [plan(pool) for model in models for pool in model.per_pool()]
+    shapes = _shapes(plans, spare)
+    refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None
     try:
         with _step(console, "stand-in model"):
             _write_stand_ins(plans)
         with _step(console, "simulated slices") as status:
-            cluster = _start(plans, spare, directory, status)
+            cluster = _start(shapes, directory, status)
         # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
         log = directory.with_suffix(".log")
         os.environ.update(cluster.environment)
@@ -52,15 +85,9 @@ def run(path: Path, *, spare: int, directory: Path) -> None:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        address = f"http://localhost:{deployment.port}"
-        _wait_until_ready(console, serve, plans, address, log)
-        console.print(display.board(board.wanted(), board.read()))
-        console.print(
-            _how_to_use(plans, address, time.monotonic() - started), highlight=False, soft_wrap=True
-        )
-        console.print(f"log: {log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
-        serve.wait()
-        raise SimulationError(f"`serve run` ended by itself\n{_tail(log)}")
+        trial = Trial(cluster, f"http://localhost:{deployment.port}", plans, log, serve)
+        _wait_until_ready(console, trial)
+        yield trial
     finally:
         if cluster is not None:
             with _step(console, "ending every process"):
@@ -93,9 +120,16 @@ def _write_stand_ins(plans: list[Plan]) -> None:
             stand_in.ensure(one.shape, cache_directory(), one.pipeline)
 
 
-def _start(plans: list[Plan], spare: int, directory: Path, status: Status) -> SimulatedCluster:
-    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)]
-    shapes += [plans[0].slice] * spare
+def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
+    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)] + [plans[0].slice] * spare
+    if not shapes:
+        raise SimulationError(
+            "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
+        )
+    return shapes
+
+
+def _start(shapes: list[Slice], directory: Path, status: Status) -> SimulatedCluster:
     cluster = SimulatedCluster.up(shapes[0], directory=directory, report=lambda text: _detail(status, text))
     try:
         for shape in shapes[1:]:
@@ -106,21 +140,19 @@ def _start(plans: list[Plan], spare: int, directory: Path, status: Status) -> Si
     return cluster
 
 
-def _wait_until_ready(
-    console: Console, serve: "subprocess.Popen[bytes]", plans: list[Plan], address: str, log: Path
-) -> None:
-    needed = sum(one.model.replicas.min for one in plans)
+def _wait_until_ready(console: Console, trial: Trial) -> None:
+    needed = sum(one.model.replicas.min for one in trial.plans)
     with _step(console, "Serve, slices and engines") as status:
         while True:
-            if serve.poll() is not None:
-                raise SimulationError(f"`serve run` failed\n{_tail(log)}")
+            if trial.serve.poll() is not None:
+                raise SimulationError(f"`serve run` failed\n{_tail(trial.log)}")
             entries = board.read()
             if any(entry.state is board.State.LOST for entry in entries):
                 reasons = "; ".join(entry.reason for entry in entries if entry.reason)
-                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(log)}")
-            if refusal := _refusal(log):
+                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
+            if refusal := _refusal(trial.log):
                 raise SimulationError(refusal)
-            if sum(entry.serves for entry in entries) == needed and _answers(address):
+            if sum(entry.serves for entry in entries) == needed and _answers(trial.address):
                 return
             _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
             time.sleep(_POLL_S)

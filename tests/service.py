@@ -76,7 +76,13 @@ def _tried(condition: Callable[[], Any]) -> Any:
 
 @contextmanager
 def service(
-    directory: Path, *, slices: int, source: Path = LLAMA, wait: bool = True, **changes: Any
+    directory: Path,
+    *,
+    slices: int,
+    source: Path = LLAMA,
+    wait: bool = True,
+    before: Callable[[SimulatedCluster], object] = lambda _: None,
+    **changes: Any,
 ) -> Iterator[Service]:
     """`serve run` a YAML with `changes` to its first model on fresh simulated slices; everything ends with the block."""
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
@@ -91,6 +97,7 @@ def service(
     cluster = SimulatedCluster.up(plan(models[0]).slice, slices, directory=directory)
     try:
         log = directory.with_suffix(".log")
+        before(cluster)
         board.connect(cluster.address)
         with log.open("w") as output:
             subprocess.Popen(

@@ -88,6 +88,11 @@ def test_a_yaml_that_asks_for_what_can_not_be_is_refused_before_anything_starts(
     assert says in refusal("sim", "run", changed(**changes))
 
 
+def test_a_yaml_that_starts_with_no_slice(refusal: Refusal, changed: Callable[..., Path]) -> None:
+    path = changed(replicas={"min": 0, "max": 2})
+    assert "the YAML starts with no slice" in refusal("sim", "run", path)
+
+
 def test_a_yaml_that_is_not_there(refusal: Refusal, tmp_path: Path) -> None:
     path = tmp_path / "none.yaml"
     assert refusal("sim", "run", path) == f"{path}: No such file or directory"

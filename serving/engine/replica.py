@@ -13,6 +13,7 @@ import time
 import ray
 
 from serving.engine import simulated
+from serving.engine.phases import REPLICA
 from serving.engine.vllm import VllmServer
 from serving.errors import ServingError, SliceLostError
 from serving.planning import Plan
@@ -54,12 +55,14 @@ class SliceReplica:
             self._hosts = HostWatch(held, group, context.get_node_id())
             self._engine = VllmServer(plan, held, group, context.gcs_address)
             self._enter("starting the engine")
+            os.environ[REPLICA] = context.get_actor_id()
+            self._board.load = self._starting
             await self._engine.start()
         except ServingError as error:
             self._board.update(state=board.State.LOST, reason=error.message)
             raise
-        self._enter("serving")
         self._board.load = self._load
+        self._enter("serving")
         self._board.update(
             state=board.State.SERVING,
             address=f"http://{held.hosts[0].ip}:{self._engine.port}",
@@ -90,16 +93,26 @@ class SliceReplica:
             self._hosts.close()
         self._board.close()
 
+    def _starting(self) -> dict[str, object]:
+        """Called from the board's thread: the event loop waits for the engine."""
+        phase = board.phase(self._board.entry.replica)
+        if phase and phase != self._phase[0]:
+            self._note(phase)
+        return {"phase": self._phase[0], "phases": tuple(self._phases)}
+
     def _load(self) -> dict[str, float]:
         load = self._engine.load
         return {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage}
 
     def _enter(self, phase: str) -> None:
+        self._note(phase)
+        self._board.update(phase=phase, phases=tuple(self._phases))
+
+    def _note(self, phase: str) -> None:
         before, since = self._phase
         now = time.monotonic()
         self._phases.append((before, round(now - since, 1)))
         self._phase = (phase, now)
-        self._board.update(phase=phase, phases=tuple(self._phases))
 
     async def _give_up_when_lost(self) -> None:
         watchers = [

@@ -100,12 +100,26 @@ def connect(address: str) -> None:
     internal_kv._initialize_internal_kv(GcsClient(address=address))  # noqa: SLF001
 
 
+def phase_writer(address: str, replica: str) -> Callable[[str], None]:
+    """For an engine's processes, which may not have joined Ray: tells the replica what the engine is doing."""
+    client = GcsClient(address=address)
+    key = f"phase/{replica}".encode()
+    return lambda phase: client.internal_kv_put(key, phase.encode(), True, _NAMESPACE)
+
+
+def phase(replica: str) -> str:
+    """What the replica's engine said last."""
+    raw = internal_kv._internal_kv_get(f"phase/{replica}", namespace=_NAMESPACE)  # noqa: SLF001
+    return raw.decode() if raw else ""
+
+
 def write(entry: Entry) -> None:
     _put(f"slice/{entry.replica}", entry.dump())
 
 
 def delete(replica: str) -> None:
     _delete(f"slice/{replica}")
+    _delete(f"phase/{replica}")
 
 
 def read() -> list[Entry]:
@@ -160,7 +174,8 @@ class Publisher:
         with self._lock:
             if self._stopped.is_set():
                 return
-            self.entry = dataclasses.replace(self.entry, beat=self.entry.beat + 1, **self.load(), **changes)
+            news = {**self.load(), **changes, "beat": self.entry.beat + 1}
+            self.entry = dataclasses.replace(self.entry, **news)
             write(self.entry)
 
     def close(self) -> None:
