@@ -141,7 +141,6 @@ class VllmServer:
             # Without it ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             "TPU_MULTIHOST_BACKEND": "ray",
-            **self._plan.environment,
         }
         environment |= self._plan.environment
         if simulated.is_simulated():
