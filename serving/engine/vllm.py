@@ -9,7 +9,6 @@ import json
 import multiprocessing
 import os
 import socket
-import time
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,25 +33,24 @@ _SIMULATED_KV_TOKENS = 16384
 
 @dataclass
 class Load:
-    """What the engine last said of itself."""
+    """What an engine has to do; `kv_usage` is a share of 1."""
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
-    last_output_s: float = 0.0
 
 
 class VllmServer:
     """One engine on one slice and the HTTP server in front of it. Lives in the replica's event loop."""
 
     def __init__(self, plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> None:
-        self.load = Load()
         self.port = 0
         self.max_model_len = 0
         self._plan = plan
         self._held = held
         self._group = group
         self._ray_address = ray_address
+        self._said = Load()
         self._engine: Any = None
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
@@ -95,6 +93,13 @@ class VllmServer:
         app.state.server = self._server
         self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
 
+    @property
+    def load(self) -> Load:
+        """What EngineCore said in its last step, less what was ended since: an idle engine says nothing."""
+        unfinished = self._engine.output_processor.get_num_unfinished_requests()
+        running = min(self._said.running, unfinished)
+        return Load(running, unfinished - running, self._said.kv_usage if unfinished else 0.0)
+
     async def probe(self) -> None:
         """Ask EngineCore and every worker for a sign of life; raises what they raise."""
         await self._engine.check_health()
@@ -136,7 +141,6 @@ class VllmServer:
             # Without it ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             "TPU_MULTIHOST_BACKEND": "ray",
-            **self._plan.environment,
         }
         environment |= self._plan.environment
         if simulated.is_simulated():
@@ -175,19 +179,17 @@ class VllmServer:
     def _stat_logger(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
 
-        load = self.load
+        said = self._said
 
         class LoadLogger(StatLoggerBase):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                if iteration_stats is not None and iteration_stats.num_generation_tokens:
-                    load.last_output_s = time.monotonic()
+            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
                 if scheduler_stats is not None:
-                    load.running = scheduler_stats.num_running_reqs
-                    load.waiting = scheduler_stats.num_waiting_reqs
-                    load.kv_usage = scheduler_stats.kv_cache_usage
+                    said.running = scheduler_stats.num_running_reqs
+                    said.waiting = scheduler_stats.num_waiting_reqs
+                    said.kv_usage = scheduler_stats.kv_cache_usage
 
             def log_engine_initialized(self) -> None:
                 pass

@@ -68,13 +68,11 @@ def advice(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout, fit
 
 
 def _smaller_format(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) -> str | None:
-    eight = demand if demand.quantization else replace(demand, quantization=Quantization("fp8"))
+    eight = replace(demand, quantization=demand.quantization or Quantization("fp8"), loads_full_size=False)
     ways = {
         "engine.kv_cache_dtype: fp8": replace(demand, cache_itemsize=1),
-        "8-bit weights (engine.quantization: fp8)": eight,
-        "8-bit weights and cache (engine.quantization: fp8, engine.kv_cache_dtype: fp8)": replace(
-            eight, cache_itemsize=1
-        ),
+        "an fp8 checkpoint of it": eight,
+        "an fp8 checkpoint of it and engine.kv_cache_dtype: fp8": replace(eight, cache_itemsize=1),
     }
     return next(
         (

@@ -7,16 +7,12 @@ E2B on one v5e chip holds 321,376 tokens in 5.52 GiB, 18 KiB a token.
 
 import math
 
-from serving.planning.demand import Demand
+from serving.planning.demand import JAX_MODELS, Demand
 from serving.planning.layout import Layout
 from serving.planning.shapes import AttentionLayers, ModelShape
 
 _LANES = 128  # a kernel's last axis is padded to this
 _SUBLANE_BYTES = 4  # narrower values are packed to this
-
-# Served by models that give every layer a cache of every token, whatever its window (get_kv_cache_spec, JAX path); of
-# the rest, layers with a chunked window do so too.
-WINDOWED_CACHE = ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration", "GptOssForCausalLM")
 
 
 def token_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> float:
@@ -53,9 +49,9 @@ def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
     return math.ceil(each * (demand.sequences + 1))
 
 
-def requests_apart(shape: ModelShape, layout: Layout) -> int:
+def requests_apart(layout: Layout) -> int:
     """Groups of devices that hold different requests, so that each token lies in one of them."""
-    return layout.data * (1 if shape.latent else layout.attention_data)
+    return layout.data * layout.attention_data
 
 
 def attention_data_size(shape: ModelShape, demand: Demand, tensor: int) -> int:
@@ -79,11 +75,11 @@ def _draft_bytes(demand: Demand, layout: Layout) -> float:
 def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layout: Layout) -> float:
     size = demand.cache_itemsize
     packing = _SUBLANE_BYTES // size
-    if shape.latent:  # one vector a token, spread over the stage's devices by blocks or by requests
+    if shape.latent:  # one vector a token, whole on each device that attends to it
         return (
             (_padded(shape.latent.kv_rank, _LANES) + _padded(shape.latent.rope_dim, _LANES))
             * size
-            / layout.tensor
+            / layout.attention_tensor
         )
     heads = max(kind.kv_heads // layout.attention_tensor, 1)
     if kind.head_dim == 64:  # a kernel of its own: key and value share the lanes
@@ -92,7 +88,11 @@ def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layou
 
 
 def _window(shape: ModelShape, kind: AttentionLayers) -> int | None:
-    return kind.window if shape.architecture in WINDOWED_CACHE else None
+    """The window a layer's cache is bounded by.
+
+    tpu-inference's own models cache every token in every layer, and so do layers that attend in chunks.
+    """
+    return None if kind.chunked or shape.architecture in JAX_MODELS else kind.window
 
 
 def _stage(shape: ModelShape, layout: Layout) -> float:

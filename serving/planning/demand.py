@@ -16,8 +16,18 @@ DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_SEQUENCES = 256
 _DEFAULT_LORA_RANK = 16
 
+# Models tpu-inference 0.26 runs as its own in JAX; the others run as vLLM's through torchax (models/common/model_loader.py).
+JAX_MODELS = (
+    "DeepseekV3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+# Checkpoint formats those models load (layers/jax/quantization); the others only vLLM's own do.
+JAX_FORMATS = ("", "compressed-tensors", "fp8", "mxfp4")
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
-_ONLINE = {"fp8": "fp8"}
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Demand:
     weight_format: str
     cache_itemsize: int
     quantization: Quantization | None
+    loads_full_size: bool  # weights lie in HBM at full size before they are quantised
     attention_data_parallel: bool
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
@@ -42,14 +53,22 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
+    sequences = _whole(engine, "max_num_seqs", DEFAULT_SEQUENCES)
+    batched_tokens = _whole(engine, "max_num_batched_tokens", max(DEFAULT_BATCHED_TOKENS, sequences))
+    if batched_tokens < sequences:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
+        )
     return Demand(
         max_model_len=_max_model_len(engine, shape),
-        sequences=_whole(engine, "max_num_seqs", DEFAULT_SEQUENCES),
-        batched_tokens=_whole(engine, "max_num_batched_tokens", DEFAULT_BATCHED_TOKENS),
+        sequences=sequences,
+        batched_tokens=batched_tokens,
         utilization=_share(engine),
         weight_format=weight_format,
         cache_itemsize=1 if cache.startswith(("fp8", "int8")) else full_itemsize,
-        quantization=_quantization(engine, shape),
+        quantization=(quantization := _quantization(engine, shape)),
+        loads_full_size=quantization is not shape.quantization
+        and not _nested(engine, "quantization", "qwix").get("use_abstract_model"),
         # tpu-inference refuses latent attention without it (tpu_platform.py)
         attention_data_parallel=shape.latent is not None
         or _nested(engine, "sharding", "sharding_strategy").get("enable_dp_attention") is True,
@@ -62,10 +81,9 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
 
 
 def _max_model_len(engine: Mapping[str, Any], shape: ModelShape) -> int | None:
-    asked = engine.get("max_model_len", shape.max_position_embeddings)
-    if asked in (-1, "auto"):
+    if engine.get("max_model_len") in (-1, "auto"):
         return None
-    length = _whole({"max_model_len": asked}, "max_model_len", asked)
+    length = _whole(engine, "max_model_len", shape.max_position_embeddings)
     if length > shape.max_position_embeddings:
         raise ConfigError(
             f"engine.max_model_len: {length} is beyond the model's {shape.max_position_embeddings} positions"
@@ -83,32 +101,37 @@ def _whole(engine: Mapping[str, Any], key: str, default: int) -> int:
 
 
 def _share(engine: Mapping[str, Any]) -> float:
-    value = engine.get("gpu_memory_utilization", DEFAULT_UTILIZATION)
+    value = engine.get("gpu_memory_utilization")
+    if value is None:
+        return DEFAULT_UTILIZATION
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
         raise ConfigError(f"engine.gpu_memory_utilization: a number above 0 and at most 1 (got {value!r})")
     return float(value)
 
 
 def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization | None:
-    """The checkpoint's own format, else one made while loading: vLLM's fp8 or a qwix rule for every module."""
+    """The checkpoint's own format, else what a qwix rule for every module makes of it while loading."""
     if shape.quantization:
         return shape.quantization
     if asked := engine.get("quantization"):
-        if asked not in _ONLINE:
-            known = ", ".join(_ONLINE)
-            raise ConfigError(
-                f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; "
-                f"made while loading is only {known}"
-            )
-        return Quantization(_ONLINE[asked])
-    for rule in _nested(engine, "quantization", "qwix").get("rules", []):
-        if (
-            isinstance(rule, Mapping)
-            and rule.get("module_path") == ".*"
-            and rule.get("weight_qtype") in _QWIX_FORMATS
-        ):
-            return Quantization(_QWIX_FORMATS[rule["weight_qtype"]])
-    return None
+        raise ConfigError(
+            f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
+            "is, or quantise it while loading by engine.additional_config.quantization.qwix"
+        )
+    rules = _nested(engine, "quantization", "qwix").get("rules") or []
+    if not isinstance(rules, list):
+        raise ConfigError(f"engine.additional_config.quantization.qwix.rules: a list (got {rules!r})")
+    if rules and shape.architecture not in JAX_MODELS:
+        raise ConfigError(
+            f"engine.additional_config.quantization.qwix: of no effect on {shape.architecture}, which runs as vLLM's own "
+            "model; name a checkpoint in the format"
+        )
+    formats = [
+        _QWIX_FORMATS.get(str(rule.get("weight_qtype")))
+        for rule in rules
+        if isinstance(rule, Mapping) and rule.get("module_path") == ".*"
+    ]
+    return next((Quantization(name) for name in formats if name), None)
 
 
 def _draft(engine: Mapping[str, Any]) -> ModelShape | None:

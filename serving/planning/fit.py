@@ -5,7 +5,7 @@ cache takes what `gpu_memory_utilization` allows beyond them, programs and activ
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.planning.cache import requests_apart, sequence_bytes, state_bytes
 from serving.planning.demand import Demand
@@ -60,7 +60,7 @@ def measure(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) ->
     cache = max(0, int(usable * demand.utilization) - weights - RESIDENT_BYTES - state)
     longest = _longest(shape, demand, layout, cache)
     length = demand.max_model_len or max(longest, 1)
-    apart = requests_apart(shape, layout)
+    apart = requests_apart(layout)
     each = sequence_bytes(shape, demand, layout, length)
     fit = Fit(
         groups=groups,
@@ -77,16 +77,13 @@ def measure(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) ->
         problems=(),
         notes=(),
     )
-    problems = (*_shortfalls(fit, each), *_loading(shape, demand, fit), *_reports(shape, slice_))
-    return _with(fit, problems, () if problems else (*_warnings(fit), *_slow_formats(demand, slice_)))
+    problems = (*_shortfalls(fit, each), *_loading(shape, demand, layout, fit), *_reports(shape, slice_))
+    notes = () if problems else (*_warnings(fit), *_slow_formats(demand, slice_))
+    return replace(fit, problems=problems, notes=notes)
 
 
 def gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:.1f} GiB"
-
-
-def _with(fit: Fit, problems: tuple[str, ...], notes: tuple[str, ...]) -> Fit:
-    return Fit(**{**vars(fit), "problems": problems, "notes": notes})
 
 
 def _shortfalls(fit: Fit, one_sequence: float) -> list[str]:
@@ -109,22 +106,31 @@ def _shortfalls(fit: Fit, one_sequence: float) -> list[str]:
     return []
 
 
-def _loading(shape: ModelShape, demand: Demand, fit: Fit) -> list[str]:
-    """4-bit float experts are unpacked to float32 one layer at a time, on one device, and reordered there
-    (tpu_inference/layers/vllm/quantization/mxfp4.py, process_weights_after_loading), with the rest already loaded.
-    """
-    if not shape.experts or not demand.quantization or demand.quantization.format not in ("mxfp4", "nvfp4"):
-        return []
-    layer = 3 * shape.hidden_size * shape.experts.width * shape.experts.count
-    peak = 2 * 4 * layer + fit.weight_bytes
-    if peak <= fit.usable_bytes:
-        return []
-    return [
-        (
-            f"loading unpacks a layer of {shape.experts.count} experts to {gib(2 * 4 * layer)} on one device: "
-            f"{gib(peak - fit.usable_bytes)} more than its {gib(fit.usable_bytes)} with the weights beside it"
+def _loading(shape: ModelShape, demand: Demand, layout: Layout, fit: Fit) -> list[str]:
+    """What loading holds for a while beyond the loaded weights."""
+    if demand.loads_full_size:
+        full_size = device_bytes(
+            tensor_groups(shape, replace(demand, quantization=None), layout), shape, layout
         )
-    ]
+        if full_size > fit.usable_bytes:
+            return [
+                (
+                    f"qwix quantises weights once they are loaded, and at full size they take {gib(full_size)} of the "
+                    f"{gib(fit.usable_bytes)} of a device: set use_abstract_model beside its rules"
+                )
+            ]
+    # 4-bit float experts are unpacked to float32 one layer at a time, on one device, and reordered there, with the rest
+    # already loaded (tpu_inference/layers/vllm/quantization/mxfp4.py, process_weights_after_loading).
+    if shape.experts and demand.quantization and demand.quantization.format in ("mxfp4", "nvfp4"):
+        unpacked = 2 * 4 * 3 * shape.hidden_size * shape.experts.width * shape.experts.count
+        if (missing := unpacked + fit.weight_bytes - fit.usable_bytes) > 0:
+            return [
+                (
+                    f"loading unpacks a layer of {shape.experts.count} experts to {gib(unpacked)} on one device: "
+                    f"{gib(missing)} more than its {gib(fit.usable_bytes)} with the weights beside it"
+                )
+            ]
+    return []
 
 
 def _reports(shape: ModelShape, slice_: Slice) -> list[str]:

@@ -15,6 +15,8 @@ _BOUGHT = {
     Capacity.FLEX_START: " --flex-start --reservation-affinity=none",
     Capacity.RESERVED: " --reservation-affinity=specific --reservation={reservation}",
 }
+# The label that starts GKE's network driver for claims on a node.
+_DRANET = "cloud.google.com/gke-networking-dra-driver"
 _SELECTED = {
     Capacity.SPOT: ("cloud.google.com/gke-spot", "true"),
     Capacity.FLEX_START: ("cloud.google.com/gke-flex-start", "true"),
@@ -52,12 +54,16 @@ def gcloud_lines(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
 
 def compute_class(plan: Plan, name: str) -> dict[str, Any]:
     """Ways to buy one topology, tried in order; GKE makes the node pools."""
+    networks = (
+        {"nodePoolConfig": {"dra": {"networking": {"enabled": True}}}} if needs_network_claims(plan) else {}
+    )
     return {
         "apiVersion": "cloud.google.com/v1",
         "kind": "ComputeClass",
         "metadata": {"name": name},
         "spec": {
             "nodePoolAutoCreation": {"enabled": True},
+            **networks,
             "priorities": [_priority(plan, name, capacity) for capacity in plan.model.slice.capacity],
         },
     }
@@ -91,7 +97,11 @@ def node_selector(plan: Plan, name: str) -> dict[str, str]:
 def _node_pools(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
     spec, hosts, counts = plan.model.slice, plan.slice.hosts, plan.model.replicas
     bought = _BOUGHT[spec.capacity[0]].format(reservation=spec.reservation)
-    networks = " --accelerator-network-profile=auto" if needs_network_claims(plan) else ""
+    networks = (
+        f" --accelerator-network-profile=auto --node-labels={_DRANET}=true"
+        if needs_network_claims(plan)
+        else ""
+    )
     command = f"gcloud container node-pools create {{pool}} --cluster=CLUSTER --location={gke.zone}"
     command += f" --machine-type={plan.slice.machine_type}{{shape}}{bought}{networks}"
     if hosts == 1:

@@ -23,7 +23,7 @@ def derive(
     tensor, pipeline, data = sizes
     attention_data = attention_data_size(shape, demand, tensor)
     layout = Layout(tensor=tensor, pipeline=pipeline, data=data, attention_data=attention_data)
-    return layout, (why, *_notes(shape, layout))
+    return layout, (why, *_notes(shape, slice_, layout))
 
 
 def _asked(slice_: Slice, asked: ParallelSpec) -> tuple[tuple[int, int, int], str]:
@@ -71,8 +71,13 @@ def _what_works(shape: ModelShape, slice_: Slice) -> str:
     return f"on {slice_} {' or '.join(works)} works" if works else f"no layout of it works on {slice_}"
 
 
-def _notes(shape: ModelShape, layout: Layout) -> list[str]:
+def _notes(shape: ModelShape, slice_: Slice, layout: Layout) -> list[str]:
     notes = []
+    if layout.pipeline > 1 and slice_.generation in ("v4", "v5p"):
+        notes.append(
+            f"untried: tpu-inference 0.26 takes a chip of {slice_.generation} for two devices when it makes stages "
+            "(tpu_info.py), JAX for one"
+        )
     if layout.attention_data > 1:
         notes.append(
             f"attention is shared by requests over {layout.attention_data} devices (attention data parallelism)"

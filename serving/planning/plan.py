@@ -11,7 +11,7 @@ from typing import Any
 from serving.config import ModelSpec
 from serving.errors import PlanError
 from serving.planning import alternatives, engine_options, parallelism
-from serving.planning.demand import Demand, demand_of
+from serving.planning.demand import JAX_FORMATS, JAX_MODELS, Demand, demand_of
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
@@ -51,21 +51,32 @@ class Plan:
     @property
     def environment(self) -> dict[str, str]:
         """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
-        return {"NEW_MODEL_DESIGN": "1"} if self.demand.attention_data_parallel else {}
+        variables = {}
+        if self.demand.attention_data_parallel:
+            variables["NEW_MODEL_DESIGN"] = "1"
+        if self.data > 1:  # one process for all copies; its launcher would start one for each
+            variables["TPU_MULTIPROCESS_DP"] = "0"
+        quantization = self.demand.quantization
+        if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
+            variables["MODEL_IMPL_TYPE"] = "vllm"
+        return variables
 
 
 def plan(spec: ModelSpec) -> Plan:
     """Raises TopologyError, ConfigError or PlanError where the YAML asks for what can't be."""
     engine_options.check(spec.engine)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
-    shape = shape_of(spec.engine.get("hf_config_path") or spec.model, spec.engine.get("hf_overrides"))
+    shape = shape_of(str(spec.engine.get("hf_config_path") or spec.model), spec.engine.get("hf_overrides"))
     demand = demand_of(spec.engine, shape)
     layout, reasons = parallelism.derive(shape, demand, slice_, spec.parallel)
+    if demand.lora_rank and layout.data * layout.attention_data > 1:
+        raise PlanError(
+            f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora or parallel.data"
+        )
     fit = measure(shape, demand, slice_, layout)
-    problems = [*fit.problems, *_unsupported(demand, layout)]
-    if problems:
+    if fit.problems:
         ways = alternatives.advice(shape, demand, slice_, layout, fit)
-        raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(problems)}; {ways}")
+        raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(fit.problems)}; {ways}")
     return Plan(
         model=spec,
         slice=slice_,
@@ -76,12 +87,6 @@ def plan(spec: ModelSpec) -> Plan:
         engine=_engine(spec.engine, demand, fit),
         reasons=(*reasons, *fit.notes),
     )
-
-
-def _unsupported(demand: Demand, layout: Layout) -> list[str]:
-    if demand.lora_rank and layout.data * layout.attention_data > 1:
-        return ["tpu-inference has no LoRA with data parallelism; unset engine.enable_lora or parallel.data"]
-    return []
 
 
 def _engine(asked: Mapping[str, Any], demand: Demand, fit: Fit) -> dict[str, Any]:

@@ -39,11 +39,12 @@ _BY_METHOD = {
 class Quantization:
     """A format of linear layers, and those that keep full size as patterns over module names.
 
-    Embeddings, output head, routers and towers keep full size in all of these.
+    `method` is the checkpoint's name for it, empty where weights are quantised while loading. Embeddings, output head, routers and towers keep full size in all of these.
     """
 
     format: str
     skipped: tuple[str, ...] = ()
+    method: str = ""
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""
@@ -70,7 +71,7 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
         keys.entries("modules_to_not_convert") or keys.entries("ignored_layers") or keys.entries("ignore")
     )
     weight_format = _grouped(_BY_METHOD[method], keys.get("group_size")) or _compressed(keys, where)
-    return Quantization(weight_format, tuple(map(str, skipped)))
+    return Quantization(weight_format, tuple(map(str, skipped)), method)
 
 
 def _compressed(keys: Keys, where: str) -> str:

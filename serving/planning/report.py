@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -18,20 +19,22 @@ def show_plans(console: Console, plans: Sequence[dict[str, Any]]) -> None:
 
 
 def show_candidates(console: Console, model: str, rows: Sequence[dict[str, Any]]) -> None:
-    table = Table(title=f"Slices that {model} fits; USD an hour", title_justify="left")
-    options = list(dict.fromkeys(option for row in rows for option in row["per_hour"]))
-    for column in ("slice", "machine type", "tensor x pipeline"):
+    table = Table(title=f"Slices that {model} fits; USD an hour", title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("slice", "machines", "mesh"):
         table.add_column(column, no_wrap=True)
-    for column in ("cache tokens", "sequences", *options):
-        table.add_column(column, justify="right")
+    for column in ("cache tokens", "sequences", "on demand"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("cheapest", no_wrap=True)
     for row in rows:
+        option, price = min(row["per_hour"].items(), key=lambda one: one[1])
         table.add_row(
             row["slice"],
-            row["machine_type"],
+            f"{row['hosts']} x {row['machine_type']}",
             f"{row['tensor']} x {row['pipeline']}",
             f"{row['cache_tokens']:,}",
             f"{row['sequences_at_max_model_len']:,}",
-            *(f"{row['per_hour'][option]:,.2f}" if option in row["per_hour"] else "" for option in options),
+            f"{row['per_hour']['on-demand']:,.2f}",
+            f"{price:,.2f} {option}",
         )
     console.print(table)
 
@@ -65,7 +68,7 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         ("slices", f"{counts['min']} to {counts['max']}"),
         ("mesh", f"tensor {mesh['tensor']}, pipeline {mesh['pipeline']}, data {mesh['data']}"),
         ("because", "\n".join(plan["reasons"])),
-        ("weights", _weights(plan["parameters"]["groups"])),
+        ("all weights", _weights(plan["parameters"]["groups"])),
         ("HBM a device", _hbm(plan["device_hbm"])),
         ("cache", cache),
         ("speed", _speed(plan["speed"])),

@@ -49,7 +49,8 @@ _TOWERS = ("vision_config", "audio_config")
 class AttentionLayers:
     """Layers that attend alike; `cached` of them keep keys and values, the rest read another layer's.
 
-    `window` is how many tokens back they look, None for all. `keys_are_values`: one projection serves both.
+    `window` is how many tokens back they look, None for all; `chunked` ones look back to a multiple of it.
+    `keys_are_values`: one projection serves both.
     """
 
     count: int
@@ -57,6 +58,7 @@ class AttentionLayers:
     kv_heads: int
     head_dim: int
     window: int | None = None
+    chunked: bool = False
     keys_are_values: bool = False
 
 
@@ -207,6 +209,7 @@ def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tu
                 kv_heads=text.number("num_global_key_value_heads", kv_heads) if full else kv_heads,
                 head_dim=text.number("global_head_dim", head_dim) if full else head_dim,
                 window=window,
+                chunked=kind == "chunked_attention",
                 keys_are_values=full and bool(text.get("attention_k_eq_v")),
             )
         )

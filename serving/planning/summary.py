@@ -81,7 +81,8 @@ def candidate_summary(candidate: Candidate, prices: Prices) -> dict[str, Any]:
     """One row of `--what-fits`."""
     slice_ = candidate.slice
     return {
-        "slice": str(slice_),
+        "slice": f"{slice_.generation} {slice_.topology}",
+        "hosts": slice_.hosts,
         "machine_type": slice_.machine_type,
         "tensor": candidate.layout.tensor,
         "pipeline": candidate.layout.pipeline,
@@ -112,20 +113,20 @@ def _speed(plan: Plan) -> dict[str, Any]:
 
 def _measured(plan: Plan) -> list[dict[str, Any]]:
     rows = []
-    for row in speed.measured_for(plan.shape, plan.demand, plan.slice):
-        found = _predict(plan, row.prompt, row.answer, row.sequences)
-        predicted = speed.output_rate(found, row.prompt, row.answer)
-        rows.append(
-            {
-                "prompt_tokens": row.prompt,
-                "answer_tokens": row.answer,
-                "sequences": row.sequences,
-                "output_tokens_per_s": row.tokens_per_s,
-                "predicted_tokens_per_s": round(predicted),
-                "off_by": round(predicted / row.tokens_per_s - 1, 2),
-                "source": row.source,
-            }
-        )
+    for published in speed.measured_for(plan.shape, plan.demand, plan.slice):
+        for (prompt, answer, sequences), measured in published.tokens_per_s.items():
+            predicted = speed.output_rate(_predict(plan, prompt, answer, sequences), prompt, answer)
+            rows.append(
+                {
+                    "prompt_tokens": prompt,
+                    "answer_tokens": answer,
+                    "sequences": sequences,
+                    "output_tokens_per_s": measured,
+                    "predicted_tokens_per_s": round(predicted),
+                    "off_by": round(predicted / measured - 1, 2),
+                    "source": published.source,
+                }
+            )
     return rows
 
 
@@ -133,7 +134,7 @@ def _predict(plan: Plan, prompt: int, answer: int, sequences: int) -> speed.Spee
     """With as many sequences at once as asked, allowed and held, half of each answer written."""
     context = prompt + answer // 2
     each = sequence_bytes(plan.shape, plan.demand, plan.layout, context)
-    held = int(plan.fit.cache_bytes / each) * requests_apart(plan.shape, plan.layout) if each else sequences
+    held = int(plan.fit.cache_bytes / each) * requests_apart(plan.layout) if each else sequences
     at_once = max(1, min(sequences, plan.most_sequences, held))
     return speed.predict(plan.shape, plan.demand, plan.slice, plan.layout, sequences=at_once, context=context)
 

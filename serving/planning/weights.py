@@ -147,7 +147,7 @@ def _kv_copies(shape: ModelShape, layout: Layout) -> int:
 
 
 def _adapters(shape: ModelShape, rank: int) -> int:
-    """Low-rank pairs beside attention and dense MLP projections."""
+    """Low-rank pairs beside every projection, those of experts included."""
     if not rank:
         return 0
     hidden, heads = shape.hidden_size, shape.num_attention_heads
@@ -156,4 +156,6 @@ def _adapters(shape: ModelShape, rank: int) -> int:
         for kind in shape.attention
     )
     mlp = sum(layers * 3 * (hidden + width) for layers, width in shape.mlp_widths)
+    if experts := shape.experts:
+        mlp += experts.layers * experts.count * 3 * (hidden + experts.width)
     return rank * (attention + mlp)

@@ -27,7 +27,8 @@ class Slice:
     machine_type: str
 
     def __str__(self) -> str:
-        return f"{self.generation} {self.topology} ({_counted(self.hosts)} x {self.chips_per_host} chips)"
+        chips = "1 chip" if self.chips_per_host == 1 else f"{self.chips_per_host} chips"
+        return f"{self.generation} {self.topology} ({_counted(self.hosts)} x {chips})"
 
     @property
     def hardware(self) -> Generation:

@@ -36,6 +36,19 @@ def client(running: Service) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0, timeout=120)
 
 
+def worker_seconds(running: Service) -> list[float]:
+    found = []
+    for host in (0, 1):
+        times = [
+            process.cpu_times()
+            for process in running.cluster.processes("slice-0", host)
+            if "RayWorkerProc" in " ".join(process.cmdline())
+        ]
+        assert len(times) == 1
+        found.append(times[0].user + times[0].system)
+    return found
+
+
 def chat(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
@@ -53,21 +66,9 @@ def test_both_hosts_hold_half_of_the_devices_and_do_half_of_the_work(running: Se
     lines = re.findall(r"simulated host (\S+): worker (\d), (\d) of (\d) devices", running.log.read_text())
     assert sorted(set(lines)) == [("127.77.1.1", "0", "4", "8"), ("127.77.1.2", "1", "4", "8")]
 
-    def worker_seconds() -> list[float]:
-        found = []
-        for host in (0, 1):
-            times = [
-                process.cpu_times()
-                for process in running.cluster.processes("slice-0", host)
-                if "RayWorkerProc" in " ".join(process.cmdline())
-            ]
-            assert len(times) == 1
-            found.append(times[0].user + times[0].system)
-        return found
-
-    before = worker_seconds()
+    before = worker_seconds(running)
     running.post("/v1/completions", prompt="work", max_tokens=64, ignore_eos=True)
-    spent = [after - start for after, start in zip(worker_seconds(), before, strict=True)]
+    spent = [after - start for after, start in zip(worker_seconds(running), before, strict=True)]
     assert min(spent) > 0.5 * max(spent) > 0.1
 
 
@@ -196,12 +197,22 @@ def test_cancelling_a_stream_frees_the_engine(running: Service, client: openai.O
     running.until(lambda: running.entries()[0].running == 1, 10, "the request to run")
     stream.close()
     running.until(lambda: running.entries()[0].running == 0, 5, "the request to be aborted")
+    assert_workers_rest(running)
 
 
 def test_a_client_that_hangs_up_on_a_whole_answer_frees_the_engine(running: Service) -> None:
     with pytest.raises(httpx.ReadTimeout):
         running.post("/v1/completions", prompt="Long", max_tokens=1500, ignore_eos=True, timeout_s=2)
     running.until(lambda: running.entries()[0].running == 0, 5, "the request to be aborted")
+    assert_workers_rest(running)
+
+
+def assert_workers_rest(running: Service) -> None:
+    """Two workers that decode take 2.8 s of CPU in 2 s; two that wait and answer probes took 0.6 s."""
+    time.sleep(0.5)  # the step under way
+    before = sum(worker_seconds(running))
+    time.sleep(2)
+    assert sum(worker_seconds(running)) - before < 1.2
 
 
 def test_status_shows_the_slice(running: Service) -> None:

@@ -38,7 +38,7 @@ class _Hub(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A Hugging Face of our own, and an empty cache."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -160,7 +160,7 @@ def test_slices_are_listed_by_price(console: Console) -> None:
     rows = json.loads(printed(console))
     prices = [row["per_hour"]["on-demand"] for row in rows]
     assert prices == sorted(prices)
-    assert rows[0]["slice"] == "v7x 1x1x1 (1 host x 1 chips)"
+    assert (rows[0]["slice"], rows[0]["hosts"]) == ("v7x 1x1x1", 1)
     table = Console(file=io.StringIO(), width=160)
     assert what_fits(model, table, engine=["max_model_len=8192"]) == OK
     assert "tpu7x-standard-1t" in printed(table)
@@ -206,3 +206,11 @@ def test_a_plan_takes_less_than_a_second_and_neither_ray_nor_vllm() -> None:
     busy_s = after.children_user + after.children_system - before.children_user - before.children_system
     print(f"planned in {waited_s:.2f} s, {busy_s:.2f} s of the processor, the interpreter's start included")
     assert busy_s < 1
+
+
+def test_the_readme_shows_the_plan_as_it_is() -> None:
+    command = "$ serving plan deployments/llama-70b-v6e-8.yaml\n"
+    shown = (ROOT / "README.md").read_text().partition(command)[2].partition("```")[0]
+    wide = Console(file=io.StringIO(), width=112)
+    assert plan_file(str(ROOT / "deployments" / "llama-70b-v6e-8.yaml"), wide) == OK
+    assert [line.rstrip() for line in printed(wide).splitlines()] == shown.splitlines()

@@ -1,9 +1,12 @@
+import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from serving.config import ModelSpec
-from serving.errors import PlanError
+from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import plan
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.demand import demand_of
@@ -13,7 +16,8 @@ pytestmark = pytest.mark.unit
 
 GIB = 2**30
 SHORT = {"max_model_len": 4096}
-FP8 = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
+# An fp8 checkpoint of whatever model it is.
+FP8 = {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}, "kv_cache_dtype": "fp8"}
 
 
 def spec(model: str, slice_: str, engine: dict[str, Any] | None = None, **more: Any) -> ModelSpec:
@@ -120,7 +124,7 @@ def test_a_recipe_on_half_its_slice(model: str, slice_: str, engine: dict[str, A
 def test_the_smallest_slice_of_a_model_is_the_one_known(
     model: str, engine: dict[str, Any], smallest: dict[str, str]
 ) -> None:
-    shape = shape_of(model)
+    shape = shape_of(model, engine.get("hf_overrides"))
     demand = demand_of({"max_model_len": 8192, "gpu_memory_utilization": 0.95, **engine}, shape)
     found: dict[str, str] = {}
     for candidate in sorted(slices_that_fit(shape, demand), key=lambda one: one.slice.chips):
@@ -159,8 +163,15 @@ def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> 
     copies = plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", engine, parallel={"tensor": 2, "data": 4}))
     assert (copies.tensor, copies.data, copies.most_sequences) == (2, 4, 4 * whole.most_sequences)
     assert copies.fit.weight_bytes > 3 * whole.fit.weight_bytes
+    assert copies.environment == {"TPU_MULTIPROCESS_DP": "0"}
     with pytest.raises(PlanError, match="data=2 needs a slice of one host"):
         plan(spec("Qwen/Qwen3-4B", "v6e 4x4", parallel={"tensor": 8, "data": 2}))
+
+
+def test_adapters_of_experts_are_counted_too() -> None:
+    found = plan(spec("Qwen/Qwen3-30B-A3B", "v6e 2x4 1", {**SHORT, "enable_lora": True}))
+    adapters = next(group for group in found.fit.groups if group.name == "LoRA adapters")
+    assert adapters.params > 16 * 48 * 128 * 3 * (2048 + 768)
 
 
 def test_adapters_are_counted_and_refused_where_the_engine_has_none() -> None:
@@ -183,6 +194,7 @@ def test_towers_are_counted_unless_they_are_not_loaded() -> None:
     [
         ({"max_model_len": 1_000_000}, "beyond the model's 131072 positions"),
         ({"max_model_len": "long"}, "engine.max_model_len: a whole number of at least 1 (got 'long')"),
+        ({"max_num_seqs": 300, "max_num_batched_tokens": 256}, "engine.max_num_batched_tokens: 256 is below"),
         ({"max_num_seqs": 0}, "engine.max_num_seqs: a whole number"),
         ({"gpu_memory_utilization": 1.2}, "engine.gpu_memory_utilization: a number above 0 and at most 1"),
         ({"quantization": "awq"}, "'awq' needs a checkpoint in that format, this one is bfloat16"),
@@ -202,6 +214,32 @@ def test_an_option_of_the_wrong_kind_is_refused_by_name(engine: dict[str, Any], 
 def test_ngrams_need_no_draft_model() -> None:
     engine = {**SHORT, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
     assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).demand.draft is None
+
+
+def qwix(weight: str, **more: Any) -> dict[str, Any]:
+    rules = [{"module_path": ".*", "weight_qtype": weight}]
+    return {**SHORT, "additional_config": {"quantization": {"qwix": {"rules": rules, **more}}}}
+
+
+def test_weights_quantised_while_loading_must_fit_at_full_size_unless_they_never_are() -> None:
+    model = "meta-llama/Llama-3.3-70B-Instruct"
+    with pytest.raises(PlanError, match=r"at full size they take 32\.9 GiB of the 30\.8 GiB of a device"):
+        plan(spec(model, "v6e 2x2", qwix("int8")))
+    found = plan(spec(model, "v6e 2x2", qwix("int8", use_abstract_model=True)))
+    assert found.fit.weight_bytes < 18 * GIB
+    assert plan(spec(model, "v6e 2x4 1", qwix("int8"))).fit.weight_bytes < 9 * GIB
+
+
+def test_a_format_the_engines_own_models_lack_runs_as_vllms() -> None:
+    awq = {"hf_overrides": {"quantization_config": {"quant_method": "awq", "group_size": 128}}}
+    assert plan(spec("Qwen/Qwen3-8B", "v6e 1x1", {**SHORT, **awq})).environment == {"MODEL_IMPL_TYPE": "vllm"}
+    assert plan(spec("Qwen/Qwen3-32B-FP8", "v6e 2x2", SHORT)).environment == {}
+    assert plan(spec("Qwen/Qwen3-8B", "v6e 1x1", qwix("int8"))).environment == {}
+
+
+def test_quantising_while_loading_is_refused_where_it_would_do_nothing() -> None:
+    with pytest.raises(ConfigError, match="of no effect on Qwen3MoeForCausalLM"):
+        plan(spec("Qwen/Qwen3-30B-A3B", "v7x 2x2x1", qwix("int8")))
 
 
 def test_little_room_for_programs_is_said() -> None:
@@ -238,3 +276,47 @@ def test_weights_in_a_bucket_need_a_config_from_elsewhere() -> None:
 def test_what_fits_nowhere_is_said_to() -> None:
     with pytest.raises(PlanError, match="it fits no slice of up to 256 chips"):
         plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", {**SHORT, "gpu_memory_utilization": 0.001}))
+
+
+OPTIONS = {
+    "additional_config",
+    "dtype",
+    "enable_lora",
+    "gpu_memory_utilization",
+    "hf_config_path",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "max_lora_rank",
+    "max_model_len",
+    "max_num_batched_tokens",
+    "max_num_seqs",
+    "quantization",
+    "speculative_config",
+}
+LEAVES = st.none() | st.booleans() | st.integers(-2, 10**7) | st.floats() | st.text(max_size=4)
+KEYS = st.sampled_from(
+    [
+        "sharding",
+        "sharding_strategy",
+        "enable_dp_attention",
+        "quantization",
+        "qwix",
+        "rules",
+        "module_path",
+        "model",
+    ]
+)
+JUNK = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(KEYS, inner, max_size=3), max_leaves=6
+)
+
+
+@settings(deadline=None)  # the machine may be busy with more than this
+@given(
+    st.dictionaries(st.sampled_from(sorted(OPTIONS)), JUNK, max_size=3),
+    st.sampled_from(["Qwen3-4B", "Qwen3-30B-A3B"]),
+)
+def test_options_of_any_kind_are_planned_or_refused(engine: dict[str, Any], model: str) -> None:
+    with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ServingError):
+        environment.setenv("HF_HUB_OFFLINE", "1")
+        plan(spec(f"Qwen/{model}", "v6e 2x2", engine))

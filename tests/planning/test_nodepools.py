@@ -112,4 +112,10 @@ def test_extra_network_cards_are_claimed_where_slices_are_several(
     found = planned(generation, topology, replicas)
     assert nodepools.needs_network_claims(found) == claims
     lines = nodepools.gcloud_lines(found, "pool", GKE)
-    assert all(("--accelerator-network-profile=auto" in line) == claims for line in lines)
+    for flag in (
+        "--accelerator-network-profile=auto",
+        "--node-labels=cloud.google.com/gke-networking-dra-driver=true",
+    ):
+        assert all((flag in line) == claims for line in lines)
+    made = nodepools.compute_class(found, "pool")["spec"]
+    assert ("nodePoolConfig" in made) == ("acceleratorNetworkProfile" in made["priorities"][0]) == claims

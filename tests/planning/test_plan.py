@@ -47,6 +47,12 @@ def test_the_user_may_ask_for_a_pipeline() -> None:
     assert (found.tensor, found.pipeline) == (4, 2)
 
 
+def test_a_pipeline_where_it_was_never_tried_is_said_to_be() -> None:
+    asked = {"parallel": {"pipeline": 2}, "engine": {"max_model_len": 4096}}
+    assert any("untried" in reason for reason in plan(spec(LLAMA_8B, "v5p", "2x2x2", **asked)).reasons)
+    assert not any("untried" in reason for reason in plan(spec(LLAMA_8B, "v7x", "2x2x2", **asked)).reasons)
+
+
 def test_kv_heads_are_said_to_be_copied() -> None:
     assert plan(spec(LLAMA_8B, "v6e", "4x4")).reasons[1:] == (
         "8 KV heads are copied 2 times to fill tensor=16",

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from serving.errors import PlanError
+from serving.errors import ConfigError, PlanError
 from serving.planning.demand import demand_of
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight, read_quantization
@@ -80,3 +80,8 @@ def test_a_rule_for_every_module_quantises_while_loading() -> None:
     demand = demand_of({"additional_config": {"quantization": {"qwix": {"rules": rules}}}}, shape)
     assert demand.quantization is not None
     assert demand.quantization.format == "int8"
+
+
+def test_rules_that_are_no_list_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"qwix\.rules: a list"):
+        demand_of({"additional_config": {"quantization": {"qwix": {"rules": 3}}}}, shape_of("Qwen/Qwen3-32B"))

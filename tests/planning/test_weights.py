@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
 from serving.errors import PlanError
-from serving.planning.cache import sequence_bytes, token_bytes
+from serving.planning.cache import requests_apart, sequence_bytes, token_bytes
 from serving.planning.demand import demand_of
 from serving.planning.fit import measure
 from serving.planning.layout import Layout
@@ -103,13 +103,7 @@ def test_a_window_bounds_what_a_sequence_keeps() -> None:
     assert long == (131072 * 10 + 2048 * 52) * layer
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
-@given(
-    st.sampled_from([slice_ for slice_ in every_slice() if slice_.chips <= 512]),
-    st.sampled_from(sorted(CONFIGS)),
-    st.sampled_from(["auto", "fp8"]),
-)
-def test_chips_bytes_and_heads_are_conserved(slice_: Slice, model: str, cache: str) -> None:
+def check_conserved(slice_: Slice, model: str, cache: str) -> None:
     shape = shape_of(model)
     demand = demand_of({"kv_cache_dtype": cache}, shape)
     try:
@@ -121,18 +115,30 @@ def test_chips_bytes_and_heads_are_conserved(slice_: Slice, model: str, cache: s
     assert shape.num_attention_heads % layout.tensor == 0
     assert layout.attention_data * layout.attention_tensor == layout.tensor
     groups = tensor_groups(shape, demand, layout)
-    whole = sum(group.bytes for group in groups)
-    held = device_bytes(groups, shape, layout) * layout.tensor * layout.pipeline
-    assert held >= whole
     single = tensor_groups(shape, demand, Layout(1))
     assert [(group.name, group.params, group.bytes) for group in groups] == [
         (group.name, group.params, group.bytes) for group in single
     ]
+    held = device_bytes(groups, shape, layout) * layout.tensor * layout.pipeline
+    assert held >= sum(group.bytes for group in groups)
     fit = measure(shape, demand, slice_, layout)
     if not fit.problems:
-        total = fit.weight_bytes + fit.state_bytes + fit.cache_bytes + fit.withheld_bytes
-        assert total <= fit.usable_bytes
-        per_group = fit.sequences // max(layout.data * layout.attention_data, 1)
-        assert per_group * sequence_bytes(shape, demand, layout, fit.max_model_len) <= fit.cache_bytes * (
-            layout.tensor if shape.latent else 1
-        )
+        assert fit.weight_bytes + fit.state_bytes + fit.cache_bytes + fit.withheld_bytes <= fit.usable_bytes
+        in_one_group = fit.sequences // requests_apart(layout)
+        assert in_one_group * sequence_bytes(shape, demand, layout, fit.max_model_len) <= fit.cache_bytes
+        assert sequence_bytes(shape, demand, layout, fit.longest) <= fit.cache_bytes
+
+
+@pytest.mark.parametrize("model", CONFIGS)
+def test_chips_bytes_and_heads_are_conserved_on_every_slice(model: str) -> None:
+    for slice_ in every_slice():
+        if slice_.chips <= 256:
+            check_conserved(slice_, model, "auto")
+
+
+@settings(deadline=None)  # the machine may be busy with more than this
+@given(
+    st.sampled_from(list(every_slice())), st.sampled_from(sorted(CONFIGS)), st.sampled_from(["auto", "fp8"])
+)
+def test_they_are_on_the_largest_too(slice_: Slice, model: str, cache: str) -> None:
+    check_conserved(slice_, model, cache)

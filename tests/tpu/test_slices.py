@@ -46,6 +46,7 @@ def test_two_by_four_is_one_large_vm_or_two_small_ones() -> None:
     assert resolve("v6e", "2x4", machine_type="ct6e-standard-4t") == two
     assert str(two) == "v6e 2x4 (2 hosts x 4 chips)"
     assert str(one) == "v6e 2x4 (1 host x 8 chips)"
+    assert str(resolve("v6e", "1x1")) == "v6e 1x1 (1 host x 1 chip)"
 
 
 def test_a_host_of_the_slice_knows_who_it_is() -> None:
