@@ -4,9 +4,9 @@
 
 Both paths end in the same engine, so what differs is the way there: HAProxy and the router. Rounds alternate as
 A B B A, so that a machine that slows down slows both. Every request is a streamed chat of 32 tokens with a prompt of
-its own; bursts of every size and a round of each path that are not counted come first. On a machine whose cores the engine fills, CPU seconds
-say more than times: they are read from /proc for every process of the simulation, before and after each round, and for
-the machine as a whole, which tells whether anything else ran beside.
+its own; bursts of every size and a round of each path that are not counted come first. On a machine whose cores the
+engine fills, CPU seconds say more than times: they are read from /proc for every process of the simulation, before and
+after each round, and for the machine as a whole, which tells whether anything else ran beside.
 """
 
 import argparse
