@@ -34,6 +34,7 @@ format: install
 	$(BIN)/ruff check --fix .
 
 bench: install
+	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/relay.py $(ARGS)
 
 lock: install

@@ -133,12 +133,17 @@ class SliceReplica:
         os._exit(1)
 
     async def _engine_is_silent(self) -> str:
+        """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
         stall_s = self._plan.model.stall_s
         while True:
             await asyncio.sleep(_PROBE_S)
-            try:
-                await asyncio.wait_for(self._engine.probe(), stall_s)
-            except TimeoutError:
-                return f"the engine or one of its workers has not answered for {stall_s:g} s"
-            except Exception as error:  # noqa: BLE001  whatever a probe raises, the engine is not well
+            probe = asyncio.create_task(self._engine.probe())
+            asked_s = time.monotonic()
+            while not probe.done():
+                silent_s = time.monotonic() - max(asked_s, self._engine.last_output_s)
+                if silent_s >= stall_s:
+                    probe.cancel()
+                    return f"the engine or one of its workers has not answered for {silent_s:.0f} s"
+                await asyncio.wait([probe], timeout=stall_s - silent_s)
+            if error := probe.exception():
                 return f"the engine failed its probe: {error}"

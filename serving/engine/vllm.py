@@ -9,6 +9,7 @@ import json
 import multiprocessing
 import os
 import socket
+import time
 from argparse import Namespace
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,7 @@ class VllmServer:
     def __init__(self, plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> None:
         self.port = 0
         self.max_model_len = 0
+        self.last_output_s = 0.0  # by time.monotonic()
         self._plan = plan
         self._held = held
         self._group = group
@@ -179,13 +181,16 @@ class VllmServer:
     def _stat_logger(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
 
+        server = self
         said = self._said
 
         class LoadLogger(StatLoggerBase):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
                 pass
 
-            def record(self, scheduler_stats: Any, *_: Any, **__: Any) -> None:
+            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
+                if iteration_stats is not None:
+                    server.last_output_s = time.monotonic()
                 if scheduler_stats is not None:
                     said.running = scheduler_stats.num_running_reqs
                     said.waiting = scheduler_stats.num_waiting_reqs

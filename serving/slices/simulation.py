@@ -208,28 +208,32 @@ class SimulatedCluster:
 
     def _environment(self, host: str) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
-        return inherited | {
-            SIMULATION: self.id,
-            HOST: host,
-            CACHE: str(cache_directory()),
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "RAY_TMPDIR": str(self.directory),
-            "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
-            # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
-            "RAY_AUTH_MODE": "disabled",
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONWARNINGS": "ignore",
-            # Serve's HAProxy keeps its files in one place for the whole machine.
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
-        }
+        return (
+            inherited
+            | {
+                SIMULATION: self.id,
+                HOST: host,
+                CACHE: str(cache_directory()),
+                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+                "RAY_TMPDIR": str(self.directory),
+                "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
+                # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
+                "RAY_AUTH_MODE": "disabled",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_worker_niceness": "0",  # at Ray's 15, anything else on the machine starves an engine into looking hung
+                "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
+                "HF_HUB_OFFLINE": "1",
+                "VLLM_NO_USAGE_STATS": "1",
+                "PYTHONWARNINGS": "ignore",
+                # Serve's HAProxy keeps its files in one place for the whole machine.
+                "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
+                "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
+                "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
+                "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
+                "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
+                "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
+            }
+        )
 
     def _start_head(self) -> None:
         ip, port = self.address.split(":")

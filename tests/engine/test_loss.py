@@ -16,7 +16,7 @@ from service import MODEL, Service, leftovers, service
 from serving.slices import board
 
 pytestmark = pytest.mark.engine
-STALL_S = 8
+STALL_S = 15  # more than a step takes while another engine starts on the same two cores
 
 
 @pytest.fixture(scope="module")
