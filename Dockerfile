@@ -21,6 +21,8 @@ COPY deployments deployments
 RUN pip install --no-cache-dir .
 
 # A TPU host stages weights on its CPU devices: "tpu" alone would hide them.
+# serving-haproxy: HAProxy without splicing, which overlooks clients that hang up (serving/router/haproxy.py).
 ENV JAX_PLATFORMS=tpu,cpu \
+    RAY_SERVE_HAPROXY_BINARY_PATH=/usr/local/bin/serving-haproxy \
     RAY_USAGE_STATS_ENABLED=0 \
     VLLM_NO_USAGE_STATS=1

@@ -225,6 +225,7 @@ class SimulatedCluster:
                 "HF_HUB_OFFLINE": "1",
                 "VLLM_NO_USAGE_STATS": "1",
                 "PYTHONWARNINGS": "ignore",
+                "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
                 # Serve's HAProxy keeps its files in one place for the whole machine.
                 "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
                 "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
