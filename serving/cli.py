@@ -16,8 +16,9 @@ from serving.planning.commands import add_commands as add_planning
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a refusal is one message on stderr and exit status 1, never a traceback."""
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    # SIGINT too: a shell starts background jobs with it ignored.
+    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, _interrupt)
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)
