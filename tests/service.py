@@ -81,6 +81,7 @@ def service(
     slices: int,
     source: Path = LLAMA,
     wait: bool = True,
+    engine: str = "vllm",
     before: Callable[[SimulatedCluster], object] = lambda _: None,
     **changes: Any,
 ) -> Iterator[Service]:
@@ -94,7 +95,7 @@ def service(
     deployment = directory.with_suffix(".yaml")
     deployment.write_text(yaml.safe_dump(raw))
     models = [model for one in config.load(deployment).services.values() for model in one.models]
-    cluster = SimulatedCluster.up(plan(models[0]).slice, slices, directory=directory)
+    cluster = SimulatedCluster.up(plan(models[0]).slice, slices, directory=directory, engine=engine)
     try:
         log = directory.with_suffix(".log")
         before(cluster)

@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import uvicorn
 
 from serving.engine import simulated, stand_in
 from serving.engine.owner import OWNER
+from serving.engine.server import Load
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.slices.group import HeldSlice
@@ -30,16 +30,6 @@ _READY_TIMEOUT_S = 3 * 3600
 _SIMULATED_BATCHED_TOKENS = 256
 _SIMULATED_SEQUENCES = 32
 _SIMULATED_KV_TOKENS = 16384
-
-
-@dataclass
-class Load:
-    """What the engine last said of itself."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    last_output_s: float = 0.0
 
 
 class VllmServer:
