@@ -11,7 +11,7 @@ one pass over each row is all that a fit needs. The factors are those of serving
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
@@ -28,11 +28,21 @@ _FINEST = 1e-4
 
 
 @dataclass(frozen=True)
+class Run:
+    """A published run: the roofline's time for its steps, part by part, and the time it really took."""
+
+    published: Published
+    plan: Plan
+    family: str
+    parts: Parts
+    took_s: float
+
+
+@dataclass(frozen=True)
 class Row:
     """A published run beside the simulated one; `foreseen` is its throughput by a fit to the family's other rows."""
 
     published: Published
-    family: str
     simulated: Outcome
     foreseen: float
 
@@ -46,15 +56,15 @@ def plan_of(deployment: str) -> Plan:
     return plan(next(model for service in services for model in service.models))
 
 
-def fit(runs: Sequence[tuple[Parts, float]]) -> Factors:
-    """The factors that bring these runs' parts to their seconds, by relative error, each no further from 1 than it must."""
+def fit(runs: Sequence[Run]) -> Factors:
+    """The factors that bring these runs to the time they took, by relative error, each no further from 1 than it must."""
     if not runs:
         return Factors()
     logs = [0.0] * len(astuple(Factors()))
 
     def cost(logs: Sequence[float]) -> float:
         factors = Factors(*map(math.exp, logs))
-        misses = (math.log(parts.seconds(factors) / seconds) for parts, seconds in runs)
+        misses = (math.log(run.parts.seconds(factors) / run.took_s) for run in runs)
         return sum(miss**2 for miss in misses) + _STIFFNESS * sum(log**2 for log in logs)
 
     step, best = 0.5, cost(logs)
@@ -72,27 +82,32 @@ def fit(runs: Sequence[tuple[Parts, float]]) -> Factors:
     return Factors(*(round(math.exp(log), 2) for log in logs))
 
 
-def compare(published: Sequence[Published], *, refit: bool) -> tuple[dict[str, Factors], list[Row]]:
-    """Every published run simulated, with the factors as they are or fitted anew."""
-    plans = {each.deployment: plan_of(each.deployment) for each in published}
-    families = {each: family(plans[each.deployment]) for each in published}
-    measured: dict[Published, tuple[Parts, float]] = {}
+def measure(published: Sequence[Published]) -> list[Run]:
+    """Every published run on the bare roofline."""
+    runs = []
     for each in published:
-        bare = replay(plans[each.deployment], each.load, Factors())
-        measured[each] = (bare.parts, bare.seconds * bare.tokens_per_s / each.tokens_per_s)
+        found = plan_of(each.deployment)
+        bare = replay(found, each.load, Factors())
+        took_s = bare.seconds * bare.tokens_per_s / each.tokens_per_s
+        runs.append(Run(each, found, family(found), bare.parts, took_s))
+    return runs
 
-    def fitted(name: str, without: Published | None = None) -> Factors:
-        among = [each for each in published if families[each] == name and each != without]
-        return fit([measured[each] for each in among if each.fits or without])
 
-    factors = {name: fitted(name) if refit else FACTORS[name] for name in dict.fromkeys(families.values())}
+def fit_families(runs: Sequence[Run]) -> dict[str, Factors]:
+    """The factors of each family by the runs that may be looked at."""
+    names = dict.fromkeys(run.family for run in runs)
+    return {name: fit([run for run in runs if run.family == name and run.published.fits]) for name in names}
+
+
+def compare(runs: Sequence[Run], factors: Mapping[str, Factors]) -> list[Row]:
+    """Every published run simulated with these factors."""
     rows = []
-    for each in published:
-        parts, seconds = measured[each]
-        foreseen = each.tokens_per_s * seconds / parts.seconds(fitted(families[each], without=each))
-        simulated = replay(plans[each.deployment], each.load, factors[families[each]])
-        rows.append(Row(each, families[each], simulated, foreseen))
-    return factors, rows
+    for run in runs:
+        others = fit([other for other in runs if other.family == run.family and other is not run])
+        foreseen = run.published.tokens_per_s * run.took_s / run.parts.seconds(others)
+        simulated = replay(run.plan, run.published.load, factors[run.family])
+        rows.append(Row(run.published, simulated, foreseen))
+    return rows
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -178,7 +193,9 @@ def main() -> None:
     parser.add_argument("--fit", action="store_true", help="fit the factors anew and print them")
     parser.add_argument("--svg", type=Path, help="where to draw the plot")
     options = parser.parse_args()
-    factors, rows = compare(PUBLISHED, refit=options.fit)
+    runs = measure(PUBLISHED)
+    factors = fit_families(runs) if options.fit else FACTORS
+    rows = compare(runs, factors)
     if options.fit:
         for name, found in factors.items():
             print(f'    "{name}": {found},')

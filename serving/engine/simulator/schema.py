@@ -53,9 +53,9 @@ def _build(schema: Any, root: Any, depth: int) -> Any:
         raise SchemaError(f"{schema!r} allows no document")
     if depth > _DEPTH:
         raise SchemaError("a required part of the schema contains itself")
+    schema = _merged(schema, root, depth)
     if refused := [key for key in _REFUSED if key in schema]:
         raise SchemaError(f"the simulated engine makes no document for {refused[0]!r}")
-    schema = _merged(schema, root, depth)
     if "const" in schema:
         return schema["const"]
     if options := schema.get("enum"):
