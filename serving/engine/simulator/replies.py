@@ -69,7 +69,6 @@ class Reply:
         """All choices at once."""
         choices = [self._whole_choice(index) for index in range(len(self._answers))]
         usage = _usage(self._order.prompt_tokens, self._answer_tokens())
-        shared = {"service_tier": None, "system_fingerprint": None}
         usage["prompt_tokens_details"] = None
         body: dict[str, Any] = {
             "id": self._id,
@@ -77,13 +76,15 @@ class Reply:
             "created": self._created,
             "model": self._model,
             "choices": choices,
-            **shared,
+            "service_tier": None,
+            "system_fingerprint": None,
             "usage": usage,
         }
         if self._order.chat:
             body["prompt_logprobs"] = None
             body["prompt_token_ids"] = self._order.prompts[0] if self._order.token_ids else None
-        return {**body, "kv_transfer_params": None}
+            body["prompt_text"] = None
+        return {**body, "kv_transfer_params": None, "ec_transfer_params": None, "metrics": None}
 
     def _chunk(self, index: int, position: int) -> str:
         prompt, answer = self._answers[index]
@@ -141,6 +142,7 @@ class Reply:
                 **shown,
                 "prompt_logprobs": None,
                 "prompt_token_ids": prompt_ids,
+                "routed_experts": None,
             }
         message: dict[str, Any] = {
             "role": "assistant",
@@ -149,12 +151,12 @@ class Reply:
             "annotations": None,
             "audio": None,
             "function_call": None,
-            "reasoning": None,
         }
         if self._order.tool is not None:
             function = {"name": self._order.tool, "arguments": text}
             message["tool_calls"] = [{"id": self._call_id(index), "type": "function", "function": function}]
-        return {"index": index, "message": message, **shown}
+        message["reasoning"] = None
+        return {"index": index, "message": message, **shown, "routed_experts": None}
 
     def _logprobs(self, index: int, start: int, end: int) -> dict[str, Any]:
         prompt, answer = self._answers[index]

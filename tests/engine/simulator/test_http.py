@@ -1,11 +1,9 @@
 """The HTTP surface of the simulated engine, on a real server, through the clients that people use."""
 
-import asyncio
 import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
@@ -13,72 +11,20 @@ import jsonschema
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import asgi_server, until
-from starlette.types import ASGIApp, Receive, Scope, Send
+from servers import until
+from simulated_engine import MODEL, serving
 
-from serving.config import ModelSpec
 from serving.engine.simulator.engine import Engine
-from serving.engine.simulator.http import Api
-from serving.engine.simulator.physics import Factors, Physics
-from serving.planning import Plan, plan
+from serving.engine.simulator.physics import Factors
 
 pytestmark = pytest.mark.unit
 
-MODEL = "llama"
-# Steps of some 0.2 ms: the engine's own time is not what these tests wait for.
-QUICK = Factors(0.01, 0.01, 0.01, 0.01)
 WEATHER = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "days": {"type": "integer", "minimum": 1}},
     "required": ["city", "days"],
 }
 TOOL = {"type": "function", "function": {"name": "forecast", "parameters": WEATHER}}
-
-
-def small_plan(**engine: Any) -> Plan:
-    spec = {
-        "name": MODEL,
-        "model": "meta-llama/Llama-3.1-8B-Instruct",
-        "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
-        "engine": {"max_model_len": 2048, **engine},
-    }
-    return plan(ModelSpec.model_validate(spec))
-
-
-@contextmanager
-def serving(factors: Factors = QUICK, **engine: Any) -> Iterator[tuple[str, Engine]]:
-    found = small_plan(**engine)
-    made = Engine(found, Physics(found, factors), chance=lambda: 0.5)
-    app = _Running(Api(found, made).app(), made)
-    with asgi_server(app) as address:
-        try:
-            yield address, made
-        finally:
-            app.end()
-
-
-class _Running:
-    """The app, and its engine in the same loop from the first request on."""
-
-    def __init__(self, app: ASGIApp, engine: Engine) -> None:
-        self._app = app
-        self._engine = engine
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._ended = threading.Event()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            return
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
-            self._task = asyncio.create_task(self._engine.run())
-            self._task.add_done_callback(lambda _: self._ended.set())
-        await self._app(scope, receive, send)
-
-    def end(self) -> None:
-        if self._loop:
-            self._loop.call_soon_threadsafe(self._engine.die, "the test is over")
-            assert self._ended.wait(2)
 
 
 @pytest.fixture(scope="module")
