@@ -9,6 +9,8 @@ import psutil
 import pytest
 from service import MODEL, Service, service
 
+from serving.slices.simulation import SimulatedCluster
+
 pytestmark = pytest.mark.cluster
 
 SLICES = 3
@@ -26,6 +28,7 @@ def running(short_directory: Path) -> Iterator[Service]:
         startup="load=0.5,compile=0.5",
         slice=one_chip,
         replicas=SLICES,
+        stall_s=3,
     ) as found:
         yield found
 
@@ -44,13 +47,20 @@ def test_every_slice_serves_within_seconds_and_says_that_it_is_simulated(running
     assert card["simulated"]
 
 
-def test_a_replica_is_small(running: Service) -> None:
+def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
     for entry in running.serving():
-        for process in running.cluster.processes(entry.slice, 0):
-            if "SliceReplica" in " ".join(process.cmdline()) or _listens(process, entry.address):
-                used = process.memory_info().rss
-                print(f"{entry.slice}: {used / 1e6:.0f} MB")
-                assert used < MOST_MEMORY
+        (process,) = (
+            one for one in running.cluster.processes(entry.slice, 0) if _listens(one, entry.address)
+        )
+        used = process.memory_info().rss
+        print(f"{entry.slice}: {used / 1e6:.0f} MB")
+        assert used < MOST_MEMORY
+        loaded = {Path(each.path).name for each in process.memory_maps()}
+        assert not any(name.startswith(("libtorch", "libjax", "xla_")) for name in loaded)
+
+
+def test_the_simulation_remembers_its_engine(running: Service) -> None:
+    assert SimulatedCluster.attach(running.cluster.directory).engine == "simulated"
 
 
 def _listens(process: psutil.Process, address: str) -> bool:
@@ -81,3 +91,15 @@ def test_a_slice_that_dies_under_load_takes_only_its_own_requests(running: Servi
     running.until_serving(SLICES)
     assert victim.replica not in {entry.replica for entry in running.serving()}
     assert running.post("/v1/completions", prompt="x", max_tokens=1).json()["model"] == MODEL
+
+
+def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
+    victim = running.serving()[0]
+    httpx.post(f"{victim.address}/simulator/faults", json={"hang": True})
+
+    def replaced() -> bool:
+        found = running.serving()
+        return len(found) == SLICES and victim.replica not in {entry.replica for entry in found}
+
+    running.until(replaced, 60, "another replica in the place of the one that hangs")
+    assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
