@@ -1,7 +1,7 @@
 """The whole service on simulated slices with the simulated engine, and what becomes of it when a slice dies."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -9,6 +9,7 @@ import psutil
 import pytest
 from service import MODEL, Service, service
 
+from serving.slices.board import Entry
 from serving.slices.simulation import SimulatedCluster
 
 pytestmark = pytest.mark.cluster
@@ -68,7 +69,19 @@ def _listens(process: psutil.Process, address: str) -> bool:
     return any(each.laddr.port == port for each in process.net_connections() if each.laddr)
 
 
-def test_a_slice_that_dies_under_load_takes_only_its_own_requests(running: Service) -> None:
+def die(_: Service, victim: Entry) -> None:
+    httpx.post(f"{victim.address}/simulator/faults", json={"die": True})
+
+
+def lose_its_host(running: Service, victim: Entry) -> None:
+    running.cluster.kill_host(victim.slice, 0)
+    running.cluster.restart_host(victim.slice, 0)
+
+
+@pytest.mark.parametrize("end", [die, lose_its_host])
+def test_a_slice_that_ends_under_load_takes_only_its_own_requests(
+    running: Service, end: Callable[[Service, Entry], None]
+) -> None:
     answers: list[httpx.Response] = []
 
     def ask() -> None:
@@ -80,7 +93,7 @@ def test_a_slice_that_dies_under_load_takes_only_its_own_requests(running: Servi
         asker.start()
     running.until(lambda: any(entry.running for entry in running.serving()), 10, "load")
     victim = running.serving()[0]
-    httpx.post(f"{victim.address}/simulator/faults", json={"die": True})
+    end(running, victim)
     for asker in askers:
         asker.join()
     good = [answer for answer in answers if answer.is_success]
@@ -88,18 +101,17 @@ def test_a_slice_that_dies_under_load_takes_only_its_own_requests(running: Servi
     assert all(answer.json()["usage"]["completion_tokens"] == 40 for answer in good)
     assert all(answer.status_code in (500, 503) for answer in answers if not answer.is_success)
     assert len(good) >= len(answers) - 9
-    running.until_serving(SLICES)
-    assert victim.replica not in {entry.replica for entry in running.serving()}
+    running.until(lambda: replaced(running, victim), 90, "another replica in the place of the one that ended")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).json()["model"] == MODEL
+
+
+def replaced(running: Service, victim: Entry) -> bool:
+    found = running.until_serving(SLICES)
+    return victim.replica not in {entry.replica for entry in found}
 
 
 def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
     victim = running.serving()[0]
     httpx.post(f"{victim.address}/simulator/faults", json={"hang": True})
-
-    def replaced() -> bool:
-        found = running.serving()
-        return len(found) == SLICES and victim.replica not in {entry.replica for entry in found}
-
-    running.until(replaced, 60, "another replica in the place of the one that hangs")
+    running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
