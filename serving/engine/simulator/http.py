@@ -60,6 +60,7 @@ class Api:
             RequestError: _on_request_error,
             HTTPException: _on_http_error,
             SimulationError: _on_refusal,
+            Exception: _on_bug,
         }
         return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
 
@@ -249,6 +250,12 @@ def _on_refusal(_: Request, error: SimulationError) -> Response:
 def _on_http_error(_: Request, error: HTTPException) -> Response:
     """A path or method that is not there, as FastAPI says it."""
     return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
+
+
+def _on_bug(_: Request, error: Exception) -> Response:
+    """Starlette logs it with its traceback."""
+    body = _internal(f"Internal error: {type(error).__name__}").body
+    return JSONResponse(body, HTTPStatus.INTERNAL_SERVER_ERROR)
 
 
 async def _disconnected(receive: Receive) -> None:

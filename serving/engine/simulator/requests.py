@@ -126,14 +126,14 @@ class _Generation(_Body):
             case "json_object":
                 return '{"answer": "slice"}'
             case "json_schema":
-                return document((asked.get("json_schema") or {}).get("schema"))
+                form = asked.get("json_schema")
+                return document(form.get("schema") if isinstance(form, Mapping) else form)
             case other:
                 raise RequestError(
                     f"the simulated engine has no response format {other!r}", param="response_format"
                 )
         if "json" in schema:
-            raw = schema["json"]
-            return document(json.loads(raw) if isinstance(raw, str) else raw)
+            return document(schema["json"])
         if schema.get("json_object"):
             return '{"answer": "slice"}'
         if schema.get("choice"):
@@ -323,13 +323,19 @@ class Order:
 
 
 def document(schema: Any) -> str:
-    """The JSON that a schema is answered with; raises RequestError."""
-    if not isinstance(schema, Mapping | bool):
-        raise RequestError("a JSON schema is needed", param="response_format")
+    """The JSON that a schema, or the text of one, is answered with; raises RequestError."""
     try:
-        return json.dumps(instance(schema), ensure_ascii=False)
+        given = json.loads(schema) if isinstance(schema, str) else schema
+        return json.dumps(instance(given), ensure_ascii=False)
     except SchemaError as error:
         raise RequestError(f"no document fits the schema: {error}", param="response_format") from None
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ) as error:  # a client may send anything as a schema
+        raise RequestError(f"this is no JSON schema: {error}", param="response_format") from None
 
 
 def _check_length(prompt: int, most: int | None, max_model_len: int) -> None:

@@ -13,10 +13,9 @@ from benchmarks.calibration import plan_of
 from benchmarks.simulator import nowhere
 from serving.engine.server import EngineServer
 from serving.engine.simulator.server import SimulatorServer
-from serving.engine.simulator.startup import Startup
-from serving.errors import SimulationError, SliceLostError
+from serving.errors import SliceLostError
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.cluster
 
 
 @pytest.fixture
@@ -90,26 +89,3 @@ async def test_it_starts_well_within_two_seconds() -> None:
     await server.start()
     assert time.monotonic() - begun < 1
     server.kill()
-
-
-def test_phases_of_a_start_are_read_and_named() -> None:
-    assert Startup.parse("") == Startup()
-    assert Startup.parse("").phases() == []
-    assert Startup.parse("compile=90,download=20.5").phases() == [
-        ("downloading weights", 20.5),
-        ("compiling", 90),
-    ]
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("boil=3", "named 'boil'"),
-        ("load", "load takes seconds"),
-        ("load=x", "load=20"),
-        ("load=-1", "at least 0"),
-    ],
-)
-def test_phases_that_are_none_are_refused(text: str, problem: str) -> None:
-    with pytest.raises(SimulationError, match=problem):
-        Startup.parse(text)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.engine.simulator import schema, text, tokenizer
+from serving.engine.simulator.requests import RequestError, document
 from serving.engine.simulator.text import Wish
 
 pytestmark = pytest.mark.unit
@@ -126,6 +127,25 @@ def test_logprobs_are_of_the_token_and_its_place() -> None:
     assert text.alternatives(600, 12, 0) == []
 
 
+KEYWORDS = [
+    "type",
+    "properties",
+    "required",
+    "items",
+    "minItems",
+    "anyOf",
+    "allOf",
+    "$ref",
+    "enum",
+    "minimum",
+]
+
+
+def junk_around(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    words = st.sampled_from(["object", "array", "string", "integer", "#", "#/items"])
+    return st.lists(inner | words) | st.dictionaries(st.sampled_from(KEYWORDS), inner | words, max_size=4)
+
+
 SCHEMAS: list[Any] = [
     {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]},
     {"type": "array", "items": {"enum": ["x", "y"]}, "minItems": 2, "uniqueItems": True},
@@ -179,6 +199,15 @@ def test_numbers_are_within_their_bounds_or_refused(low: int, width: int, grid: 
         assert not any(number % (grid or 1) == 0 for number in range(low, low + width + 1))
     else:
         jsonschema.validate(found, asked)
+
+
+@settings(deadline=None)
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), junk_around, max_leaves=8))
+def test_whatever_is_sent_as_a_schema_is_answered_or_refused(asked: Any) -> None:
+    try:
+        assert isinstance(document(asked), str)
+    except RequestError as error:
+        assert error.status == 400  # noqa: PT017  the other outcome
 
 
 @pytest.mark.parametrize(
