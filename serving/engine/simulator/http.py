@@ -21,13 +21,12 @@ from starlette.types import Receive, Scope, Send
 from serving.engine.simulator import tokenizer
 from serving.engine.simulator.engine import Engine, Stream
 from serving.engine.simulator.faults import Faults
+from serving.engine.simulator.orders import Order, RequestError
 from serving.engine.simulator.replies import DONE, Reply, event
 from serving.engine.simulator.requests import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
-    Order,
-    RequestError,
     TokenizeBody,
 )
 from serving.errors import SimulationError, SliceLostError

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from serving.engine.simulator import tokenizer
-from serving.engine.simulator.requests import Order
+from serving.engine.simulator.orders import Order
 from serving.engine.simulator.text import Answer, alternatives, logprob
 
 DONE = b"data: [DONE]\n\n"

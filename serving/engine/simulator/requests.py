@@ -5,36 +5,20 @@ Fields that only a model could honour (temperature, penalties, seeds) are taken 
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from serving.engine.simulator import tokenizer
-from serving.engine.simulator.schema import SchemaError, instance
-from serving.engine.simulator.text import Answer, Wish, answer, recite
+from serving.engine.simulator.orders import Order, RequestError, check_length, document
+from serving.engine.simulator.text import Wish
 
 _MOST_CHOICES = 64
 _MOST_LOGPROBS = 20
 
 TokenId = Annotated[int, Field(ge=0, lt=2**63)]
-
-
-class RequestError(Exception):
-    """The client's request can't be answered, in vLLM's words."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
-        kind: str = "BadRequestError",
-        param: str | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status = status
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": int(status)}}
 
 
 class _Body(BaseModel):
@@ -82,7 +66,7 @@ class _Generation(_Body):
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 
-    def order(self, prompts: list[list[int]], most: int | None, max_model_len: int, seed: int) -> "Order":
+    def order(self, prompts: list[list[int]], most: int | None, max_model_len: int, seed: int) -> Order:
         choices = self.n or 1
         if not 1 <= choices <= _MOST_CHOICES:
             raise RequestError(f"n must be at least 1 and at most {_MOST_CHOICES}, got {choices}.", param="n")
@@ -93,7 +77,7 @@ class _Generation(_Body):
                 "Stream options can only be defined when `stream=True`.", param="stream_options"
             )
         for prompt in prompts:
-            _check_length(len(prompt), most, max_model_len)
+            check_length(len(prompt), most, max_model_len)
         options = self.stream_options or _StreamOptions()
         return Order(
             prompts=prompts,
@@ -189,7 +173,7 @@ class ChatBody(_Generation):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
-    def to_order(self, max_model_len: int, seed: int) -> "Order":
+    def to_order(self, max_model_len: int, seed: int) -> Order:
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
@@ -241,7 +225,7 @@ class CompletionBody(_Generation):
     logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOGPROBS)
     echo: bool | None = False
 
-    def to_order(self, max_model_len: int, seed: int) -> "Order":
+    def to_order(self, max_model_len: int, seed: int) -> Order:
         if self.echo:
             raise RequestError("the simulated engine does not echo prompts", param="echo")
         order = self.order(self._prompts(), self.max_tokens, max_model_len, seed)
@@ -284,65 +268,3 @@ class DetokenizeBody(_Body):
 
     model: str | None = None
     tokens: list[TokenId]
-
-
-@dataclass(frozen=True)
-class Order:
-    """A request once it is understood: prompts, and how their answers are cut and shown."""
-
-    prompts: list[list[int]]
-    most: int | None
-    choices: int
-    max_model_len: int
-    wish: Wish
-    stream: bool
-    usage: bool
-    usage_always: bool
-    token_ids: bool
-    request_id: str | None
-    recited: str | None = None
-    chat: bool = False
-    logprobs: int | None = None
-    tool: str | None = None
-    tool_named: bool = False
-    prompt_tokens: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt_tokens", sum(map(len, self.prompts)))
-
-    def answers(self) -> list[tuple[list[int], Answer]]:
-        """Every prompt with each of its answers, in the order of the choices' indices."""
-        found = []
-        for prompt in self.prompts:
-            room = self.max_model_len - len(prompt)
-            for choice in range(self.choices):
-                wish = replace(self.wish, most=min(self.most or room, room), choice=choice)
-                given = answer(prompt, wish) if self.recited is None else recite(prompt, self.recited, wish)
-                found.append((prompt, given))
-        return found
-
-
-def document(schema: Any) -> str:
-    """The JSON that a schema, or the text of one, is answered with; raises RequestError."""
-    try:
-        given = json.loads(schema) if isinstance(schema, str) else schema
-        return json.dumps(instance(given), ensure_ascii=False)
-    except SchemaError as error:
-        raise RequestError(f"no document fits the schema: {error}", param="response_format") from None
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ) as error:  # a client may send anything as a schema
-        raise RequestError(f"this is no JSON schema: {error}", param="response_format") from None
-
-
-def _check_length(prompt: int, most: int | None, max_model_len: int) -> None:
-    if prompt + (most or 1) > max_model_len:
-        raise RequestError(
-            f"This model's maximum context length is {max_model_len} tokens. However, you requested {most or 0} "
-            f"output tokens and your prompt contains {prompt} input tokens, for a total of {prompt + (most or 0)} "
-            "tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
-            param="input_tokens",
-        )

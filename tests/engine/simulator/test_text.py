@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from serving.engine.simulator import schema, text, tokenizer
-from serving.engine.simulator.requests import RequestError, document
+from serving.engine.simulator.orders import RequestError, document
 from serving.engine.simulator.text import Wish
 
 pytestmark = pytest.mark.unit
