@@ -55,10 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("yaml", type=Path)
     run.add_argument("--spare", type=int, default=0, help="slices beyond those the YAML asks for")
+    _engine_options(run)
     run.set_defaults(run=_sim_run)
     up = actions.add_parser("up", help="start simulated slices and leave them running")
     up.add_argument("--slices", type=int, default=1)
     _shape_options(up)
+    _engine_options(up)
     up.set_defaults(run=_sim_up)
     add = actions.add_parser("add", help="add one more slice")
     _shape_options(add)
@@ -83,10 +85,42 @@ def _shape_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine-type", help="GKE machine type instead of --hosts")
 
 
+def _engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "simulated"),
+        default="vllm",
+        help="what runs on the slices: vLLM on a tiny model, or no model and only its timing (default: vllm)",
+    )
+    parser.add_argument(
+        "--startup",
+        default="",
+        metavar="PHASE=SECONDS,...",
+        help="how long the simulated engine takes to start: download, load, compile, warmup (default: 0 each)",
+    )
+
+
+def _startup(options: argparse.Namespace) -> str:
+    """The phases as they were given; raises SimulationError where nothing would go through them."""
+    from serving.engine.simulator.startup import Startup
+    from serving.errors import SimulationError
+
+    Startup.parse(options.startup)
+    if options.startup and options.engine != "simulated":
+        raise SimulationError("--startup is for the simulated engine; add --engine simulated")
+    return str(options.startup)
+
+
 def _sim_run(options: argparse.Namespace) -> None:
     from serving.trial import run
 
-    run(options.yaml, spare=options.spare, directory=_directory(options))
+    run(
+        options.yaml,
+        spare=options.spare,
+        directory=_directory(options),
+        engine=options.engine,
+        startup=_startup(options),
+    )
 
 
 def _sim_up(options: argparse.Namespace) -> None:
@@ -97,7 +131,12 @@ def _sim_up(options: argparse.Namespace) -> None:
     shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
     with Console(stderr=True).status("starting") as progress:
         cluster = SimulatedCluster.up(
-            shape, options.slices, directory=_directory(options), report=lambda text: progress.update(text)
+            shape,
+            options.slices,
+            directory=_directory(options),
+            engine=options.engine,
+            startup=_startup(options),
+            report=lambda text: progress.update(text),
         )
     Console().print(display.slices(cluster.status()))
     print("\n`serve run` and `ray` reach it with:")

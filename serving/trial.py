@@ -36,14 +36,16 @@ class Trial:
     serve: "subprocess.Popen[bytes]"
 
 
-def run(path: Path, *, spare: int, directory: Path) -> None:
+def run(path: Path, *, spare: int, directory: Path, engine: str = "vllm", startup: str = "") -> None:
     """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
 
     Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
     """
     console = Console()
     started = time.monotonic()
-    with running(path, spare=spare, directory=directory, console=console) as trial:
+    with running(
+        path, spare=spare, directory=directory, console=console, engine=engine, startup=startup
+    ) as trial:
         console.print(display.board(board.wanted(), board.read()))
         console.print(
             _how_to_use(trial.plans, trial.address, time.monotonic() - started),
@@ -56,7 +58,15 @@ def run(path: Path, *, spare: int, directory: Path) -> None:
 
 
 @contextmanager
-def running(path: Path, *, spare: int = 0, directory: Path, console: Console) -> Iterator[Trial]:
+def running(
+    path: Path,
+    *,
+    spare: int = 0,
+    directory: Path,
+    console: Console,
+    engine: str = "vllm",
+    startup: str = "",
+) -> Iterator[Trial]:
     """The YAML's service on fresh simulated slices, ready for requests; every process ends with the block.
 
     Raises ServingError where the YAML, the port or the start is at fault.
@@ -68,10 +78,11 @@ def running(path: Path, *, spare: int = 0, directory: Path, console: Console) ->
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None
     try:
-        with _step(console, "stand-in model"):
-            _write_stand_ins(plans)
+        if engine == "vllm":
+            with _step(console, "stand-in model"):
+                _write_stand_ins(plans)
         with _step(console, "simulated slices") as status:
-            cluster = _start(shapes, directory, status)
+            cluster = _start(shapes, directory, engine, startup, status)
         # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
         log = directory.with_suffix(".log")
         os.environ.update(cluster.environment)
@@ -129,8 +140,16 @@ def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
     return shapes
 
 
-def _start(shapes: list[Slice], directory: Path, status: Status) -> SimulatedCluster:
-    cluster = SimulatedCluster.up(shapes[0], directory=directory, report=lambda text: _detail(status, text))
+def _start(
+    shapes: list[Slice], directory: Path, engine: str, startup: str, status: Status
+) -> SimulatedCluster:
+    cluster = SimulatedCluster.up(
+        shapes[0],
+        directory=directory,
+        engine=engine,
+        startup=startup,
+        report=lambda text: _detail(status, text),
+    )
     try:
         for shape in shapes[1:]:
             cluster.add_slice(shape, report=lambda text: _detail(status, text))

@@ -81,6 +81,8 @@ def service(
     slices: int,
     source: Path = LLAMA,
     wait: bool = True,
+    engine: str = "vllm",
+    startup: str = "",
     before: Callable[[SimulatedCluster], object] = lambda _: None,
     **changes: Any,
 ) -> Iterator[Service]:
@@ -94,7 +96,9 @@ def service(
     deployment = directory.with_suffix(".yaml")
     deployment.write_text(yaml.safe_dump(raw))
     models = [model for one in config.load(deployment).services.values() for model in one.models]
-    cluster = SimulatedCluster.up(plan(models[0]).slice, slices, directory=directory)
+    cluster = SimulatedCluster.up(
+        plan(models[0]).slice, slices, directory=directory, engine=engine, startup=startup
+    )
     try:
         log = directory.with_suffix(".log")
         before(cluster)

@@ -108,6 +108,20 @@ def test_a_busy_port_is_refused_with_the_process_that_has_it(
     assert "http_options.port" in said
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--startup", "load=3"], "--startup is for the simulated engine; add --engine simulated"),
+        (["--engine", "simulated", "--startup", "boil=3"], "there are download, load, compile, warmup"),
+    ],
+)
+def test_a_start_that_no_engine_goes_through_is_refused(
+    refusal: Refusal, changed: Callable[..., Path], options: list[str], says: str
+) -> None:
+    assert says in refusal("sim", "up", "--hosts", "2", *options)
+    assert says in refusal("sim", "run", changed(), *options)
+
+
 @pytest.mark.parametrize("action", ["up", "add"])
 @pytest.mark.parametrize(
     ("options", "says"),

@@ -9,16 +9,18 @@ import asyncio
 import logging
 import os
 import time
+from typing import Any
 
 import ray
 
 from serving.engine import simulated
 from serving.engine.phases import REPLICA
-from serving.engine.vllm import VllmServer
+from serving.engine.server import EngineServer
 from serving.errors import ServingError, SliceLostError
 from serving.planning import Plan
 from serving.slices import board
-from serving.slices.group import held_slice
+from serving.slices.group import HeldSlice, held_slice
+from serving.slices.simulation import ENGINE
 from serving.slices.watch import HostWatch
 
 # Time for requests in flight to carry their error to the client before the process ends.
@@ -53,7 +55,7 @@ class SliceReplica:
             held = held_slice(group)
             self._board.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
             self._hosts = HostWatch(held, group, context.get_node_id())
-            self._engine = VllmServer(plan, held, group, context.gcs_address)
+            self._engine = _engine(plan, held, group, context.gcs_address)
             self._enter("starting the engine")
             os.environ[REPLICA] = context.get_actor_id()
             self._board.load = self._starting
@@ -140,10 +142,21 @@ class SliceReplica:
             probe = asyncio.create_task(self._engine.probe())
             asked_s = time.monotonic()
             while not probe.done():
-                silent_s = time.monotonic() - max(asked_s, self._engine.last_output_s)
+                silent_s = time.monotonic() - max(asked_s, self._engine.load.last_output_s)
                 if silent_s >= stall_s:
                     probe.cancel()
                     return f"the engine or one of its workers has not answered for {silent_s:.0f} s"
                 await asyncio.wait([probe], timeout=stall_s - silent_s)
             if error := probe.exception():
                 return f"the engine failed its probe: {error}"
+
+
+def _engine(plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> EngineServer:
+    """vLLM, except on simulated hosts that were started for the simulated engine, which must not load it."""
+    if simulated.is_simulated() and os.environ.get(ENGINE) == "simulated":
+        from serving.engine.simulator.server import SimulatorServer  # noqa: PLC0415  one of the two is ever loaded
+
+        return SimulatorServer(plan, held, ray_address)
+    from serving.engine.vllm import VllmServer  # noqa: PLC0415
+
+    return VllmServer(plan, held, group, ray_address)

@@ -11,7 +11,6 @@ import os
 import socket
 import time
 from argparse import Namespace
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import uvicorn
 
 from serving.engine import simulated, stand_in
 from serving.engine.owner import OWNER
+from serving.engine.server import Load
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.slices.group import HeldSlice
@@ -32,22 +32,12 @@ _SIMULATED_SEQUENCES = 32
 _SIMULATED_KV_TOKENS = 16384
 
 
-@dataclass
-class Load:
-    """What an engine has to do; `kv_usage` is a share of 1."""
-
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-
-
 class VllmServer:
     """One engine on one slice and the HTTP server in front of it. Lives in the replica's event loop."""
 
     def __init__(self, plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> None:
         self.port = 0
         self.max_model_len = 0
-        self.last_output_s = 0.0  # by time.monotonic()
         self._plan = plan
         self._held = held
         self._group = group
@@ -100,7 +90,8 @@ class VllmServer:
         """What EngineCore said in its last step, less what was ended since: an idle engine says nothing."""
         unfinished = self._engine.output_processor.get_num_unfinished_requests()
         running = min(self._said.running, unfinished)
-        return Load(running, unfinished - running, self._said.kv_usage if unfinished else 0.0)
+        usage = self._said.kv_usage if unfinished else 0.0
+        return Load(running, unfinished - running, usage, self._said.last_output_s)
 
     async def probe(self) -> None:
         """Ask EngineCore and every worker for a sign of life; raises what they raise."""
@@ -181,7 +172,6 @@ class VllmServer:
     def _stat_logger(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
 
-        server = self
         said = self._said
 
         class LoadLogger(StatLoggerBase):  # type: ignore[misc]
@@ -190,7 +180,7 @@ class VllmServer:
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if iteration_stats is not None:
-                    server.last_output_s = time.monotonic()
+                    said.last_output_s = time.monotonic()
                 if scheduler_stats is not None:
                     said.running = scheduler_stats.num_running_reqs
                     said.waiting = scheduler_stats.num_waiting_reqs

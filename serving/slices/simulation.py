@@ -28,7 +28,10 @@ from serving.tpu import Slice, resolve
 SIMULATION = "SERVING_SIMULATION"
 HOST = "SERVING_SIMULATION_HOST"
 CACHE = "SERVING_SIMULATION_CACHE"
+ENGINE = "SERVING_SIMULATION_ENGINE"  # vllm, or simulated: an engine without a model, only its timing
+STARTUP = "SERVING_SIMULATION_STARTUP"  # how long the simulated one takes to start, as download=20,compile=90
 HEAD = "head"
+ENGINES = ("vllm", "simulated")
 _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
 _KILL_TIMEOUT_S = 10
@@ -80,10 +83,14 @@ def cache_directory() -> Path:
 class SimulatedCluster:
     """A running simulation. Make one with `up` or find a running one with `attach`; `down` ends all of it."""
 
-    def __init__(self, directory: Path, simulation: str, port: int) -> None:
+    def __init__(
+        self, directory: Path, simulation: str, port: int, engine: str = "vllm", startup: str = ""
+    ) -> None:
         self.directory = directory
         self.id = simulation
         self.address = f"{_HEAD_IP}:{port}"
+        self.engine = engine
+        self._startup = startup
         # Serve adds 67 characters for its socket, of the 97 that HAProxy takes.
         self._haproxy = Path(tempfile.gettempdir()) / f"sv{simulation}"
         self._slices: dict[str, SimulatedSlice] = {}
@@ -95,9 +102,16 @@ class SimulatedCluster:
         slices: int = 1,
         *,
         directory: Path | None = None,
+        engine: str = "vllm",
+        startup: str = "",
         report: Report = lambda _: None,
     ) -> Self:
-        """Start a head and `slices` slices of one shape; raises SimulationError if one runs in this directory already."""
+        """Start a head and `slices` slices of one shape; raises SimulationError if one runs in this directory already.
+
+        `engine` is what replicas on them run, one of ENGINES; `startup` how long the simulated one takes to start.
+        """
+        if engine not in ENGINES:
+            raise SimulationError(f"no engine is named {engine!r}; there are {', '.join(ENGINES)}")
         directory = directory or default_directory()
         if (directory / "cluster.json").exists():
             old = cls.attach(directory)
@@ -108,7 +122,7 @@ class SimulatedCluster:
                 )
             old.down()
         (directory / "tmp").mkdir(parents=True, exist_ok=True)
-        cluster = cls(directory, uuid.uuid4().hex[:12], _free_port(_HEAD_IP))
+        cluster = cls(directory, uuid.uuid4().hex[:12], _free_port(_HEAD_IP), engine, startup)
         cluster._save()
         try:
             report("starting the head")
@@ -128,7 +142,7 @@ class SimulatedCluster:
             state = json.loads((directory / "cluster.json").read_text())
         except FileNotFoundError:
             raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
-        cluster = cls(directory, state["id"], state["port"])
+        cluster = cls(directory, state["id"], state["port"], state["engine"], state["startup"])
         cluster._slices = {entry["name"]: SimulatedSlice(**entry) for entry in state["slices"]}
         return cluster
 
@@ -208,33 +222,33 @@ class SimulatedCluster:
 
     def _environment(self, host: str) -> dict[str, str]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
-        return (
-            inherited
-            | {
-                SIMULATION: self.id,
-                HOST: host,
-                CACHE: str(cache_directory()),
-                "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-                "RAY_TMPDIR": str(self.directory),
-                "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
-                # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
-                "RAY_AUTH_MODE": "disabled",
-                "RAY_USAGE_STATS_ENABLED": "0",
-                "RAY_worker_niceness": "0",  # at Ray's 15, anything else on the machine starves an engine into looking hung
-                "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
-                "HF_HUB_OFFLINE": "1",
-                "VLLM_NO_USAGE_STATS": "1",
-                "PYTHONWARNINGS": "ignore",
-                "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
-                # Serve's HAProxy keeps its files in one place for the whole machine.
-                "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
-                "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
-                "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
-                "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
-                "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
-                "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
-            }
-        )
+        return inherited | {
+            SIMULATION: self.id,
+            HOST: host,
+            CACHE: str(cache_directory()),
+            ENGINE: self.engine,
+            STARTUP: self._startup,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "RAY_TMPDIR": str(self.directory),
+            "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
+            # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # At Ray's 15, anything else on the machine starves an engine into looking hung.
+            "RAY_worker_niceness": "0",
+            "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONWARNINGS": "ignore",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
+            # Serve's HAProxy keeps its files in one place for the whole machine.
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
+        }
 
     def _start_head(self) -> None:
         ip, port = self.address.split(":")
@@ -257,7 +271,7 @@ class SimulatedCluster:
             environment = (
                 self._environment(f"{entry.name}/{worker_id}")
                 | shape.host_environment(entry.name, worker_id)
-                | _MALLOC
+                | (_MALLOC if self.engine == "vllm" else {})
                 | {
                     "JAX_PLATFORMS": "cpu",
                     "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.devices_per_host}",
@@ -306,7 +320,13 @@ class SimulatedCluster:
 
     def _save(self) -> None:
         slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
-        state = {"id": self.id, "port": int(self.address.split(":")[1]), "slices": slices}
+        state = {
+            "id": self.id,
+            "port": int(self.address.split(":")[1]),
+            "engine": self.engine,
+            "startup": self._startup,
+            "slices": slices,
+        }
         draft = self.directory / "cluster.json.new"
         draft.write_text(json.dumps(state, indent=1))
         draft.replace(self.directory / "cluster.json")

@@ -1,0 +1,75 @@
+"""The paged KV cache: blocks that sequences hold, share by content, and leave behind for the next that begins alike.
+
+A block is free when nobody holds it. A free block keeps its content until it is taken, the longest untouched first, so
+the cache is as large as what is free.
+"""
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+
+
+def chain(parent: int, tokens: Sequence[int]) -> int:
+    """The name of a full block: its tokens after everything that came before them."""
+    return hash((parent, *tokens))
+
+
+class BlockPool:
+    """Who holds which block, and which content lies where."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._free: dict[int, None] = dict.fromkeys(range(count))  # in the order they will be taken
+        self._holders = [0] * count
+        self._content: dict[int, int] = {}  # block -> name of its content
+        self._lies_in: dict[int, int] = {}  # and back
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def usage(self) -> float:
+        return 1 - len(self._free) / self.count
+
+    def cached(self, names: Iterable[int]) -> list[int]:
+        """The blocks of the longest beginning of this chain that is still there."""
+        found = []
+        for name in names:
+            if (block := self._lies_in.get(name)) is None:
+                break
+            found.append(block)
+        return found
+
+    def take(self, shared: Sequence[int], fresh: int) -> list[int] | None:
+        """Hold these cached blocks and as many fresh ones; None, and nothing held, where there are too few."""
+        revived = sum(not self._holders[block] for block in shared)
+        if revived + fresh > len(self._free):
+            return None
+        for block in shared:
+            if not self._holders[block]:
+                del self._free[block]
+            self._holders[block] += 1
+        taken = list(islice(self._free, fresh))
+        for block in taken:
+            del self._free[block]
+            self._holders[block] = 1
+            self._forget(block)
+        return [*shared, *taken]
+
+    def name(self, block: int, content: int) -> None:
+        """A held block is full: others may share it. Where the same content lies already, that one stays the known one."""
+        if content not in self._lies_in:
+            self._content[block] = content
+            self._lies_in[content] = block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go. The end of a sequence is taken again before its beginning, which more prompts share."""
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if not self._holders[block]:
+                self._free[block] = None
+
+    def _forget(self, block: int) -> None:
+        content = self._content.pop(block, None)
+        if content is not None:
+            del self._lies_in[content]

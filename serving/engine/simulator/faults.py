@@ -1,0 +1,63 @@
+"""What goes wrong on a slice when a test says so.
+
+Over HTTP, on the slice's own port: GET /simulator/faults shows them, POST sets the fields of its body, DELETE ends them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from serving.errors import SimulationError
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Failures that are on.
+
+    die         the engine ends: requests in flight carry an error out, the slice is given up
+    hang        the engine computes no further step and answers no probe, until this is off again
+    stall_s     the next step takes this much longer, once
+    slow        every step takes this many times as long
+    error_rate  share of requests that are answered with an error 500
+    refuse      every new request is answered 503
+    """
+
+    die: bool = False
+    hang: bool = False
+    stall_s: float = 0.0
+    slow: float = 1.0
+    error_rate: float = 0.0
+    refuse: bool = False
+
+    def changed(self, fields: Mapping[str, Any]) -> Self:
+        """These faults with some fields set; raises SimulationError naming what is wrong with them."""
+        known = {each.name: each for each in dataclasses.fields(self)}
+        for name, value in fields.items():
+            if name not in known:
+                raise SimulationError(f"no fault is named {name!r}; there are {', '.join(known)}")
+            if known[name].type is bool and not isinstance(value, bool):
+                raise SimulationError(f"{name}: true or false (got {value!r})")
+            if known[name].type is float and not _is_amount(value):
+                raise SimulationError(f"{name}: a number of at least 0 (got {value!r})")
+        news = dataclasses.replace(self, **fields)
+        if not news.error_rate <= 1 or not news.slow > 0:
+            raise SimulationError(
+                f"error_rate is at most 1 (got {news.error_rate:g}), slow above 0 (got {news.slow:g})"
+            )
+        return news
+
+    def step_s(self, seconds: float) -> float:
+        """What a step of so many seconds takes."""
+        return seconds * self.slow + self.stall_s
+
+    def after_step(self) -> Self:
+        """A stall happens once."""
+        return dataclasses.replace(self, stall_s=0.0) if self.stall_s else self
+
+
+def _is_amount(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    )

@@ -1,0 +1,111 @@
+"""How long a step of the engine takes on a slice: the plan's roofline, times what measurements ask for.
+
+Tokens are padded to the buckets that tpu-inference compiles for, so a step costs what its bucket costs. The roofline of
+a step has three parts, each with a factor of its own: tokens that decode, what a prefill chunk adds to them, and the
+cache that is read for both. A fourth is not in the roofline, which is for decoding: the products of a chunk's tokens with
+every token before them, which grow with the square of a prompt's length.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from serving.planning import ModelShape, Plan
+from serving.planning.speed import predict
+
+_SMALLEST_BUCKET = 16  # tpu-inference's MIN_TOKEN_BUCKET; from there on buckets double
+_CONTEXT_STEP = 64  # contexts are rounded to this, so that few are ever computed
+
+
+@dataclass(frozen=True)
+class Factors:
+    """Multiples of the roofline's parts that measurements ask for."""
+
+    decode: float = 1.0
+    prefill: float = 1.0
+    cache: float = 1.0
+    attention: float = 1.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one step computes: sequences that decode a token each, tokens of prefill chunks, cached tokens read.
+
+    `pairs` counts each token of a chunk with every token that it looks back at.
+    """
+
+    decodes: int
+    prefill_tokens: int
+    sequences: int
+    context_tokens: int
+    pairs: int = 0
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The roofline's seconds of a step, part by part."""
+
+    decode_s: float
+    prefill_s: float
+    cache_s: float
+    attention_s: float
+
+    def seconds(self, factors: Factors) -> float:
+        return (
+            factors.decode * self.decode_s
+            + factors.prefill * self.prefill_s
+            + factors.cache * self.cache_s
+            + factors.attention * self.attention_s
+        )
+
+
+class Physics:
+    """The time of steps on the slice of a plan."""
+
+    def __init__(self, plan: Plan, factors: Factors) -> None:
+        self._plan = plan
+        self._factors = factors
+        self._pair_s = _pair_flops(plan.shape) / (plan.slice.hardware.bf16_flops * plan.slice.chips)
+        self._tokens_s = lru_cache(maxsize=None)(self._read_tokens_s)
+        self._cache_s = lru_cache(maxsize=None)(self._read_cache_s)
+
+    def seconds(self, batch: Batch) -> float:
+        return self.parts(batch).seconds(self._factors)
+
+    def parts(self, batch: Batch) -> Parts:
+        """Raises ValueError for a batch without a token: no step is taken for it."""
+        if batch.decodes + batch.prefill_tokens < 1:
+            raise ValueError("an empty batch takes no step")
+        decode_s = self._tokens_s(_bucket(batch.decodes)) if batch.decodes else 0.0
+        all_s = self._tokens_s(_bucket(batch.decodes + batch.prefill_tokens))
+        context = batch.context_tokens / batch.sequences
+        return Parts(
+            decode_s=decode_s,
+            prefill_s=all_s - decode_s,
+            cache_s=batch.sequences * self._cache_s(round(context / _CONTEXT_STEP)),
+            attention_s=batch.pairs * self._pair_s,
+        )
+
+    def _read_tokens_s(self, tokens: int) -> float:
+        """Weights, products and exchanges of that many tokens that look back at nothing."""
+        return self._predict(tokens, 0)
+
+    def _read_cache_s(self, context_steps: int) -> float:
+        """The share of one sequence in reading the cache; copies of the model read theirs at the same time."""
+        context = context_steps * _CONTEXT_STEP
+        return (self._predict(1, context) - self._predict(1, 0)) / self._plan.layout.data
+
+    def _predict(self, sequences: int, context: int) -> float:
+        plan = self._plan
+        speed = predict(
+            plan.shape, plan.demand, plan.slice, plan.layout, sequences=sequences, context=context
+        )
+        return speed.step_s
+
+
+def _bucket(tokens: int) -> int:
+    return max(_SMALLEST_BUCKET, 1 << (tokens - 1).bit_length())
+
+
+def _pair_flops(shape: ModelShape) -> int:
+    """Operations of one token looking back at one other: a product with its key and one with its value."""
+    return sum(4 * kind.count * shape.num_attention_heads * kind.head_dim for kind in shape.attention)
