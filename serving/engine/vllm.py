@@ -19,6 +19,7 @@ import uvicorn
 from serving.engine import simulated, stand_in
 from serving.engine.owner import OWNER
 from serving.engine.server import Load
+from serving.engine.simulator.scheduler import page_tokens
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.slices.group import HeldSlice
@@ -228,10 +229,5 @@ def _simulated_options(plan: Plan) -> dict[str, Any]:
         "max_num_batched_tokens": _SIMULATED_BATCHED_TOKENS,
         # A seeded model, left free to, fills an answer with white space to its end.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-        "num_gpu_blocks_override": _SIMULATED_KV_TOKENS // _page_tokens(length),
+        "num_gpu_blocks_override": _SIMULATED_KV_TOKENS // page_tokens(length),
     }
-
-
-def _page_tokens(max_model_len: int) -> int:
-    """tpu-inference's page size for a context length."""
-    return min(256, max(16, (1 << (max_model_len - 1).bit_length()) // 16))

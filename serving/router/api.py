@@ -24,8 +24,8 @@ logger = logging.getLogger("ray.serve")
 
 _ANY_METHOD = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 _GET_PATHS = ("/v1/models", "/health", "/openapi.json")
-# vLLM's app also has routes that steer the engine itself.
-_NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep")
+# Engines also have routes that steer the engine itself.
+_NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/simulator/faults")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
