@@ -30,9 +30,13 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
         hosts = parallel.placement_group.bundle_count if parallel.placement_group is not None else 1
         if hosts > 1 and parallel.pipeline_parallel_size == 1:
             jax.config.update("jax_cpu_collectives_implementation", "gloo")
+            # The executor picked a free port on rank 0's host for torch's rendezvous, which a TPU worker never opens.
+            address = self.distributed_init_method.removeprefix("tcp://")
             jax.distributed.initialize(
-                # The executor picked a free port on rank 0's host for torch's rendezvous, which a TPU worker never opens.
-                coordinator_address=self.distributed_init_method.removeprefix("tcp://"),
+                coordinator_address=address,
+                # On its own address: by default it takes the port on all of them, shared with other slices' coordinators
+                # where hosts share a machine, and hosts of two slices meet at one of them.
+                coordinator_bind_address=address,
                 num_processes=hosts,
                 process_id=self.rank,
             )

@@ -60,10 +60,10 @@ PUBLISHED = (
 )
 
 FACTORS = {
-    "dense on v6e": Factors(decode=1.16, prefill=1.01, cache=1.03, attention=1.0),
-    "Gemma 4 E on v6e": Factors(decode=2.94, prefill=1.18, cache=1.05, attention=1.0),
-    "dense on v7x": Factors(decode=0.59, prefill=2.15, cache=1.79, attention=1.14),
-    "experts on v7x": Factors(decode=1.41, prefill=4.3, cache=1.03, attention=1.01),
+    "dense on v6e": Factors(decode=0.95, prefill=1.0, cache=0.99, attention=1.0),
+    "Gemma 4 E on v6e": Factors(decode=2.01, prefill=1.1, cache=1.03, attention=1.0),
+    "dense on v7x": Factors(decode=0.44, prefill=2.08, cache=1.72, attention=1.18),
+    "experts on v7x": Factors(decode=1.17, prefill=4.01, cache=1.03, attention=1.01),
 }
 
 
