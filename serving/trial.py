@@ -127,8 +127,7 @@ def _write_stand_ins(plans: list[Plan]) -> None:
     from serving.engine import stand_in  # noqa: PLC0415  the engine's folder loads what a command line rarely needs
 
     for one in plans:
-        if not Path(one.model.model).expanduser().is_dir():
-            stand_in.ensure(one.shape, cache_directory(), one.pipeline)
+        stand_in.checkpoint(one, cache_directory())
 
 
 def _shapes(plans: list[Plan], spare: int) -> list[Slice]:

@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from serving.planning import ModelShape
+from serving.planning import ModelShape, Plan
 
 MAX_MODEL_LEN = 2048
 _FORMAT = 1  # part of the folder's name: raise it when what is written changes
@@ -36,6 +36,12 @@ is lost, its slice is given up as a whole, another one takes its place, and the 
 is it? How far is the moon? Tell me a story about a lighthouse, a river and an old clock. Write a function that returns
 the sum of two numbers: def add(a, b): return a + b. {"name": "value", "count": 12, "ready": true, "items": [1, 2, 3]}
 """
+
+
+def checkpoint(plan: Plan, cache: Path) -> Path:
+    """What a simulated host loads for a plan: the user's own checkpoint where there is one, else the stand-in."""
+    own = Path(plan.model.model).expanduser()
+    return own if own.is_dir() else ensure(plan.shape, cache, plan.pipeline)
 
 
 def ensure(shape: ModelShape, cache: Path, pipeline: int = 1) -> Path:

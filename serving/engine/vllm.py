@@ -184,7 +184,6 @@ class VllmServer:
                     said.last_output_s = time.monotonic()
                 if scheduler_stats is not None:
                     said.running = scheduler_stats.num_running_reqs
-                    said.waiting = scheduler_stats.num_waiting_reqs
                     said.kv_usage = scheduler_stats.kv_cache_usage
 
             def log_engine_initialized(self) -> None:
@@ -214,13 +213,11 @@ def _flags(options: dict[str, Any]) -> list[str]:
 
 def _simulated_options(plan: Plan) -> dict[str, Any]:
     """What a simulated host changes: the weights where the YAML names a hub's model, fp32, and small sizes."""
-    model = plan.model.model
-    if not Path(model).expanduser().is_dir():
-        model = str(stand_in.ensure(plan.shape, Path(os.environ[CACHE]), plan.pipeline))
+    checkpoint = stand_in.checkpoint(plan, Path(os.environ[CACHE]))
     asked = plan.engine
     length = min(asked.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
     return {
-        "model": model,
+        "model": str(checkpoint),
         "dtype": "float32",
         "quantization": None,
         "load_format": "auto",

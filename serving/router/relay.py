@@ -1,7 +1,7 @@
 """Bytes from a slice to a client as they come, and an error in their place where a slice dies.
 
-aiohttp rather than httpx: on this path every streamed chunk passes, and the relay shares its cores with nothing else
-only on large machines (benchmarks/, "relay").
+aiohttp rather than httpx, because every streamed chunk passes here; an assumption: benchmarks/relay.py measures what this
+relay costs, not what httpx would.
 """
 
 import asyncio
