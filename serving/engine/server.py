@@ -1,7 +1,18 @@
-"""What a slice replica asks of its engine, whichever it is: vLLM, or on simulated hosts one that only keeps its timing."""
+"""What a slice replica asks of its engine, whichever it is: vLLM, or on simulated hosts one that only keeps its timing.
 
+And the HTTP server that both put in front of themselves.
+"""
+
+import asyncio
+import socket
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
+
+import uvicorn
+
+_KEEP_ALIVE_S = (
+    120  # longer than a router keeps an idle connection, so that the router is the one who closes it
+)
 
 
 @dataclass
@@ -40,3 +51,34 @@ class EngineServer(Protocol):
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
+
+
+class HttpServer:
+    """An engine's ASGI app on a free port of its host, served by a task of the running event loop."""
+
+    def __init__(self, app: Any, ip: str, drain_s: float) -> None:
+        self._listener = socket.create_server((ip, 0), backlog=2048)
+        self.port: int = self._listener.getsockname()[1]
+        self.uvicorn = uvicorn.Server(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                timeout_graceful_shutdown=max(1, round(drain_s)),
+            )
+        )
+        self._serving: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._serving = asyncio.create_task(self.uvicorn.serve(sockets=[self._listener]))
+
+    async def drain(self) -> None:
+        """Take no new connection and wait until requests are answered or drain_s is over."""
+        if self._serving:
+            self.uvicorn.should_exit = True
+            await self._serving
+
+    @property
+    def requests_open(self) -> int:
+        return len(self.uvicorn.server_state.tasks)

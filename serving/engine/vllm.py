@@ -8,17 +8,14 @@ import asyncio
 import json
 import multiprocessing
 import os
-import socket
 import time
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import uvicorn
-
 from serving.engine import simulated, stand_in
 from serving.engine.owner import OWNER
-from serving.engine.server import Load
+from serving.engine.server import HttpServer, Load
 from serving.engine.simulator.scheduler import page_tokens
 from serving.errors import EngineStartError
 from serving.planning import Plan
@@ -45,8 +42,7 @@ class VllmServer:
         self._ray_address = ray_address
         self._said = Load()
         self._engine: Any = None
-        self._server: uvicorn.Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._http: HttpServer | None = None
 
     async def start(self) -> None:
         """Start EngineCore and workers, load the model, open the HTTP server; raises EngineStartError.
@@ -72,19 +68,10 @@ class VllmServer:
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
-        listener = socket.create_server((self._held.hosts[0].ip, 0), backlog=2048)
-        self.port = listener.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                access_log=False,
-                timeout_keep_alive=120,
-                timeout_graceful_shutdown=max(1, round(self._plan.model.drain_s)),
-            )
-        )
-        app.state.server = self._server
-        self._serving = asyncio.create_task(self._server.serve(sockets=[listener]))
+        self._http = HttpServer(app, self._held.hosts[0].ip, self._plan.model.drain_s)
+        self.port = self._http.port
+        app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it
+        self._http.start()
 
     @property
     def load(self) -> Load:
@@ -109,9 +96,8 @@ class VllmServer:
 
     async def drain(self) -> None:
         """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
-        if self._server and self._serving:
-            self._server.should_exit = True
-            await self._serving
+        if self._http:
+            await self._http.drain()
         if self._engine:
             self._engine.shutdown()
         self.kill()
@@ -123,7 +109,7 @@ class VllmServer:
 
     @property
     def requests_open(self) -> int:
-        return len(self._server.server_state.tasks) if self._server else 0
+        return self._http.requests_open if self._http else 0
 
     def _environment(self) -> dict[str, str]:
         environment = {

@@ -2,12 +2,9 @@
 
 import asyncio
 import os
-import socket
-
-import uvicorn
 
 from serving.engine.phases import REPLICA
-from serving.engine.server import Load
+from serving.engine.server import HttpServer, Load
 from serving.engine.simulator.calibration import factors_for
 from serving.engine.simulator.engine import Engine
 from serving.engine.simulator.http import Api
@@ -29,28 +26,17 @@ class SimulatorServer:
         self._held = held
         self._ray_address = ray_address
         self._engine = Engine(plan, Physics(plan, factors_for(plan)))
-        self._server: uvicorn.Server | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._http: HttpServer | None = None
+        self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go through the phases of a start, then open the HTTP server."""
         await self._go_through_phases(Startup.parse(os.environ.get(STARTUP, "")))
-        listener = socket.create_server((self._held.hosts[0].ip, 0), backlog=2048)
-        self.port = listener.getsockname()[1]
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                Api(self._plan, self._engine).app(),
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_keep_alive=120,
-                timeout_graceful_shutdown=max(1, round(self._plan.model.drain_s)),
-            )
-        )
-        self._tasks = [
-            asyncio.create_task(self._engine.run()),
-            asyncio.create_task(self._server.serve(sockets=[listener])),
-        ]
+        app = Api(self._plan, self._engine).app()
+        self._http = HttpServer(app, self._held.hosts[0].ip, self._plan.model.drain_s)
+        self.port = self._http.port
+        self._running = asyncio.create_task(self._engine.run())
+        self._http.start()
 
     @property
     def load(self) -> Load:
@@ -72,9 +58,8 @@ class SimulatorServer:
 
     async def drain(self) -> None:
         """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
-        if self._server:
-            self._server.should_exit = True
-            await self._tasks[1]
+        if self._http:
+            await self._http.drain()
         self.kill()
 
     def kill(self) -> None:
@@ -83,7 +68,7 @@ class SimulatorServer:
 
     @property
     def requests_open(self) -> int:
-        return len(self._server.server_state.tasks) if self._server else 0
+        return self._http.requests_open if self._http else 0
 
     async def _go_through_phases(self, startup: Startup) -> None:
         """Told as a real engine tells them: the replica reads them off Ray's GCS."""
