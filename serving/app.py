@@ -51,7 +51,12 @@ def _pools(model: ModelSpec) -> list[ModelSpec]:
 
 def _application(config: ServiceConfig, plans: list[Plan]) -> Application:
     names = Counter(one.model.name for one in plans)
-    slices = [_slice_deployment(one, alone=names[one.model.name] == 1).bind(one) for one in plans]
+    pools: Counter[str] = Counter()
+    slices = []
+    for one in plans:
+        name = one.model.name
+        slices.append(_slice_deployment(one, alone=names[name] == 1).bind(one, pools[name]))
+        pools[name] += 1
     router = serve.deployment(
         Router,
         name="router",

@@ -6,6 +6,7 @@ when a host dies under it, and its EngineCore hangs.
 """
 
 import asyncio
+import dataclasses
 import logging
 import os
 import time
@@ -32,7 +33,7 @@ logger = logging.getLogger("ray.serve")
 class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
 
-    async def __init__(self, plan: Plan) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, plan: Plan, pool: int = 0) -> None:  # type: ignore[misc]  # Serve awaits it
         context = ray.get_runtime_context()
         self._plan = plan
         self._failure: SliceLostError | None = None
@@ -47,6 +48,7 @@ class SliceReplica:
                 state=board.State.STARTING,
                 phase="placing",
                 shape=str(plan.slice),
+                pool=pool,
                 simulated=simulated.is_simulated(),
             )
         )
@@ -103,8 +105,9 @@ class SliceReplica:
         return {"phase": self._phase[0], "phases": tuple(self._phases)}
 
     def _load(self) -> dict[str, float]:
-        load = self._engine.load
-        return {"running": load.running, "waiting": load.waiting, "kv_usage": load.kv_usage}
+        load = dataclasses.asdict(self._engine.load)
+        del load["last_output_s"]  # by this host's clock
+        return load
 
     def _enter(self, phase: str) -> None:
         self._note(phase)

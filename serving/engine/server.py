@@ -17,12 +17,19 @@ _KEEP_ALIVE_S = (
 
 @dataclass
 class Load:
-    """What an engine has to do; `kv_usage` is a share of 1, `last_output_s` the monotonic time of its last token."""
+    """What an engine has to do, and has done since its start.
+
+    `kv_usage` is a share of 1, `last_output_s` the monotonic time of its last token. Of `prompt_tokens`, `cached_tokens`
+    came from the prefix cache.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
     last_output_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
 
 
 class EngineServer(Protocol):

@@ -5,6 +5,7 @@ vllm.entrypoints.launchers; everything else here was read in 0.26.0.
 """
 
 import asyncio
+import dataclasses
 import json
 import multiprocessing
 import os
@@ -78,8 +79,12 @@ class VllmServer:
         """What EngineCore said in its last step, less what was ended since: an idle engine says nothing."""
         unfinished = self._engine.output_processor.get_num_unfinished_requests()
         running = min(self._said.running, unfinished)
-        usage = self._said.kv_usage if unfinished else 0.0
-        return Load(running, unfinished - running, usage, self._said.last_output_s)
+        return dataclasses.replace(
+            self._said,
+            running=running,
+            waiting=unfinished - running,
+            kv_usage=self._said.kv_usage if unfinished else 0.0,
+        )
 
     async def probe(self) -> None:
         """Ask EngineCore and every worker for a sign of life; raises what they raise."""
@@ -168,6 +173,9 @@ class VllmServer:
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if iteration_stats is not None:
                     said.last_output_s = time.monotonic()
+                    said.prompt_tokens += iteration_stats.prompt_token_stats.total
+                    said.cached_tokens += iteration_stats.prompt_token_stats.cached_tokens
+                    said.output_tokens += iteration_stats.num_generation_tokens
                 if scheduler_stats is not None:
                     said.running = scheduler_stats.num_running_reqs
                     said.kv_usage = scheduler_stats.kv_cache_usage

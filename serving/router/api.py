@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from serving.errors import BadRequestError, MethodError, ServingError, UnknownPathError
 from serving.planning import Plan
+from serving.router.ask import Ask
 from serving.router.relay import Relay, RelayedResponse, error_response
 from serving.router.table import SliceTable
 
@@ -73,7 +74,8 @@ class Api:
             raise UnknownPathError(f"There is no {path} here.")
         body = await request.body()
         fields = await _fields(request, body)
-        return RelayedResponse(self._relay, request, path, self._table.resolve(fields.get("model")), body)
+        model = self._table.resolve(fields.get("model"))
+        return RelayedResponse(self._relay, Ask.of(request, model, path, body, fields))
 
     def _card(self, name: str) -> dict[str, Any]:
         plan = self._plans[name]

@@ -14,12 +14,12 @@ from urllib.parse import quote
 
 import aiohttp
 from fastapi.responses import JSONResponse
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 from yarl import URL
 
 from serving.errors import NoSliceError, ServingError, SliceLostError, UnknownPathError
+from serving.router.ask import Ask
 from serving.router.table import SliceTable
 from serving.slices.board import Entry
 
@@ -56,21 +56,19 @@ class Relay:
             skip_auto_headers=_NOT_ADDED,
         )
 
-    async def open(
-        self, request: Request, path: str, model: str, body: bytes
-    ) -> tuple[Entry, aiohttp.ClientResponse]:
+    async def open(self, ask: Ask) -> tuple[Entry, aiohttp.ClientResponse]:
         """A slice's answer up to its headers. A slice that takes no connection is skipped: it has seen nothing."""
         tried: list[str] = []
-        target = quote(path) + (f"?{request.url.query}" if request.url.query else "")
-        headers = _forwarded(request.headers.raw)
+        target = quote(ask.path) + (f"?{ask.query}" if ask.query else "")
+        headers = _forwarded(ask.headers)
         while True:
-            entry = self._table.choose(model, tried)
+            entry = self._table.choose(ask.model, tried)
             self._table.begin(entry.replica)
             try:
                 response = await self._session.request(
-                    request.method,
+                    "POST",
                     URL(entry.address + target, encoded=True),  # as it came: no /v1/.. is resolved on the way
-                    data=body,
+                    data=ask.body,
                     headers=headers,
                     allow_redirects=False,
                 )
@@ -81,7 +79,9 @@ class Relay:
             except aiohttp.ClientError as error:
                 self._table.suspect(entry.replica)
                 self._table.end(entry.replica)
-                raise SliceLostError(f"The slice serving {model!r} was lost before it answered.") from error
+                raise SliceLostError(
+                    f"The slice serving {ask.model!r} was lost before it answered."
+                ) from error
             except BaseException:
                 self._table.end(entry.replica)
                 raise
@@ -107,13 +107,10 @@ class RelayedResponse(Response):
     The client going away ends it within the event loop's next turn.
     """
 
-    def __init__(self, relay: Relay, request: Request, path: str, model: str, body: bytes) -> None:
+    def __init__(self, relay: Relay, ask: Ask) -> None:
         super().__init__()
         self._relay = relay
-        self._request = request
-        self._path = path
-        self._model = model
-        self._body = body
+        self._ask = ask
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._respond(scope, receive, send))
@@ -129,7 +126,7 @@ class RelayedResponse(Response):
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            entry, response = await self._relay.open(self._request, self._path, self._model, self._body)
+            entry, response = await self._relay.open(self._ask)
         except ServingError as error:
             await error_response(error)(scope, receive, send)
             return
@@ -160,7 +157,7 @@ class RelayedResponse(Response):
         except aiohttp.ClientError:
             return error_response(self._relay.lost(entry))
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
-            return error_response(UnknownPathError(f"{entry.model!r} takes no {self._path}."))
+            return error_response(UnknownPathError(f"{entry.model!r} takes no {self._ask.path}."))
         whole = Response(body, response.status)
         whole.raw_headers = [*_headers(response), (b"content-length", str(len(body)).encode())]
         return whole

@@ -39,7 +39,10 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One slice replica. Times are seconds; `kv_usage` is a share of 1."""
+    """One slice replica. Times are seconds; `kv_usage` is a share of 1; `pool` counts from the preferred, 0.
+
+    `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since its start.
+    """
 
     replica: str
     model: str
@@ -56,6 +59,10 @@ class Entry:
     running: int = 0
     waiting: int = 0
     kv_usage: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    pool: int = 0
     beat: int = 0
 
     @property
@@ -83,6 +90,31 @@ class Wanted:
     slices: int
     missing: int
     missing_for_s: float
+
+    def dump(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one router has to do for one model, and how it went of late: a percentile is 0 where nothing was answered.
+
+    `arrived`, `refused` and `prompt_bytes` count since the router's start; `held` requests wait in the router for a
+    slice, `in_flight` ones are with a slice.
+    """
+
+    router: str
+    model: str
+    held: int = 0
+    in_flight: int = 0
+    arrived: int = 0
+    refused: int = 0
+    prompt_bytes: int = 0
+    ttft_p50_s: float = 0.0
+    ttft_p90_s: float = 0.0
+    itl_p50_s: float = 0.0
+    itl_p90_s: float = 0.0
+    beat: int = 0
 
     def dump(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -138,6 +170,19 @@ def unwant(model: str) -> None:
 def wanted() -> list[Wanted]:
     """Every model that is served, by name."""
     return sorted((Wanted(**json.loads(raw)) for raw in _list("model/")), key=lambda each: each.model)
+
+
+def demand(demand: Demand) -> None:
+    _put(f"router/{demand.router}/{demand.model}", demand.dump())
+
+
+def undemand(router: str, model: str) -> None:
+    _delete(f"router/{router}/{model}")
+
+
+def demands() -> list[Demand]:
+    """What every router said last of every model. One whose beat stands still is gone."""
+    return [Demand(**json.loads(raw)) for raw in _list("router/")]
 
 
 def _put(key: str, value: bytes) -> None:

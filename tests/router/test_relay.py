@@ -18,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from serving.router import relay
+from serving.router.ask import Ask
 from serving.router.relay import Relay, RelayedResponse
 from serving.router.table import SliceTable
 from serving.slices.board import Entry, State
@@ -62,7 +63,7 @@ def running_front() -> Iterator[Front]:
 
     async def forward(request: Request) -> Response:
         body = await request.body()
-        return RelayedResponse(app.state.relay, request, request.scope["path"], MODEL, body)
+        return RelayedResponse(app.state.relay, Ask.of(request, MODEL, request.scope["path"], body, {}))
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
     with asgi_server(app) as address:

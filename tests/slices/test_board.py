@@ -25,6 +25,10 @@ entries = st.builds(
     running=numbers,
     waiting=numbers,
     kv_usage=seconds,
+    prompt_tokens=numbers,
+    cached_tokens=numbers,
+    output_tokens=numbers,
+    pool=numbers,
     beat=numbers,
 )
 

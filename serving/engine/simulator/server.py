@@ -46,6 +46,9 @@ class SimulatorServer:
             waiting=len(scheduler.waiting),
             kv_usage=scheduler.pool.usage,
             last_output_s=self._engine.last_output_s,
+            prompt_tokens=scheduler.totals.prompt_tokens,
+            cached_tokens=scheduler.totals.cached_tokens,
+            output_tokens=scheduler.totals.written_tokens,
         )
 
     async def probe(self) -> None:
