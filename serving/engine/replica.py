@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import os
 import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
@@ -22,7 +23,7 @@ from serving.planning import Plan
 from serving.slices import board
 from serving.slices.group import HeldSlice, held_slice
 from serving.slices.simulation import ENGINE
-from serving.slices.watch import HostWatch
+from serving.slices.watch import HostWatch, watched_in_a_thread
 
 # Time for requests in flight to carry their error to the client before the process ends.
 _LAST_WORDS_S = 1.0
@@ -61,7 +62,8 @@ class SliceReplica:
             self._enter("starting the engine")
             os.environ[REPLICA] = context.get_actor_id()
             self._board.load = self._starting
-            await self._engine.start()
+            with watched_in_a_thread(self._lost_while_starting, self._end_start):
+                await self._engine.start()
         except ServingError as error:
             self._board.update(state=board.State.LOST, reason=error.message)
             raise
@@ -119,23 +121,29 @@ class SliceReplica:
         self._phases.append((before, round(now - since, 1)))
         self._phase = (phase, now)
 
+    async def _lost_while_starting(self) -> str:
+        return await _first(self._hosts.lost, self._engine.worker_died)
+
     async def _give_up_when_lost(self) -> None:
-        watchers = [
-            asyncio.create_task(watch())
-            for watch in (self._hosts.lost, self._engine.died, self._engine_is_silent)
-        ]
-        done, _ = await asyncio.wait(watchers, return_when=asyncio.FIRST_COMPLETED)
-        reason = next(iter(done)).result()
-        self._failure = SliceLostError(f"slice lost: {reason}")
-        logger.error("%s: %s; giving the slice up", self._plan.model.name, reason)
-        self._board.update(state=board.State.LOST, phase="lost", reason=reason)
-        self._engine.kill()
+        reason = await _first(self._hosts.lost, self._engine.died, self._engine_is_silent)
+        self._lose(reason)
         for _ in range(10):
             await asyncio.sleep(_LAST_WORDS_S / 10)
             if not self._engine.requests_open:
                 break
         # Serve would ask three more times, then try to stop this replica in peace. There is nothing left to stop.
         os._exit(1)
+
+    def _end_start(self, reason: str) -> None:
+        """Called from another thread: the event loop waits for an engine that won't come."""
+        self._lose(reason)
+        os._exit(1)
+
+    def _lose(self, reason: str) -> None:
+        self._failure = SliceLostError(f"slice lost: {reason}")
+        logger.error("%s: %s; giving the slice up", self._plan.model.name, reason)
+        self._board.update(state=board.State.LOST, phase="lost", reason=reason)
+        self._engine.kill()
 
     async def _engine_is_silent(self) -> str:
         """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
@@ -152,6 +160,17 @@ class SliceReplica:
                 await asyncio.wait([probe], timeout=stall_s - silent_s)
             if error := probe.exception():
                 return f"the engine failed its probe: {error}"
+
+
+async def _first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """What the first of them returns."""
+    tasks = [asyncio.create_task(wait()) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 def _engine(plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> EngineServer:

@@ -47,6 +47,9 @@ class EngineServer(Protocol):
     async def start(self) -> None:
         """Load the model, open the HTTP server; raises EngineStartError."""
 
+    async def worker_died(self) -> str:
+        """Wait until a process that a start under way needs is dead; returns which. Called from another thread's loop."""
+
     async def probe(self) -> None:
         """Ask for a sign of life; raises what the engine raises."""
 

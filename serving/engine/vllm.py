@@ -22,9 +22,11 @@ from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.slices.group import HeldSlice
 from serving.slices.simulation import CACHE
+from serving.slices.watch import actor_died
 
 # A cold XLA compile of a large model takes minutes, weights from object storage more; Serve puts no limit on a start.
 _READY_TIMEOUT_S = 3 * 3600
+_LOOK_S = 0.2
 # Simulated hosts: XLA's CPU backend pays for every padded token and every block of KV, so both stay small.
 _SIMULATED_BATCHED_TOKENS = 256
 _SIMULATED_SEQUENCES = 32
@@ -42,6 +44,7 @@ class VllmServer:
         self._group = group
         self._ray_address = ray_address
         self._said = Load()
+        self._workers = ""
         self._engine: Any = None
         self._http: HttpServer | None = None
 
@@ -62,6 +65,9 @@ class VllmServer:
             config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
             if len(self._held.hosts) > 1:
                 config.parallel_config.placement_group = self._group
+                self._workers = (
+                    f"vllm_Worker_{config.instance_id}"  # build_actor_name in vllm.v1.executor.ray_utils
+                )
             self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
         except Exception as error:
             raise EngineStartError(f"{self._plan.model.name} on slice {self._held.name}: {error}") from error
@@ -86,6 +92,12 @@ class VllmServer:
             kv_usage=self._said.kv_usage if unfinished else 0.0,
         )
 
+    async def worker_died(self) -> str:
+        """Wait until one of this start's workers is dead, which EngineCore overlooks until it has them all."""
+        while not self._workers:  # noqa: ASYNC110  set in another event loop's thread
+            await asyncio.sleep(_LOOK_S)
+        return await actor_died(self._workers)
+
     async def probe(self) -> None:
         """Ask EngineCore and every worker for a sign of life; raises what they raise."""
         await self._engine.check_health()
@@ -96,7 +108,7 @@ class VllmServer:
         while not self._engine.errored:
             if not all(child.is_alive() for child in multiprocessing.active_children()):
                 return "the engine process ended"
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(_LOOK_S)
         return "the engine reports itself dead"
 
     async def drain(self) -> None:

@@ -1,21 +1,26 @@
 """Whether every host of a slice is still there, told at once.
 
 Ray's GCS calls a dead node dead after 15 s. A sentinel actor on each other host is seen to die with its connection,
-within a second or two; a host that hangs is found by a sentinel that no longer answers.
+within a second or two; a host that hangs is found by a sentinel that no longer answers. `ray._private.state` is used here
+alone: the public list of actors needs Ray's dashboard.
 """
 
 import asyncio
+import contextlib
+import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import ray
+from ray._private import state
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serving.slices.group import HeldSlice, Host
 
 PING_S = 1.0
+_ACTORS_S = 1.0
 # A sentinel answers in milliseconds; on a host that is busy compiling it may wait for a core.
 SILENT_S = 8.0
 
@@ -71,6 +76,46 @@ class HostWatch:
         self._hosts = []
 
 
+async def actor_died(name: str) -> str:
+    """Wait until an actor whose name starts so is dead; returns which."""
+    while True:
+        dead = await asyncio.to_thread(state.actors, actor_state_name="DEAD")
+        for actor in dead.values():
+            if actor["Name"].startswith(name):
+                return f"{actor['ActorClassName']} on {actor['Address']['IPAddress']} died ({actor['Name']})"
+        await asyncio.sleep(_ACTORS_S)
+
+
+@contextlib.contextmanager
+def watched_in_a_thread(
+    watch: Callable[[], Coroutine[Any, Any, str]], lost: Callable[[str], None]
+) -> Iterator[None]:
+    """Inside the block, a thread with an event loop of its own waits for `watch` and hands what it returns to `lost`.
+
+    For a block that keeps the caller's event loop from running.
+    """
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(watch())
+
+    def run() -> None:
+        try:
+            reason = loop.run_until_complete(waiting)
+        except asyncio.CancelledError:
+            return
+        finally:
+            loop.close()
+        lost(reason)
+
+    thread = threading.Thread(target=run, name="start-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it is being given up
+            loop.call_soon_threadsafe(waiting.cancel)
+        thread.join()
+
+
 async def _gone(host: Host, actor: Any) -> str:
     try:
         await actor.stay.remote()
@@ -83,13 +128,9 @@ async def _silent(host: Host, actor: Any) -> str:
     while True:
         asked = time.monotonic()
         try:
-            await asyncio.wait_for(_as_awaitable(actor.ping.remote), SILENT_S)
+            await asyncio.wait_for(asyncio.wrap_future(actor.ping.remote().future()), SILENT_S)
         except (TimeoutError, GetTimeoutError):
             return f"host {host.worker_id} ({host.ip}) has not answered for {time.monotonic() - asked:.0f} s"
         except RayError as error:
             return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
         await asyncio.sleep(PING_S)
-
-
-async def _as_awaitable(call: Callable[[], Awaitable[None]]) -> None:
-    await call()

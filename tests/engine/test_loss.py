@@ -10,6 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from service import MODEL, Service, leftovers, service
 
@@ -46,6 +47,10 @@ def on_both_slices(running: Service) -> list[Future[list[str]]]:
         lambda: [entry.running for entry in running.serving()] == [2, 2], 30, "two streams on each slice"
     )
     return streams
+
+
+def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if name in " ".join(process.cmdline())]
 
 
 def groups(running: Service) -> list[str]:
@@ -108,11 +113,7 @@ def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(
 def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> None:
     """SIGSTOP on the far host's worker: alive for Ray, silent for the engine."""
     victim = running.serving()[0]
-    worker = next(
-        process
-        for process in running.cluster.processes(victim.slice, 1)
-        if "RayWorkerProc" in " ".join(process.cmdline())
-    )
+    (worker,) = called("RayWorkerProc", running.cluster.processes(victim.slice, 1))
     worker.send_signal(signal.SIGSTOP)
     stopped = time.monotonic()
     running.until(
@@ -123,14 +124,30 @@ def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> No
     assert not worker.is_running()
 
 
-def test_a_killed_engine_is_noticed_at_once(running: Service) -> None:
+def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_next_one_starts(
+    running: Service,
+) -> None:
+    """vLLM's executor watches its workers only once it has them all; until then its EngineCore waits for a dead one."""
     victim = running.serving()[0]
-    engine = next(
-        process
-        for process in running.cluster.processes(victim.slice, 0)
-        if "EngineCore" in " ".join(process.cmdline())
-    )
+    (engine,) = called("EngineCore", running.cluster.processes(victim.slice, 0))
     engine.kill()
     running.until(lambda: victim.replica not in {one.replica for one in running.serving()}, 5, "the death")
+
+    def starting() -> board.Entry:
+        return next(entry for entry in running.entries() if entry.state is board.State.STARTING)
+
+    (worker,) = running.until(
+        lambda: called("RayWorkerProc", running.cluster.processes(starting().slice, 1)), 120, "a worker"
+    )
+    second = starting().replica
+    worker.kill()
+    (lost,) = running.until(
+        lambda: [
+            entry for entry in running.entries() if (entry.replica, entry.state) == (second, board.State.LOST)
+        ],
+        15,
+        "the worker's death",
+    )
+    assert "RayWorkerProc" in lost.reason
     running.until_serving(2)
     assert groups(running) == ["CREATED", "CREATED"]

@@ -51,6 +51,11 @@ class SimulatorServer:
             output_tokens=scheduler.totals.written_tokens,
         )
 
+    async def worker_died(self) -> str:
+        """Never: it has no other processes."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
     async def probe(self) -> None:
         """Answered while the engine takes steps; raises SliceLostError once it is dead."""
         await self._engine.probe()
