@@ -51,6 +51,7 @@ class SliceReplica:
                 shape=str(plan.slice),
                 pool=pool,
                 simulated=simulated.is_simulated(),
+                **_planned(plan),
             )
         )
         try:
@@ -171,6 +172,17 @@ async def _first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _planned(plan: Plan) -> dict[str, Any]:
+    """What the board says of a chip; the plan counts devices."""
+    devices = plan.slice.hardware.devices_per_chip
+    return {
+        "chips_per_host": plan.slice.chips_per_host,
+        "hbm_bytes": devices * plan.fit.usable_bytes,
+        "weight_bytes": devices * plan.fit.weight_bytes,
+        "cache_bytes": devices * plan.fit.cache_bytes,
+    }
 
 
 def _engine(plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> EngineServer:

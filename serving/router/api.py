@@ -5,7 +5,7 @@ It reads from a body what it needs to route and forwards the body as it came; wh
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -17,14 +17,16 @@ from starlette.requests import ClientDisconnect
 
 from serving.errors import BadRequestError, MethodError, ServingError, UnknownPathError
 from serving.planning import Plan
+from serving.router import page
 from serving.router.ask import Ask
 from serving.router.relay import Relay, RelayedResponse, error_response
+from serving.router.status import Status
 from serving.router.table import SliceTable
 
 logger = logging.getLogger("ray.serve")
 
 _ANY_METHOD = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
-_GET_PATHS = ("/v1/models", "/health", "/openapi.json")
+_GET_PATHS = ("/v1/models", "/health", "/openapi.json", "/status.json", *page.PATHS)
 # Engines also have routes that steer the engine itself.
 _NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/simulator/faults")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
@@ -33,10 +35,13 @@ _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 class Api:
     """What clients may ask of the models of one service."""
 
-    def __init__(self, plans: Sequence[Plan], table: SliceTable, relay: Relay) -> None:
+    def __init__(
+        self, plans: Sequence[Plan], table: SliceTable, relay: Relay, status: Callable[[], Status]
+    ) -> None:
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
         self._table = table
         self._relay = relay
+        self._status = status
         self._started = int(time.time())
 
     def app(self) -> FastAPI:
@@ -46,6 +51,9 @@ class Api:
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
         app.add_api_route("/health", self.health)
+        app.add_api_route("/status.json", self.status, response_model=Status)
+        for path, answer in page.routes():
+            app.add_route(path, answer, include_in_schema=False)
         app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)
@@ -64,6 +72,11 @@ class Api:
         for name in self._plans:
             self._table.choose(name)
         return Response(status_code=HTTPStatus.OK)
+
+    async def status(self) -> Response:
+        """What the page at `/` draws."""
+        body = self._status().model_dump_json()
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
     async def forward(self, request: Request) -> Any:
         """Every POST endpoint of vLLM's app, to a slice of the model that the body names."""

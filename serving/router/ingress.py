@@ -12,7 +12,9 @@ from ray import serve
 from serving.planning import Plan
 from serving.router.api import Api
 from serving.router.relay import Relay
+from serving.router.status import Status, status
 from serving.router.table import SliceTable
+from serving.router.window import Window
 from serving.slices import board
 
 logger = logging.getLogger("ray.serve")
@@ -33,18 +35,25 @@ class Router:
         self._table = SliceTable(wanted, {name: " or ".join(each) for name, each in shapes.items()})
         self._reader = board.Reader()
         self._relay = Relay(self._table)
+        self._window = Window()
+        self._entries: list[board.Entry] = []
+        self._demands: list[board.Demand] = []
         await self._read_board()
         self._reading = asyncio.create_task(self._follow_board())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the app once this replica is made."""
-        return Api(self._plans, self._table, self._relay).app()
+        return Api(self._plans, self._table, self._relay, self._status).app()
 
     async def __del__(self) -> None:
         self._reading.cancel()
         await self._relay.close()
         for plan in self._plans:
             await asyncio.to_thread(board.unwant, plan.model.name)
+
+    def _status(self) -> Status:
+        wanted = self._table.wanted(time.monotonic())
+        return status(self._entries, wanted, self._demands, (), self._window, time.time())
 
     async def _follow_board(self) -> None:
         while True:
@@ -56,10 +65,11 @@ class Router:
                 logger.exception("the board can't be read; routing by the last view of it")
 
     async def _read_board(self) -> None:
-        found = await asyncio.to_thread(board.read)
+        found, demands = await asyncio.to_thread(lambda: (board.read(), board.demands()))
         now_s = time.monotonic()
         entries, forgotten = self._reader.live(found, now_s)
         self._table.update(entries, now_s)
+        self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), forgotten)
 
 

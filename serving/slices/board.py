@@ -41,7 +41,8 @@ class State(StrEnum):
 class Entry:
     """One slice replica. Times are seconds; `kv_usage` is a share of 1; `pool` counts from the preferred, 0.
 
-    `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since its start.
+    `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since its start. The bytes are
+    what the plan gives a chip: all it can use, and of that the weights and the cache.
     """
 
     replica: str
@@ -63,6 +64,10 @@ class Entry:
     cached_tokens: int = 0
     output_tokens: int = 0
     pool: int = 0
+    chips_per_host: int = 0
+    hbm_bytes: int = 0
+    weight_bytes: int = 0
+    cache_bytes: int = 0
     beat: int = 0
 
     @property

@@ -18,7 +18,9 @@ from serving.config import ModelSpec
 from serving.planning import Plan, plan
 from serving.router.api import Api
 from serving.router.relay import Relay
+from serving.router.status import Status, status
 from serving.router.table import SliceTable
+from serving.router.window import Window
 from serving.slices.board import Entry, State
 
 pytestmark = pytest.mark.unit
@@ -51,11 +53,16 @@ def app_of(plans: list[Plan], entries: list[Entry], prefix: str = "/") -> FastAP
         {one.model.name: 1 for one in plans}, {one.model.name: str(one.slice) for one in plans}
     )
     table.update(entries, 0.0)
+    window = Window()
+    window.observe(entries, [], 0.0)
+
+    def seen() -> Status:
+        return status(entries, table.wanted(0.0), [], [], window, 0.0)
 
     @asynccontextmanager
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Relay(table)
-        outer.mount(prefix, Api(plans, table, relay).app())
+        outer.mount(prefix, Api(plans, table, relay, seen).app())
         yield
         await relay.close()
 
@@ -225,7 +232,7 @@ def test_a_wrong_method_is_answered_with_the_right_one(
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/"), ("GET", "/metrics"), ("POST", "/scale_elastic_ep"), ("POST", "/simulator/faults")],
+    [("GET", "/metrics"), ("POST", "/scale_elastic_ep"), ("POST", "/simulator/faults")],
 )
 def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path: str) -> None:
     error = refused(httpx.request(method, address + path), 404, "unknown_path")

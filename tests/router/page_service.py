@@ -1,0 +1,89 @@
+"""The router's HTTP surface over made-up slices and a real simulated engine, without Ray: what the page is shown."""
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+
+from fastapi import FastAPI
+from servers import asgi_server
+
+from serving.config import ModelSpec
+from serving.planning import plan
+from serving.router.api import Api
+from serving.router.relay import Relay
+from serving.router.status import Decision, Status, status
+from serving.router.table import SliceTable
+from serving.router.window import STEP_S, Window
+from serving.slices.board import Demand, Entry, State
+
+GIB = 2**30
+
+
+def entry(model: str, number: int, state: State = State.SERVING, **changes: object) -> Entry:
+    """A slice of two hosts with four chips each, as its replica would describe it."""
+    made = Entry(
+        replica=f"replica-{number}",
+        model=model,
+        state=state,
+        phase=str(state),
+        shape="v6e 2x4 (2 hosts x 4 chips)",
+        slice=f"slice-{number}",
+        hosts=(f"127.100.{number}.0", f"127.100.{number}.1"),
+        simulated=True,
+        max_model_len=2048,
+        chips_per_host=4,
+        hbm_bytes=31 * GIB,
+        weight_bytes=2 * GIB,
+        cache_bytes=26 * GIB,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]
+
+
+@dataclass
+class Shown:
+    """A service whose board a test writes."""
+
+    models: Sequence[str]
+    entries: list[Entry] = field(default_factory=list)
+    demands: list[Demand] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
+    wanted: int = 1
+    window: Window = field(default_factory=Window)
+    now_s: float = 0.0
+    address: str = ""
+
+    def __post_init__(self) -> None:
+        slice_ = {"generation": "v6e", "topology": "2x4", "hosts": 2}
+        spec = {"model": "meta-llama/Llama-3.1-8B-Instruct", "slice": slice_}
+        self.plans = [plan(ModelSpec.model_validate({"name": name, **spec})) for name in self.models]
+        self.table = SliceTable(
+            dict.fromkeys(self.models, self.wanted), {one.model.name: str(one.slice) for one in self.plans}
+        )
+
+    def step(self, seconds: float = STEP_S) -> None:
+        """Time passes, and the router looks at the board."""
+        self.now_s += seconds
+        self.table.update(self.entries, self.now_s)
+        self.window.observe(self.entries, self.demands, self.now_s)
+
+    def status(self) -> Status:
+        wanted = self.table.wanted(self.now_s)
+        return status(self.entries, wanted, self.demands, self.decisions, self.window, self.now_s)
+
+    def app(self) -> FastAPI:
+        @asynccontextmanager
+        async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
+            relay = Relay(self.table)
+            outer.mount("/", Api(self.plans, self.table, relay, self.status).app())
+            yield
+            await relay.close()
+
+        return FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+
+
+@contextmanager
+def shown(service: Shown) -> Iterator[Shown]:
+    service.step()
+    with asgi_server(service.app()) as address:
+        service.address = address
+        yield service
