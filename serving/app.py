@@ -65,7 +65,7 @@ def _application(config: ServiceConfig, plans: list[Plan]) -> Application:
         ray_actor_options={"num_cpus": 0, "label_selector": _NO_TPU_HOST},
         logging_config={"enable_access_log": False},
     )
-    return router.bind(plans, *slices)
+    return router.bind(plans, config.router, *slices)
 
 
 def _slice_deployment(one: Plan, *, alone: bool) -> Any:

@@ -170,6 +170,8 @@ class RouterSpec(_Spec):
     """The HTTP front."""
 
     replicas: int = Field(default=1, ge=1)
+    request_log: bool = Field(default=True, description="One JSON line a request, without its words.")
+    log_content: bool = Field(default=False, description="Prompts and answers too in the request log.")
 
 
 class ServiceConfig(_Spec):

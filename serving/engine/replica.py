@@ -18,6 +18,7 @@ import ray
 from serving.engine import simulated
 from serving.engine.phases import REPLICA
 from serving.engine.server import EngineServer
+from serving.engine.slice_metrics import SliceMetrics
 from serving.errors import ServingError, SliceLostError
 from serving.planning import Plan
 from serving.slices import board
@@ -52,7 +53,8 @@ class SliceReplica:
                 pool=pool,
                 simulated=simulated.is_simulated(),
                 **_planned(plan),
-            )
+            ),
+            beaten=SliceMetrics(plan).beat,
         )
         try:
             group = ray.util.get_current_placement_group()

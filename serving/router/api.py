@@ -5,20 +5,23 @@ It reads from a body what it needs to route and forwards the body as it came; wh
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from serving.errors import BadRequestError, MethodError, ServingError, UnknownPathError
+from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router import page
 from serving.router.ask import Ask
+from serving.router.journal import Journal, request_id
+from serving.router.record import RequestRecord
 from serving.router.relay import Relay, RelayedResponse, error_response
 from serving.router.status import Status
 from serving.router.table import SliceTable
@@ -26,7 +29,7 @@ from serving.router.table import SliceTable
 logger = logging.getLogger("ray.serve")
 
 _ANY_METHOD = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
-_GET_PATHS = ("/v1/models", "/health", "/openapi.json", "/status.json", *page.PATHS)
+_GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
 # Engines also have routes that steer the engine itself.
 _NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/simulator/faults")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
@@ -36,12 +39,21 @@ class Api:
     """What clients may ask of the models of one service."""
 
     def __init__(
-        self, plans: Sequence[Plan], table: SliceTable, relay: Relay, status: Callable[[], Status]
+        self,
+        plans: Sequence[Plan],
+        table: SliceTable,
+        relay: Relay,
+        journal: Journal,
+        status: Callable[[], Status],
+        metrics: Callable[[], Awaitable[str]],
     ) -> None:
+        """`status` and `metrics` give the pages of the whole service."""
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
         self._table = table
         self._relay = relay
+        self._journal = journal
         self._status = status
+        self._metrics = metrics
         self._started = int(time.time())
 
     def app(self) -> FastAPI:
@@ -54,6 +66,7 @@ class Api:
         app.add_api_route("/status.json", self.status, response_model=Status)
         for path, answer in page.routes():
             app.add_route(path, answer, include_in_schema=False)
+        app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
         app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)
@@ -78,9 +91,25 @@ class Api:
         body = self._status().model_dump_json()
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
+    async def metrics(self) -> Response:
+        """Every metric of the service, its slices' engines included, for Prometheus."""
+        return Response(await self._metrics(), media_type=CONTENT_TYPE)
+
     async def forward(self, request: Request) -> Any:
         """Every POST endpoint of vLLM's app, to a slice of the model that the body names."""
-        path = _path(request)
+        record = self._journal.begin(_path(request), request_id(request.headers.get("x-request-id")))
+        try:
+            return await self._forward(request, record)
+        except Exception as error:  # from here on a request is ended by its answer
+            if isinstance(error, ServingError):
+                record.failed(error)
+            elif isinstance(error, ClientDisconnect):
+                record.cancelled()
+            record.end()
+            raise
+
+    async def _forward(self, request: Request, record: RequestRecord) -> RelayedResponse:
+        path = record.path
         if request.method != "POST" or _takes(path) != "POST":
             raise _refusal(request)
         if path in _NOT_FORWARDED:
@@ -88,7 +117,9 @@ class Api:
         body = await request.body()
         fields = await _fields(request, body)
         model = self._table.resolve(fields.get("model"))
-        return RelayedResponse(self._relay, Ask.of(request, model, path, body, fields))
+        record.model = model
+        record.question = body
+        return RelayedResponse(self._relay, Ask.of(request, model, path, body, fields, record))
 
     def _card(self, name: str) -> dict[str, Any]:
         plan = self._plans[name]

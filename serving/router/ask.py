@@ -1,15 +1,20 @@
 """What a client asks of a model: read once, then handed to admission, to the choice of a slice, and to the relay."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from starlette.requests import Request
 
+from serving.router.record import RequestRecord
+
 
 @dataclass(frozen=True)
 class Ask:
-    """A POST for one model. `body` goes to the slice as it came; `fields` is what it says."""
+    """A POST for one model. `body` goes to the slice as it came; `fields` is what it says.
+
+    `record` is where each part says what it did for it.
+    """
 
     model: str
     path: str
@@ -17,8 +22,18 @@ class Ask:
     fields: Mapping[str, Any]
     query: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    record: RequestRecord = field(default_factory=lambda: RequestRecord(""), compare=False)
 
     @classmethod
-    def of(cls, request: Request, model: str, path: str, body: bytes, fields: Mapping[str, Any]) -> Self:
+    def of(
+        cls,
+        request: Request,
+        model: str,
+        path: str,
+        body: bytes,
+        fields: Mapping[str, Any],
+        record: RequestRecord | None = None,
+    ) -> Self:
         raw: Iterable[tuple[bytes, bytes]] = request.headers.raw
-        return cls(model, path, body, fields, request.url.query, tuple(raw))
+        record = record or RequestRecord(path)
+        return cls(model, path, body, fields, request.url.query, tuple(raw), record)

@@ -4,18 +4,25 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
+import ray
 from fastapi import FastAPI
 from ray import serve
 
+from serving.config import RouterSpec
+from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.api import Api
+from serving.router.journal import Journal
 from serving.router.relay import Relay
+from serving.router.request_log import RequestLog
+from serving.router.scrape import Scraper
 from serving.router.status import Status, status
 from serving.router.table import SliceTable
 from serving.router.window import Window
-from serving.slices import board
+from serving.slices import agents, board
 
 logger = logging.getLogger("ray.serve")
 
@@ -24,7 +31,7 @@ logger = logging.getLogger("ray.serve")
 class Router:
     """One router replica: a table of slices kept from the board, and a relay."""
 
-    async def __init__(self, plans: list[Plan], *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, plans: list[Plan], spec: RouterSpec, *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         """`_slices`: the deployments of the slices; that they are bound here is what makes Serve run them."""
         self._plans = plans
         wanted: Counter[str] = Counter()
@@ -38,16 +45,26 @@ class Router:
         self._window = Window()
         self._entries: list[board.Entry] = []
         self._demands: list[board.Demand] = []
+        self._log = RequestLog(_log_path()) if spec.request_log else None
+        self._journal = Journal(
+            Recorder(), *([self._log] if self._log else []), keep_content=spec.log_content
+        )
+        self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._entries)
         await self._read_board()
         self._reading = asyncio.create_task(self._follow_board())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the app once this replica is made."""
-        return Api(self._plans, self._table, self._relay, self._status).app()
+        return Api(
+            self._plans, self._table, self._relay, self._journal, self._status, self._scraper.page
+        ).app()
 
     async def __del__(self) -> None:
         self._reading.cancel()
         await self._relay.close()
+        await self._scraper.close()
+        if self._log:
+            self._log.close()
         for plan in self._plans:
             await asyncio.to_thread(board.unwant, plan.model.name)
 
@@ -71,6 +88,22 @@ class Router:
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), forgotten)
+        await asyncio.to_thread(self._tell, entries, now_s)
+
+    def _tell(self, entries: list[board.Entry], now_s: float) -> None:
+        in_flight = dict.fromkeys(self._table.shapes, 0)
+        for entry in entries:
+            if entry.model in in_flight:
+                in_flight[entry.model] += self._table.in_flight(entry.replica)
+        self._journal.slices(entries, self._table.wanted(now_s), in_flight)
+        if self._log:
+            self._log.flush()
+
+
+def _log_path() -> Path:
+    """Beside the logs of Ray and Serve, one file a router process."""
+    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())  # noqa: SLF001
+    return session / "logs" / f"requests-{ray.get_runtime_context().get_actor_id()}.jsonl"
 
 
 def _write_board(wanted: list[board.Wanted], forgotten: list[str]) -> None:

@@ -32,6 +32,7 @@ _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front s
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CONNECT_TIMEOUT_S = 3
 _RETRY_AFTER_S = 5
+_EVENT_END = b"\n\n"
 _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
 # A host that vanishes without a word is found by the kernel in 5 s; one that only computes answers its probes.
 _KEEPALIVE = (
@@ -64,6 +65,7 @@ class Relay:
         while True:
             entry = self._table.choose(ask.model, tried)
             self._table.begin(entry.replica)
+            ask.record.sent(entry)
             try:
                 response = await self._session.request(
                     "POST",
@@ -119,19 +121,25 @@ class RelayedResponse(Response):
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
                 work.result()
+            else:
+                self._ask.record.cancelled()
         finally:
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+            self._ask.record.end()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             entry, response = await self._relay.open(self._ask)
         except ServingError as error:
+            self._ask.record.failed(error)
             await error_response(error)(scope, receive, send)
             return
+        streamed = response.content_type == "text/event-stream"
+        self._ask.record.answered(response.status, streamed=streamed)
         try:
-            if response.content_type == "text/event-stream":
+            if streamed:
                 await self._stream(entry, response, send)
             else:
                 await (await self._whole(entry, response))(scope, receive, send)
@@ -141,21 +149,27 @@ class RelayedResponse(Response):
     async def _stream(self, entry: Entry, response: aiohttp.ClientResponse, send: Send) -> None:
         """Whole events only, so that an error event never lands inside one that was cut off."""
         await send({"type": "http.response.start", "status": response.status, "headers": _headers(response)})
-        rest = b""
+        rest, record = b"", self._ask.record
         try:
             async for chunk in response.content.iter_any():
                 events, rest = _whole_events(rest + chunk)
                 if events:
                     await send({"type": "http.response.body", "body": events, "more_body": True})
+                    record.passed_on(events, events.count(_EVENT_END))
         except aiohttp.ClientError:
-            rest = b"data: " + json.dumps(self._relay.lost(entry).openai_body()).encode() + b"\n\n"
+            error = self._relay.lost(entry)
+            record.failed(error)
+            rest = b"data: " + json.dumps(error.openai_body()).encode() + _EVENT_END
         await send({"type": "http.response.body", "body": rest})
 
     async def _whole(self, entry: Entry, response: aiohttp.ClientResponse) -> Response:
         try:
             body = await response.read()
         except aiohttp.ClientError:
-            return error_response(self._relay.lost(entry))
+            error = self._relay.lost(entry)
+            self._ask.record.failed(error)
+            return error_response(error)
+        self._ask.record.passed_on(body)
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
             return error_response(UnknownPathError(f"{entry.model!r} takes no {self._ask.path}."))
         whole = Response(body, response.status)
@@ -175,9 +189,9 @@ async def _disconnected(receive: Receive) -> None:
 
 def _whole_events(data: bytes) -> tuple[bytes, bytes]:
     """Split after the last event's end; vLLM ends events with an empty line and sends each in one piece."""
-    if data.endswith(b"\n\n"):
+    if data.endswith(_EVENT_END):
         return data, b""
-    events, end, rest = data.rpartition(b"\n\n")
+    events, end, rest = data.rpartition(_EVENT_END)
     return events + end, rest
 
 

@@ -207,12 +207,18 @@ def _list(prefix: str) -> list[bytes]:
 class Publisher:
     """A replica's entry, written on every change and every BEAT_S from a thread of its own.
 
-    `load` is asked at each write for the fields that change all the time.
+    `load` is asked at each write for the fields that change all the time; `beaten` is told the entry at each beat.
     """
 
-    def __init__(self, entry: Entry, load: Callable[[], dict[str, Any]] = dict) -> None:
+    def __init__(
+        self,
+        entry: Entry,
+        load: Callable[[], dict[str, Any]] = dict,
+        beaten: Callable[[Entry], None] = lambda _: None,
+    ) -> None:
         self.entry = entry
         self.load = load
+        self._beaten = beaten
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self.update()
@@ -237,6 +243,7 @@ class Publisher:
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_S):
             self.update()
+            self._beaten(self.entry)
 
 
 class Reader:

@@ -234,6 +234,8 @@ class SimulatedCluster:
             # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # Someone watches; Ray's own 10 s are for a fleet.
+            "RAY_metrics_report_interval_ms": "2000",
             # At Ray's 15, anything else on the machine starves an engine into looking hung.
             "RAY_worker_niceness": "0",
             "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from

@@ -8,8 +8,10 @@ from fastapi import FastAPI
 from servers import asgi_server
 
 from serving.config import ModelSpec
+from serving.metrics.recorder import Recorder
 from serving.planning import plan
 from serving.router.api import Api
+from serving.router.journal import Journal
 from serving.router.relay import Relay
 from serving.router.status import Decision, Status, status
 from serving.router.table import SliceTable
@@ -74,11 +76,18 @@ class Shown:
         @asynccontextmanager
         async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
             relay = Relay(self.table)
-            outer.mount("/", Api(self.plans, self.table, relay, self.status).app())
+            outer.mount(
+                "/", Api(self.plans, self.table, relay, Journal(Recorder()), self.status, no_metrics).app()
+            )
             yield
             await relay.close()
 
         return FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+
+
+async def no_metrics() -> str:
+    """Those are Ray's agents' business, and there are none here."""
+    return ""
 
 
 @contextmanager

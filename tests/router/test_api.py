@@ -15,8 +15,10 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from serving.config import ModelSpec
+from serving.metrics.recorder import Recorder
 from serving.planning import Plan, plan
 from serving.router.api import Api
+from serving.router.journal import Journal
 from serving.router.relay import Relay
 from serving.router.status import Status, status
 from serving.router.table import SliceTable
@@ -48,6 +50,10 @@ def upstream() -> Iterator[str]:
         yield address
 
 
+async def no_metrics() -> str:
+    return ""
+
+
 def app_of(plans: list[Plan], entries: list[Entry], prefix: str = "/") -> FastAPI:
     table = SliceTable(
         {one.model.name: 1 for one in plans}, {one.model.name: str(one.slice) for one in plans}
@@ -62,7 +68,7 @@ def app_of(plans: list[Plan], entries: list[Entry], prefix: str = "/") -> FastAP
     @asynccontextmanager
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Relay(table)
-        outer.mount(prefix, Api(plans, table, relay, seen).app())
+        outer.mount(prefix, Api(plans, table, relay, Journal(Recorder()), seen, no_metrics).app())
         yield
         await relay.close()
 
@@ -232,7 +238,7 @@ def test_a_wrong_method_is_answered_with_the_right_one(
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/metrics"), ("POST", "/scale_elastic_ep"), ("POST", "/simulator/faults")],
+    [("GET", "/load"), ("POST", "/scale_elastic_ep"), ("POST", "/simulator/faults")],
 )
 def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path: str) -> None:
     error = refused(httpx.request(method, address + path), 404, "unknown_path")

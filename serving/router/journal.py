@@ -1,0 +1,95 @@
+"""What becomes of a request's record at its end: metrics, a log line, spans. And what a router shows of its slices."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from serving.metrics import table
+from serving.metrics.recorder import Recorder
+from serving.router.record import RequestRecord
+from serving.slices.board import Entry, Wanted
+
+logger = logging.getLogger("ray.serve")
+
+
+class Journal:
+    """Everything that one router process tells of itself, but for the board."""
+
+    def __init__(
+        self, recorder: Recorder, *writers: Callable[[RequestRecord], None], keep_content: bool = False
+    ) -> None:
+        """`writers` are given each record at its end, with its prompt and answer if `keep_content` says so."""
+        self._recorder = recorder
+        self._writers = writers
+        self._keys = {table.NO_KEY}
+        self._keep_content = keep_content
+
+    def begin(self, path: str, request_id: str) -> RequestRecord:
+        return RequestRecord(path, request_id, on_end=self.write, answer=[] if self._keep_content else None)
+
+    def write(self, record: RequestRecord) -> None:
+        """Called once a request."""
+        self._count(record)
+        for writer in self._writers:
+            try:
+                writer(record)
+            except Exception:  # a full disk or a tracing library's bug must not cost an answer
+                logger.exception("a request's record could not be written")
+
+    def slices(
+        self, entries: Iterable[Entry], wanted: Iterable[Wanted], in_flight: Mapping[str, int]
+    ) -> None:
+        """Once a beat: what the board says, and what this router has with slices; hands everything to Ray."""
+        recorder = self._recorder
+        recorder.only(
+            table.SLICE_STATE,
+            {(entry.model, entry.slice, str(entry.pool), entry.state.value): 1.0 for entry in entries},
+        )
+        for one in wanted:
+            recorder.set(table.WANTED, one.slices, one.model)
+            recorder.set(table.MISSING, one.missing, one.model)
+            recorder.set(table.MISSING_SECONDS, one.missing_for_s, one.model)
+        for model, count in in_flight.items():
+            recorder.set(table.IN_FLIGHT, count, model)
+        recorder.total(table.ROUTER_CPU, time.process_time())
+        recorder.flush()
+
+    def _count(self, record: RequestRecord) -> None:
+        recorder = self._recorder
+        model, pool, key = record.model, record.pool, self._key(record.key)
+        recorder.add(table.REQUESTS, 1, model, key, record.outcome, pool)
+        if record.prompt_tokens is not None:
+            recorder.add(table.PROMPT_TOKENS, record.prompt_tokens, model, key, pool)
+        if record.output_tokens is not None:
+            recorder.add(table.OUTPUT_TOKENS, record.output_tokens, model, key, pool)
+        if record.retries:
+            recorder.add(table.RETRIES, record.retries, model)
+        if record.continuations:
+            recorder.add(table.CONTINUATIONS, record.continuations, model)
+        if record.router_s is not None:
+            recorder.observe(table.ROUTER, record.router_s, model)
+            recorder.observe(table.QUEUE, record.queued_s, model)
+        if record.outcome != "ok":
+            return  # an error's times would hide how long answers take
+        recorder.observe(table.TTFT, record.first_s - record.arrived_s, model, pool)
+        recorder.observe(table.REQUEST, record.ended_s - record.arrived_s, model, pool)
+        if record.slice_ttft_s is not None:
+            recorder.observe(table.SLICE_TTFT, record.slice_ttft_s, model, pool)
+        if record.inter_token_s is not None:
+            recorder.observe(table.INTER_TOKEN, record.inter_token_s, model, pool)
+            recorder.observe(table.LONGEST_GAP, record.longest_gap_s, model, pool)
+
+    def _key(self, key: str) -> str:
+        if key not in self._keys:
+            if len(self._keys) >= table.MOST_KEYS:
+                return table.OTHER_KEYS
+            self._keys.add(key)
+        return key
+
+
+def request_id(asked: str | None) -> str:
+    """The client's own id for its request, if it is one, else a new one."""
+    if asked and len(asked) <= 128 and asked.isascii() and asked.isprintable():
+        return asked
+    return os.urandom(12).hex()

@@ -1,0 +1,179 @@
+"""What is known of one request: filled in by the parts it passes, written out once at its end.
+
+Each part says what it did in one call: admission `admitted`, the relay `sent`, `answered`, `passed_on`, `continued`, and
+whoever ends it `refused` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of them is
+paid for while tokens stream. Times are of the monotonic clock; `arrived_at` is the same moment by the calendar.
+"""
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+from serving.errors import BadRequestError, NoSliceError, ServingError, SliceLostError
+from serving.metrics.table import NO_KEY, NO_MODEL, NO_POOL
+from serving.slices.board import Entry
+
+# The usage object of vLLM's answers; Anthropic's route and the responses API say input and output.
+_USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
+_WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
+_USAGE_BYTES = (
+    4096  # usage stands at an answer's end; a stream's last event, alone in its chunk, comes after it
+)
+_CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A request handed to a slice, at this time."""
+
+    slice: str
+    pool: int
+    at_s: float
+    why: str = ""
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request from arrival to end."""
+
+    path: str
+    request_id: str = ""
+    on_end: "Callable[[RequestRecord], None] | None" = None
+    trace: object = None
+    arrived_s: float = field(default_factory=time.monotonic)
+    arrived_at: float = field(default_factory=time.time)
+    model: str = NO_MODEL
+    key: str = NO_KEY
+    streamed: bool = False
+    status: int = 0
+    outcome: str = ""
+    code: str = ""
+    admitted_s: float = 0.0
+    queued_s: float = 0.0
+    leases: list[Lease] = field(default_factory=list)
+    answered_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    ended_s: float = 0.0
+    events: int = 0
+    longest_gap_s: float = 0.0
+    retries: int = 0
+    continuations: int = 0
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    question: bytes = b""
+    answer: list[bytes] | None = None
+    _before: bytes = b""
+    _tail: bytes = b""
+
+    def admitted(self, key: str = NO_KEY, queued_s: float = 0.0) -> None:
+        """Let in, for the holder of this key (its id, never the key), after this time in a queue."""
+        self.key, self.queued_s, self.admitted_s = key, queued_s, time.monotonic()
+
+    def sent(self, entry: Entry, why: str = "") -> None:
+        """Handed to a slice. Before the first token a second call is a retry, after it a continuation."""
+        if self.first_s:
+            self.continuations += 1
+        elif self.leases:
+            self.retries += 1
+        self.leases.append(Lease(entry.slice, entry.pool, time.monotonic(), why))
+
+    def answered(self, status: int, *, streamed: bool) -> None:
+        """The slice's headers are there."""
+        self.status, self.streamed, self.answered_s = status, streamed, time.monotonic()
+
+    def passed_on(self, data: bytes, events: int = 0) -> None:
+        """Bytes of the answer went to the client. Called for every chunk: it counts, and looks at nothing."""
+        now_s = time.monotonic()
+        if not self.first_s:
+            self.first_s = now_s
+        elif now_s - self.last_s > self.longest_gap_s:
+            self.longest_gap_s = now_s - self.last_s
+        self.last_s = now_s
+        self.events += events
+        self._before, self._tail = self._tail, data
+        if self.answer is not None:
+            self.answer.append(data)
+
+    def used(self, prompt_tokens: int, output_tokens: int) -> None:
+        """What the answer used, where a part knows it better than its last bytes do."""
+        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+
+    def failed(self, error: ServingError) -> None:
+        """It ended, or will end, with this error."""
+        self.code = error.code
+        if not self.status or self.status < HTTPStatus.BAD_REQUEST:
+            self.status = error.status if not self.first_s else self.status
+        self.outcome = outcome_of(error)
+
+    def cancelled(self) -> None:
+        """The client went away."""
+        if not self.outcome:
+            self.outcome, self.status = "cancelled", self.status or _CLIENT_CLOSED_REQUEST
+
+    def end(self) -> None:
+        """Write it out, once."""
+        if self.ended_s:
+            return
+        self.ended_s = time.monotonic()
+        self.outcome = self.outcome or outcome_of_status(self.status)
+        if self.prompt_tokens is None and self._tail:
+            self._read_usage()
+        if self.on_end is not None:
+            self.on_end(self)
+
+    @property
+    def slice(self) -> str:
+        return self.leases[-1].slice if self.leases else ""
+
+    @property
+    def pool(self) -> str:
+        return str(self.leases[-1].pool) if self.leases else NO_POOL
+
+    @property
+    def router_s(self) -> float | None:
+        """The router's own time until the request was on its way to a slice."""
+        return self.leases[0].at_s - self.arrived_s - self.queued_s if self.leases else None
+
+    @property
+    def slice_ttft_s(self) -> float | None:
+        """The slice's share of the time to first token, of the one that gave it."""
+        before = [lease.at_s for lease in self.leases if lease.at_s <= self.first_s]
+        return self.first_s - before[-1] if before else None
+
+    @property
+    def inter_token_s(self) -> float | None:
+        return (self.last_s - self.first_s) / (self.events - 1) if self.streamed and self.events > 1 else None
+
+    def _read_usage(self) -> None:
+        tail = (self._before + self._tail)[-_USAGE_BYTES:]
+        at = tail.rfind(b'"usage"')
+        prompt, written = _USAGE.search(tail, max(at, 0)), _WRITTEN.search(tail, max(at, 0))
+        if at >= 0 and prompt:
+            self.prompt_tokens = int(prompt[1])
+            self.output_tokens = int(written[1]) if written else 0
+        elif self.streamed:
+            # The last event says that it is over, a chat's first one that the assistant speaks.
+            self.output_tokens = max(0, self.events - 1 - self.path.endswith("/chat/completions"))
+
+
+def outcome_of(error: ServingError) -> str:
+    if isinstance(error, NoSliceError):
+        return "no_slice"
+    if isinstance(error, SliceLostError):
+        return "slice_lost"
+    if isinstance(error, BadRequestError):
+        return "client_error"
+    return outcome_of_status(error.status)
+
+
+def outcome_of_status(status: int) -> str:
+    if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return "refused"
+    if status == _CLIENT_CLOSED_REQUEST:
+        return "cancelled"
+    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "client_error"
+    return "error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR or not status else "ok"

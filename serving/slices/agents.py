@@ -1,0 +1,12 @@
+"""Where Ray's metrics agents of the cluster's nodes answer."""
+
+import ray
+
+
+def addresses() -> list[str]:
+    """Of every node that is alive."""
+    return [
+        f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
+        for node in ray.nodes()
+        if node["Alive"] and node.get("MetricsExportPort")
+    ]

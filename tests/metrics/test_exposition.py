@@ -1,0 +1,105 @@
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from serving.metrics import exposition, table
+from serving.metrics.exposition import Engine
+
+pytestmark = pytest.mark.unit
+
+ENGINE = Engine("llama", "slice-0", 1, ("10.0.0.1", "10.0.0.2"))
+AGENT = """# HELP ray_tpu_serving_requests_total Requests.
+# TYPE ray_tpu_serving_requests_total counter
+ray_tpu_serving_requests_total{{Component="core_worker",WorkerId="{worker}",key="none",model="llama",outcome="ok",pool="0"}} {count}
+ray_tpu_serving_requests_held{{WorkerId="{worker}",model="llama"}} {count}
+ray_tpu_serving_slices_wanted{{WorkerId="{worker}",model="llama"}} {count}
+ray_tpu_serving_ttft_seconds_bucket{{WorkerId="{worker}",le="0.5",model="llama",pool="0"}} {count}
+ray_tpu_serving_ttft_seconds_count{{WorkerId="{worker}",model="llama",pool="0"}} {count}
+ray_tpu_serving_made_up{{WorkerId="{worker}"}} 1.0
+ray_node_cpu_utilization{{ip="10.0.0.1"}} 3.0
+"""
+VLLM = """# HELP vllm:num_requests_running Running.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="llama"} 3.0
+# HELP vllm:request_success_total Done.
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="lla\\"ma,}"} 2.0
+vllm:request_success_total{model_name="llama",engine="0",finished_reason="length"} 1.0
+# TYPE vllm:request_success_created gauge
+vllm:request_success_created{engine="0"} 1.7e9
+# TYPE python_info gauge
+python_info{version="3.11"} 1.0
+"""
+
+
+def samples(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """By Prometheus's own reader of the format; fails where a series comes twice."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            assert key not in found, f"twice: {key}"
+            found[key] = sample.value
+    return found
+
+
+def value(text: str, name: str, **labels: str) -> float:
+    return samples(text)[name, tuple(sorted(labels.items()))]
+
+
+def test_processes_are_added_up_or_the_highest_taken_as_the_table_says() -> None:
+    agents = [AGENT.format(worker="a", count=2), AGENT.format(worker="b", count=5)]
+    page = exposition.page(agents, [], {})
+    labels = {"model": "llama", "key": "none", "outcome": "ok", "pool": "0"}
+    assert value(page, "tpu_serving_requests_total", **labels) == 7
+    assert value(page, "tpu_serving_requests_held", model="llama") == 7
+    assert value(page, "tpu_serving_slices_wanted", model="llama") == 5
+    assert value(page, "tpu_serving_ttft_seconds_bucket", model="llama", pool="0", le="0.5") == 7
+    assert value(page, "tpu_serving_ttft_seconds_count", model="llama", pool="0") == 7
+
+
+def test_nothing_but_the_table_is_taken_from_an_agent_and_no_label_of_a_process() -> None:
+    page = exposition.page([AGENT.format(worker="a", count=1)], [], {})
+    assert "made_up" not in page
+    assert "node_cpu" not in page
+    assert "WorkerId" not in page
+
+
+def test_an_engines_metrics_carry_model_slice_and_pool_in_place_of_its_own_model_name() -> None:
+    page = exposition.page([], [(ENGINE, VLLM)], {})
+    where = {"model": "llama", "slice": "slice-0", "pool": "1", "engine": "0"}
+    assert value(page, "vllm:num_requests_running", **where) == 3
+    assert value(page, "vllm:request_success_total", **where, finished_reason="stop") == 2
+    assert value(page, "vllm:request_success_total", **where, finished_reason="length") == 1
+    assert "model_name" not in page
+    assert "_created" not in page
+    assert "python_info" not in page
+
+
+def test_engines_share_one_head_for_each_metric() -> None:
+    other = Engine("llama", "slice-1", 1)
+    page = exposition.page([], [(ENGINE, VLLM), (other, VLLM)], {})
+    assert page.count("# TYPE vllm:num_requests_running") == 1
+    assert sum(name == "vllm:num_requests_running" for name, _ in samples(page)) == 2
+
+
+def test_a_chip_that_rays_agent_reads_is_given_its_slice() -> None:
+    chip = 'ray_tpu_duty_cycle{ip="10.0.0.2",TpuIndex="3",TpuDeviceName="x-3",TpuType="v6e"} 41.5\n'
+    page = exposition.page([chip], [(ENGINE, "")], {})
+    labels = {"model": "llama", "slice": "slice-0", "host": "10.0.0.2", "chip": "3", "simulated": "false"}
+    assert value(page, "tpu_duty_cycle", **labels) == 41.5
+
+
+def test_a_chip_of_a_host_that_serves_nothing_is_shown_all_the_same() -> None:
+    page = exposition.page(['ray_tpu_duty_cycle{ip="10.9.9.9",TpuIndex="0"} 0.0\n'], [], {})
+    labels = {"model": "", "slice": "", "host": "10.9.9.9", "chip": "0", "simulated": "false"}
+    assert value(page, "tpu_duty_cycle", **labels) == 0
+
+
+def test_names_in_labels_are_escaped() -> None:
+    page = exposition.page([], [(Engine('a"b\\c\nd', "s", 0), VLLM)], {})
+    assert {dict(labels).get("model") for _, labels in samples(page)} == {'a"b\\c\nd'}
+
+
+def test_sources_that_could_not_be_read_are_counted() -> None:
+    page = exposition.page([], [], {table.UNREACHABLE.name: 2})
+    assert value(page, table.UNREACHABLE.name) == 2

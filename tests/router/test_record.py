@@ -1,0 +1,220 @@
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from serving.errors import BadRequestError, NoSliceError, ServingError, SliceLostError
+from serving.metrics import table
+from serving.metrics.recorder import Recorder
+from serving.router.journal import Journal, request_id
+from serving.router.record import RequestRecord
+from serving.router.request_log import RequestLog
+from serving.slices.board import Entry, State
+
+pytestmark = pytest.mark.unit
+
+CHAT = "/v1/chat/completions"
+USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3}}\n\n'
+
+
+def entry(slice_: str = "slice-0", pool: int = 0) -> Entry:
+    return Entry(slice_, "llama", State.SERVING, "serving", "v6e 2x4", slice=slice_, pool=pool)
+
+
+def streamed(*chunks: bytes, path: str = CHAT) -> RequestRecord:
+    record = RequestRecord(path, model="llama")
+    record.sent(entry())
+    record.answered(200, streamed=True)
+    for chunk in chunks:
+        record.passed_on(chunk, chunk.count(b"\n\n"))
+    record.end()
+    return record
+
+
+def test_usage_is_read_off_the_end_of_a_stream() -> None:
+    record = streamed(b"data: {}\n\n", b"data: {}\n\n", USAGE, b"data: [DONE]\n\n")
+    assert (record.prompt_tokens, record.output_tokens) == (12, 3)
+
+
+def test_usage_is_read_off_an_answer_in_one_piece() -> None:
+    body = json.dumps({"choices": ["x" * 9000], "usage": {"prompt_tokens": 7, "completion_tokens": 2}})
+    record = RequestRecord(CHAT)
+    record.sent(entry())
+    record.answered(200, streamed=False)
+    record.passed_on(body.encode())
+    record.end()
+    assert (record.prompt_tokens, record.output_tokens) == (7, 2)
+
+
+def test_usage_of_anthropics_route_is_read_too() -> None:
+    last = b'event: message_delta\ndata: {"usage":{"input_tokens":5,"output_tokens":4}}\n\n'
+    record = streamed(last, b"event: message_stop\ndata: {}\n\n", path="/v1/messages")
+    assert (record.prompt_tokens, record.output_tokens) == (5, 4)
+
+
+@pytest.mark.parametrize(("path", "tokens"), [(CHAT, 2), ("/v1/completions", 3)])
+def test_a_stream_without_usage_counts_events(path: str, tokens: int) -> None:
+    record = streamed(b"data: a\n\n", b"data: b\n\ndata: c\n\n", b"data: [DONE]\n\n", path=path)
+    assert record.prompt_tokens is None
+    assert record.output_tokens == tokens
+
+
+def test_what_a_part_knows_of_the_usage_goes_before_what_the_bytes_say() -> None:
+    record = RequestRecord(CHAT)
+    record.used(100, 50)
+    record.passed_on(USAGE, 1)
+    record.end()
+    assert (record.prompt_tokens, record.output_tokens) == (100, 50)
+
+
+def test_another_slice_is_a_retry_before_the_first_token_and_a_continuation_after_it() -> None:
+    record = RequestRecord(CHAT)
+    record.sent(entry("slice-0"))
+    record.sent(entry("slice-1"))
+    record.passed_on(b"data: a\n\n", 1)
+    record.sent(entry("slice-2", pool=1))
+    assert (record.retries, record.continuations) == (1, 1)
+    assert (record.slice, record.pool) == ("slice-2", "1")
+
+
+def test_times_are_split_into_queue_router_and_slice() -> None:
+    record = RequestRecord(CHAT, arrived_s=time.monotonic() - 1.0)
+    record.admitted("k1", queued_s=0.7)
+    record.sent(entry())
+    record.passed_on(b"data: a\n\n", 1)
+    assert record.router_s == pytest.approx(0.3, abs=0.1)
+    assert record.slice_ttft_s == pytest.approx(0.0, abs=0.1)
+    assert record.first_s - record.arrived_s == pytest.approx(
+        record.queued_s + record.router_s + record.slice_ttft_s
+    )
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [
+        (BadRequestError("x"), "client_error"),
+        (NoSliceError("x"), "no_slice"),
+        (SliceLostError("x"), "slice_lost"),
+    ],
+)
+def test_an_error_is_an_outcome(error: ServingError, outcome: str) -> None:
+    record = RequestRecord(CHAT)
+    record.failed(error)
+    record.end()
+    assert (record.outcome, record.status, record.code) == (outcome, error.status, error.code)
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"),
+    [(200, "ok"), (400, "client_error"), (429, "refused"), (500, "error"), (0, "error")],
+)
+def test_a_slices_status_is_an_outcome(status: int, outcome: str) -> None:
+    record = RequestRecord(CHAT)
+    record.answered(status, streamed=False)
+    record.end()
+    assert record.outcome == outcome
+
+
+def test_a_stream_that_broke_is_lost_although_its_status_was_good() -> None:
+    record = RequestRecord(CHAT)
+    record.answered(200, streamed=True)
+    record.passed_on(b"data: a\n\n", 1)
+    record.failed(SliceLostError("x"))
+    record.end()
+    assert (record.outcome, record.status) == ("slice_lost", 200)
+
+
+def test_a_request_is_written_out_once() -> None:
+    written = []
+    record = RequestRecord(CHAT, on_end=written.append)
+    record.cancelled()
+    record.end()
+    record.end()
+    assert [one.outcome for one in written] == ["cancelled"]
+
+
+def test_the_journal_counts_by_model_key_outcome_and_pool() -> None:
+    recorder = Recorder()
+    journal = Journal(recorder)
+    record = journal.begin(CHAT, "id")
+    record.model = "llama"
+    record.admitted("k1")
+    record.sent(entry(pool=1))
+    record.answered(200, streamed=False)
+    record.passed_on(USAGE)
+    record.end()
+    assert recorder._counted[table.REQUESTS, ("llama", "k1", "ok", "1")] == 1
+    assert recorder._counted[table.OUTPUT_TOKENS, ("llama", "k1", "1")] == 3
+
+
+def test_keys_beyond_the_bound_share_one_label() -> None:
+    recorder = Recorder()
+    journal = Journal(recorder)
+    for number in range(table.MOST_KEYS + 50):
+        record = journal.begin(CHAT, "id")
+        record.key = f"k{number}"
+        record.end()
+    keys = {labels[1] for row, labels in recorder._counted if row is table.REQUESTS}
+    assert len(keys) == table.MOST_KEYS
+    assert table.OTHER_KEYS in keys
+
+
+def test_a_writer_that_fails_costs_no_answer() -> None:
+    written = []
+
+    def failing(_: RequestRecord) -> None:
+        raise OSError("disk full")
+
+    journal = Journal(Recorder(), failing, written.append)
+    journal.begin(CHAT, "id").end()
+    assert len(written) == 1
+
+
+def test_a_line_has_ids_slice_tokens_times_and_outcome_and_no_word_of_the_client(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl")
+    record = RequestRecord(CHAT, "id-1", model="llama", on_end=log, question=b"SECRET")
+    record.sent(entry())
+    record.answered(200, streamed=True)
+    record.passed_on(b'data: {"content": "SECRET"}\n\n', 1)
+    record.passed_on(USAGE, 1)
+    record.end()
+    log.close()
+    (line,) = log.path.read_text().splitlines()
+    said = json.loads(line)
+    assert "SECRET" not in line
+    assert said["request_id"] == "id-1"
+    assert (said["slice"], said["outcome"], said["status"]) == ("slice-0", "ok", 200)
+    assert (said["prompt_tokens"], said["output_tokens"]) == (12, 3)
+    assert 0 <= said["router_s"] <= said["ttft_s"] <= said["total_s"] < 1
+
+
+def test_prompts_and_answers_are_in_the_line_once_asked_for(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl")
+    record = Journal(Recorder(), log, keep_content=True).begin(CHAT, "id-1")
+    record.question = b'{"prompt": "100% caf\xc3\xa9"}'
+    record.passed_on(b"data: hello\n\n", 1)
+    record.end()
+    log.close()
+    said = json.loads(log.path.read_text())
+    assert said["question"] == '{"prompt": "100% café"}'
+    assert said["answer"] == "data: hello\n\n"
+
+
+def test_lines_that_no_disk_takes_are_counted_not_kept(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl", most_lines=3)
+    for _ in range(5):
+        RequestRecord(CHAT, "id", on_end=log).end()
+    log.close()
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert len(lines) == 4
+    assert lines[-1] == {"dropped": 2}
+
+
+@pytest.mark.parametrize("asked", [None, "", "x" * 129, "a\nb", "ü"])
+def test_an_id_that_is_none_is_replaced(asked: str | None) -> None:
+    assert len(request_id(asked)) == 24
+
+
+def test_a_clients_own_id_is_kept() -> None:
+    assert request_id("req-1") == "req-1"
