@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test check bench lock format
+.PHONY: install serve test check bench loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -36,6 +36,10 @@ format: install
 bench: install
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/relay.py $(ARGS)
+
+# Open loop against simulated slices, judged by loadtest/thresholds.yaml; ARGS go to locust: ARGS="-t 15s".
+loadtest: install
+	$(BIN)/python loadtest/simulated.py $(DEPLOYMENT) $(ARGS)
 
 lock: install
 	lock/compile.sh $(ARGS)

@@ -1,148 +1,161 @@
-"""Chat users, three of four answers streamed, against any OpenAI-compatible service.
+"""Load for any OpenAI-compatible service, with what matters of inference measured, judged and shown.
 
     locust -f loadtest/locustfile.py --headless -u 4 -r 4 -t 20s --host http://localhost:8000
+    locust -f loadtest/locustfile.py --headless --arrivals constant --rate 20 -t 1m --thresholds loadtest/thresholds.yaml --host ...
 
-`--tags streamed` or `--tags whole` keeps to one kind. Beside each request it reports, from the moment a line of the stream is read off the socket:
-  TTFT    request sent to the first text of the answer
-  ITL     between two texts of an answer
-and at the end output tokens a second, as the service counts them. An answer that is an error, holds an error event or
-ends early is a failure.
+Without `--arrivals` it is closed loop: so many users, each of whom asks when its last answer is read. With it, it is open
+loop: requests arrive as the shape says, and the users named (all, if none) are only the mix. Without --headless, locust's
+web UI has a tab for it. Rows beside locust's own: rows.py; what may be asked: prompts.py; shapes: arrivals.py.
 """
 
-import json
-import random
-import time
+import logging
+import sys
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from locust import FastHttpUser, between, events, tag, task
-from locust.contrib.fasthttp import FAILURE_EXCEPTIONS, ResponseContextManager
+import gevent
+from locust import events
 from locust.env import Environment
-from locust.exception import StopUser
+from locust.runners import WorkerRunner
 
-CHAT = "/v1/chat/completions"
-TOKENS = "tokens"  # request type under which answers' tokens are summed, over all of locust's workers
-TEXT_FIELDS = ("content", "reasoning", "reasoning_content", "tool_calls")
-WORDS = ("slice", "host", "chip", "replica", "plan", "pool", "prefill", "decode", "batch", "cache", "token")
+import exchange
+import keys
+import open_loop
+import thresholds
+from arrivals import SHAPES
+from bad_input import BadInputError
+from report import Report
+from users import AskingUser, Completion, ConversationUser, LongChat, Rag, ShortChat
 
+__all__ = ["Completion", "ConversationUser", "LongChat", "Rag", "ShortChat"]  # whom locust finds here
 
-class BrokenStreamError(Exception):
-    """A stream that holds an error event or ends without [DONE]."""
+for noisy in ("geventhttpclient",):
+    logging.getLogger(noisy).setLevel(logging.ERROR)
 
 
 @events.init_command_line_parser.add_listener
 def add_options(parser: ArgumentParser) -> None:
-    parser.add_argument("--max-tokens", type=int, default=64, help="longest answer")
-    parser.add_argument("--prompt-words", type=int, default=100, help="mean length of a prompt")
+    add = parser.add_argument
+    # Read when locust starts, so that the web UI has no field for them.
+    at_start: dict[str, Any] = {"include_in_web_ui": False}
+    add(
+        "--arrivals", choices=SHAPES, help="open loop with this shape; closed loop where left out", **at_start
+    )
+    add(
+        "--thresholds",
+        metavar="FILE",
+        help="YAML of what the run has to hold; it decides the exit status",
+        **at_start,
+    )
+    add(
+        "--trace",
+        metavar="FILE",
+        help="JSON lines to replay: timestamp, prompt and output tokens",
+        **at_start,
+    )
+    add("--api-keys", metavar="FILE", help="YAML of API keys and their shares of the requests", **at_start)
+    add("--api-key", env_var="LOADTEST_API_KEY", help="one API key for every request", **at_start)
+    add(
+        "--rate",
+        type=float,
+        default=1,
+        help="requests a second; of a ramp the first, of a day the quietest moment's",
+    )
+    add("--peak-rate", type=float, default=4, help="requests a second at noon or in a burst")
+    add("--period-s", type=float, default=60, help="length of a day, or from burst to burst")
+    add("--burst-s", type=float, default=5, help="length of a burst")
+    add("--step-rate", type=float, default=1, help="requests a second that each step of a ramp adds")
+    add("--step-s", type=float, default=10, help="length of a step")
+    add("--speed", type=float, default=1, help="how much faster than recorded a trace is replayed")
+    add(
+        "--max-in-flight",
+        type=int,
+        default=1000,
+        help="requests a worker has under way; further ones are dropped",
+    )
+    add("--drain-s", type=float, default=60, help="how long to wait for answers when arrivals are over")
+    add("--seed", type=int, default=0, help="of arrivals and prompts")
+    add("--model", default="", help="the service's first where left out")
+    add("--max-tokens", type=int, default=64, help="longest answer")
+    add(
+        "--prompt-words",
+        type=int,
+        default=100,
+        help="mean length of a short prompt; others are multiples of it",
+    )
+    add("--streamed", type=float, default=0.75, help="share of requests that stream")
 
 
-class ChatUser(FastHttpUser):
-    """Asks, reads the answer for a moment, asks again."""
-
-    wait_time = between(0, 1)
-
-    def on_start(self) -> None:
-        with self.client.get("/v1/models", catch_response=True) as response:
-            try:
-                self.model = response.json()["data"][0]["id"]
-            except (ValueError, LookupError, TypeError, AttributeError):
-                response.failure(f"no model to be had: {_said(response)}")
-        if not hasattr(self, "model"):
-            raise StopUser
-
-    @tag("streamed")
-    @task(3)
-    def streamed(self) -> None:
-        sent = time.perf_counter()
-        with self._post("streamed", stream=True, stream_options={"include_usage": True}) as response:
-            if not response.ok:
-                response.failure(_said(response))
-                return
-            last, tokens = None, 0
-            try:
-                for event in _events(response):
-                    tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-                    if _has_text(event):
-                        now = time.perf_counter()
-                        self._report("ITL" if last else "TTFT", now - (last or sent))
-                        last = now
-            except (BrokenStreamError, *FAILURE_EXCEPTIONS) as error:
-                response.failure(error)
-            self._end(response, sent, tokens)
-
-    @tag("whole")
-    @task(1)
-    def whole(self) -> None:
-        sent = time.perf_counter()
-        with self._post("whole") as response:
-            try:
-                self._end(response, sent, response.json()["usage"]["completion_tokens"])
-            except (ValueError, LookupError, TypeError, AttributeError):
-                response.failure(_said(response))
-
-    def _post(self, name: str, **fields: Any) -> ResponseContextManager:
-        options = self.environment.parsed_options
-        words = random.choices(WORDS, k=random.randint(1, 2 * options.prompt_words))
-        messages = [{"role": "user", "content": " ".join(words)}]
-        body = {"model": self.model, "messages": messages, "max_tokens": options.max_tokens, **fields}
-        return self.client.post(
-            CHAT,
-            name=f"{CHAT} {name}",
-            data=json.dumps(body),
-            headers={"Content-Type": "application/json"},
-            stream=fields.get("stream", False),
-            catch_response=True,
-        )
-
-    def _end(self, response: ResponseContextManager, sent: float, tokens: int) -> None:
-        """Count the whole answer's time, not its headers', and its tokens."""
-        seconds = time.perf_counter() - sent
-        response.request_meta["response_time"] = seconds * 1000
-        self._report(TOKENS, seconds, tokens)
-
-    def _report(self, kind: str, seconds: float, length: int = 0) -> None:
-        events.request.fire(
-            request_type=kind,
-            name=CHAT,
-            response_time=seconds * 1000,
-            response_length=length,
-            exception=None,
-            context={},
-        )
-
-
-@events.test_stop.add_listener
-def say_throughput(environment: Environment, **_: Any) -> None:
-    counted = environment.stats.get(CHAT, TOKENS)
-    seconds = (counted.last_request_timestamp or 0) - counted.start_time
-    if seconds > 0:
-        print(f"output tokens/s: {counted.total_content_length / seconds:.1f}")
-
-
-def _events(response: ResponseContextManager) -> Iterator[dict[str, Any]]:
-    """Events of a stream as they come; raises BrokenStreamError."""
-    while line := response.stream.readline(b"\n"):
-        field, _, value = bytes(line).partition(b":")
-        if field != b"data":
-            continue
-        if value.strip() == b"[DONE]":
-            response.stream.read()  # to its end, so that the connection is used again
-            return
-        event = json.loads(value)
-        if "error" in event:
-            raise BrokenStreamError(event["error"].get("message", event["error"]))
-        yield event
-    raise BrokenStreamError("the stream ended without [DONE]")
-
-
-def _has_text(event: dict[str, Any]) -> bool:
-    """Whether an event carries text; the first one of an answer may only name the role."""
-    return any(choice["delta"].get(field) for choice in event["choices"] for field in TEXT_FIELDS)
-
-
-def _said(response: ResponseContextManager) -> str:
+@events.init.add_listener
+def set_up(environment: Environment, **_: Any) -> None:
+    """Refuse what cannot work before anything runs, then arrange users, shape and report."""
     try:
-        return f"{response.status_code}: {response.json()['error']['message']}"
-    except (ValueError, LookupError, TypeError, AttributeError):
-        return f"{response.status_code}: not what OpenAI's API answers"
+        _set_up(environment)
+    except BadInputError as error:
+        sys.exit(f"loadtest: {error}")
+
+
+def _set_up(environment: Environment) -> None:
+    options = environment.parsed_options
+    worker = isinstance(environment.runner, WorkerRunner)
+    limits = thresholds.load(Path(options.thresholds)) if options.thresholds else thresholds.NONE
+    AskingUser.slo = limits.slo
+    if options.api_keys:
+        AskingUser.api_keys = keys.load(Path(options.api_keys))
+    elif options.api_key:
+        AskingUser.api_keys = [keys.Key("", options.api_key)]
+    shape = None
+    if options.arrivals:
+        if options.arrivals == "ramp" and not limits.limits:
+            raise BadInputError("a ramp ends where a threshold breaks: give --thresholds FILE")
+        shape = open_loop.OpenLoopShape(options, limits)
+        # By name: locust hands those named on its command line over in any order, and a seed has to mean the same each time.
+        open_loop.OpenLoop.mix = sorted(environment.user_classes, key=lambda user: user.__name__)
+        open_loop.OpenLoop.concurrency = options.max_in_flight
+        environment.user_classes = [open_loop.OpenLoop]
+    if worker:
+        return
+    if shape is not None:
+        environment.shape_class, shape.runner = shape, environment.runner
+    if options.headless:
+        exchange.check_target(environment.host, next(iter(AskingUser.api_keys), None))
+    _report(environment, limits, shape)
+
+
+def _report(
+    environment: Environment, limits: thresholds.Thresholds, shape: open_loop.OpenLoopShape | None
+) -> None:
+    def judge(figures: dict[str, float | None]) -> list[thresholds.Judgement]:
+        return shape.ramp.judge() if shape and shape.ramp else limits.judge(figures)
+
+    def offered(second: float) -> float | None:
+        if shape is None or shape.rate is None:
+            return None
+        return shape.rate.at(second) if second < shape.seconds else 0.0
+
+    def remark() -> str:
+        return str(shape.ramp) if shape and shape.ramp else ""
+
+    report = Report(environment, limits.slo, judge, offered, remark)
+    report.add_to_web_ui()
+    gevent.spawn(report.follow)
+
+    def begin(**_: Any) -> None:
+        report.course = type(report.course)()
+
+    def judge_run(**_: Any) -> None:
+        """The thresholds alone decide, where there are any; else locust's own rule: no failure at all."""
+        if limits.limits and environment.runner is not None:
+            broken = any(one.broken for one in report.judgements())
+            environment.process_exit_code = 1 if broken or environment.runner.exceptions else 0
+        written = environment.parsed_options.html_file
+        if written and Path(written).exists():
+            report.add_to_file(Path(written))
+
+    def say(**_: Any) -> None:
+        print(report.say())
+
+    environment.events.test_start.add_listener(begin)
+    environment.events.quitting.add_listener(judge_run)
+    environment.events.quit.add_listener(say)
