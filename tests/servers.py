@@ -24,9 +24,9 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 2) -> None
 
 
 @contextmanager
-def asgi_server(app: Any) -> Iterator[str]:
+def asgi_server(app: Any, port: int = 0) -> Iterator[str]:
     """A real uvicorn in a thread; yields its address."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()

@@ -91,8 +91,8 @@ async def no_metrics() -> str:
 
 
 @contextmanager
-def shown(service: Shown) -> Iterator[Shown]:
+def shown(service: Shown, port: int = 0) -> Iterator[Shown]:
     service.step()
-    with asgi_server(service.app()) as address:
+    with asgi_server(service.app(), port) as address:
         service.address = address
         yield service

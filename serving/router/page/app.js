@@ -101,7 +101,7 @@ function drawSlice(slice) {
     slice.reason && h("p.error", {}, slice.reason),
     h("div.hosts", {}, slice.hosts.map((host, worker) => drawHost(host, worker, slice))),
     slice.start && drawStart(slice.start, slice.phase),
-    slice.state !== "starting" && drawLoad(slice));
+    ["serving", "draining"].includes(slice.state) && drawLoad(slice));
 }
 
 function drawHost(host, worker, slice) {
