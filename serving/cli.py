@@ -43,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="the slices of every model on a cluster")
     status.add_argument("--address", help="Ray address; the simulation on this machine, else RAY_ADDRESS")
     status.add_argument("--name", default="sim", help="name of the simulation (default: sim)")
+    status.add_argument("--watch", action="store_true", help="draw it anew every second, until Ctrl-C")
     status.set_defaults(run=_status)
 
     simulation = commands.add_parser("sim", help="TPU slices simulated on this machine")
@@ -194,7 +195,12 @@ def _status(options: argparse.Namespace) -> None:
     from serving import display
     from serving.slices import board
 
-    board.connect(_address(options))
+    address = _address(options)
+    board.connect(address)
+    if options.watch:
+        from serving.live import watch
+
+        watch(address, Console())
     Console().print(display.board(board.wanted(), board.read()))
 
 

@@ -127,14 +127,19 @@ class Demand:
 
 def connect(address: str) -> None:
     """Read the board of the cluster at `address` without joining it as a driver; raises ClusterError."""
+    check(address)
+    internal_kv._initialize_internal_kv(GcsClient(address=address))  # noqa: SLF001
+
+
+def check(address: str) -> None:
+    """Raises ClusterError where nobody listens: GcsClient itself would try for 40 s, and then end the process."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
-    except (OSError, ValueError):  # GcsClient itself would try for 40 s
+    except (OSError, ValueError):
         raise ClusterError(
             f"no Ray cluster answers at {address!r}; an address is host:port of its head"
         ) from None
-    internal_kv._initialize_internal_kv(GcsClient(address=address))  # noqa: SLF001
 
 
 def phase_writer(address: str, replica: str) -> Callable[[str], None]:
