@@ -16,6 +16,7 @@ from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.api import Api
 from serving.router.journal import Journal
+from serving.router.recent import Recent
 from serving.router.relay import Relay
 from serving.router.request_log import RequestLog
 from serving.router.scrape import Scraper
@@ -46,9 +47,12 @@ class Router:
         self._entries: list[board.Entry] = []
         self._demands: list[board.Demand] = []
         self._log = RequestLog(_log_path()) if spec.request_log else None
+        self._recent = Recent()
         self._journal = Journal(
-            Recorder(), *([self._log] if self._log else []), keep_content=spec.log_content
+            Recorder(), self._recent, *([self._log] if self._log else []), keep_content=spec.log_content
         )
+        self._replica = serve.get_replica_context().replica_tag
+        self._beats = 0
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._entries)
         await self._read_board()
         self._reading = asyncio.create_task(self._follow_board())
@@ -67,6 +71,7 @@ class Router:
             self._log.close()
         for plan in self._plans:
             await asyncio.to_thread(board.unwant, plan.model.name)
+            await asyncio.to_thread(board.undemand, self._replica, plan.model.name)
 
     def _status(self) -> Status:
         wanted = self._table.wanted(time.monotonic())
@@ -87,8 +92,15 @@ class Router:
         entries, forgotten = self._reader.live(found, now_s)
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
-        await asyncio.to_thread(_write_board, self._table.wanted(now_s), forgotten)
+        self._beats += 1
+        mine = [self._demand(model) for model in self._table.shapes]
+        await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, forgotten)
         await asyncio.to_thread(self._tell, entries, now_s)
+
+    def _demand(self, model: str) -> board.Demand:
+        in_flight = sum(self._table.in_flight(entry.replica) for entry in self._table.entries(model))
+        times = self._recent.percentiles(model)
+        return board.Demand(self._replica, model, in_flight=in_flight, **times, beat=self._beats)
 
     def _tell(self, entries: list[board.Entry], now_s: float) -> None:
         in_flight = dict.fromkeys(self._table.shapes, 0)
@@ -106,8 +118,10 @@ def _log_path() -> Path:
     return session / "logs" / f"requests-{ray.get_runtime_context().get_actor_id()}.jsonl"
 
 
-def _write_board(wanted: list[board.Wanted], forgotten: list[str]) -> None:
+def _write_board(wanted: list[board.Wanted], demands: list[board.Demand], forgotten: list[str]) -> None:
     for one in wanted:
         board.want(one)
+    for demand in demands:
+        board.demand(demand)
     for replica in forgotten:
         board.delete(replica)
