@@ -166,12 +166,27 @@ class GkeSpec(_Spec):
     zone: str = Field(default="ZONE", description="Zone of the node pools, for gcloud.")
 
 
+class FailoverSpec(_Spec):
+    """What becomes of requests whose slice fails under them."""
+
+    continue_streams: bool = Field(
+        default=True, description="Whether a stream that breaks off goes on on another slice."
+    )
+    retries: int = Field(
+        default=3, ge=0, description="Times a request is tried again before it has got anything new."
+    )
+    wait_s: float = Field(
+        default=30, ge=0, description="Seconds that a request whose slice failed waits for another."
+    )
+
+
 class RouterSpec(_Spec):
     """The HTTP front."""
 
     replicas: int = Field(default=1, ge=1)
     request_log: bool = Field(default=True, description="One JSON line a request, without its words.")
     log_content: bool = Field(default=False, description="Prompts and answers too in the request log.")
+    failover: FailoverSpec = FailoverSpec()
 
 
 class ServiceConfig(_Spec):

@@ -14,7 +14,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-from serving.engine import simulated, stand_in
+from serving.engine import continuing, simulated, stand_in
 from serving.engine.owner import OWNER
 from serving.engine.server import HttpServer, Load
 from serving.engine.simulator.scheduler import page_tokens
@@ -75,6 +75,7 @@ class VllmServer:
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
+        continuing.install(app.state)
         self._http = HttpServer(app, self._held.hosts[0].ip, self._plan.model.drain_s)
         self.port = self._http.port
         app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it

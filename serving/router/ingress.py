@@ -42,7 +42,7 @@ class Router:
             shapes.setdefault(plan.model.name, []).append(str(plan.slice))
         self._table = SliceTable(wanted, {name: " or ".join(each) for name, each in shapes.items()})
         self._reader = board.Reader()
-        self._relay = Relay(self._table)
+        self._relay = Relay(self._table, spec.failover)
         self._window = Window()
         self._entries: list[board.Entry] = []
         self._demands: list[board.Demand] = []
@@ -92,6 +92,7 @@ class Router:
         entries, forgotten = self._reader.live(found, now_s)
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
+        self._relay.breaker.keep({entry.replica for entry in entries})
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, forgotten)

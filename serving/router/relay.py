@@ -1,106 +1,150 @@
-"""Bytes from a slice to a client as they come, and an error in their place where a slice dies.
+"""A slice's answer to a client, bytes as they come; where the slice fails, another's.
 
-aiohttp rather than httpx, because every streamed chunk passes here; an assumption: benchmarks/relay.py measures what this
-relay costs, not what httpx would.
+Nothing sent yet: the request is asked anew of another slice, but never for an error of the client's own. Part of a
+stream of tokens sent: it goes on elsewhere from there (serving.router.continuation). What can't go on ends with an
+error event. The breaker says who is not to be asked, the table who is.
 """
 
 import asyncio
 import json
-import socket
-from collections.abc import Iterable
+import random
+import time
+from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import quote
 
 import aiohttp
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
-from yarl import URL
 
+from serving.config import FailoverSpec
 from serving.errors import NoSliceError, ServingError, SliceLostError, UnknownPathError
 from serving.router.ask import Ask
+from serving.router.breaker import Breaker
+from serving.router.continuation import Transcript
 from serving.router.table import SliceTable
+from serving.router.upstream import NotConnected, Upstream, returned
 from serving.slices.board import Entry
 
-_HOP_BY_HOP = frozenset(
-    b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
-    b"content-length expect".split()
-)
-_NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front sends its own
-# What aiohttp would add where the client sent none; a client that takes no gzip must not get any.
-_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
 _CONNECT_TIMEOUT_S = 3
 _RETRY_AFTER_S = 5
-_EVENT_END = b"\n\n"
 _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
-# A host that vanishes without a word is found by the kernel in 5 s; one that only computes answers its probes.
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
-)
+# These change an engine: whether a slice that was lost has done so is unknown.
+_NOT_REPEATED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
+_EVENT_END = b"\n\n"
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
+_LOOK_AGAIN_S = 0.1
+
+
+@dataclass
+class Tries:
+    """How often and where one request was tried since it last got anything."""
+
+    left: int
+    wait_s: float
+    tried: set[str] = field(default_factory=set)
+    deadline_s: float | None = None
+    pause_s: float = 0.0
+
+    def again(self, replica: str) -> bool:
+        """Count a failure; false once it was the last."""
+        self.tried.add(replica)
+        self.left -= 1
+        if self.deadline_s is None:
+            self.deadline_s = time.monotonic() + self.wait_s
+        return self.left >= 0
 
 
 class Relay:
-    """The router's HTTP connections to slices."""
+    """What all answers of one router share: connections, and who is not to be asked."""
 
-    def __init__(self, table: SliceTable, *, connect_timeout_s: float = _CONNECT_TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        table: SliceTable,
+        failover: FailoverSpec | None = None,
+        *,
+        connect_timeout_s: float = _CONNECT_TIMEOUT_S,
+    ) -> None:
+        self.failover = failover or FailoverSpec()
+        self.breaker = Breaker()
         self._table = table
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=_socket),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_NOT_ADDED,
-        )
+        self._upstream = Upstream(connect_timeout_s)
 
-    async def open(self, ask: Ask) -> tuple[Entry, aiohttp.ClientResponse]:
-        """A slice's answer up to its headers. A slice that takes no connection is skipped: it has seen nothing."""
-        tried: list[str] = []
-        target = quote(ask.path) + (f"?{ask.query}" if ask.query else "")
-        headers = _forwarded(ask.headers)
+    def tries(self) -> Tries:
+        return Tries(self.failover.retries, self.failover.wait_s)
+
+    async def open(
+        self, ask: Ask, body: bytes | None = None, tries: Tries | None = None
+    ) -> tuple[Entry, aiohttp.ClientResponse]:
+        """A slice's answer up to its headers, of the first slice that does not fail; raises ServingError.
+
+        The last slice's own error is an answer too.
+        """
+        tries = tries or self.tries()
         while True:
-            entry = self._table.choose(ask.model, tried)
+            entry = await self._choose(ask.model, tries)
             self._table.begin(entry.replica)
             ask.record.sent(entry)
+            self.breaker.began(entry.replica, time.monotonic())
             try:
-                response = await self._session.request(
-                    "POST",
-                    URL(entry.address + target, encoded=True),  # as it came: no /v1/.. is resolved on the way
-                    data=ask.body,
-                    headers=headers,
-                    allow_redirects=False,
-                )
-            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError):
-                self._table.suspect(entry.replica)
-                self._table.end(entry.replica)
-                tried.append(entry.replica)
+                response = await self._upstream.post(entry, ask, ask.body if body is None else body)
             except aiohttp.ClientError as error:
-                self._table.suspect(entry.replica)
-                self._table.end(entry.replica)
-                raise SliceLostError(
-                    f"The slice serving {ask.model!r} was lost before it answered."
-                ) from error
+                self.failed(entry, broken=True)
+                self._end(entry)
+                if not tries.again(entry.replica):
+                    raise self._given_up(entry, error) from error
+                if ask.path in _NOT_REPEATED and not isinstance(error, NotConnected):
+                    raise self._given_up(entry, error) from error
             except BaseException:
-                self._table.end(entry.replica)
+                self._end(entry)
                 raise
             else:
-                return entry, response
+                if not _failed(response.status) or ask.path in _NOT_REPEATED:
+                    return entry, response
+                self.failed(entry, broken=False)
+                if not tries.again(entry.replica):
+                    return entry, response
+                self.give_back(entry, response)
 
     def give_back(self, entry: Entry, response: aiohttp.ClientResponse) -> None:
         """End a request. A response not read to its end closes its connection: the engine aborts the request."""
-        self._table.end(entry.replica)
+        self._end(entry)
         response.close() if not response.content.at_eof() else response.release()
 
-    def lost(self, entry: Entry) -> SliceLostError:
-        self._table.suspect(entry.replica)
-        return SliceLostError(f"The slice serving {entry.model!r} was lost before its answer was complete.")
+    def failed(self, entry: Entry, *, broken: bool) -> None:
+        self.breaker.failed(entry.replica, time.monotonic(), broken=broken)
 
     async def close(self) -> None:
-        await self._session.close()
+        await self._upstream.close()
+
+    def _end(self, entry: Entry) -> None:
+        self._table.end(entry.replica)
+        self.breaker.ended(entry.replica)
+
+    async def _choose(self, model: str, tries: Tries) -> Entry:
+        """The slice to ask; waits for one where there is hope of one, or where a part of the answer is with the client."""
+        if tries.pause_s:
+            await asyncio.sleep(tries.pause_s * random.uniform(0.5, 1))
+        tries.pause_s = min(_LONGEST_PAUSE_S, tries.pause_s * 2) if tries.tried else 0.0
+        while True:
+            left_out = self.breaker.left_out(time.monotonic())
+            try:
+                return self._table.choose(model, left_out | tries.tried)
+            except NoSliceError:
+                if tries.deadline_s is None:
+                    self._table.choose(model)  # none at all: that is for the client to know
+                    tries.deadline_s = time.monotonic() + tries.wait_s
+                if time.monotonic() >= tries.deadline_s:
+                    raise
+            # Whoever failed this request may have it again after a while, if nobody else is there.
+            tries.tried.clear()
+            tries.pause_s = max(_FIRST_PAUSE_S, tries.pause_s)
+            await asyncio.sleep(_LOOK_AGAIN_S)
+
+    def _given_up(self, entry: Entry, error: Exception) -> ServingError:
+        if isinstance(error, NotConnected):
+            return NoSliceError(f"No slice of {entry.model!r} takes a connection; try again shortly.")
+        return SliceLostError(f"The slice serving {entry.model!r} was lost before it answered.")
 
 
 class RelayedResponse(Response):
@@ -113,6 +157,9 @@ class RelayedResponse(Response):
         super().__init__()
         self._relay = relay
         self._ask = ask
+        self._transcript = Transcript.of(ask) if relay.failover.continue_streams else None
+        self._tries = relay.tries()
+        self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._respond(scope, receive, send))
@@ -130,56 +177,143 @@ class RelayedResponse(Response):
             self._ask.record.end()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            entry, response = await self._relay.open(self._ask)
-        except ServingError as error:
-            self._ask.record.failed(error)
-            await error_response(error)(scope, receive, send)
-            return
-        streamed = response.content_type == "text/event-stream"
-        self._ask.record.answered(response.status, streamed=streamed)
-        try:
-            if streamed:
-                await self._stream(entry, response, send)
-            else:
-                await (await self._whole(entry, response))(scope, receive, send)
-        finally:
-            self._relay.give_back(entry, response)
+        over = False
+        while not over:
+            body = self._transcript.body if self._transcript else None
+            try:
+                entry, response = await self._relay.open(self._ask, body, self._tries)
+            except ServingError as error:
+                await self._end_with(error, scope, receive, send)
+                return
+            streamed = response.content_type == "text/event-stream"
+            self._ask.record.answered(response.status, streamed=streamed)
+            try:
+                if streamed:
+                    over = await self._stream(entry, response, scope, receive, send)
+                else:
+                    over = await self._whole(entry, response, scope, receive, send)
+            finally:
+                self._relay.give_back(entry, response)
 
-    async def _stream(self, entry: Entry, response: aiohttp.ClientResponse, send: Send) -> None:
-        """Whole events only, so that an error event never lands inside one that was cut off."""
-        await send({"type": "http.response.start", "status": response.status, "headers": _headers(response)})
-        rest, record = b"", self._ask.record
+    async def _stream(
+        self, entry: Entry, response: aiohttp.ClientResponse, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """Whole events only, so that what follows never lands inside one that was cut off. False: ask another slice."""
+        transcript, rest, new = self._transcript, b"", True
         try:
             async for chunk in response.content.iter_any():
                 events, rest = _whole_events(rest + chunk)
+                if transcript and events:
+                    events = transcript.take(events)
+                    if transcript.failed:
+                        await self._say(events, response, send)
+                        break
                 if events:
-                    await send({"type": "http.response.body", "body": events, "more_body": True})
-                    record.passed_on(events, events.count(_EVENT_END))
+                    if new:
+                        new = False
+                        self._tries = self._relay.tries()
+                        self._relay.breaker.answered(entry.replica)
+                    await self._say(events, response, send)
+            else:
+                if transcript is None or transcript.done:
+                    await self._say(rest, response, send, end=True)
+                    return True
         except aiohttp.ClientError:
-            error = self._relay.lost(entry)
-            record.failed(error)
-            rest = b"data: " + json.dumps(error.openai_body()).encode() + _EVENT_END
-        await send({"type": "http.response.body", "body": rest})
+            pass
+        return await self._go_on(entry, response, scope, receive, send)
 
-    async def _whole(self, entry: Entry, response: aiohttp.ClientResponse) -> Response:
+    async def _go_on(
+        self, entry: Entry, response: aiohttp.ClientResponse, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """After a slice broke off: false where another is to be asked for the rest, true once the client knows the end."""
+        said = self._transcript.failed if self._transcript else b""
+        self._relay.failed(entry, broken=not said)
+        if self._transcript and (ending := self._transcript.ending()):
+            await self._say(ending, response, send, end=True)
+            return True
+        why = self._transcript.resume() if self._transcript else "it is no stream of tokens" * self._started
+        if why:
+            error = SliceLostError(
+                f"The slice serving {entry.model!r} was lost before its answer was complete, and another can't go on: {why}."
+            )
+        elif self._tries.again(entry.replica):
+            return False
+        else:
+            error = _lost(entry)
+        if said and self._started:
+            self._ask.record.failed(error)
+            await self._say(said, response, send, end=True)
+        else:
+            await self._end_with(error, scope, receive, send)
+        return True
+
+    async def _whole(
+        self, entry: Entry, response: aiohttp.ClientResponse, scope: Scope, receive: Receive, send: Send
+    ) -> bool:
+        """An answer that is no stream, run anew elsewhere where it breaks off: the client has nothing of it yet."""
         try:
             body = await response.read()
         except aiohttp.ClientError:
-            error = self._relay.lost(entry)
-            self._ask.record.failed(error)
-            return error_response(error)
-        self._ask.record.passed_on(body)
+            self._relay.failed(entry, broken=True)
+            if self._ask.path not in _NOT_REPEATED and self._tries.again(entry.replica):
+                return False
+            await self._end_with(_lost(entry), scope, receive, send)
+            return True
+        if not _failed(response.status):
+            self._relay.breaker.answered(entry.replica)
+        if self._started:  # a slice that will not go on with what another began
+            await self._end_with(_lost(entry), scope, receive, send)
+            return True
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
-            return error_response(UnknownPathError(f"{entry.model!r} takes no {self._ask.path}."))
+            error = UnknownPathError(f"{entry.model!r} takes no {self._ask.path}.")
+            await self._end_with(error, scope, receive, send)
+            return True
+        self._ask.record.passed_on(body)
         whole = Response(body, response.status)
-        whole.raw_headers = [*_headers(response), (b"content-length", str(len(body)).encode())]
-        return whole
+        whole.raw_headers = [*returned(response), (b"content-length", str(len(body)).encode())]
+        await whole(scope, receive, send)
+        return True
+
+    async def _say(
+        self, events: bytes, response: aiohttp.ClientResponse, send: Send, *, end: bool = False
+    ) -> None:
+        if not events and not end:
+            return
+        if not self._started:
+            self._started = True
+            await send(
+                {
+                    "type": "http.response.start",
+                    "status": response.status,
+                    "headers": returned(response),
+                }
+            )
+        await send({"type": "http.response.body", "body": events, "more_body": not end})
+        if events:
+            self._ask.record.passed_on(events, events.count(_EVENT_END))
+
+    async def _end_with(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> None:
+        """An error in the place of an answer, or of the rest of one."""
+        self._ask.record.failed(error)
+        if self._started:
+            event = b"data: " + json.dumps(error.openai_body()).encode() + _EVENT_END
+            await send({"type": "http.response.body", "body": event})
+        else:
+            await error_response(error)(scope, receive, send)
 
 
 def error_response(error: ServingError) -> JSONResponse:
     headers = {"retry-after": str(_RETRY_AFTER_S)} if isinstance(error, NoSliceError) else None
     return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
+
+
+def _lost(entry: Entry) -> SliceLostError:
+    return SliceLostError(f"The slice serving {entry.model!r} was lost before its answer was complete.")
+
+
+def _failed(status: int) -> bool:
+    """Whether it is the engine's failure; one that does not do a thing at all (501) has not failed."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -193,25 +327,3 @@ def _whole_events(data: bytes) -> tuple[bytes, bytes]:
         return data, b""
     events, end, rest = data.rpartition(_EVENT_END)
     return events + end, rest
-
-
-def _socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
-    for level, option, value in _KEEPALIVE:
-        made.setsockopt(level, option, value)
-    return made
-
-
-def _forwarded(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    return [
-        (name.decode("latin-1"), value.decode("utf-8", "replace"))  # aiohttp encodes as UTF-8
-        for name, value in raw
-        if name.lower() not in _HOP_BY_HOP
-    ]
-
-
-def _headers(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
-    return [
-        (name.lower(), value) for name, value in response.raw_headers if name.lower() not in _NOT_RETURNED
-    ]

@@ -17,7 +17,8 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from serving.router import relay
+from serving.config import FailoverSpec
+from serving.router import upstream
 from serving.router.ask import Ask
 from serving.router.relay import Relay, RelayedResponse
 from serving.router.table import SliceTable
@@ -35,6 +36,11 @@ class Front:
 
     address: str
     table: SliceTable
+    state: Any
+
+    def left_out(self) -> set[str]:
+        found: set[str] = self.state.relay.breaker.left_out(time.monotonic())
+        return found
 
     def serve(self, *upstreams: str) -> None:
         """Slices a, b, ... at these addresses; a is asked first."""
@@ -57,7 +63,7 @@ def running_front() -> Iterator[Front]:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.relay = Relay(table, connect_timeout_s=0.3)
+        app.state.relay = Relay(table, FailoverSpec(retries=2, wait_s=0.3), connect_timeout_s=0.3)
         yield
         await app.state.relay.close()
 
@@ -67,13 +73,14 @@ def running_front() -> Iterator[Front]:
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
     with asgi_server(app) as address:
-        yield Front(address, table)
+        yield Front(address, table, app.state)
 
 
 @pytest.fixture
 def front(running_front: Front) -> Iterator[Front]:
     """Whatever a test does to its request, the router counts none in flight afterwards."""
     running_front.table.update([], 0.0)
+    running_front.state.relay.breaker.keep(set())
     yield running_front
     until(running_front.idle, "no request counted in flight")
 
@@ -240,7 +247,7 @@ def test_connections_to_a_slice_are_used_again(front: Front, raw: RawServers) ->
 def test_a_slice_that_takes_no_connection_is_passed_over(front: Front, raw: RawServers) -> None:
     front.serve(free_address(), raw.start(answering(whole(b"from b"))))
     assert front.post().text == "from b"
-    assert front.table.choose(MODEL).replica == "b"
+    assert front.left_out() == {"a"}
 
 
 def test_a_slice_whose_host_does_not_answer_is_passed_over(front: Front, raw: RawServers) -> None:
@@ -285,21 +292,74 @@ def test_a_slice_that_dies_while_it_streams_leaves_an_error_event_and_the_end(
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "slice_lost"
 
 
+HALF = [b"", b"HTTP/1.1 200 OK\r\nContent-", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"]
+HALF_IDS = ["before its answer", "inside its headers", "inside its body"]
+
+
 @pytest.mark.parametrize("end", ["fin", "rst"])
-@pytest.mark.parametrize(
-    "first",
-    [b"", b"HTTP/1.1 200 OK\r\nContent-", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"],
-    ids=["before its answer", "inside its headers", "inside its body"],
-)
-def test_a_slice_that_dies_before_a_whole_answer_is_a_503(
+@pytest.mark.parametrize("first", [*HALF, SSE_HEAD], ids=[*HALF_IDS, "before its first event"])
+def test_a_slice_that_dies_before_anything_was_sent_is_replaced_by_another(
+    front: Front, raw: RawServers, first: bytes, end: str
+) -> None:
+    front.serve(raw.start(answering(first, end=end)), raw.start(answering(whole(b"from b"))))
+    answer = front.post()
+    assert (answer.status_code, answer.text) == (200, "from b")
+    assert front.left_out() == {"a"}
+
+
+@pytest.mark.parametrize("end", ["fin", "rst"])
+@pytest.mark.parametrize("first", HALF, ids=HALF_IDS)
+def test_a_slice_that_dies_alone_before_a_whole_answer_is_a_503_to_try_again(
     front: Front, raw: RawServers, first: bytes, end: str
 ) -> None:
     front.serve(raw.start(answering(first, end=end)))
     answer = front.post()
     assert answer.status_code == 503
-    assert error_of(answer)["code"] == "slice_lost"
-    with pytest.raises(relay.NoSliceError):
-        front.table.choose(MODEL)  # it is left out until it has beaten anew
+    assert int(answer.headers["retry-after"]) > 0
+    assert error_of(answer)["code"] == "no_slice_ready"
+
+
+def test_what_changes_an_engine_is_not_asked_twice(front: Front, raw: RawServers) -> None:
+    script, requests = recording(whole(b"{}"))
+    front.serve(raw.start(answering(b"", end="fin")), raw.start(script))
+    answer = front.post("/v1/load_lora_adapter")
+    assert (answer.status_code, error_of(answer)["code"]) == (503, "slice_lost")
+    assert requests == []
+
+
+@pytest.mark.parametrize("status", [b"500 Internal Server Error", b"503 Service Unavailable"])
+def test_an_engine_s_error_is_asked_of_another(front: Front, raw: RawServers, status: bytes) -> None:
+    front.serve(raw.start(answering(whole(b"broken", status=status))), raw.start(answering(whole(b"from b"))))
+    assert front.post().text == "from b"
+    assert front.left_out() == set()
+
+
+def test_an_error_of_every_engine_reaches_the_client(front: Front, raw: RawServers) -> None:
+    script, requests = recording(whole(b"broken", status=b"500 Internal Server Error"))
+    front.serve(raw.start(script), raw.start(script))
+    answer = front.post()
+    assert (answer.status_code, answer.text) == (500, "broken")
+    assert len(requests) == 3
+
+
+@pytest.mark.parametrize("status", [b"400 Bad Request", b"404 Not Found", b"429 Too Many Requests", b"501 x"])
+def test_a_client_s_own_error_is_not_asked_of_another(front: Front, raw: RawServers, status: bytes) -> None:
+    script, requests = recording(whole(b"yours", status=status))
+    front.serve(raw.start(script), raw.start(script))
+    assert front.post().status_code == int(status.split()[0])
+    assert len(requests) == 1
+
+
+def test_a_slice_that_only_errs_is_left_out_and_tried_again(front: Front, raw: RawServers) -> None:
+    broken, requests = recording(whole(b"broken", status=b"500 x"))
+    front.serve(raw.start(broken), raw.start(answering(whole(b"from b"))))
+    for _ in range(3):
+        assert front.post().text == "from b"
+    assert front.left_out() == {"a"}
+    until(lambda: not front.left_out(), "it may be tried again")
+    assert front.post().text == "from b"
+    assert front.post().text == "from b"
+    assert len(requests) == 4
 
 
 @pytest.mark.parametrize(
@@ -325,7 +385,7 @@ def test_a_client_that_goes_away_ends_the_request_on_the_slice(
 
 
 def test_the_kernel_watches_connections_to_hosts_that_may_vanish() -> None:
-    with relay._socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ())) as made:
+    with upstream._socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ())) as made:
         assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         seconds = [
             made.getsockopt(socket.IPPROTO_TCP, option)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from serving.engine.fields import CONTINUED
 from serving.engine.simulator import tokenizer
 from serving.engine.simulator.orders import Order, RequestError, check_length, document
 from serving.engine.simulator.text import Wish
@@ -18,7 +19,8 @@ from serving.engine.simulator.text import Wish
 _MOST_CHOICES = 64
 _MOST_LOGPROBS = 20
 
-TokenId = Annotated[int, Field(ge=0, lt=2**63)]
+_IDS = 2**63
+TokenId = Annotated[int, Field(ge=0, lt=_IDS)]
 
 
 class _Body(BaseModel):
@@ -65,6 +67,7 @@ class _Generation(_Body):
     request_id: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     def order(self, prompts: list[list[int]], most: int | None, max_model_len: int, seed: int) -> Order:
         choices = self.n or 1
@@ -76,6 +79,8 @@ class _Generation(_Body):
             raise RequestError(
                 "Stream options can only be defined when `stream=True`.", param="stream_options"
             )
+        said = self._said(prompts)
+        prompts = [[*prompt, *said] for prompt in prompts]
         for prompt in prompts:
             check_length(len(prompt), most, max_model_len)
         options = self.stream_options or _StreamOptions()
@@ -92,6 +97,7 @@ class _Generation(_Body):
                 stop_tokens=tuple(self.stop_token_ids or ()),
                 keep_stop=self.include_stop_str_in_output,
                 seed=seed,
+                said=said,
             ),
             stream=bool(self.stream),
             usage=bool(options.include_usage),
@@ -100,6 +106,15 @@ class _Generation(_Body):
             request_id=self.request_id,
             recited=self._document(),
         )
+
+    def _said(self, prompts: list[list[int]]) -> tuple[int, ...]:
+        """What of its answer another engine has given."""
+        ids = (self.vllm_xargs or {}).get(CONTINUED) or []
+        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < _IDS for each in ids):
+            raise RequestError(f"{CONTINUED} are ids of tokens.", param="vllm_xargs")
+        if ids and (len(prompts) > 1 or (self.n or 1) > 1):
+            raise RequestError(f"{CONTINUED} goes with one prompt and one answer.", param="vllm_xargs")
+        return tuple(ids)
 
     def _document(self) -> str | None:
         """The JSON or the choice that the client asked for, if it asked for one."""

@@ -27,7 +27,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Wish:
-    """How a client wants its answer cut."""
+    """How a client wants its answer cut. `said` is the end of the prompt that is part of the answer already."""
 
     most: int
     least: int = 0
@@ -37,6 +37,7 @@ class Wish:
     keep_stop: bool = False
     choice: int = 0
     seed: int = 0
+    said: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,8 @@ def _rest(said: str, text: str) -> str:
 def _cut(source: Iterator[int], wish: Wish) -> Answer:
     tokens: list[int] = []
     texts: list[str] = []
-    so_far = ""
+    so_far = tokenizer.decode(token for token in wish.said if token != tokenizer.END)
+    said = len(so_far)
     for token in source:
         tokens.append(token)
         texts.append(text_of(token))
@@ -133,7 +135,7 @@ def _cut(source: Iterator[int], wish: Wish) -> Answer:
             so_far += texts[-1]
             if found := _first_stop(so_far, len(before), wish.stop):
                 stop, at = found
-                return Answer(tokens, _shorten(texts, at + len(stop) * wish.keep_stop), "stop", stop)
+                return Answer(tokens, _shorten(texts, at + len(stop) * wish.keep_stop - said), "stop", stop)
         if len(tokens) == wish.most:
             return Answer(tokens, texts, "length")
     raise AssertionError("a source never ends before its end mark")
@@ -149,6 +151,6 @@ def _shorten(texts: list[str], length: int) -> list[str]:
     """The same tokens with text up to a length only."""
     shortened = []
     for text in texts:
-        shortened.append(text[:length])
+        shortened.append(text[: max(0, length)])
         length -= len(shortened[-1])
     return shortened
