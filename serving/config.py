@@ -180,12 +180,23 @@ class FailoverSpec(_Spec):
     )
 
 
+class Affinity(StrEnum):
+    """What decides between slices beside their load."""
+
+    PREFIX = "prefix"
+    NONE = "none"
+
+
 class RouterSpec(_Spec):
     """The HTTP front."""
 
     replicas: int = Field(default=1, ge=1)
     request_log: bool = Field(default=True, description="One JSON line a request, without its words.")
     log_content: bool = Field(default=False, description="Prompts and answers too in the request log.")
+    affinity: Affinity = Field(
+        default=Affinity.PREFIX,
+        description="prefix: prompts, sessions and adapters go back to the slice that had them, as far as its load allows.",
+    )
     failover: FailoverSpec = FailoverSpec()
 
 

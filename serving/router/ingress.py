@@ -40,7 +40,12 @@ class Router:
         for plan in plans:  # one a pool
             wanted[plan.model.name] += plan.model.replicas.min
             shapes.setdefault(plan.model.name, []).append(str(plan.slice))
-        self._table = SliceTable(wanted, {name: " or ".join(each) for name, each in shapes.items()})
+        self._table = SliceTable(
+            wanted,
+            {name: " or ".join(each) for name, each in shapes.items()},
+            affinity=spec.affinity,
+            routers=spec.replicas,
+        )
         self._reader = board.Reader()
         self._relay = Relay(self._table, spec.failover)
         self._window = Window()

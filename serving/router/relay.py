@@ -82,7 +82,7 @@ class Relay:
         """
         tries = tries or self.tries()
         while True:
-            entry = await self._choose(ask.model, tries)
+            entry = await self._choose(ask, tries)
             self._table.begin(entry.replica)
             ask.record.sent(entry)
             self.breaker.began(entry.replica, time.monotonic())
@@ -121,7 +121,7 @@ class Relay:
         self._table.end(entry.replica)
         self.breaker.ended(entry.replica)
 
-    async def _choose(self, model: str, tries: Tries) -> Entry:
+    async def _choose(self, ask: Ask, tries: Tries) -> Entry:
         """The slice to ask; waits for one where there is hope of one, or where a part of the answer is with the client."""
         if tries.pause_s:
             await asyncio.sleep(tries.pause_s * random.uniform(0.5, 1))
@@ -129,10 +129,10 @@ class Relay:
         while True:
             left_out = self.breaker.left_out(time.monotonic())
             try:
-                return self._table.choose(model, left_out | tries.tried)
+                return self._table.choose(ask.model, left_out | tries.tried, ask)
             except NoSliceError:
                 if tries.deadline_s is None:
-                    self._table.choose(model)  # none at all: that is for the client to know
+                    self._table.choose(ask.model)  # none at all: that is for the client to know
                     tries.deadline_s = time.monotonic() + tries.wait_s
                 if time.monotonic() >= tries.deadline_s:
                     raise

@@ -1,34 +1,64 @@
 """Which slices there are and which one takes the next request. Decisions only: the board's entries and time are given.
 
-Least loaded first, by what this router has in flight there, then by what the slice says it runs: the router's own count
-is exact and current, the slice's is up to a beat old. A slice that refused a connection is left out until it has
-beaten anew.
+What a slice has to do is what this router has in flight there, exact and current, and what the slice says it runs
+beyond that for other routers, up to a beat old. What a slice has cached is what this router sent it. A slice that
+refused a connection is left out until it has beaten anew.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
 
+from serving.config import Affinity
 from serving.errors import NoSliceError, UnknownModelError
-from serving.slices.board import Entry, State, Wanted
+from serving.router import choice, prefix
+from serving.router.ask import Ask
+from serving.slices.board import BEAT_S, Entry, State, Wanted
 
 _LONGEST_NAME = 200  # of a wrong name that an error repeats
+# Of all slices together: 64 MiB of text, some 16 million tokens, in some 40 MB of memory.
+_MOST_BLOCKS = 1 << 18
+# What it is thought to save to go where a session was last, beyond its text, or where an adapter is on the chips already.
+_SESSION_TOKENS = 512
+_ADAPTER_TOKENS = 1024
+_AT_HOME_SHARE = 0.5  # of a prompt that another router had before, thought to be on its conversation's home
 
 
 class SliceTable:
     """One router's view of the slices of every model it serves."""
 
-    def __init__(self, wanted: dict[str, int], shapes: dict[str, str]) -> None:
-        """For each model: how many slices the YAML asks for, and their shape in words."""
+    def __init__(
+        self,
+        wanted: dict[str, int],
+        shapes: dict[str, str],
+        *,
+        affinity: Affinity = Affinity.PREFIX,
+        routers: int = 1,
+    ) -> None:
+        """For each model: how many slices the YAML asks for, and their shape in words.
+
+        `routers`: how many share the requests.
+        """
         self.shapes = shapes
         self._wanted = wanted
         self._missing_since: dict[str, float] = {}
         self._entries: dict[str, Entry] = {}
         self._suspects: dict[str, int] = {}
         self._in_flight: Counter[str] = Counter()
+        self._peak: Counter[str] = Counter()  # of in-flight requests since the last update, and before it
+        self._peak_before: Counter[str] = Counter()
+        self._others: dict[str, float] = {}  # requests that slices have from elsewhere
+        self._paces: dict[str, float] = {}
+        self._weights: dict[str, float] = {}
+        self._draws: dict[str, int] = {}
+        self._index = prefix.PrefixIndex(_MOST_BLOCKS) if affinity is Affinity.PREFIX else None
+        self._elsewhere = 1 - 1 / routers  # of the requests
 
     def update(self, entries: Iterable[Entry], now_s: float) -> None:
         """Take over what the board says at this time."""
-        self._entries = {entry.replica: entry for entry in entries}
+        before, self._entries = self._entries, {entry.replica: entry for entry in entries}
+        self._read_loads(before)
+        if self._index is not None and before.keys() != self._entries.keys():
+            self._index.keep(self._entries)
         self._suspects = {
             replica: beat
             for replica, beat in self._suspects.items()
@@ -72,8 +102,8 @@ class SliceTable:
         )
         raise UnknownModelError(f"{asked}. Models served here: {', '.join(self.shapes)}.")
 
-    def choose(self, model: str, tried: Collection[str] = ()) -> Entry:
-        """The slice for a request; raises NoSliceError with what the model is waiting for."""
+    def choose(self, model: str, tried: Collection[str] = (), ask: Ask | None = None) -> Entry:
+        """The slice for a request, by what it asks where that is given; raises NoSliceError with what is waited for."""
         able = [
             entry
             for entry in self.entries(model)
@@ -81,13 +111,16 @@ class SliceTable:
         ]
         if not able:
             raise NoSliceError(self._why_none(model))
-        return min(
-            able,
-            key=lambda entry: (self._in_flight[entry.replica], entry.running + entry.waiting, entry.replica),
-        )
+        trace = prefix.trace(ask) if ask and self._index is not None else prefix.NOTHING
+        at_home = self._elsewhere * _AT_HOME_SHARE * trace.tokens
+        chosen = choice.choose([self._candidate(entry, trace) for entry in able], at_home).replica
+        if self._index is not None:
+            self._index.add(chosen, trace)
+        return self._entries[chosen]
 
     def begin(self, replica: str) -> None:
         self._in_flight[replica] += 1
+        self._peak[replica] = max(self._peak[replica], self._in_flight[replica])
 
     def end(self, replica: str) -> None:
         self._in_flight[replica] -= 1
@@ -101,6 +134,56 @@ class SliceTable:
 
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]
+
+    def _candidate(self, entry: Entry, trace: prefix.Trace) -> choice.Candidate:
+        replica = entry.replica
+        load = self._in_flight[replica] + self._others.get(replica, 0.0)
+        return choice.Candidate(
+            replica,
+            load=load * self._weights.get(replica, 1.0),
+            waiting=entry.waiting,
+            kv_usage=entry.kv_usage,
+            pool=entry.pool,
+            saved_tokens=self._saved_tokens(replica, trace),
+            draw=choice.draw(trace.home, self._draws[replica]) if trace.home else 0,
+        )
+
+    def _saved_tokens(self, replica: str, trace: prefix.Trace) -> float:
+        if self._index is None:
+            return 0.0
+        matched = self._index.matched(replica, trace.blocks) * prefix.BLOCK_BYTES / prefix.TOKEN_BYTES
+        return (
+            matched
+            + _SESSION_TOKENS * self._index.has(replica, trace.session)
+            + _ADAPTER_TOKENS * self._index.has(replica, trace.adapter)
+        )
+
+    def _read_loads(self, before: dict[str, Entry]) -> None:
+        """What slices do for others and how fast they are, from this report and the one before."""
+        pools: defaultdict[tuple[str, int], dict[str, float]] = defaultdict(dict)
+        for replica, entry in self._entries.items():
+            if entry.beat != (last := before.get(replica, entry)).beat:
+                seconds = (entry.beat - last.beat) * BEAT_S
+                tokens = entry.output_tokens - last.output_tokens
+                pace = choice.paced(
+                    self._paces.get(replica), tokens, min(entry.running, last.running), seconds
+                )
+                if pace is not None:
+                    self._paces[replica] = pace
+            if replica in self._paces:
+                pools[entry.model, entry.pool][replica] = self._paces[replica]
+            # Of what it says it runs, this router may have ended some since: the most it had counts as its own.
+            own = max(self._peak[replica], self._peak_before[replica])
+            self._others[replica] = max(0.0, entry.running + entry.waiting - own)
+        self._peak, self._peak_before = self._in_flight.copy(), self._peak
+        self._weights = {
+            replica: weight for paces in pools.values() for replica, weight in choice.weights(paces).items()
+        }
+        for known in (self._paces, self._others, self._draws):
+            for gone in known.keys() - self._entries.keys():
+                del known[gone]
+        for new in self._entries.keys() - self._draws.keys():
+            self._draws[new] = prefix.everywhere(new.encode())
 
     def _why_none(self, model: str) -> str:
         said, comes_back = [], False

@@ -1,11 +1,15 @@
 import dataclasses
+import itertools
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from serving.config import Affinity
 from serving.errors import NoSliceError, UnknownModelError
+from serving.router.ask import Ask
 from serving.router.table import SliceTable
 from serving.slices.board import Entry, State
 
@@ -28,12 +32,36 @@ def entry(replica: str, state: State = State.SERVING, **more: Any) -> Entry:
 
 
 def test_the_slice_with_the_fewest_requests_of_this_router_is_chosen() -> None:
-    found = table(entry("a"), entry("b", running=9))
+    found = table(entry("a"), entry("b"))
     assert found.choose(LLAMA).replica == "a"
     found.begin("a")
     assert found.choose(LLAMA).replica == "b"
     found.end("a")
     assert found.choose(LLAMA).replica == "a"
+
+
+def test_requests_that_a_slice_has_from_other_routers_count_like_own_ones() -> None:
+    found = table(entry("a", running=3, waiting=1), entry("b"))
+    for _ in range(4):
+        assert found.choose(LLAMA).replica == "b"
+        found.begin("b")
+    assert found.choose(LLAMA).replica == "a"
+
+
+def test_own_requests_that_ended_since_the_report_do_not_count_as_others() -> None:
+    """A report is up to a beat old, and a beat may pass before it is read."""
+    found = table(entry("a"), entry("b"))
+    for _ in range(5):
+        found.begin("a")
+    found.begin("b")
+    for _ in range(5):
+        found.end("a")
+    found.update([entry("a", running=5, beat=2), entry("b", running=1, beat=2)], 0.5)
+    assert found.choose(LLAMA).replica == "a"
+    found.update([entry("a", running=5, beat=3), entry("b", running=1, beat=3)], 1.0)
+    assert found.choose(LLAMA).replica == "a"
+    found.update([entry("a", running=5, beat=4), entry("b", running=1, beat=4)], 1.5)
+    assert found.choose(LLAMA).replica == "b"
 
 
 def test_what_slices_say_of_themselves_decides_between_equals() -> None:
@@ -61,6 +89,125 @@ def test_requests_spread_evenly_over_equal_slices(steps: list[str]) -> None:
 @pytest.mark.parametrize("state", [State.STARTING, State.DRAINING, State.LOST])
 def test_only_a_slice_that_serves_is_chosen(state: State) -> None:
     assert table(entry("a", state), entry("b")).choose(LLAMA).replica == "b"
+
+
+def chat(*said: str, headers: tuple[tuple[bytes, bytes], ...] = (), **fields: Any) -> Ask:
+    """A conversation of user and assistant in turn."""
+    roles = itertools.cycle(["user", "assistant"])
+    messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+    return Ask(LLAMA, "/v1/chat/completions", b"", {"messages": messages, **fields}, headers=headers)
+
+
+def words(seed: str, letters: int = 4000) -> str:
+    return (seed + " ") * (letters // (len(seed) + 1))
+
+
+def test_a_conversation_goes_back_to_its_slice_though_another_is_less_loaded() -> None:
+    found = table(entry("a"), entry("b"), entry("c"))
+    first = found.choose(LLAMA, ask=chat(words("one"))).replica
+    for _ in range(3):
+        found.begin(first)
+    assert found.choose(LLAMA, ask=chat(words("one"), words("two"), words("three"))).replica == first
+    assert found.choose(LLAMA, ask=chat(words("another"))).replica != first
+
+
+def test_a_hot_prefix_spreads_once_its_slice_has_more_than_the_brake_allows() -> None:
+    found = table(entry("a"), entry("b"))
+    taken = Counter()
+    for number in range(40):
+        chosen = found.choose(LLAMA, ask=chat(words("a system prompt that all share"), str(number))).replica
+        found.begin(chosen)
+        taken[chosen] += 1
+    assert abs(taken["a"] - taken["b"]) <= 10
+
+
+def test_nobody_queues_behind_a_hot_prefix() -> None:
+    found = table(entry("a"), entry("b"))
+    hot = found.choose(LLAMA, ask=chat(words("hot"))).replica
+    other = "b" if hot == "a" else "a"
+    found.begin(hot)
+    found.begin(other)
+    found.begin(hot)
+    assert found.choose(LLAMA, ask=chat(words("hot"))).replica == hot
+    found.update([entry(hot, waiting=5, running=1, beat=2), entry(other, beat=2)], 0.5)
+    assert found.choose(LLAMA, ask=chat(words("hot"))).replica == other
+
+
+def test_what_a_lost_slice_had_is_forgotten_with_it() -> None:
+    found = table(entry("a"), entry("b"))
+    first = found.choose(LLAMA, ask=chat(words("one"))).replica
+    other = "b" if first == "a" else "a"
+    found.update([entry(other)], 1.0)
+    found.update([entry("a"), entry("b")], 2.0)
+    found.begin(first)
+    assert found.choose(LLAMA, ask=chat(words("one"))).replica == other
+
+
+@pytest.mark.parametrize(
+    "tied",
+    [
+        {"user": "7"},
+        {"prompt_cache_key": "7"},
+        {"headers": ((b"X-Session-Id", b"7"),)},
+    ],
+)
+def test_a_session_goes_back_to_its_slice_whatever_it_says(tied: dict[str, Any]) -> None:
+    found = table(entry("a"), entry("b"), entry("c"))
+    first = found.choose(LLAMA, ask=chat("one", **tied)).replica
+    found.begin(first)
+    assert found.choose(LLAMA, ask=chat("two", **tied)).replica == first
+    assert found.choose(LLAMA, ask=chat("two")).replica != first
+
+
+def test_without_affinity_the_least_loaded_is_chosen_whatever_is_asked() -> None:
+    found = SliceTable({LLAMA: 1}, {LLAMA: SHAPE}, affinity=Affinity.NONE)
+    found.update([entry("a"), entry("b")], 0.0)
+    found.begin(found.choose(LLAMA, ask=chat(words("one"))).replica)
+    assert found.choose(LLAMA, ask=chat(words("one"))).replica == "b"
+
+
+def test_two_routers_agree_on_a_conversations_slice_without_talking() -> None:
+    tables = []
+    for _ in range(2):
+        each = SliceTable({LLAMA: 1}, {LLAMA: SHAPE}, routers=2)
+        each.update([entry(replica) for replica in "abcdef"], 0.0)
+        tables.append(each)
+    for number in range(20):
+        begun = tables[0].choose(LLAMA, ask=chat(words(f"talk {number}"))).replica
+        later = chat(words(f"talk {number}"), words("answer"), "and then?")
+        assert tables[1].choose(LLAMA, ask=later).replica == begun
+        tables[1].begin(begun)  # and though that one is a little busier
+        assert tables[1].choose(LLAMA, ask=chat(*[words(f"talk {number}")] * 3)).replica == begun
+        tables[1].end(begun)
+
+
+def test_a_slice_that_gives_tokens_much_more_slowly_gets_fewer_requests() -> None:
+    found = table(entry("a"), entry("b"), entry("c"))
+    for beat in range(2, 12):
+        reports = [
+            entry(replica, running=4, beat=beat, output_tokens=beat * pace)
+            for replica, pace in (("a", 20), ("b", 60), ("c", 66))
+        ]
+        found.update(reports, beat * 0.5)
+    taken = Counter()
+    for _ in range(30):
+        chosen = found.choose(LLAMA).replica
+        found.begin(chosen)
+        taken[chosen] += 1
+    assert taken["a"] < taken["b"] / 2
+    assert abs(taken["b"] - taken["c"]) <= 1
+
+
+def test_the_next_pool_is_asked_where_the_preferred_is_full_and_only_then() -> None:
+    def preferred(**load: Any) -> str:
+        found = table(entry("a", running=9, **load), entry("b", pool=1))
+        return found.choose(LLAMA).replica
+
+    assert preferred() == "a"
+    assert preferred(waiting=1) == "b"
+    assert preferred(kv_usage=0.95) == "b"
+    assert table(entry("a", waiting=9), entry("b", pool=1, waiting=3)).choose(LLAMA).replica == "b"
+    assert table(entry("a", State.LOST), entry("b", pool=1)).choose(LLAMA).replica == "b"
 
 
 def test_a_slice_of_another_model_is_never_chosen() -> None:
