@@ -1,8 +1,8 @@
 """Which of several slices takes a request: a decision over numbers that are given.
 
-A slice that has a prompt's beginning in its cache saves its prefill; one that has fewer requests answers all of them
-sooner. Both are counted in tokens: another request on a slice is worth it where it saves REQUEST_TOKENS of prefill. The
-brake comes first: a slice that has many more requests than the least loaded, or a longer queue, is no choice for
+A slice that has a prompt's beginning in its cache saves its prefill; one that has less to do answers sooner. All of it is
+counted in tokens of prefill: those saved, those that a slice was just sent, and REQUEST_TOKENS for each request it has,
+for the decoding. The brake comes first: a slice that has many more requests than the least loaded, or a longer queue, is no choice for
 anything it may have cached. Pools are asked in order: the next one where every slice of those before it is full.
 """
 
@@ -11,27 +11,31 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 REQUEST_TOKENS = 128
-_SPARE_REQUESTS = 4  # a slice may have so many more than the least loaded, or half as many again
-_SPARE_SHARE = 0.5
+_SPARE_REQUESTS = 8  # a slice may have so many more than the least loaded, or twice as many
+_SPARE_SHARE = 1.0
 _SPARE_QUEUE = 2
 _FULL_KV = 0.9  # vLLM preempts where the cache runs out
 # A slice counts as slow where its requests get tokens at less than this share of the usual pace.
 _SLOW = 0.67
 _SLOWEST = 0.25
 _PACE_WEIGHT = 0.2
+_NUMBERS = ("load", "prefill_tokens", "waiting", "kv_usage", "saved_tokens")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A slice that could take the request. `load` is requests it has, weighed by how slow it is.
+    """A slice that could take the request. `load` is requests it has, weighed by how slow it is; `prefill_tokens` it was
+    sent lately and may still have before it.
 
     `saved_tokens` is what of the request is thought to be in its cache; of equals the highest `draw` wins.
     """
 
     replica: str
     load: float = 0.0
+    prefill_tokens: float = 0.0
     waiting: float = 0.0
     kv_usage: float = 0.0
     pool: int = 0
@@ -62,7 +66,7 @@ def most_load(least: float) -> float:
 
 
 def _cost(candidate: Candidate) -> float:
-    return REQUEST_TOKENS * candidate.load - candidate.saved_tokens
+    return REQUEST_TOKENS * candidate.load + candidate.prefill_tokens - candidate.saved_tokens
 
 
 def _within(candidate: Candidate, least: float, queue: float) -> bool:
@@ -81,11 +85,11 @@ def _preferred(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
 
 def _known(candidate: Candidate) -> Candidate:
     """Numbers that are no numbers say nothing, neither good nor bad."""
-    numbers = (candidate.load, candidate.waiting, candidate.kv_usage, candidate.saved_tokens)
-    if all(math.isfinite(number) and number >= 0 for number in numbers):
-        return candidate
-    load, waiting, kv_usage, saved = (n if math.isfinite(n) and n > 0 else 0.0 for n in numbers)
-    return Candidate(candidate.replica, load, waiting, kv_usage, candidate.pool, saved, candidate.draw)
+    numbers = {name: getattr(candidate, name) for name in _NUMBERS}
+    wrong: dict[str, Any] = {
+        name: 0.0 for name, value in numbers.items() if not (math.isfinite(value) and value >= 0)
+    }
+    return dataclasses.replace(candidate, **wrong) if wrong else candidate
 
 
 def draw(home: int, replica: int) -> int:

@@ -20,6 +20,9 @@ _MOST_BLOCKS = 1 << 18
 # What it is thought to save to go where a session was last, beyond its text, or where an adapter is on the chips already.
 _SESSION_TOKENS = 512
 _ADAPTER_TOKENS = 1024
+_PREFILL_LEFT = (
+    0.75  # of what was sent since the last report, on average; half as much of what was sent before
+)
 _AT_HOME_SHARE = 0.5  # of a prompt that another router had before, thought to be on its conversation's home
 
 
@@ -47,11 +50,15 @@ class SliceTable:
         self._peak: Counter[str] = Counter()  # of in-flight requests since the last update, and before it
         self._peak_before: Counter[str] = Counter()
         self._others: dict[str, float] = {}  # requests that slices have from elsewhere
+        self._prefill: defaultdict[str, float] = defaultdict(
+            float
+        )  # tokens sent since the last update, and before it
+        self._prefill_before: defaultdict[str, float] = defaultdict(float)
         self._paces: dict[str, float] = {}
         self._weights: dict[str, float] = {}
         self._draws: dict[str, int] = {}
         self._index = prefix.PrefixIndex(_MOST_BLOCKS) if affinity is Affinity.PREFIX else None
-        self._elsewhere = 1 - 1 / routers  # of the requests
+        self._routers = routers
 
     def update(self, entries: Iterable[Entry], now_s: float) -> None:
         """Take over what the board says at this time."""
@@ -112,11 +119,12 @@ class SliceTable:
         if not able:
             raise NoSliceError(self._why_none(model))
         trace = prefix.trace(ask) if ask and self._index is not None else prefix.NOTHING
-        at_home = self._elsewhere * _AT_HOME_SHARE * trace.tokens
-        chosen = choice.choose([self._candidate(entry, trace) for entry in able], at_home).replica
+        at_home = (1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens
+        chosen = choice.choose([self._candidate(entry, trace) for entry in able], at_home)
+        self._prefill[chosen.replica] += max(0.0, trace.tokens - chosen.saved_tokens)
         if self._index is not None:
-            self._index.add(chosen, trace)
-        return self._entries[chosen]
+            self._index.add(chosen.replica, trace)
+        return self._entries[chosen.replica]
 
     def begin(self, replica: str) -> None:
         self._in_flight[replica] += 1
@@ -126,6 +134,8 @@ class SliceTable:
         self._in_flight[replica] -= 1
         if self._in_flight[replica] <= 0:
             del self._in_flight[replica]
+            self._prefill.pop(replica, None)
+            self._prefill_before.pop(replica, None)
 
     def suspect(self, replica: str) -> None:
         """Leave a slice out until two beats from now."""
@@ -137,10 +147,13 @@ class SliceTable:
 
     def _candidate(self, entry: Entry, trace: prefix.Trace) -> choice.Candidate:
         replica = entry.replica
-        load = self._in_flight[replica] + self._others.get(replica, 0.0)
+        # Every router reads the same report and makes up its share of what it says; if each made up all, all would
+        # go to the slice that was idle last.
+        load = self._in_flight[replica] + self._others.get(replica, 0.0) / self._routers
         return choice.Candidate(
             replica,
             load=load * self._weights.get(replica, 1.0),
+            prefill_tokens=_PREFILL_LEFT * (self._prefill[replica] + self._prefill_before[replica] / 2),
             waiting=entry.waiting,
             kv_usage=entry.kv_usage,
             pool=entry.pool,
@@ -175,6 +188,7 @@ class SliceTable:
             # Of what it says it runs, this router may have ended some since: the most it had counts as its own.
             own = max(self._peak[replica], self._peak_before[replica])
             self._others[replica] = max(0.0, entry.running + entry.waiting - own)
+        self._prefill, self._prefill_before = defaultdict(float), self._prefill
         self._peak, self._peak_before = self._in_flight.copy(), self._peak
         self._weights = {
             replica: weight for paces in pools.values() for replica, weight in choice.weights(paces).items()

@@ -19,6 +19,7 @@ def candidates(number: st.SearchStrategy[float]) -> st.SearchStrategy[list[Candi
         Candidate,
         replica=st.text("abcdef", min_size=1, max_size=3),
         load=number,
+        prefill_tokens=number,
         waiting=number,
         kv_usage=number,
         pool=st.integers(0, 2),
@@ -28,7 +29,7 @@ def candidates(number: st.SearchStrategy[float]) -> st.SearchStrategy[list[Candi
     return st.lists(each, min_size=1, max_size=8, unique_by=lambda candidate: candidate.replica)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(candidates(finite), finite, st.randoms())
 def test_the_choice_depends_on_the_numbers_alone(
     given_: list[Candidate], at_home: float, random: "Callable[..., None]"
@@ -39,7 +40,7 @@ def test_the_choice_depends_on_the_numbers_alone(
     assert choice.choose(given_, at_home).replica == chosen.replica
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(candidates(finite), finite)
 def test_nothing_cached_takes_a_request_past_the_brake(given_: list[Candidate], at_home: float) -> None:
     chosen = choice.choose(given_, at_home)
@@ -50,7 +51,7 @@ def test_nothing_cached_takes_a_request_past_the_brake(given_: list[Candidate], 
     assert chosen.load == least or chosen.load < choice.most_load(least)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(candidates(anything), anything)
 def test_numbers_that_are_no_numbers_are_survived(given_: list[Candidate], at_home: float) -> None:
     assert choice.choose(given_, at_home).replica in {each.replica for each in given_}
@@ -63,7 +64,7 @@ def test_a_report_of_nan_is_no_reason_to_take_a_slice_and_none_to_leave_it() -> 
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(candidates(finite))
 def test_where_nothing_is_cached_the_least_loaded_of_the_preferred_pool_is_chosen(
     given_: list[Candidate],
@@ -79,6 +80,12 @@ def test_a_request_more_is_worth_it_for_the_prefill_it_saves() -> None:
         assert choice.choose([idle, warm]).replica == chosen
 
 
+def test_of_slices_with_as_many_requests_the_one_with_less_prefill_before_it_is_chosen() -> None:
+    slices = [Candidate("a", load=3, prefill_tokens=900), Candidate("b", load=3, prefill_tokens=300)]
+    assert choice.choose(slices).replica == "b"
+
+
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=9, unique=True))
 def test_a_slice_less_moves_only_the_conversations_it_had(home: int, slices: list[int]) -> None:
     first = max(slices, key=lambda each: choice.draw(home, each))
@@ -95,7 +102,7 @@ def test_conversations_are_drawn_evenly() -> None:
     assert all(850 < taken.count(index) < 1150 for index in range(4))
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcd"), anything))
 def test_a_slow_slice_weighs_at_most_four_times_and_a_fast_one_never_less(paces: dict[str, float]) -> None:
     found = choice.weights(paces)

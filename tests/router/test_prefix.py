@@ -24,6 +24,7 @@ def shared(one: Trace, other: Trace) -> int:
     return index.matched("a", other.blocks)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.binary(max_size=5000), st.binary(max_size=5000), st.binary(max_size=5000))
 def test_texts_share_the_names_of_what_they_begin_with_alike_and_no_others(
     beginning: bytes, one: bytes, other: bytes
@@ -82,7 +83,7 @@ json_values = st.recursive(
 asked = ["messages", "prompt", "input", "tools", "system", "user", "cache_salt", "prompt_cache_key"]
 
 
-@settings(max_examples=40)
+@settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.sampled_from(asked), json_values))
 def test_no_body_is_too_odd_to_be_sent_on(fields: dict[str, Any]) -> None:
     assert trace(**fields) == trace(**fields)
@@ -101,6 +102,7 @@ def test_of_a_huge_prompt_only_the_beginning_is_looked_at() -> None:
 names = st.lists(st.integers(0, 30), unique=True, max_size=40).map(tuple)
 
 
+@settings(max_examples=25, deadline=None)
 @given(st.integers(1, 50), st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=20)), max_size=60))
 def test_the_index_never_holds_more_than_it_may_nor_a_block_without_those_before_it(
     most: int, sent: list[tuple[str, bytes]]
