@@ -46,6 +46,18 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--watch", action="store_true", help="draw it anew every second, until Ctrl-C")
     status.set_defaults(run=_status)
 
+    keys = commands.add_parser(
+        "keys",
+        help="make an API key: its line for the file of router.keys_file on stdout, the key itself on stderr",
+    )
+    keys.add_argument("name", help="whose key it is, for errors and the log")
+    keys.add_argument("--requests-per-minute", type=float, metavar="N")
+    keys.add_argument("--tokens-per-minute", type=float, metavar="N")
+    keys.add_argument("--concurrency", type=int, metavar="N", help="requests at once")
+    keys.add_argument("--priority", type=int, metavar="N", help="higher goes first (default: 0)")
+    keys.add_argument("--weight", type=float, metavar="W", help="share among keys of a priority (default: 1)")
+    keys.set_defaults(run=_keys)
+
     simulation = commands.add_parser("sim", help="TPU slices simulated on this machine")
     simulation.add_argument(
         "--name", default="sim", help="several simulations can run side by side (default: sim)"
@@ -202,6 +214,21 @@ def _status(options: argparse.Namespace) -> None:
 
         watch(address, Console())
     Console().print(display.board(board.wanted(), board.read()))
+
+
+def _keys(options: argparse.Namespace) -> None:
+    from serving.router import keys
+
+    key, line = keys.new(
+        options.name,
+        requests_per_minute=options.requests_per_minute,
+        tokens_per_minute=options.tokens_per_minute,
+        concurrency=options.concurrency,
+        priority=options.priority,
+        weight=options.weight,
+    )
+    print(line)
+    print(f"The key, which is shown this once: {key}", file=sys.stderr)
 
 
 def _address(options: argparse.Namespace) -> str:

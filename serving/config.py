@@ -94,6 +94,13 @@ class PoolSpec(_Spec):
         return _as_range(raw)
 
 
+class QueueSpec(_Spec):
+    """Requests that wait in a router for a slice of the model. 0 of either: none waits, it is refused at once."""
+
+    requests: int = Field(default=512, ge=0, description="The most that wait in one router.")
+    wait_s: float = Field(default=30, ge=0, description="Seconds after which one that waits is refused.")
+
+
 class ModelSpec(_Spec):
     """One model on slices of one shape, or of several in `pools`, the preferred first.
 
@@ -107,6 +114,7 @@ class ModelSpec(_Spec):
     parallel: ParallelSpec = ParallelSpec()
     pools: tuple[PoolSpec, ...] = ()
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
+    queue: QueueSpec = QueueSpec()
     drain_s: float = Field(
         default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
     )
@@ -191,6 +199,15 @@ class RouterSpec(_Spec):
     """The HTTP front."""
 
     replicas: int = Field(default=1, ge=1)
+    keys_file: str | None = Field(
+        default=None, description="File of API keys on the routers' hosts, as `serving keys` writes it."
+    )
+    private_status: bool = Field(
+        default=False, description="Whether /status.json and /metrics want an API key too."
+    )
+    max_body_bytes: int = Field(default=32 << 20, ge=1 << 10, description="Largest request body.")
+    body_timeout_s: float = Field(default=60, gt=0, description="Seconds a client may take to send a body.")
+    max_n: int = Field(default=128, ge=1, description="Most answers to one prompt (`n`, `best_of`).")
     request_log: bool = Field(default=True, description="One JSON line a request, without its words.")
     log_content: bool = Field(default=False, description="Prompts and answers too in the request log.")
     affinity: Affinity = Field(

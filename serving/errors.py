@@ -120,3 +120,42 @@ class NoSliceError(ServingError):
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "no_slice_ready"
+
+
+class UnauthorizedError(ServingError):
+    """The client shows no API key, or none of this service's."""
+
+    status = HTTPStatus.UNAUTHORIZED
+    code = "invalid_api_key"
+    kind = "invalid_request_error"
+
+
+class RateLimitError(ServingError):
+    """The client's key has used what it may use for now."""
+
+    status = HTTPStatus.TOO_MANY_REQUESTS
+    code = "rate_limit_exceeded"
+    kind = "rate_limit_error"
+
+
+class OverloadedError(ServingError):
+    """Every slice of the model is busy and the queue in front of them too long."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "overloaded"
+
+
+class TooLargeError(ServingError):
+    """The client's request is larger than this service takes."""
+
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    code = "request_too_large"
+    kind = "invalid_request_error"
+
+
+class SlowBodyError(ServingError):
+    """The client's request body did not come in time."""
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    code = "request_timeout"
+    kind = "invalid_request_error"

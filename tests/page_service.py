@@ -1,5 +1,6 @@
 """The router's HTTP surface over made-up slices and a real simulated engine, without Ray: what the page is shown."""
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -7,11 +8,13 @@ from dataclasses import dataclass, field, replace
 from fastapi import FastAPI
 from servers import asgi_server
 
-from serving.config import ModelSpec
+from serving.config import ModelSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import plan
 from serving.router.api import Api
+from serving.router.gate import Gate
 from serving.router.journal import Journal
+from serving.router.keys import KeyFile
 from serving.router.relay import Relay
 from serving.router.status import Decision, Status, status
 from serving.router.table import SliceTable
@@ -76,10 +79,14 @@ class Shown:
         @asynccontextmanager
         async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
             relay = Relay(self.table)
+            gate = Gate(RouterSpec(), self.plans, self.table, KeyFile(None))
+            beating = asyncio.create_task(gate.run(beat_s=0.02))
             outer.mount(
-                "/", Api(self.plans, self.table, relay, Journal(Recorder()), self.status, no_metrics).app()
+                "/",
+                Api(self.plans, self.table, relay, gate, Journal(Recorder()), self.status, no_metrics).app(),
             )
             yield
+            beating.cancel()
             await relay.close()
 
         return FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)

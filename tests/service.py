@@ -84,14 +84,16 @@ def service(
     engine: str = "vllm",
     startup: str = "",
     before: Callable[[SimulatedCluster], object] = lambda _: None,
+    router: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Iterator[Service]:
-    """`serve run` a YAML with `changes` to its first model on fresh simulated slices; everything ends with the block."""
+    """`serve run` a YAML with `changes` to its first model and to `router` on fresh simulated slices; everything ends with the block."""
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     raw["http_options"]["port"] = port
     raw["applications"][0]["args"]["models"][0] |= changes
+    raw["applications"][0]["args"]["router"] = router or {}
     directory.mkdir(parents=True, exist_ok=True)
     deployment = directory.with_suffix(".yaml")
     deployment.write_text(yaml.safe_dump(raw))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from serving.cli import main
+from serving.router.keys import KeyFile
 
 pytestmark = pytest.mark.unit
 
@@ -176,3 +177,20 @@ def test_an_interrupted_command_ends_as_a_shell_expects(
 
     monkeypatch.setattr(Path, "read_bytes", interrupted)
     assert main(["sim", "run", str(path)]) == 130
+
+
+def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """So that `serving keys batch >> keys.yaml` shows the key and keeps only its hash."""
+    assert main(["keys", "batch", "--requests-per-minute", "60", "--weight", "0.5"]) == 0
+    out, err = capsys.readouterr()
+    key = err.strip().rpartition(" ")[2]
+    (tmp_path / "keys.yaml").write_text(out)
+    holder = KeyFile(tmp_path / "keys.yaml").ring.holder([(b"authorization", f"Bearer {key}".encode())])
+    assert (holder.name, holder.requests_per_minute, holder.weight) == ("batch", 60, 0.5)
+    assert key not in out
+
+
+def test_a_key_with_a_limit_that_makes_no_sense(refusal: Refusal) -> None:
+    assert "weight: Input should be greater than 0" in refusal("keys", "batch", "--weight", "0")

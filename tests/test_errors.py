@@ -30,7 +30,9 @@ def test_an_error_crosses_processes_whole(kind: type[ServingError]) -> None:
 def test_an_error_is_said_in_the_shape_that_openai_clients_parse(kind: type[ServingError]) -> None:
     error = kind("why").openai_body()["error"]
     assert error == {"message": "why", "type": kind.kind, "param": kind.param, "code": kind.code}
-    assert kind.kind == ("invalid_request_error" if kind.status < 500 else "server_error")
+    by_status = {HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error"}
+    usual = "invalid_request_error" if kind.status < 500 else "server_error"
+    assert kind.kind == by_status.get(kind.status, usual)
 
 
 def test_codes_tell_errors_apart() -> None:
@@ -40,4 +42,4 @@ def test_codes_tell_errors_apart() -> None:
 def test_only_what_may_pass_by_itself_is_a_503() -> None:
     """Clients and load balancers try a 503 again."""
     again = {kind for kind in TREE if kind.status is HTTPStatus.SERVICE_UNAVAILABLE}
-    assert again == {errors.NoSliceError, errors.SliceLostError}
+    assert again == {errors.NoSliceError, errors.SliceLostError, errors.OverloadedError}

@@ -11,15 +11,23 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic_core import from_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from serving.errors import BadRequestError, MethodError, ServingError, UnknownPathError
+from serving.errors import (
+    MethodError,
+    ServingError,
+    SlowBodyError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownPathError,
+)
 from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router import page
 from serving.router.ask import Ask
+from serving.router.gate import Gate
+from serving.router.intake import check, fields_of
 from serving.router.journal import Journal, request_id
 from serving.router.record import RequestRecord
 from serving.router.relay import Relay, RelayedResponse, error_response
@@ -43,6 +51,7 @@ class Api:
         plans: Sequence[Plan],
         table: SliceTable,
         relay: Relay,
+        gate: Gate,
         journal: Journal,
         status: Callable[[], Status],
         metrics: Callable[[], Awaitable[str]],
@@ -51,6 +60,7 @@ class Api:
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
         self._table = table
         self._relay = relay
+        self._gate = gate
         self._journal = journal
         self._status = status
         self._metrics = metrics
@@ -86,13 +96,15 @@ class Api:
             self._table.choose(name)
         return Response(status_code=HTTPStatus.OK)
 
-    async def status(self) -> Response:
+    async def status(self, request: Request) -> Response:
         """What the page at `/` draws."""
+        self._gate.status_is_open_to(request.headers.raw)
         body = self._status().model_dump_json()
         return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
         """Every metric of the service, its slices' engines included, for Prometheus."""
+        self._gate.status_is_open_to(request.headers.raw)
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
     async def forward(self, request: Request) -> Any:
@@ -108,18 +120,21 @@ class Api:
             record.end()
             raise
 
-    async def _forward(self, request: Request, record: RequestRecord) -> RelayedResponse:
+    async def _forward(self, request: Request, record: RequestRecord) -> Response:
         path = record.path
         if request.method != "POST" or _takes(path) != "POST":
             raise _refusal(request)
         if path in _NOT_FORWARDED:
             raise UnknownPathError(f"There is no {path} here.")
-        body = await request.body()
-        fields = await _fields(request, body)
+        account = self._gate.account(request.headers.raw)
+        body = await self._gate.bodies.read(request, time.monotonic())
+        fields = await fields_of(request, body)
         model = self._table.resolve(fields.get("model"))
         record.model = model
         record.question = body
-        return RelayedResponse(self._relay, Ask.of(request, model, path, body, fields, record))
+        check(fields, self._plans[model], self._gate.spec)
+        ask = Ask.of(request, model, path, body, fields, record)
+        return self._gate.admitted(account, ask, RelayedResponse(self._relay, ask))
 
     def _card(self, name: str) -> dict[str, Any]:
         plan = self._plans[name]
@@ -137,22 +152,6 @@ class Api:
             "slices_ready": len(serving),
             "simulated": any(entry.simulated for entry in entries),
         }
-
-
-async def _fields(request: Request, body: bytes) -> dict[str, Any]:
-    """The fields of a JSON or form body; raises BadRequestError."""
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        async with request.form() as form:
-            return dict(form)
-    if not body:
-        raise BadRequestError("The request has no body; a JSON object is needed.")
-    try:
-        fields = from_json(body, allow_inf_nan=False)
-    except ValueError as error:
-        raise BadRequestError(f"The request body is not JSON: {error}.") from None
-    if not isinstance(fields, dict):
-        raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
-    return fields
 
 
 def _path(request: Request) -> str:
@@ -174,16 +173,18 @@ def _refusal(request: Request) -> ServingError:
 async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServingError)  # noqa: S101  that is what it is registered for
     response = error_response(error)
-    if isinstance(error, MethodError):
-        response.headers["allow"] = _takes(_path(request))
+    match error:
+        case MethodError():
+            response.headers["allow"] = _takes(_path(request))
+        case UnauthorizedError():
+            response.headers["www-authenticate"] = "Bearer"
+        case TooLargeError() | SlowBodyError():
+            response.headers["connection"] = "close"  # the rest of the body is not read
     return response
 
 
-async def _on_http_error(request: Request, error: Exception) -> JSONResponse:
-    """Starlette's own refusals: a method nobody knows, or a form that can't be read."""
-    assert isinstance(error, HTTPException)  # noqa: S101  that is what it is registered for
-    if error.status_code == HTTPStatus.BAD_REQUEST:
-        return error_response(BadRequestError(f"The request body is not a form: {error.detail}"))
+async def _on_http_error(request: Request, _: Exception) -> JSONResponse:
+    """Starlette's own refusal: a method nobody knows."""
     return await _on_serving_error(request, _refusal(request))
 
 

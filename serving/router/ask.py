@@ -8,10 +8,13 @@ from starlette.requests import Request
 
 from serving.router.record import RequestRecord
 
+# What a client proves itself with is between it and the router.
+_CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
+
 
 @dataclass(frozen=True)
 class Ask:
-    """A POST for one model. `body` goes to the slice as it came; `fields` is what it says.
+    """A POST for one model. `body` goes to the slice as it came, `headers` without credentials; `fields` is what it says.
 
     `record` is where each part says what it did for it.
     """
@@ -35,5 +38,6 @@ class Ask:
         record: RequestRecord | None = None,
     ) -> Self:
         raw: Iterable[tuple[bytes, bytes]] = request.headers.raw
+        headers = tuple(header for header in raw if header[0] not in _CREDENTIALS)
         record = record or RequestRecord(path)
-        return cls(model, path, body, fields, request.url.query, tuple(raw), record)
+        return cls(model, path, body, fields, request.url.query, headers, record)

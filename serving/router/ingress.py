@@ -15,7 +15,9 @@ from serving.config import RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.api import Api
+from serving.router.gate import Gate
 from serving.router.journal import Journal
+from serving.router.keys import KeyFile
 from serving.router.recent import Recent
 from serving.router.relay import Relay
 from serving.router.request_log import RequestLog
@@ -23,7 +25,7 @@ from serving.router.scrape import Scraper
 from serving.router.status import Status, status
 from serving.router.table import SliceTable
 from serving.router.window import Window
-from serving.slices import agents, board
+from serving.slices import agents, board, placement
 
 logger = logging.getLogger("ray.serve")
 
@@ -34,6 +36,7 @@ class Router:
 
     async def __init__(self, plans: list[Plan], spec: RouterSpec, *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         """`_slices`: the deployments of the slices; that they are bound here is what makes Serve run them."""
+        keys = KeyFile.of(spec.keys_file)
         self._plans = plans
         wanted: Counter[str] = Counter()
         shapes: dict[str, list[str]] = {}
@@ -59,17 +62,29 @@ class Router:
         self._replica = serve.get_replica_context().replica_tag
         self._beats = 0
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._entries)
+        self._gate = Gate(spec, plans, self._table, keys)
         await self._read_board()
+        self._gate.beat()
+        self._beating = asyncio.create_task(self._gate.run())
+        if not keys.ring.required:
+            await asyncio.to_thread(_warn_if_public)
         self._reading = asyncio.create_task(self._follow_board())
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve asks for the app once this replica is made."""
         return Api(
-            self._plans, self._table, self._relay, self._journal, self._status, self._scraper.page
+            self._plans,
+            self._table,
+            self._relay,
+            self._gate,
+            self._journal,
+            self._status,
+            self._scraper.page,
         ).app()
 
     async def __del__(self) -> None:
         self._reading.cancel()
+        self._beating.cancel()
         await self._relay.close()
         await self._scraper.close()
         if self._log:
@@ -98,15 +113,15 @@ class Router:
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
         self._relay.breaker.keep({entry.replica for entry in entries})
+        self._gate.others(self._demands, self._replica)
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, forgotten)
         await asyncio.to_thread(self._tell, entries, now_s)
 
     def _demand(self, model: str) -> board.Demand:
-        in_flight = sum(self._table.in_flight(entry.replica) for entry in self._table.entries(model))
         times = self._recent.percentiles(model)
-        return board.Demand(self._replica, model, in_flight=in_flight, **times, beat=self._beats)
+        return board.Demand(self._replica, model, **self._gate.counts(model), **times, beat=self._beats)
 
     def _tell(self, entries: list[board.Entry], now_s: float) -> None:
         in_flight = dict.fromkeys(self._table.shapes, 0)
@@ -122,6 +137,16 @@ def _log_path() -> Path:
     """Beside the logs of Ray and Serve, one file a router process."""
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())  # noqa: SLF001
     return session / "logs" / f"requests-{ray.get_runtime_context().get_actor_id()}.jsonl"
+
+
+def _warn_if_public() -> None:
+    host = placement.http_host()
+    if host not in ("localhost", "::1") and not host.startswith("127."):
+        logger.warning(
+            "this service listens on %s and asks nobody for an API key; router.keys_file names a file of keys, "
+            "`serving keys NAME` makes one",
+            host,
+        )
 
 
 def _write_board(wanted: list[board.Wanted], demands: list[board.Demand], forgotten: list[str]) -> None:

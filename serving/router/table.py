@@ -117,7 +117,7 @@ class SliceTable:
             if entry.serves and entry.replica not in self._suspects and entry.replica not in tried
         ]
         if not able:
-            raise NoSliceError(self._why_none(model))
+            raise NoSliceError(self.why_none(model))
         trace = prefix.trace(ask) if ask and self._index is not None else prefix.NOTHING
         at_home = (1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens
         chosen = choice.choose([self._candidate(entry, trace) for entry in able], at_home)
@@ -199,7 +199,8 @@ class SliceTable:
         for new in self._entries.keys() - self._draws.keys():
             self._draws[new] = prefix.everywhere(new.encode())
 
-    def _why_none(self, model: str) -> str:
+    def why_none(self, model: str) -> str:
+        """What a model without a slice is waiting for."""
         said, comes_back = [], False
         for entry in self.entries(model):
             where = f"one on slice {entry.slice or '?'}"

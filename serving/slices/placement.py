@@ -7,6 +7,7 @@ Private names of Ray Serve are used in this module alone:
 
 - `ray.serve._private.default_impl._default_create_placement_group` (its header promises stability to extensions)
 - the fields of `ray.serve._private.common.CreatePlacementGroupRequest` that it reads
+- `ray.serve.context._get_global_client`, for the address that the front door listens on
 """
 
 import inspect
@@ -56,6 +57,13 @@ def install() -> None:
         return create_slice_group(request.bundles, name=request.name, lifetime="detached")
 
     setattr(default_impl, _EXTENSION_POINT, create)
+
+
+def http_host() -> str:
+    """The host of `http_options` of the Serve this process runs in; blocks."""
+    from ray.serve.context import _get_global_client  # noqa: PLC0415  as above
+
+    return str(_get_global_client().http_config.host)
 
 
 def _extension_point(module: Any) -> Callable[[Any], Any]:

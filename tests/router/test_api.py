@@ -14,11 +14,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from serving.config import ModelSpec
+from serving.config import ModelSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan, plan
 from serving.router.api import Api
+from serving.router.gate import Gate
 from serving.router.journal import Journal
+from serving.router.keys import KeyFile
 from serving.router.relay import Relay
 from serving.router.status import Status, status
 from serving.router.table import SliceTable
@@ -33,7 +35,8 @@ CHAT = "/v1/chat/completions"
 
 def planned(name: str, model: str) -> Plan:
     slice_ = {"generation": "v6e", "topology": "2x4", "hosts": 2}
-    return plan(ModelSpec.model_validate({"name": name, "model": model, "slice": slice_}))
+    spec = {"name": name, "model": model, "slice": slice_, "queue": {"wait_s": 0}}
+    return plan(ModelSpec.model_validate(spec))
 
 
 PLANS = [planned(LLAMA, "meta-llama/Llama-3.1-8B-Instruct"), planned(QWEN, "Qwen/Qwen3-8B")]
@@ -68,7 +71,8 @@ def app_of(plans: list[Plan], entries: list[Entry], prefix: str = "/") -> FastAP
     @asynccontextmanager
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Relay(table)
-        outer.mount(prefix, Api(plans, table, relay, Journal(Recorder()), seen, no_metrics).app())
+        gate = Gate(RouterSpec(), plans, table, KeyFile(None))
+        outer.mount(prefix, Api(plans, table, relay, gate, Journal(Recorder()), seen, no_metrics).app())
         yield
         await relay.close()
 

@@ -1,0 +1,247 @@
+"""Admission as a router lives it: who asks, the wait for a turn, and what the answer used.
+
+The fast path has no timer and no task: a request whose model has a free seat is let through in one call. One loop, `run`,
+beats for all: it expires whoever waits too long, takes over the board's load, and looks whether the file of keys changed.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Message, Receive, Scope, Send
+
+from serving.config import RouterSpec
+from serving.errors import ConfigError
+from serving.planning import Plan
+from serving.router.admission import Admission, Backlog, Outlook, Ticket, Where, seats
+from serving.router.ask import Ask
+from serving.router.intake import BYTES_PER_TOKEN, BodyReader, demand
+from serving.router.keys import ANYONE, KeyFile
+from serving.router.limits import Account, Refusal
+from serving.router.record import RequestRecord
+from serving.router.table import SliceTable
+from serving.slices import board
+from serving.slices.board import Demand, State
+
+logger = logging.getLogger("ray.serve")
+
+# Paths that a slice answers without its engine: they take no seat.
+_NO_SEAT = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
+
+
+class Gate:
+    """What stands between a request that was read and the relay."""
+
+    def __init__(
+        self,
+        spec: RouterSpec,
+        plans: Sequence[Plan],
+        table: SliceTable,
+        keys: KeyFile,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError where the status is to be private and there are no keys."""
+        if spec.private_status and not keys.ring.required:
+            raise ConfigError("router.private_status wants keys; name a file of them in router.keys_file")
+        self.bodies = BodyReader(spec)
+        self.spec = spec
+        self._table = table
+        self._keys = keys
+        self._clock = clock
+        self._most: dict[str, dict[int, int]] = {}
+        for plan in plans:  # one a pool, the preferred first
+            pools = self._most.setdefault(plan.model.name, {})
+            pools[len(pools)] = plan.most_sequences
+        self._queues = {plan.model.name: plan.model.queue for plan in plans}
+        self._admission = Admission(self._queues)
+        self._backlog = Backlog()
+        self._accounts: dict[str, Account] = {}
+        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._elsewhere: Mapping[str, int] = {}
+        self._routers = 1
+        self._set_accounts()
+        self.beat()
+
+    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account:
+        """Whose request it is; raises UnauthorizedError."""
+        return self._accounts[self._keys.ring.holder(headers).name]
+
+    def status_is_open_to(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises UnauthorizedError where the status is private and no key is shown."""
+        if self.spec.private_status:
+            self._keys.ring.holder(headers)
+
+    def admitted(self, account: Account, ask: Ask, response: Response) -> Response:
+        """The response, once it is its request's turn."""
+        tokens, sequences = demand(ask.fields, ask.body)
+        ticket = Ticket(
+            model=ask.model,
+            account=account,
+            tokens=tokens,
+            seats=0 if ask.path in _NO_SEAT else sequences,
+            size_bytes=len(ask.body),
+            since_s=self._clock(),
+        )
+        return _Admitted(self, ticket, ask.record, response)
+
+    def others(self, demands: Iterable[Demand], router: str) -> None:
+        """What the other routers have under way, and how many there are, from the live entries of the board."""
+        theirs = [one for one in demands if one.router != router]
+        elsewhere: dict[str, int] = {}
+        for one in theirs:
+            elsewhere[one.model] = elsewhere.get(one.model, 0) + one.in_flight
+        self._elsewhere = elsewhere
+        routers = 1 + len({one.router for one in theirs})
+        if routers != self._routers:
+            self._routers = routers
+            self._set_accounts()
+
+    def counts(self, model: str) -> dict[str, int]:
+        """The fields of board.Demand that admission knows."""
+        return self._admission.counts(model)
+
+    async def run(self, beat_s: float = board.BEAT_S) -> None:
+        """Beat until cancelled."""
+        while True:
+            await asyncio.sleep(beat_s)
+            try:
+                self.beat()
+                self._refresh_keys()
+            except Exception:
+                logger.exception("the gate missed a beat")
+
+    def beat(self) -> None:
+        now_s = self._clock()
+        self.bodies.sweep(now_s)
+        missing_s = {wanted.model: wanted.missing_for_s for wanted in self._table.wanted(now_s)}
+        entries = {model: self._table.entries(model) for model in self._most}
+        backlog = self._backlog.beat(entry for each in entries.values() for entry in each)
+        for model, each in entries.items():
+            outlook = Outlook(
+                seats=seats(
+                    each,
+                    self._most[model],
+                    backlog,
+                    taken=self._admission.seats_taken(model),
+                    elsewhere=self._elsewhere.get(model, 0),
+                    routers=self._routers,
+                ),
+                # One that has been sought for longer than a request may wait is not taken to come for this one.
+                coming=any(entry.state is State.STARTING for entry in each)
+                or missing_s.get(model, 0.0) <= self._queues[model].wait_s,
+                why_none=self._table.why_none(model),
+            )
+            self._wake(self._admission.beat(model, outlook, now_s))
+
+    def ask(self, ticket: Ticket) -> None:
+        self._wake(self._admission.ask(ticket, ticket.since_s))
+
+    def leave(self, ticket: Ticket, used_tokens: float) -> None:
+        ticket.used_tokens = used_tokens
+        self._turns.pop(ticket, None)
+        self._wake(self._admission.leave(ticket, self._clock()))
+
+    async def turn(self, ticket: Ticket, receive: Receive) -> bool:
+        """Wait until a held request is let through or sent away; false where its client has gone."""
+        turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+            return not gone.done()
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    def waited_s(self, ticket: Ticket) -> float:
+        return self._clock() - ticket.since_s
+
+    def with_limits(self, account: Account, send: Send) -> Send:
+        """An ASGI `send` that adds the limits' headers."""
+
+        def sending(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), *account.headers(self._clock())]
+                message = {**message, "headers": headers}
+            return send(message)
+
+        return sending
+
+    def _wake(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            turn = self._turns.pop(ticket, None)
+            if turn and not turn.done():
+                turn.set_result(None)
+
+    def _refresh_keys(self) -> None:
+        try:
+            if self._keys.refresh():
+                self._set_accounts()
+                logger.info("%d API keys are in force", len(self._keys.ring.keys))
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error.message)  # noqa: TRY400  the message says it all
+
+    def _set_accounts(self) -> None:
+        """One a key; what a key has used stays used when the file changes."""
+        now_s = self._clock()
+        kept = {}
+        for key in self._keys.ring.keys or (ANYONE,):
+            kept[key.name] = self._accounts.get(key.name) or Account(key)
+            kept[key.name].set(key, 1 / self._routers, now_s)
+        self._accounts = kept
+
+
+class _Admitted(Response):
+    """An ASGI response that is another one, sent when its request's turn has come."""
+
+    def __init__(self, gate: Gate, ticket: Ticket, record: RequestRecord, response: Response) -> None:
+        super().__init__()
+        self._gate = gate
+        self._ticket = ticket
+        self._record = record
+        self._response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gate, ticket, record = self._gate, self._ticket, self._record
+        gate.ask(ticket)
+        try:
+            if ticket.where is Where.HELD and not await gate.turn(ticket, receive):
+                record.cancelled()
+                return
+            record.admitted(ticket.account.key.name, gate.waited_s(ticket))
+            response = self._response
+            if ticket.refusal:
+                record.failed(ticket.refusal.error)
+                response = refusal_response(ticket.refusal)
+            if ticket.account.limited:
+                send = gate.with_limits(ticket.account, send)
+            await response(scope, receive, send)
+        finally:
+            record.end()
+            gate.leave(ticket, _used_tokens(record, ticket))
+
+
+def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:
+    """What the answer says it used; an event is a token where it does not say, and an error costs nothing."""
+    if not record.status or record.status >= HTTPStatus.BAD_REQUEST:
+        return 0.0
+    prompt = ticket.size_bytes / BYTES_PER_TOKEN if record.prompt_tokens is None else record.prompt_tokens
+    return prompt + (record.output_tokens or 0)
+
+
+def refusal_response(refusal: Refusal) -> JSONResponse:
+    """With the time after which to ask again; where asking again is no use, OpenAI's clients are told so too."""
+    response = JSONResponse(refusal.error.openai_body(), status_code=refusal.error.status)
+    if refusal.retry_after_s is None:
+        response.headers["x-should-retry"] = "false"
+    else:
+        response.headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
+    return response
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

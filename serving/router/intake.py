@@ -1,0 +1,244 @@
+"""A request's body, read within a size and a time, and refused where no engine could answer it.
+
+Only what would cost an engine, or would make it reach out into the network, is looked at; what fields mean, and whether
+there are such fields, is vLLM's business: it ignores unknown ones, as OpenAI's clients of any age rely on, and so do we.
+A key that stands twice in one object is refused: the two readers of a body must not read two requests in it.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+import jiter
+from fastapi import Request
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.requests import ClientDisconnect
+
+from serving.config import RouterSpec
+from serving.errors import BadRequestError, SlowBodyError, TooLargeError
+from serving.planning import Plan
+
+# No tokenizer of ours has a longer token (Llama 3: 128 spaces); text beyond is too long whatever it says.
+_LONGEST_TOKEN_CHARS = 128
+# vLLM compares every stop text with every new piece of every answer.
+_MOST_STOPS = 64
+_LONGEST_STOP_CHARS = 1024
+# Prompts of one request times answers to each.
+_MOST_SEQUENCES = 4096
+# Of English text in JSON, about; what a request used is put right afterwards.
+BYTES_PER_TOKEN = 4
+# Where requests put text that goes through a chat template or tokenizer, and media beside it.
+_CONTENT = (
+    "messages",
+    "input",
+    "prompt",
+    "queries",
+    "query",
+    "documents",
+    "data_1",
+    "data_2",
+    "text_1",
+    "text_2",
+)
+
+
+class BodyReader:
+    """Reads bodies, at most so large and so slow. Deadlines are kept by `sweep`, without a timer for each request."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        self._spec = spec
+        self._readers: dict[asyncio.Task[Any], float] = {}
+        self._overdue: set[asyncio.Task[Any]] = set()
+
+    async def read(self, request: Request, now_s: float) -> bytes:
+        """Raises TooLargeError, SlowBodyError, ClientDisconnect."""
+        most = self._spec.max_body_bytes
+        said = request.headers.get("content-length", "")
+        if said.isdecimal() and int(said[:20]) > most:
+            raise self._too_large()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  a coroutine runs in one
+        self._readers[task] = now_s + self._spec.body_timeout_s
+        try:
+            return await self._pieces(request, most)
+        except asyncio.CancelledError:
+            if task not in self._overdue:
+                raise
+            task.uncancel()
+            raise SlowBodyError(
+                f"The request body did not come within {self._spec.body_timeout_s:g} s."
+            ) from None
+        finally:
+            del self._readers[task]
+            self._overdue.discard(task)
+
+    def sweep(self, now_s: float) -> None:
+        """End the reading of bodies whose time is up."""
+        for task, deadline_s in self._readers.items():
+            if now_s >= deadline_s and task not in self._overdue:
+                self._overdue.add(task)
+                task.cancel()
+
+    async def _pieces(self, request: Request, most: int) -> bytes:
+        body = b""
+        rest: list[bytes] = []
+        size = 0
+        while True:
+            message = await request.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > most:
+                raise self._too_large()
+            if body:
+                rest.append(piece)
+            else:
+                body = piece
+            if not message.get("more_body"):
+                return b"".join((body, *rest)) if rest else body
+
+    def _too_large(self) -> TooLargeError:
+        return TooLargeError(
+            f"The request body is larger than {self._spec.max_body_bytes} bytes, the most this service takes "
+            "(router.max_body_bytes)."
+        )
+
+
+async def fields_of(request: Request, body: bytes) -> dict[str, Any]:
+    """The fields of a JSON or form body; raises BadRequestError."""
+    if request.headers.get("content-type", "").startswith("multipart/form-data"):
+        return await _form(request, body)
+    if not body:
+        raise BadRequestError("The request has no body; a JSON object is needed.")
+    try:
+        fields = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
+    except ValueError as error:
+        raise BadRequestError(f"The request body is not JSON: {str(error)[:200]}.") from None
+    if not isinstance(fields, dict):
+        raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
+    return fields
+
+
+async def _form(request: Request, body: bytes) -> dict[str, Any]:
+    async def once() -> AsyncGenerator[bytes, None]:
+        yield body
+        yield b""
+
+    try:
+        form = await MultiPartParser(request.headers, once()).parse()
+    except (MultiPartException, KeyError) as error:
+        raise BadRequestError(f"The request body is not a form: {error}") from None
+    fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+    await form.close()
+    return fields
+
+
+def check(fields: Mapping[str, Any], plan: Plan, spec: RouterSpec) -> None:
+    """Refuse what no engine should see; raises BadRequestError with what was asked and what may be."""
+    for name in ("n", "best_of"):
+        if isinstance(asked := fields.get(name), int) and asked > spec.max_n:
+            raise BadRequestError(
+                f"{name} is {_short(asked)}; at most {spec.max_n} answers to a prompt are given."
+            )
+    if (sequences := _sequences(fields)) > _MOST_SEQUENCES:
+        raise BadRequestError(
+            f"The request makes {sequences} sequences, prompts times n; send at most {_MOST_SEQUENCES} at a time."
+        )
+    for name in ("stop", "stop_token_ids", "stop_sequences", "bad_words"):
+        _check_stops(name, fields.get(name))
+    _check_length(fields, plan.fit.max_model_len)
+    allowed = plan.engine.get("allowed_media_domains") or ()
+    local = bool(plan.engine.get("allowed_local_media_path"))
+    for name in _CONTENT:
+        if isinstance(content := fields.get(name), list | dict):
+            for url in _urls(content):
+                _check_url(url, allowed, local=local)
+
+
+def demand(fields: Mapping[str, Any], body: bytes) -> tuple[float, int]:
+    """Tokens that a request may use, about, and the sequences it makes. Whatever nonsense it says, both are sane."""
+    sequences = _sequences(fields)
+    most = 0
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
+        if isinstance(asked := fields.get(name), int) and asked > 0:
+            most = max(most, min(asked, 1 << 30))
+    return len(body) / BYTES_PER_TOKEN + most * sequences, min(sequences, _MOST_SEQUENCES)
+
+
+def _sequences(fields: Mapping[str, Any]) -> int:
+    n = fields.get("n")
+    answers = n if isinstance(n, int) and n > 0 else 1
+    prompt = fields.get("prompt", fields.get("input"))
+    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+    return answers * (len(prompt) if several and isinstance(prompt, list) else 1)
+
+
+def _check_stops(name: str, stops: Any) -> None:
+    texts = stops if isinstance(stops, list) else [stops]
+    if len(texts) > _MOST_STOPS:
+        raise BadRequestError(f"{name} has {len(texts)} entries; send at most {_MOST_STOPS}.")
+    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    if longest > _LONGEST_STOP_CHARS:
+        raise BadRequestError(
+            f"{name} has a text of {longest} characters; send at most {_LONGEST_STOP_CHARS}."
+        )
+
+
+def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
+    """Exact for token ids; for text what is too long whatever the tokenizer. The engine counts the rest."""
+    for name in ("prompt", "input", "tokens", "prompt_token_ids"):
+        prompt = fields.get(name)
+        prompts = (
+            prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
+        )
+        for one in prompts:
+            if isinstance(one, list) and one and isinstance(one[0], int) and len(one) > max_model_len:
+                raise BadRequestError(
+                    f"{name} has {len(one)} tokens; the context of this model is {max_model_len}."
+                )
+            if isinstance(one, str) and len(one) > max_model_len * _LONGEST_TOKEN_CHARS:
+                raise BadRequestError(
+                    f"{name} has {len(one)} characters; no text of that length fits the context of {max_model_len} tokens."
+                )
+
+
+def _urls(content: Any) -> Iterator[str]:
+    """Every URL that a part of a request's content gives: OpenAI's image_url and its like, Anthropic's source."""
+    todo: list[Any] = [content]
+    while todo:
+        value = todo.pop()
+        if isinstance(value, list):
+            if not (value and isinstance(value[0], int | float)):  # token ids
+                todo.extend(value)
+        elif isinstance(value, dict):
+            for name, inner in value.items():
+                if isinstance(inner, list | dict):
+                    todo.append(inner)
+                elif isinstance(inner, str) and (name == "url" or name.endswith("_url")):
+                    yield inner
+
+
+def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:
+    try:
+        parts = urlsplit(url.strip())
+        scheme, host = parts.scheme.lower(), parts.hostname
+    except ValueError:
+        raise BadRequestError(f"{_short(url)} is not a URL.") from None
+    if scheme == "data" or (scheme == "file" and local) or (scheme in ("http", "https") and host in allowed):
+        return
+    domains = ", ".join(allowed) or "none"
+    raise BadRequestError(
+        f"{_short(url)} is not fetched: send media as a data: URL. Domains this service fetches from: {domains} "
+        "(engine.allowed_media_domains)."
+    )
+
+
+def _short(value: Any) -> str:
+    text = (
+        repr(value)
+        if not isinstance(value, int) or abs(value) < 1 << 64
+        else f"a number of {value.bit_length()} bits"
+    )
+    return text if len(text) <= 100 else text[:97] + "..."

@@ -1,0 +1,167 @@
+"""API keys: who asks, and what that key may use. A file of hashes, read anew when it changes.
+
+A key is 32 random bytes, so one SHA-256 of it is enough: nothing can be guessed from the hash that could not be guessed
+without it. Of the key itself nothing is kept, and no error or log line repeats it.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from serving.errors import ConfigError, UnauthorizedError
+
+# The secret itself, in the form of the file, where no file is mounted.
+VARIABLE = "SERVING_KEYS"
+_PREFIX = "sk-"
+_HEX_DIGITS = 64
+
+
+class Key(BaseModel):
+    """One key of the file. Limits that are left out do not exist; `priority` is strict, `weight` shares within one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=100)
+    sha256: str = Field(pattern=rf"^[0-9a-f]{{{_HEX_DIGITS}}}$")
+    requests_per_minute: float | None = Field(default=None, gt=0)
+    tokens_per_minute: float | None = Field(default=None, gt=0)
+    concurrency: int | None = Field(default=None, ge=1)
+    priority: int = Field(default=0, ge=-100, le=100)
+    weight: float = Field(default=1, gt=0, le=1000)
+
+
+# Who asks where the service has no keys, and who a request without one is where it has none to give.
+ANYONE = Key(name="anyone", sha256="0" * _HEX_DIGITS)
+
+
+@dataclass(frozen=True)
+class KeyRing:
+    """The keys of one reading of the file; `required` is false where the service has none."""
+
+    keys: tuple[Key, ...] = ()
+    required: bool = False
+    _by_hash: Mapping[bytes, Key] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_by_hash", {_bucket(bytes.fromhex(key.sha256)): key for key in self.keys})
+
+    def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:
+        """The key that a request shows, as OpenAI's clients send it or Anthropic's; raises UnauthorizedError."""
+        if not self.required:
+            return ANYONE
+        shown = _shown(headers)
+        if shown is None:
+            raise UnauthorizedError("No API key was sent; send `Authorization: Bearer KEY`.")
+        digest = hashlib.sha256(shown).digest()
+        key = self._by_hash.get(_bucket(digest))
+        # What time the look-up takes tells of hashes at most, and of the part of them that is no secret.
+        if not hmac.compare_digest(digest, bytes.fromhex(key.sha256) if key else bytes(32)) or key is None:
+            raise UnauthorizedError("The API key that was sent is not one of this service's.")
+        return key
+
+
+def parse(text: str | bytes, where: str) -> KeyRing:
+    """Read a list of keys; raises ConfigError with the place of each problem, never with what stands there."""
+    try:
+        raw = yaml.safe_load(text)
+        keys = TypeAdapter(tuple[Key, ...]).validate_python(raw if raw is not None else [])
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = "" if line is None else f", line {line + 1}"
+        raise ConfigError(f"{where}{place}: not YAML; `serving keys NAME` writes a line of it") from None
+    except ValidationError as error:
+        problems = "; ".join(_explain(dict(problem)) for problem in error.errors(include_input=False))
+        raise ConfigError(f"{where}: {problems}; `serving keys NAME` writes a line of it") from None
+    for what in ("name", "sha256"):
+        values = [getattr(key, what) for key in keys]
+        if twice := next((key for key in keys if values.count(getattr(key, what)) > 1), None):
+            raise ConfigError(f"{where}: two keys have the {what} of {twice.name!r}")
+    return KeyRing(keys, required=True)
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    place = ".".join(str(part) for part in problem["loc"]) or "the file"
+    return f"{place}: {problem['msg']}"
+
+
+def new(name: str, **limits: float | None) -> tuple[str, str]:
+    """A fresh key, and the line of the file that lets it in; raises ConfigError."""
+    key = _PREFIX + secrets.token_urlsafe(32)
+    given = {limit: value for limit, value in limits.items() if value is not None}
+    entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **given}
+    line = yaml.safe_dump([entry], default_flow_style=None, sort_keys=False, width=10_000)
+    parse(line, "this key")
+    return key, line.strip()
+
+
+class KeyFile:
+    """Where the keys come from: a file, or the variable where no file is named. Looks at the file, keeps what it said."""
+
+    def __init__(self, path: Path | None, secret: str | None = None) -> None:
+        """Raises ConfigError where there are keys to read and they can't be."""
+        if path and secret is not None:
+            raise ConfigError(f"router.keys_file and {VARIABLE} are both set; unset one")
+        self._path = path
+        self._version: tuple[int, ...] = ()
+        self._problem = ""
+        self.ring = parse(secret, VARIABLE) if secret is not None else KeyRing()
+        if path:
+            self.ring = parse(self._read(path), str(path))
+
+    @classmethod
+    def of(cls, path: str | None) -> "KeyFile":
+        return cls(Path(path) if path else None, os.environ.get(VARIABLE))
+
+    def refresh(self) -> bool:
+        """Read the file if it is another one; true where there are new keys.
+
+        One that can't be read raises ConfigError, once: the keys stay as they were.
+        """
+        if not self._path:
+            return False
+        try:
+            if _version(self._path) == self._version:
+                return False
+            self.ring = parse(self._read(self._path), str(self._path))
+        except (OSError, ConfigError) as error:
+            said = error.message if isinstance(error, ConfigError) else f"{self._path}: {error.strerror}"
+            if said == self._problem:
+                return False
+            self._problem = said
+            raise ConfigError(said) from None
+        self._problem = ""
+        return True
+
+    def _read(self, path: Path) -> bytes:
+        try:
+            self._version = _version(path)
+            return path.read_bytes()
+        except OSError as error:
+            raise ConfigError(f"router.keys_file {path}: {error.strerror}") from None
+
+
+def _version(path: Path) -> tuple[int, ...]:
+    """What changes with every way to write a file, a secret's swapped symbolic link included."""
+    found = path.stat()
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
+def _bucket(digest: bytes) -> bytes:
+    return digest[:8]
+
+
+def _shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    for name, value in headers:
+        if name == b"authorization" and value[:7].lower() == b"bearer ":
+            return value[7:].strip()
+        if name == b"x-api-key":
+            return value.strip()
+    return None

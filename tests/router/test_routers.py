@@ -1,0 +1,126 @@
+"""Two routers behind HAProxy, with keys, on simulated slices: what they share, and what is lost when one dies."""
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+from service import MODEL, Service, service
+
+from serving.router.keys import new
+from serving.slices import board
+
+pytestmark = pytest.mark.cluster
+
+ROUTERS = 2
+CHAT = "/v1/chat/completions"
+BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
+MINUTE = 60
+
+
+@pytest.fixture(scope="module")
+def keys(short_directory: Path) -> dict[str, str]:
+    """Keys by name; the file of them is where the service looks for it."""
+    made = {"free": new("free"), "counted": new("counted", requests_per_minute=MINUTE)}
+    short_directory.parent.mkdir(exist_ok=True)
+    lines = [line for _, line in made.values()]
+    (short_directory.parent / "keys.yaml").write_text("\n".join(lines))
+    return {name: key for name, (key, _) in made.items()}
+
+
+@pytest.fixture(scope="module")
+def running(short_directory: Path, keys: dict[str, str]) -> Iterator[Service]:  # noqa: ARG001  the file is there
+    with service(
+        short_directory,
+        slices=2,
+        engine="simulated",
+        slice={"generation": "v6e", "topology": "1x1"},
+        replicas=2,
+        router={
+            "replicas": ROUTERS,
+            "keys_file": str(short_directory.parent / "keys.yaml"),
+            "private_status": True,
+        },
+    ) as found:
+        found.until(lambda: len(live_routers()) == ROUTERS, 60, "both routers on the board")
+        yield found
+
+
+def live_routers() -> dict[str, board.Demand]:
+    """Those whose beat goes on."""
+    before = {one.router: one.beat for one in board.demands()}
+    time.sleep(3 * board.BEAT_S)
+    return {one.router: one for one in board.demands() if one.beat != before.get(one.router)}
+
+
+def ask(running: Service, key: str, **more: object) -> httpx.Response:
+    return httpx.post(
+        running.address + CHAT, json=BODY | more, headers={"authorization": f"Bearer {key}"}, timeout=30
+    )
+
+
+def test_a_request_without_a_key_is_refused_by_either_router(running: Service, keys: dict[str, str]) -> None:
+    for _ in range(2 * ROUTERS):
+        assert httpx.post(running.address + CHAT, json=BODY).status_code == 401
+        assert httpx.get(f"{running.address}/status.json").status_code == 401
+    assert ask(running, keys["free"]).is_success
+
+
+def test_both_routers_say_on_the_board_what_came_to_them(running: Service, keys: dict[str, str]) -> None:
+    before = sum(one.arrived for one in live_routers().values())
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(running, keys["free"]), range(24)))
+    assert all(answer.is_success for answer in answers)
+
+    def counted() -> bool:
+        there = live_routers().values()
+        return sum(one.arrived for one in there) == before + 24 and all(one.arrived for one in there)
+
+    running.until(counted, 10, "24 more requests on the board, some with each router")
+    assert all(one.prompt_bytes and not one.held and not one.in_flight for one in live_routers().values())
+
+
+def test_a_key_s_requests_a_minute_are_kept_by_the_routers_together(
+    running: Service, keys: dict[str, str]
+) -> None:
+    """HAProxy gives a request to the router with the fewest connections, so each gets about half of a key's."""
+    begin = time.monotonic()
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(running, keys["counted"]), range(2 * MINUTE)))
+    through = sum(answer.is_success for answer in answers)
+    flowed_in = time.monotonic() - begin
+    print(f"{through} of {2 * MINUTE} through, {MINUTE} a minute allowed, in {flowed_in:.1f} s")
+    assert {answer.status_code for answer in answers} == {200, 429}
+    assert 0.75 * MINUTE <= through <= MINUTE + flowed_in + ROUTERS
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.headers["x-ratelimit-limit-requests"] == str(MINUTE)
+
+
+def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
+    running: Service, keys: dict[str, str]
+) -> None:
+    """Last in this file."""
+    routers = [
+        process
+        for process in running.cluster.processes()
+        if "ServeReplica:llama:router" in " ".join(process.cmdline())
+    ]
+    assert len(routers) == ROUTERS
+    slices = {entry.replica for entry in running.serving()}
+    routers[0].kill()
+    killed = time.monotonic()
+    failed, last_failure_s = 0, 0.0
+    while time.monotonic() < killed + 8:
+        try:
+            answer = ask(running, keys["free"])
+            assert answer.is_success, answer.text
+        except (httpx.TransportError, AssertionError):
+            failed += 1
+            last_failure_s = time.monotonic() - killed
+    print(f"{failed} of the requests after the kill failed, the last {last_failure_s:.1f} s after it")
+    assert last_failure_s < 4
+    assert {entry.replica for entry in running.serving()} == slices  # no slice was restarted
+    running.until(lambda: len(live_routers()) == ROUTERS, 60, "a new router in its place")
