@@ -34,11 +34,13 @@ class Breaker:
             if circuit.open_s and (now_s < circuit.until_s or circuit.trying)
         }
 
-    def began(self, replica: str, now_s: float) -> None:
-        """A request was sent: to a slice that is left out, it is the one that tries it again."""
+    def began(self, replica: str, now_s: float) -> bool:
+        """A request was sent; true for the one that tries a slice again that was left out."""
         circuit = self._circuits.get(replica)
         if circuit and circuit.open_s and now_s >= circuit.until_s:
             circuit.trying = True
+            return True
+        return False
 
     def answered(self, replica: str) -> None:
         """It gave an answer, or the beginning of one."""

@@ -68,6 +68,11 @@ class Transcript:
         return cls(ask) if ask.path in (_CHAT, _COMPLETIONS) and ask.fields.get("stream") is True else None
 
     @property
+    def movable(self) -> bool:
+        """Whether another slice could go on, or begin anew."""
+        return not (self._begun and self._indivisible)
+
+    @property
     def tokens(self) -> int:
         return self._ids.count(b",")
 

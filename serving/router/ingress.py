@@ -112,7 +112,7 @@ class Router:
         entries, forgotten = self._reader.live(found, now_s)
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
-        self._relay.breaker.keep({entry.replica for entry in entries})
+        self._relay.settle({entry.replica for entry in entries})
         self._gate.others(self._demands, self._replica)
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]

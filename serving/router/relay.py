@@ -7,8 +7,10 @@ error event. The breaker says who is not to be asked, the table who is.
 
 import asyncio
 import json
+import logging
 import random
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -22,7 +24,9 @@ from serving.errors import NoSliceError, ServingError, SliceLostError, UnknownPa
 from serving.router.ask import Ask
 from serving.router.breaker import Breaker
 from serving.router.continuation import Transcript
+from serving.router.streams import Stream, stalled
 from serving.router.table import SliceTable
+from serving.router.timing import Timing
 from serving.router.upstream import NotConnected, Upstream, returned
 from serving.slices.board import Entry
 
@@ -34,6 +38,9 @@ _NOT_REPEATED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _EVENT_END = b"\n\n"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _LOOK_AGAIN_S = 0.1
+_WATCH_S = 0.5
+
+logger = logging.getLogger("ray.serve")
 
 
 @dataclass
@@ -43,6 +50,9 @@ class Tries:
     left: int
     wait_s: float
     tried: set[str] = field(default_factory=set)
+    accused: set[str] = field(
+        default_factory=set
+    )  # answered with an error; the slice's fault if another can do it
     deadline_s: float | None = None
     pause_s: float = 0.0
 
@@ -67,15 +77,16 @@ class Relay:
     ) -> None:
         self.failover = failover or FailoverSpec()
         self.breaker = Breaker()
+        self.timing = Timing()
         self._table = table
         self._upstream = Upstream(connect_timeout_s)
+        self._streams: set[Stream] = set()
+        self._watching = asyncio.create_task(self._watch())
 
     def tries(self) -> Tries:
         return Tries(self.failover.retries, self.failover.wait_s)
 
-    async def open(
-        self, ask: Ask, body: bytes | None = None, tries: Tries | None = None
-    ) -> tuple[Entry, aiohttp.ClientResponse]:
+    async def open(self, ask: Ask, body: bytes | None = None, tries: Tries | None = None) -> Stream:
         """A slice's answer up to its headers, of the first slice that does not fail; raises ServingError.
 
         The last slice's own error is an answer too.
@@ -85,11 +96,13 @@ class Relay:
             entry = await self._choose(ask, tries)
             self._table.begin(entry.replica)
             ask.record.sent(entry)
-            self.breaker.began(entry.replica, time.monotonic())
+            asked_s = time.monotonic()
+            trial = self.breaker.began(entry.replica, asked_s)
             try:
-                response = await self._upstream.post(entry, ask, ask.body if body is None else body)
-            except aiohttp.ClientError as error:
-                self.failed(entry, broken=True)
+                async with asyncio.timeout(self.timing.first_s(entry.replica) if trial else None):
+                    response = await self._upstream.post(entry, ask, ask.body if body is None else body)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.broke(entry)
                 self._end(entry)
                 if not tries.again(entry.replica):
                     raise self._given_up(entry, error) from error
@@ -99,23 +112,60 @@ class Relay:
                 self._end(entry)
                 raise
             else:
+                stream = Stream(entry, response, asked_s, trial)
                 if not _failed(response.status) or ask.path in _NOT_REPEATED:
-                    return entry, response
-                self.failed(entry, broken=False)
+                    return stream
+                tries.accused.add(entry.replica)
                 if not tries.again(entry.replica):
-                    return entry, response
-                self.give_back(entry, response)
+                    return stream
+                self.give_back(stream)
 
-    def give_back(self, entry: Entry, response: aiohttp.ClientResponse) -> None:
+    def watch(self, stream: Stream) -> None:
+        """Take care that it does not fall silent."""
+        self._streams.add(stream)
+
+    def give_back(self, stream: Stream) -> None:
         """End a request. A response not read to its end closes its connection: the engine aborts the request."""
-        self._end(entry)
+        self._streams.discard(stream)
+        self._end(stream.entry)
+        response = stream.response
         response.close() if not response.content.at_eof() else response.release()
 
-    def failed(self, entry: Entry, *, broken: bool) -> None:
-        self.breaker.failed(entry.replica, time.monotonic(), broken=broken)
+    def settle(self, replicas: Collection[str]) -> None:
+        """Once a beat: these are the slices there are."""
+        self.timing.settle(replicas)
+        self.breaker.keep(set(replicas))
+
+    def broke(self, entry: Entry) -> None:
+        """It broke a connection off."""
+        self.breaker.failed(entry.replica, time.monotonic(), broken=True)
+
+    def answered(self, entry: Entry, tries: Tries) -> None:
+        """It could do what others answered with an error."""
+        self.breaker.answered(entry.replica)
+        for replica in tries.accused - {entry.replica}:
+            self.breaker.failed(replica, time.monotonic(), broken=False)
+        tries.accused.clear()
 
     async def close(self) -> None:
+        self._watching.cancel()
         await self._upstream.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_S)
+            for stream in stalled(self._streams, self.timing, self._table.in_flight, time.monotonic()):
+                if self._elsewhere(stream.entry):
+                    logger.warning(
+                        "slice %s of %s has stalled: a stream leaves it",
+                        stream.entry.slice,
+                        stream.entry.model,
+                    )
+                    stream.cut()
+
+    def _elsewhere(self, entry: Entry) -> bool:
+        left_out = self.breaker.left_out(time.monotonic()) | {entry.replica}
+        return any(one.serves and one.replica not in left_out for one in self._table.entries(entry.model))
 
     def _end(self, entry: Entry) -> None:
         self._table.end(entry.replica)
@@ -181,38 +231,41 @@ class RelayedResponse(Response):
         while not over:
             body = self._transcript.body if self._transcript else None
             try:
-                entry, response = await self._relay.open(self._ask, body, self._tries)
+                stream = await self._relay.open(self._ask, body, self._tries)
             except ServingError as error:
                 await self._end_with(error, scope, receive, send)
                 return
-            streamed = response.content_type == "text/event-stream"
-            self._ask.record.answered(response.status, streamed=streamed)
+            streamed = stream.response.content_type == "text/event-stream"
+            self._ask.record.answered(stream.response.status, streamed=streamed)
             try:
                 if streamed:
-                    over = await self._stream(entry, response, scope, receive, send)
+                    over = await self._stream(stream, scope, receive, send)
                 else:
-                    over = await self._whole(entry, response, scope, receive, send)
+                    over = await self._whole(stream, scope, receive, send)
             finally:
-                self._relay.give_back(entry, response)
+                self._relay.give_back(stream)
 
-    async def _stream(
-        self, entry: Entry, response: aiohttp.ClientResponse, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
+    async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
         """Whole events only, so that what follows never lands inside one that was cut off. False: ask another slice."""
         transcript, rest, new = self._transcript, b"", True
+        response, timing = stream.response, self._relay.timing
+        if transcript:
+            self._relay.watch(stream)
         try:
             async for chunk in response.content.iter_any():
+                stream.heard(timing, time.monotonic())
                 events, rest = _whole_events(rest + chunk)
                 if transcript and events:
                     events = transcript.take(events)
+                    stream.movable = transcript.movable
                     if transcript.failed:
                         await self._say(events, response, send)
                         break
                 if events:
                     if new:
                         new = False
+                        self._relay.answered(stream.entry, self._tries)
                         self._tries = self._relay.tries()
-                        self._relay.breaker.answered(entry.replica)
                     await self._say(events, response, send)
             else:
                 if transcript is None or transcript.done:
@@ -220,14 +273,13 @@ class RelayedResponse(Response):
                     return True
         except aiohttp.ClientError:
             pass
-        return await self._go_on(entry, response, scope, receive, send)
+        return await self._go_on(stream, scope, receive, send)
 
-    async def _go_on(
-        self, entry: Entry, response: aiohttp.ClientResponse, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
+    async def _go_on(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
         """After a slice broke off: false where another is to be asked for the rest, true once the client knows the end."""
+        entry, response = stream.entry, stream.response
         said = self._transcript.failed if self._transcript else b""
-        self._relay.failed(entry, broken=not said)
+        self._tries.accused.add(entry.replica) if said else self._relay.broke(entry)
         if self._transcript and (ending := self._transcript.ending()):
             await self._say(ending, response, send, end=True)
             return True
@@ -247,20 +299,19 @@ class RelayedResponse(Response):
             await self._end_with(error, scope, receive, send)
         return True
 
-    async def _whole(
-        self, entry: Entry, response: aiohttp.ClientResponse, scope: Scope, receive: Receive, send: Send
-    ) -> bool:
+    async def _whole(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
         """An answer that is no stream, run anew elsewhere where it breaks off: the client has nothing of it yet."""
+        entry, response = stream.entry, stream.response
         try:
             body = await response.read()
         except aiohttp.ClientError:
-            self._relay.failed(entry, broken=True)
+            self._relay.broke(entry)
             if self._ask.path not in _NOT_REPEATED and self._tries.again(entry.replica):
                 return False
             await self._end_with(_lost(entry), scope, receive, send)
             return True
         if not _failed(response.status):
-            self._relay.breaker.answered(entry.replica)
+            self._relay.answered(entry, self._tries)
         if self._started:  # a slice that will not go on with what another began
             await self._end_with(_lost(entry), scope, receive, send)
             return True

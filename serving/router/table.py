@@ -1,8 +1,7 @@
 """Which slices there are and which one takes the next request. Decisions only: the board's entries and time are given.
 
 What a slice has to do is what this router has in flight there, exact and current, and what the slice says it runs
-beyond that for other routers, up to a beat old. What a slice has cached is what this router sent it. A slice that
-refused a connection is left out until it has beaten anew.
+beyond that for other routers, up to a beat old. What a slice has cached is what this router sent it.
 """
 
 from collections import Counter, defaultdict
@@ -45,7 +44,6 @@ class SliceTable:
         self._wanted = wanted
         self._missing_since: dict[str, float] = {}
         self._entries: dict[str, Entry] = {}
-        self._suspects: dict[str, int] = {}
         self._in_flight: Counter[str] = Counter()
         self._peak: Counter[str] = Counter()  # of in-flight requests since the last update, and before it
         self._peak_before: Counter[str] = Counter()
@@ -66,11 +64,6 @@ class SliceTable:
         self._read_loads(before)
         if self._index is not None and before.keys() != self._entries.keys():
             self._index.keep(self._entries)
-        self._suspects = {
-            replica: beat
-            for replica, beat in self._suspects.items()
-            if replica in self._entries and self._entries[replica].beat <= beat + 1
-        }
         self._missing_since = {
             model: self._missing_since.get(model, now_s) for model in self.shapes if self._missing(model)
         }
@@ -111,11 +104,7 @@ class SliceTable:
 
     def choose(self, model: str, tried: Collection[str] = (), ask: Ask | None = None) -> Entry:
         """The slice for a request, by what it asks where that is given; raises NoSliceError with what is waited for."""
-        able = [
-            entry
-            for entry in self.entries(model)
-            if entry.serves and entry.replica not in self._suspects and entry.replica not in tried
-        ]
+        able = [entry for entry in self.entries(model) if entry.serves and entry.replica not in tried]
         if not able:
             raise NoSliceError(self.why_none(model))
         trace = prefix.trace(ask) if ask and self._index is not None else prefix.NOTHING
@@ -136,11 +125,6 @@ class SliceTable:
             del self._in_flight[replica]
             self._prefill.pop(replica, None)
             self._prefill_before.pop(replica, None)
-
-    def suspect(self, replica: str) -> None:
-        """Leave a slice out until two beats from now."""
-        if replica in self._entries:
-            self._suspects[replica] = self._entries[replica].beat
 
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]

@@ -18,8 +18,11 @@ GREEDY = {"temperature": 0, "stream": True, "max_tokens": 300, "ignore_eos": Tru
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
 ASKS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/chat/completions", {"messages": HELLO, "stream_options": USAGE}),
-    ("/v1/chat/completions", {"messages": HELLO, "logprobs": True, "stop": ["never said at all"]}),
-    ("/v1/completions", {"prompt": "A slice is", "logprobs": 0, "stream_options": USAGE}),
+    (
+        "/v1/chat/completions",
+        {"messages": HELLO, "logprobs": True, "top_logprobs": 1, "stop": ["never said at all"]},
+    ),
+    ("/v1/completions", {"prompt": "A slice is", "logprobs": 1, "stream_options": USAGE}),
     ("/v1/completions", {"prompt": [5, 99, 300], "min_tokens": 280, "return_token_ids": True}),
 ]
 
@@ -39,6 +42,7 @@ def stream(running: Service, path: str, fields: dict[str, Any]) -> list[dict[str
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert lines.pop() == "[DONE]", lines[-1:]
     events = [json.loads(line) for line in lines]
+    assert not (errors := [event for event in events if "error" in event]), (path, fields, errors)
     assert len({(event.pop("id"), event.pop("created")) for event in events}) == 1
     return [_rounded(event) for event in events]
 

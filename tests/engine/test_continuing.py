@@ -37,7 +37,7 @@ def request_of(params: dict[str, Any], before: list[int]) -> Any:
         request_id="x",
         prompt_token_ids=[*PROMPT, *before],
         prompt_embeds=None,
-        sampling_params=SamplingParams(**params, extra_args=extra),
+        sampling_params=SamplingParams(max_tokens=1000, **params, extra_args=extra),
     )
 
 

@@ -34,7 +34,7 @@ def stream(running: Service, number: int) -> dict[str, Any]:
     fields["stream_options"] = {"include_usage": True}
     if number < 2:
         path = "/v1/completions"
-        fields |= {"prompt": f"stream {number}", "logprobs": 0}
+        fields |= {"prompt": f"stream {number}", "logprobs": 1}
     else:
         path = "/v1/chat/completions"
         fields |= {

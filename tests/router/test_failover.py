@@ -2,82 +2,18 @@
 
 import json
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+import time
 from typing import Any
 
 import httpx
 import pytest
-from servers import asgi_server, until
-from simulated_engine import MODEL, serving
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
+from servers import until
+from simulated_engine import MODEL
+from two_engines import CHAT, COMPLETIONS, HELLO, Pair, pair
 
 from serving.config import FailoverSpec
-from serving.engine.simulator.engine import Engine
-from serving.engine.simulator.physics import Factors
-from serving.router.ask import Ask
-from serving.router.relay import Relay, RelayedResponse
-from serving.router.table import SliceTable
-from serving.slices.board import Entry, State
 
 pytestmark = pytest.mark.unit
-
-CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True}
-STEPS_OF_3_MS = Factors(0.5, 0.5, 0.5, 0.5)
-
-
-@dataclass
-class Pair:
-    """A router and two engines; requests go to a first."""
-
-    address: str
-    table: SliceTable
-    engines: dict[str, tuple[str, Engine]]
-    client: httpx.Client
-
-    def post(self, path: str, **fields: Any) -> httpx.Response:
-        return self.client.post(self.address + path, json={"model": MODEL, **fields})
-
-    def kill(self, name: str) -> None:
-        self.client.post(f"{self.engines[name][0]}/simulator/faults", json={"die": True})
-
-    def written(self, name: str) -> int:
-        return self.engines[name][1].scheduler.totals.written_tokens
-
-
-@contextmanager
-def pair(failover: FailoverSpec | None = None) -> Iterator[Pair]:
-    table = SliceTable({MODEL: 2}, {MODEL: "v6e 2x4"})
-
-    @asynccontextmanager
-    async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.relay = Relay(table, failover)
-        yield
-        await app.state.relay.close()
-
-    async def forward(request: Request) -> Response:
-        body = await request.body()
-        path = request.scope["path"]
-        return RelayedResponse(app.state.relay, Ask.of(request, MODEL, path, body, json.loads(body)))
-
-    app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
-    with serving(STEPS_OF_3_MS) as a, serving(STEPS_OF_3_MS) as b, asgi_server(app) as address:
-        engines = {"a": a, "b": b}
-        table.update(
-            [
-                Entry(name, MODEL, State.SERVING, "serving", "v6e 2x4", address=address)
-                for name, (address, _) in engines.items()
-            ],
-            0.0,
-        )
-        with httpx.Client(timeout=20) as client:
-            yield Pair(address, table, engines, client)
-        until(lambda: not table.in_flight("a") and not table.in_flight("b"), "no request counted in flight")
 
 
 def read(pair: Pair, path: str, fields: dict[str, Any], kill_after: int) -> list[bytes]:
@@ -165,3 +101,24 @@ def test_switched_off_a_stream_that_breaks_stays_broken() -> None:
         events = read(found, CHAT, {**HELLO, "max_tokens": 60, "stream": True}, 20)
     assert b'"error"' in events[-2]
     assert events[-1] == b"data: [DONE]"
+
+
+def test_a_stream_leaves_a_slice_that_hangs_and_one_that_is_only_slow_stays() -> None:
+    fields = {"model": MODEL, **HELLO, "max_tokens": 120, "stream": True}
+    with pair() as found:
+        expected = found.client.post(found.engines["b"][0] + CHAT, json=fields).content.split(b"\n\n")
+        for fault, moves in (({"stall_s": 1.5}, False), ({"hang": True}, True)):
+            alone, done, at_fault = found.written("b"), b"", False
+            with found.client.stream("POST", found.address + CHAT, json=fields) as answer:
+                for data in answer.iter_raw():
+                    done += data
+                    if not at_fault and done.count(b"\n\n") > 60:
+                        at_fault = True
+                        found.relay.settle({"a", "b"})
+                        found.fault("a", **fault)
+            assert (found.written("b") > alone) is moves
+            events = done.split(b"\n\n")
+            assert [alike(event) for event in events[:-2]] == [alike(event) for event in expected[:-2]]
+        assert found.relay.breaker.left_out(time.monotonic()) == {"a"}
+        found.fault("a", hang=False)
+        assert found.post(CHAT, **HELLO, max_tokens=2).is_success

@@ -342,6 +342,14 @@ def test_an_error_of_every_engine_reaches_the_client(front: Front, raw: RawServe
     assert len(requests) == 3
 
 
+def test_a_request_that_makes_every_engine_fail_takes_no_slice_out(front: Front, raw: RawServers) -> None:
+    broken = answering(whole(b"broken", status=b"500 Internal Server Error"))
+    front.serve(raw.start(broken), raw.start(broken))
+    for _ in range(4):
+        assert front.post().status_code == 500
+    assert front.left_out() == set()
+
+
 @pytest.mark.parametrize("status", [b"400 Bad Request", b"404 Not Found", b"429 Too Many Requests", b"501 x"])
 def test_a_client_s_own_error_is_not_asked_of_another(front: Front, raw: RawServers, status: bytes) -> None:
     script, requests = recording(whole(b"yours", status=status))

@@ -246,25 +246,6 @@ def test_a_slice_tried_already_is_not_tried_again() -> None:
         found.choose(LLAMA, ["a", "b"])
 
 
-def test_a_suspect_is_left_out_until_its_second_beat_from_then() -> None:
-    """The next beat may have been on its way already when the slice failed."""
-    found = table(entry("a", beat=7))
-    found.suspect("a")
-    for beat, chosen in ((7, False), (8, False), (9, True)):
-        found.update([entry("a", beat=beat)], 1.0)
-        if chosen:
-            assert found.choose(LLAMA).replica == "a"
-        else:
-            with pytest.raises(NoSliceError):
-                found.choose(LLAMA)
-
-
-def test_suspecting_a_slice_that_has_left_does_nothing() -> None:
-    found = table(entry("a"))
-    found.suspect("gone")
-    assert found.choose(LLAMA).replica == "a"
-
-
 @pytest.mark.parametrize("name", ["gpt-4", 7, ["llama"], True])
 def test_an_unknown_model_is_answered_with_those_there_are(name: object) -> None:
     with pytest.raises(UnknownModelError) as refusal:
@@ -304,11 +285,10 @@ def test_where_no_slice_is_ready_the_error_says_what_is_waited_for(entries: list
     assert refusal.value.message == says
 
 
-def test_a_suspect_is_not_waited_for_as_if_no_slice_were_free() -> None:
+def test_a_slice_that_was_left_out_is_not_waited_for_as_if_no_slice_were_free() -> None:
     found = table(entry("a", slice="slice-0"))
-    found.suspect("a")
     with pytest.raises(NoSliceError) as refusal:
-        found.choose(LLAMA)
+        found.choose(LLAMA, ["a"])
     assert refusal.value.message == (
         "No slice of 'llama' is ready: one on slice slice-0 has just failed to answer; try again shortly."
     )

@@ -1,0 +1,67 @@
+"""The streams that a router has open, and which of them to take off a slice that has stopped speaking.
+
+No timer a token: each stream notes when it last heard something, and one task looks at all of them twice a second.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+import aiohttp
+
+from serving.router.timing import Timing
+from serving.slices.board import Entry
+
+
+class StalledError(aiohttp.ClientError):
+    """A slice that says nothing, though its connection stands."""
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """A stream of tokens from one slice. `trial`: it tries a slice that has failed."""
+
+    entry: Entry
+    response: aiohttp.ClientResponse
+    asked_s: float
+    trial: bool
+    heard_s: float = 0.0
+    movable: bool = True
+
+    def heard(self, timing: Timing, now_s: float) -> None:
+        if self.heard_s:
+            timing.gap(self.entry.replica, now_s - self.heard_s)
+        else:
+            timing.first(self.entry.replica, now_s - self.asked_s)
+        self.heard_s = now_s
+
+    def cut(self) -> None:
+        """End it for its reader, as if the connection had broken."""
+        self.response.content.set_exception(StalledError())
+        self.response.close()
+
+
+def stalled(
+    streams: Collection[Stream], timing: Timing, in_flight: Callable[[str], int], now_s: float
+) -> list[Stream]:
+    """Streams of slices that have been silent for too long, as far as they could go on elsewhere.
+
+    `in_flight`: all requests that a slice has, whole answers among them, which may have its engine read a prompt.
+    """
+    of_slice: defaultdict[str, list[Stream]] = defaultdict(list)
+    for stream in streams:
+        of_slice[stream.entry.replica].append(stream)
+    found = []
+    for replica, those in of_slice.items():
+        begun = [stream for stream in those if stream.heard_s]
+        limit_s = timing.silence_s(replica, reading=len(begun) < in_flight(replica))
+        silent = begun and now_s - max(stream.heard_s for stream in begun) > limit_s
+        # What has no token yet is only late, unless it tries a slice that has failed or lies on one that is silent.
+        late_s = timing.first_s(replica)
+        found += [
+            stream
+            for stream in those
+            if stream.movable
+            and (silent or (stream.trial and not stream.heard_s and now_s - stream.asked_s > late_s))
+        ]
+    return found

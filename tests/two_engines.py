@@ -1,0 +1,80 @@
+"""A router and two simulated engines, each on a real server: what fails on one is to go on on the other."""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from servers import asgi_server, until
+from simulated_engine import MODEL, serving
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serving.config import FailoverSpec
+from serving.engine.simulator.engine import Engine
+from serving.engine.simulator.physics import Factors
+from serving.router.ask import Ask
+from serving.router.relay import Relay, RelayedResponse
+from serving.router.table import SliceTable
+from serving.slices.board import Entry, State
+
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True}
+STEPS_OF_3_MS = Factors(0.5, 0.5, 0.5, 0.5)
+
+
+@dataclass
+class Pair:
+    """A router and two engines; requests go to a first."""
+
+    address: str
+    table: SliceTable
+    engines: dict[str, tuple[str, Engine]]
+    client: httpx.Client
+    relay: Relay
+
+    def post(self, path: str, **fields: Any) -> httpx.Response:
+        return self.client.post(self.address + path, json={"model": MODEL, **fields})
+
+    def kill(self, name: str) -> None:
+        self.fault(name, die=True)
+
+    def fault(self, name: str, **fields: Any) -> None:
+        self.client.post(f"{self.engines[name][0]}/simulator/faults", json=fields)
+
+    def written(self, name: str) -> int:
+        return self.engines[name][1].scheduler.totals.written_tokens
+
+
+@contextmanager
+def pair(failover: FailoverSpec | None = None) -> Iterator[Pair]:
+    table = SliceTable({MODEL: 2}, {MODEL: "v6e 2x4"})
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.relay = Relay(table, failover)
+        yield
+        await app.state.relay.close()
+
+    async def forward(request: Request) -> Response:
+        body = await request.body()
+        path = request.scope["path"]
+        return RelayedResponse(app.state.relay, Ask.of(request, MODEL, path, body, json.loads(body)))
+
+    app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
+    with serving(STEPS_OF_3_MS) as a, serving(STEPS_OF_3_MS) as b, asgi_server(app) as address:
+        engines = {"a": a, "b": b}
+        table.update(
+            [
+                Entry(name, MODEL, State.SERVING, "serving", "v6e 2x4", address=address)
+                for name, (address, _) in engines.items()
+            ],
+            0.0,
+        )
+        with httpx.Client(timeout=20) as client:
+            yield Pair(address, table, engines, client, app.state.relay)
+        until(lambda: not table.in_flight("a") and not table.in_flight("b"), "no request counted in flight")
