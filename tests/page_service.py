@@ -46,7 +46,7 @@ def entry(model: str, number: int, state: State = State.SERVING, **changes: obje
 
 @dataclass
 class Shown:
-    """A service whose board a test writes."""
+    """A service whose board a test writes. `keys` are the lines of a file of keys."""
 
     models: Sequence[str]
     entries: list[Entry] = field(default_factory=list)
@@ -54,6 +54,8 @@ class Shown:
     decisions: list[Decision] = field(default_factory=list)
     wanted: int = 1
     window: Window = field(default_factory=Window)
+    keys: str | None = None
+    private_status: bool = False
     now_s: float = 0.0
     address: str = ""
 
@@ -79,7 +81,8 @@ class Shown:
         @asynccontextmanager
         async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
             relay = Relay(self.table)
-            gate = Gate(RouterSpec(), self.plans, self.table, KeyFile(None))
+            spec = RouterSpec(private_status=self.private_status)
+            gate = Gate(spec, self.plans, self.table, KeyFile(None, self.keys))
             beating = asyncio.create_task(gate.run(beat_s=0.02))
             outer.mount(
                 "/",

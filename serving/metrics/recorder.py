@@ -75,8 +75,13 @@ class Recorder:
         """The labels by name. Kept, for there are few."""
         tags = self._tags.get((row, labels))
         if tags is None:
-            tags = self._tags[row, labels] = dict(zip(row.labels, labels, strict=True))
+            tags = self._tags[row, labels] = dict(zip(row.labels, map(_ascii, labels), strict=True))
         return tags
+
+
+def _ascii(label: str) -> str:
+    """Ray's metrics take nothing else, and a model may be named in any letters."""
+    return label.encode("ascii", "backslashreplace").decode()
 
 
 def _make(row: Row) -> Any:

@@ -43,3 +43,10 @@ def test_what_was_handed_over_is_not_counted_again_and_gauges_are_repeated() -> 
 def test_a_value_for_every_label_is_needed() -> None:
     with pytest.raises(ValueError, match="zip"):
         Recorder().observe(table.TTFT, 1.0, "llama")
+
+
+def test_a_model_may_be_named_in_any_letters() -> None:
+    recorder = Recorder()
+    recorder.set(table.WANTED, 2, "modèle\u2028")
+    recorder.flush()
+    assert recorder._tags[table.WANTED, ("modèle\u2028",)] == {"model": r"mod\xe8le\u2028"}
