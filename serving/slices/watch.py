@@ -23,6 +23,8 @@ PING_S = 1.0
 _ACTORS_S = 1.0
 # A sentinel answers in milliseconds; on a host that is busy compiling it may wait for a core.
 SILENT_S = 8.0
+# Until its first answer a sentinel may still be a process that starts: 20 s on a machine with ten for each core.
+FIRST_ANSWER_S = 60.0
 
 
 class _Sentinel:
