@@ -198,7 +198,7 @@ def _refusal(log: Path) -> str | None:
 def _how_to_use(plans: list[Plan], address: str, seconds: float) -> str:
     name = plans[0].model.name
     return (
-        f"\nready after {seconds:.0f} s: {address}/v1\n\n"
+        f"\nready after {seconds:.0f} s: {address}/v1, to be seen at {address}/\n\n"
         f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}\'\n'
     )

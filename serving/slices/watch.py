@@ -23,7 +23,7 @@ PING_S = 1.0
 _ACTORS_S = 1.0
 # A sentinel answers in milliseconds; on a host that is busy compiling it may wait for a core.
 SILENT_S = 8.0
-# Until its first answer a sentinel may still be a process that starts: 20 s on a machine with ten for each core.
+# Until its first answer a sentinel may still be a process that starts; 18 s were too few on two cores at a load of 40.
 FIRST_ANSWER_S = 60.0
 
 
