@@ -129,7 +129,9 @@ def _decisions(made: Sequence[Decision], at: float) -> Table:
     table = Table("when", "model", "slices", "why", title="scaling decisions", title_justify="left")
     for one in made:
         ago = f"{_time(max(0.0, at - one.at))} ago"
-        table.add_row(Text(ago), Text(one.model), Text(str(one.wanted)), Text(one.reason))
+        table.add_row(
+            Text(ago), Text(f"{one.model} {one.pool}".strip()), Text(str(one.wanted)), Text(one.reason)
+        )
     return table
 
 

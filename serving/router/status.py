@@ -96,10 +96,11 @@ class ModelStatus(_Document):
 
 
 class Decision(_Document):
-    """One scaling decision; `at` is seconds since 1970."""
+    """One scaling decision: slices wanted of a pool, or of the model; `at` is seconds since 1970."""
 
     at: float
     model: str
+    pool: str = ""
     wanted: int
     reason: str
 

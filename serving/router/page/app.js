@@ -146,7 +146,7 @@ function drawDecisions(status) {
     h("thead", {}, h("tr", {}, ["when", "model", "slices", "why"].map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", {}, status.decisions.map((one) => h("tr", {},
       h("td", { title: new Date(one.at * 1000).toLocaleString() }, `${time(Math.max(0, status.at - one.at))} ago`),
-      h("td", {}, one.model), h("td", {}, one.wanted), h("td", {}, one.reason)))))];
+      h("td", {}, one.model, one.pool && ` on ${one.pool}`), h("td", {}, one.wanted), h("td", {}, one.reason)))))];
 }
 
 /** One sentence when a slice changes its state, for who can't see colours. */
