@@ -1,17 +1,21 @@
 """From the YAML's args to a Serve application: the only place where the parts are put together."""
 
-from collections import Counter
+from dataclasses import asdict
 from typing import Any
 
 from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from serving.config import ModelSpec, ServiceConfig, parse
+from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
-from serving.errors import PlanError, ServingError
+from serving.errors import ServingError
 from serving.planning import Plan, plan
+from serving.planning.prices import slice_hour
 from serving.router.ingress import Router
+from serving.scaling.capacity import pool_of
+from serving.scaling.policy import Settings
+from serving.scaling.serve import POLICY
 from serving.tpu import GENERATIONS
 
 # A lost slice ends its replica itself; this is for a replica that can't even do that.
@@ -32,31 +36,18 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = parse(args)
-        plans = [plan(pool) for model in config.models for pool in _pools(model)]
+        plans = [[plan(pool) for pool in model.per_pool()] for model in config.models]
     except ServingError as error:
         raise RayServeException(error.message) from None
     return _application(config, plans)
 
 
-def _pools(model: ModelSpec) -> list[ModelSpec]:
-    """The pools of a model that hold slices from the start.
-
-    Each runs its `min` slices: scaling up to `max`, and from zero, is not there yet.
-    """
-    pools = [pool for pool in model.per_pool() if pool.replicas.min]
-    if not pools:
-        raise PlanError(f"{model.name}: no slice to start with; set replicas.min to 1 or more in one place")
-    return pools
-
-
-def _application(config: ServiceConfig, plans: list[Plan]) -> Application:
-    names = Counter(one.model.name for one in plans)
-    pools: Counter[str] = Counter()
-    slices = []
-    for one in plans:
-        name = one.model.name
-        slices.append(_slice_deployment(one, alone=names[name] == 1).bind(one, pools[name]))
-        pools[name] += 1
+def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
+    slices = [
+        _slice_deployment(config, pools, at).bind(pools[at], at)
+        for pools in plans
+        for at in range(len(pools))
+    ]
     router = serve.deployment(
         Router,
         name="router",
@@ -65,22 +56,56 @@ def _application(config: ServiceConfig, plans: list[Plan]) -> Application:
         ray_actor_options={"num_cpus": 0, "label_selector": _NO_TPU_HOST},
         logging_config={"enable_access_log": False},
     )
-    return router.bind(plans, config.router, *slices)
+    return router.bind([plan for pools in plans for plan in pools], config.router, *slices)
 
 
-def _slice_deployment(one: Plan, *, alone: bool) -> Any:
-    pool = "" if alone else f"-{one.slice.generation}-{one.slice.topology}-{one.slice.hosts}h"
+def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int) -> Any:
+    """The slices of one pool of a model."""
+    one = pools[at]
+    pool = "" if len(pools) == 1 else f"-{one.slice.generation}-{one.slice.topology}-{one.slice.hosts}h"
     return serve.deployment(
         SliceReplica,
         name=_deployment_name(one.model.name + pool),
-        num_replicas=one.model.replicas.min,
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=one.slice.bundles(),
         placement_group_strategy="STRICT_SPREAD",
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=one.model.drain_s + _STOP_MARGIN_S,
+        **_count(config, pools, at),
     )
+
+
+def _count(config: ServiceConfig, pools: list[Plan], at: int) -> dict[str, Any]:
+    """How many slices: a fixed number, or what the policy says within its bounds. Delays are the policy's own business."""
+    counts = pools[at].model.replicas
+    if counts.min == counts.max:
+        return {"num_replicas": counts.min}
+    settings = Settings(
+        model=pools[0].model.name,
+        pools=tuple(pool_of(each, slice_hour(each.model.slice, each.slice, config.prices)) for each in pools),
+        ttft_s=pools[0].model.slo.ttft_s,
+        itl_s=pools[0].model.slo.itl_s,
+        cool_down_s=pools[0].model.cool_down_s,
+    )
+    return {
+        "autoscaling_config": {
+            "min_replicas": counts.min,
+            "max_replicas": counts.max,
+            "initial_replicas": counts.min,
+            "upscale_delay_s": 0,
+            "downscale_delay_s": 0,
+            "downscale_to_zero_delay_s": 0,
+            "policy": {
+                "policy_function": POLICY,
+                "policy_kwargs": {
+                    "pool": at,
+                    "settings": asdict(settings),
+                    "budget": config.budget.model_dump(),
+                },
+            },
+        }
+    }
 
 
 def _deployment_name(model: str) -> str:

@@ -4,6 +4,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -12,6 +13,9 @@ from rich.console import Console
 
 from serving.errors import ServingError
 from serving.planning.commands import add_commands as add_planning
+
+# Of the last 200 that are kept.
+_DECISIONS = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -205,6 +209,7 @@ def _sim_down(options: argparse.Namespace) -> None:
 
 def _status(options: argparse.Namespace) -> None:
     from serving import display
+    from serving.router.status import told
     from serving.slices import board
 
     address = _address(options)
@@ -214,6 +219,8 @@ def _status(options: argparse.Namespace) -> None:
 
         watch(address, Console())
     Console().print(display.board(board.wanted(), board.read()))
+    if made := board.decisions():
+        Console().print(display.decisions(told(reversed(made[-_DECISIONS:])), time.time()))
 
 
 def _keys(options: argparse.Namespace) -> None:

@@ -69,16 +69,26 @@ class ParallelSpec(_Spec):
 
 
 class ReplicaSpec(_Spec):
-    """How many slices serve the model."""
+    """How many slices serve the model: between `min` and `max`, by its load."""
 
     min: int = Field(default=1, ge=0)
     max: int = Field(default=1, ge=1)
+    patience_s: float = Field(
+        default=600, gt=0, description="Seconds after which slices ordered here are sought in the next pool."
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
         if self.min > self.max:
             raise ValueError(f"min {self.min} is above max {self.max}")
         return self
+
+
+class SloSpec(_Spec):
+    """What nine of ten requests should see; scaling buys slices for it, and a plan that can't keep it is refused."""
+
+    ttft_s: float | None = Field(default=None, gt=0, description="Seconds to the first token.")
+    itl_s: float | None = Field(default=None, gt=0, description="Seconds between tokens.")
 
 
 class PoolSpec(_Spec):
@@ -115,6 +125,10 @@ class ModelSpec(_Spec):
     pools: tuple[PoolSpec, ...] = ()
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
     queue: QueueSpec = QueueSpec()
+    slo: SloSpec = SloSpec()
+    cool_down_s: float = Field(
+        default=300, ge=0, description="Seconds for which a slice must not have been needed before it goes."
+    )
     drain_s: float = Field(
         default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
     )
@@ -217,11 +231,19 @@ class RouterSpec(_Spec):
     failover: FailoverSpec = FailoverSpec()
 
 
+class BudgetSpec(_Spec):
+    """The most that all models together may hold or have on order."""
+
+    slices: int | None = Field(default=None, ge=1)
+    dollars_per_hour: float | None = Field(default=None, gt=0)
+
+
 class ServiceConfig(_Spec):
     """`args` of the application."""
 
     models: tuple[ModelSpec, ...]
     router: RouterSpec = RouterSpec()
+    budget: BudgetSpec = BudgetSpec()
     prices: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="USD a chip-hour by generation and capacity."
     )

@@ -61,7 +61,7 @@ def service(status: Status) -> RenderableType:
     """The status document: every model with its rates and slices, and the last scaling decisions."""
     parts: list[RenderableType] = [part for model in status.models for part in _model(model)]
     if status.decisions:
-        parts += [Text(), _decisions(status.decisions, status.at)]
+        parts += [Text(), decisions(status.decisions, status.at)]
     return Group(*(parts or [Text("no model is served")]))
 
 
@@ -125,13 +125,12 @@ def _hbm(hbm: Hbm | None) -> RenderableType:
     return Text(f"{hbm.used / GIB:.1f} of {hbm.usable / GIB:.1f} GiB")
 
 
-def _decisions(made: Sequence[Decision], at: float) -> Table:
-    table = Table("when", "model", "slices", "why", title="scaling decisions", title_justify="left")
+def decisions(made: Sequence[Decision], at: float) -> Table:
+    """What scaling decided, how long ago, and why."""
+    table = Table("when", "model", "pool", "slices", "why", title="scaling decisions", title_justify="left")
     for one in made:
         ago = f"{_time(max(0.0, at - one.at))} ago"
-        table.add_row(
-            Text(ago), Text(f"{one.model} {one.pool}".strip()), Text(str(one.wanted)), Text(one.reason)
-        )
+        table.add_row(Text(ago), Text(one.model), Text(one.pool), Text(str(one.wanted)), Text(one.reason))
     return table
 
 

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from serving import display
 from serving.errors import ClusterError
-from serving.router.status import Status, status
+from serving.router.status import Status, status, told
 from serving.router.window import Window
 from serving.slices import board
 
@@ -36,7 +36,7 @@ def _looks(address: str) -> Iterator[Status | str]:
             now_s = time.monotonic()
             entries, _ = reader.live(board.read(), now_s)
             demands = window.observe(entries, board.demands(), now_s)
-            yield status(entries, board.wanted(), demands, (), window, time.time())
+            yield status(entries, board.wanted(), demands, told(board.decisions()), window, time.time())
         except ClusterError as error:
             yield f"{error.message}; trying again"
         time.sleep(_PERIOD_S)

@@ -82,17 +82,21 @@ def service(
     source: Path = LLAMA,
     wait: bool = True,
     engine: str = "vllm",
+    options: dict[str, Any] | None = None,
     startup: str = "",
     before: Callable[[SimulatedCluster], object] = lambda _: None,
     router: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Iterator[Service]:
-    """`serve run` a YAML with `changes` to its first model and to `router` on fresh simulated slices; everything ends with the block."""
+    """`serve run` a YAML with `changes` to its first model and to `router` on fresh simulated slices; everything ends with the block.
+
+    `engine` is what runs on the slices, `options` what the YAML says under that key.
+    """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     raw["http_options"]["port"] = port
-    raw["applications"][0]["args"]["models"][0] |= changes
+    raw["applications"][0]["args"]["models"][0] |= changes | ({"engine": options} if options else {})
     raw["applications"][0]["args"]["router"] = router or {}
     directory.mkdir(parents=True, exist_ok=True)
     deployment = directory.with_suffix(".yaml")

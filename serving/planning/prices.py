@@ -2,7 +2,9 @@
 
 from collections.abc import Mapping
 
+from serving.config import SliceSpec
 from serving.errors import ConfigError
+from serving.tpu import Slice
 
 AS_OF = "2026-09-18"
 CURRENCY = "USD"
@@ -29,3 +31,11 @@ def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
 def chip_hour(generation: str, replaced: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, float]:
     """Price of a chip-hour by purchase option, with what the YAML says in place of the table."""
     return {**PER_CHIP_HOUR[generation], **(replaced or {}).get(generation, {})}
+
+
+def slice_hour(spec: SliceSpec, slice_: Slice, replaced: Mapping[str, Mapping[str, float]]) -> float:
+    """What one slice costs an hour, bought the first way that it may be bought; a reservation at its price or on demand's."""
+    prices = chip_hour(slice_.generation, replaced)
+    way = spec.capacity[0].value
+    found = prices.get(way) or prices.get(f"{way}-1y") or prices["on-demand"]
+    return found * slice_.chips

@@ -22,7 +22,7 @@ from serving.router.recent import Recent
 from serving.router.relay import Relay
 from serving.router.request_log import RequestLog
 from serving.router.scrape import Scraper
-from serving.router.status import Status, status
+from serving.router.status import Status, status, told
 from serving.router.table import SliceTable
 from serving.router.window import Window
 from serving.slices import agents, board, placement
@@ -63,6 +63,7 @@ class Router:
         self._beats = 0
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._entries)
         self._gate = Gate(spec, plans, self._table, keys)
+        self._decisions: list[board.Decision] = []
         await self._read_board()
         self._gate.beat()
         self._beating = asyncio.create_task(self._gate.run())
@@ -95,7 +96,7 @@ class Router:
 
     def _status(self) -> Status:
         wanted = self._table.wanted(time.monotonic())
-        return status(self._entries, wanted, self._demands, (), self._window, time.time())
+        return status(self._entries, wanted, self._demands, told(self._decisions), self._window, time.time())
 
     async def _follow_board(self) -> None:
         while True:
@@ -107,9 +108,13 @@ class Router:
                 logger.exception("the board can't be read; routing by the last view of it")
 
     async def _read_board(self) -> None:
-        found, demands = await asyncio.to_thread(lambda: (board.read(), board.demands()))
+        found, demands, ordered, self._decisions = await asyncio.to_thread(
+            lambda: (board.read(), board.demands(), board.ordered(), board.decisions())
+        )
         now_s = time.monotonic()
         entries, forgotten = self._reader.live(found, now_s)
+        for model in self._table.shapes.keys() & ordered.keys():
+            self._table.want(model, ordered[model])
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
         self._relay.settle({entry.replica for entry in entries})

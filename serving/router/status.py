@@ -4,10 +4,12 @@ The page at `/` draws it and `serving status --watch` prints it. Nothing in it i
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
 from serving.router.window import STEP_S, Point, Window, slowest
+from serving.slices.board import Decision as Kept
 from serving.slices.board import Demand, Entry, State, Wanted
 
 _DECISIONS = 20
@@ -127,6 +129,11 @@ def status(
         models=tuple(_model(one, entries, demands, window) for one in wanted),
         decisions=tuple(sorted(decisions, key=lambda each: each.at, reverse=True)[:_DECISIONS]),
     )
+
+
+def told(kept: Iterable[Kept]) -> list[Decision]:
+    """Decisions as the board keeps them."""
+    return [Decision(**asdict(one)) for one in kept]
 
 
 def _model(one: Wanted, every: Sequence[Entry], routers: Sequence[Demand], window: Window) -> ModelStatus:

@@ -36,7 +36,7 @@ class SliceTable:
         affinity: Affinity = Affinity.PREFIX,
         routers: int = 1,
     ) -> None:
-        """For each model: how many slices the YAML asks for, and their shape in words.
+        """For each model: how many slices it starts with, and their shape in words.
 
         `routers`: how many share the requests.
         """
@@ -67,6 +67,10 @@ class SliceTable:
         self._missing_since = {
             model: self._missing_since.get(model, now_s) for model in self.shapes if self._missing(model)
         }
+
+    def want(self, model: str, slices: int) -> None:
+        """Take over how many slices scaling wants."""
+        self._wanted[model] = slices
 
     def wanted(self, now_s: float) -> list[Wanted]:
         """For each model, what it wants and how long it has missed it."""

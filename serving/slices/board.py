@@ -10,7 +10,7 @@ import dataclasses
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -88,7 +88,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a router says of a model: how many slices the YAML asks for and for how long some have been missing."""
+    """What a router says of a model: how many slices it is to have and for how long some have been missing."""
 
     model: str
     shape: str
@@ -123,6 +123,17 @@ class Demand:
 
     def dump(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What scaling decided for one pool of a model, when (Unix time) and why."""
+
+    at: float
+    model: str
+    pool: str
+    wanted: int
+    reason: str
 
 
 def connect(address: str) -> None:
@@ -193,6 +204,30 @@ def undemand(router: str, model: str) -> None:
 def demands() -> list[Demand]:
     """What every router said last of every model. One whose beat stands still is gone."""
     return [Demand(**json.loads(raw)) for raw in _list("router/")]
+
+
+def keep_decisions(application: str, kept: Iterable[Decision]) -> None:
+    """Replace an application's decisions; scaling, which has one place in an application, keeps the last of them."""
+    _put(f"decisions/{application}", json.dumps([dataclasses.asdict(one) for one in kept]).encode())
+
+
+def decisions(application: str = "") -> list[Decision]:
+    """The kept decisions of one application, or of all, oldest first."""
+    found = [Decision(**one) for raw in _list(f"decisions/{application}") for one in json.loads(raw)]
+    return sorted(found, key=lambda one: one.at)
+
+
+def order(application: str, slices: Mapping[str, int]) -> None:
+    """Say how many slices scaling wants of each of an application's models."""
+    _put(f"ordered/{application}", json.dumps(slices).encode())
+
+
+def ordered() -> dict[str, int]:
+    """How many slices scaling wants, by model; a model with a fixed number is not in it."""
+    found: dict[str, int] = {}
+    for raw in _list("ordered/"):
+        found |= json.loads(raw)
+    return found
 
 
 def _put(key: str, value: bytes) -> None:

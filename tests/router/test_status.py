@@ -63,7 +63,7 @@ def test_only_a_starting_slice_says_how_far_it_is() -> None:
 
 
 def test_the_last_decisions_come_first_and_the_old_ones_not_at_all() -> None:
-    decisions = [Decision(at=at, model=LLAMA, wanted=at, reason="load") for at in range(50)]
+    decisions = [Decision(at=at, model=LLAMA, pool="v6e 2x4", wanted=at, reason="load") for at in range(50)]
     shown_ones = status([], [], [], decisions, Window(), 0.0).decisions
     assert [one.at for one in shown_ones] == list(range(49, 29, -1))
 

@@ -1,0 +1,396 @@
+"""How many slices a model wants in each of its pools: a pure function of its state, a load report and the time.
+
+What is needed is a rate: requests a second expected when a slice ordered now would serve (the lead time, learned from the
+last ones), with room for chance, and with what has queued worked off within another lead time. Slices on order count as
+if they were there, and a queue that grew while they are awaited is not ordered for again. The most that was needed within
+the cool-down stays. Pools fill in order of preference; what one has not delivered within its patience is sought in the
+next, and goes back when it comes after all. A report that can't be true holds the last good decision.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from serving.scaling.capacity import FASTEST, SLOWEST, Capacity, Pool, capacity, itl_s, with_room
+from serving.scaling.traffic import NonsenseError, Sums, Traffic, add_up, follow
+from serving.slices.board import Demand, Entry
+from serving.slices.board import State as Life
+
+# Until a slice was seen to arrive: a warm node pool and a large model's start.
+_ASSUMED_LEAD_S = 300.0
+_SHORTEST_LEAD_S = 30.0
+# A share of a slice that is not worth one more.
+_NOT_WORTH = 0.02
+# Reports further apart than this say nothing of rates: the process slept, or its clock jumped.
+_LONGEST_STEP_S = 60.0
+# Points kept of the cool-down's window.
+_WINDOW_POINTS = 30
+# Patiences until a pool that had to give its order up is asked again.
+_AGAIN = 4
+# How much of a new measurement enters the learned speed, a second, and the learned lead time.
+_SPEED_S = 120.0
+_LEAD_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the YAML says of one model."""
+
+    model: str
+    pools: tuple[Pool, ...]
+    ttft_s: float | None = None
+    itl_s: float | None = None
+    cool_down_s: float = 300.0
+
+
+@dataclass(frozen=True)
+class Room:
+    """What the budget leaves to this model; None is no limit."""
+
+    slices: float | None = None
+    dollars_per_hour: float | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The board at one moment, of one model."""
+
+    entries: Sequence[Entry]
+    demands: Sequence[Demand] = ()
+    room: Room = Room()
+
+
+@dataclass(frozen=True)
+class PoolState:
+    """One pool: slices wanted, when those not yet there were ordered, what was learned of it."""
+
+    wanted: int
+    orders: tuple[float, ...] = ()
+    starting: tuple[tuple[str, float], ...] = ()  # replica, when it was ordered
+    lead_s: float | None = None
+    speed: float = 1.0
+    delivered: int = 0  # slices that are there, serving or not
+    serving: int = 0
+    late_s: float | None = None  # since when patience is over; until a slice comes
+
+    @property
+    def late(self) -> bool:
+        return self.late_s is not None
+
+    def expected_lead_s(self, now_s: float) -> float:
+        """From order to serving: as the last ones took, and at least what the oldest order has waited."""
+        waited = now_s - min([*self.orders, *(at for _, at in self.starting)], default=now_s)
+        return max(_ASSUMED_LEAD_S if self.lead_s is None else self.lead_s, waited, _SHORTEST_LEAD_S)
+
+
+@dataclass(frozen=True)
+class State:
+    """What the policy knows from before."""
+
+    pools: tuple[PoolState, ...]
+    first_s: float = math.inf  # of the first report; for a cool-down from then, no slice goes that was there
+    first: tuple[int, ...] = ()
+    at_s: float | None = None
+    active_s: float | None = None
+    traffic: Traffic = field(default_factory=Traffic)
+    needs: tuple[tuple[float, float], ...] = ()  # (time, requests a second), falling
+    backlog: float = 0.0  # requests a second ordered to work off a queue
+    boost: int = 0  # slices beyond what the roofline asks for, because targets are missed
+    boosted_s: float = -math.inf
+    kv_per_sequence: float = 0.0
+    hold: str = ""
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        return tuple(pool.wanted for pool in self.pools)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Slices wanted, by pool, and why. `held` where a report could not be used."""
+
+    wanted: tuple[int, ...]
+    reason: str
+    held: bool
+    state: State
+
+
+def start(settings: Settings, wanted: Sequence[int] | None = None) -> State:
+    """Before the first report: what Serve runs already, else each pool's least."""
+    counts = wanted or [pool.min for pool in settings.pools]
+    return State(tuple(PoolState(count) for count in counts), first=tuple(counts))
+
+
+def decide(settings: Settings, state: State, report: Report, now_s: float) -> Decision:
+    """Take in a report. Never raises for what a report holds."""
+    try:
+        sums, traffic = add_up(report.entries, report.demands, state.traffic)
+    except NonsenseError as error:
+        return _held(state, f"{error}", replace(state, at_s=now_s))
+    passed_s = 0.0 if state.at_s is None else now_s - state.at_s
+    if state.at_s is not None and not 0 <= passed_s <= _LONGEST_STEP_S:
+        moved = _moved(replace(state, at_s=now_s, traffic=traffic), passed_s)
+        return _held(state, f"the clock jumped by {passed_s:.0f} s", moved)
+    pools = _count(settings, state, report.entries, now_s)
+    state = replace(state, pools=pools, at_s=now_s, hold="")
+    if passed_s > 0:
+        state = _learn(settings, state, sums, traffic, passed_s)
+    elif state.first_s < math.inf:
+        state = replace(state, traffic=traffic)
+    else:
+        state = replace(state, traffic=traffic, first_s=now_s)
+    ones = _capacities(settings, state)
+    state, need, why = _need(settings, state, report, sums, ones, now_s)
+    wanted, limits = _fill(settings, state, report.room, need, ones, now_s)
+    pools = tuple(_ordered(pool, count, now_s) for pool, count in zip(state.pools, wanted, strict=True))
+    state = replace(state, pools=pools)
+    return Decision(state.wanted, "; ".join([why, *limits]), held=False, state=state)
+
+
+def _held(before: State, problem: str, state: State) -> Decision:
+    reason = f"holding {sum(before.wanted)}: {problem}"
+    return Decision(before.wanted, reason, held=True, state=replace(state, hold=problem))
+
+
+def _moved(state: State, by_s: float) -> State:
+    """All remembered times moved with the clock, so that what has waited a minute has still waited a minute."""
+    return replace(
+        state,
+        active_s=None if state.active_s is None else state.active_s + by_s,
+        needs=tuple((at + by_s, need) for at, need in state.needs),
+        boosted_s=state.boosted_s + by_s,
+        first_s=state.first_s + by_s,
+        pools=tuple(
+            replace(
+                pool,
+                orders=tuple(at + by_s for at in pool.orders),
+                starting=tuple((name, at + by_s) for name, at in pool.starting),
+                late_s=None if pool.late_s is None else pool.late_s + by_s,
+            )
+            for pool in state.pools
+        ),
+    )
+
+
+def _count(
+    settings: Settings, before: State, entries: Sequence[Entry], now_s: float
+) -> tuple[PoolState, ...]:
+    """Which orders have come, and how long they took."""
+    there: list[list[Entry]] = [[] for _ in settings.pools]
+    for entry in entries:
+        if 0 <= entry.pool < len(there) and entry.state in (Life.STARTING, Life.SERVING):
+            there[entry.pool].append(entry)
+    counted, known_before = [], before.traffic.tokens
+    for spec, known, present in zip(settings.pools, before.pools, there, strict=True):
+        pool = replace(known, late_s=_late_s(spec, known, len(present), now_s))
+        serving = sum(entry.serves for entry in present)
+        came = max(0, len(present) - pool.delivered)
+        ordered, orders = pool.orders[:came], pool.orders[came:]
+        missing = max(0, pool.wanted - len(present))
+        orders = (*orders, *(now_s for _ in range(missing - len(orders))))[:missing]
+        if serving == len(present) and not pool.starting and not came:
+            counted.append(replace(pool, orders=orders, delivered=len(present), serving=serving))
+            continue
+        since = dict(pool.starting)
+        fresh = iter(ordered)
+        starting, lead_s = [], pool.lead_s
+        for entry in present:
+            if not entry.serves:
+                starting.append((entry.replica, since.get(entry.replica) or next(fresh, now_s)))
+                continue
+            at = since.get(entry.replica)
+            if at is None and entry.replica not in known_before:
+                at = next(fresh, None)
+            if at is not None:
+                took = now_s - at
+                lead_s = took if lead_s is None else lead_s + _LEAD_SHARE * (took - lead_s)
+        counted.append(
+            replace(
+                pool,
+                orders=orders,
+                starting=tuple(starting),
+                lead_s=lead_s,
+                delivered=len(present),
+                serving=serving,
+            )
+        )
+    return tuple(counted)
+
+
+def _late_s(spec: Pool, known: PoolState, present: int, now_s: float) -> float | None:
+    """Since when a pool's patience is over. Where the budget left it no order to wait for, it is tried again much later."""
+    if present > known.delivered:
+        return None
+    if known.late_s is None:
+        return now_s if known.orders and now_s - known.orders[0] > spec.patience_s else None
+    return known.late_s if known.orders or now_s - known.late_s < _AGAIN * spec.patience_s else None
+
+
+def _learn(settings: Settings, state: State, sums: Sums, traffic: Traffic, seconds: float) -> State:
+    """Rates, lengths, and how fast slices really are beside their plan."""
+    pool, known = settings.pools[0], state.pools[0]
+    lengths = state.traffic.lengths
+    each = sums.running / sums.serving if sums.serving else 0.0
+    planned_itl_s = itl_s(pool, lengths, max(1.0, each), known.speed)
+    traffic = follow(
+        traffic, sums, seconds, lead_s=_lead_s(state), residence_s=lengths.answer * planned_itl_s
+    )
+    kv = state.kv_per_sequence
+    pools = state.pools
+    if each >= 1 and sums.output_tokens:
+        share = 1 - math.exp(-seconds / _SPEED_S)
+        kv += share * (sums.kv_usage / sums.running - kv) if kv else sums.kv_usage / sums.running
+        measured = sums.output_tokens / seconds
+        planned = sum(
+            one.serving * each / itl_s(pool, lengths, each)
+            for pool, one in zip(settings.pools, state.pools, strict=True)
+        )
+        speed = known.speed + share * (min(max(measured / planned, SLOWEST), FASTEST) - known.speed)
+        pools = tuple(replace(one, speed=speed) for one in pools)
+    return replace(state, traffic=traffic, kv_per_sequence=kv, pools=pools)
+
+
+def _capacities(settings: Settings, state: State) -> list[Capacity]:
+    lengths, kv = state.traffic.lengths, state.kv_per_sequence
+    return [
+        capacity(pool, lengths, settings.itl_s, known.speed, kv)
+        for pool, known in zip(settings.pools, state.pools, strict=True)
+    ]
+
+
+def _need(
+    settings: Settings, state: State, report: Report, sums: Sums, ones: Sequence[Capacity], now_s: float
+) -> tuple[State, float, str]:
+    """Requests a second to hold slices for, and why."""
+    awaited = any(pool.orders or pool.starting for pool in state.pools)
+    busy = sums.running + sums.waiting + sums.held + sums.arrived > 0
+    active_s = now_s if busy else state.active_s
+    idle = active_s is None or now_s - active_s > settings.cool_down_s
+    if idle:
+        state = replace(state, active_s=active_s, needs=(), backlog=0.0, boost=0)
+        return state, 0.0, f"no request for {settings.cool_down_s:.0f} s"
+    lead_s = _lead_s(state)
+    rate, ahead = state.traffic.rate, state.traffic.ahead(lead_s)
+    queued = sums.waiting + sums.held
+    backlog = state.backlog if awaited else queued / lead_s  # gone within another lead time
+    boost, boosted_s = state.boost, state.boosted_s
+    missed = _missed(settings, report.demands)
+    if missed and not awaited and not queued and now_s - boosted_s > lead_s:
+        boost, boosted_s = boost + 1, now_s
+    elif boost and not missed and now_s - boosted_s > settings.cool_down_s:
+        boost, boosted_s = boost - 1, now_s
+    # A model that is used keeps a slice, however little it is used.
+    least = ones[0].requests_per_s * 2 * _NOT_WORTH
+    need = max(with_room(ahead, ones[0]), ahead + backlog, least) + boost * ones[0].requests_per_s
+    needs = _window(state.needs, now_s, need, settings.cool_down_s)
+    state = replace(state, active_s=active_s, needs=needs, backlog=backlog, boost=boost, boosted_s=boosted_s)
+    lengths = state.traffic.lengths
+    said = [
+        f"{rate:.2g} requests/s of {lengths.prompt:.0f}+{lengths.answer:.0f} tokens, {ahead:.2g} in {lead_s:.0f} s",
+        f"a slice takes {ones[0].requests_per_s:.2g}",
+    ]
+    if queued:
+        said.append(f"{queued:.0f} wait")
+    if boost:
+        said.append(f"{boost} more for {missed or 'targets missed before'}")
+    if needs[0][1] > need * 1.01:
+        said.append(f"{needs[0][1]:.2g} were needed {now_s - needs[0][0]:.0f} s ago")
+    return state, needs[0][1], "; ".join(said)
+
+
+def _lead_s(state: State) -> float:
+    """How long an order takes where it is quickest."""
+    return min(pool.expected_lead_s(state.at_s or 0.0) for pool in state.pools)
+
+
+def _missed(settings: Settings, demands: Sequence[Demand]) -> str:
+    """The target that most requests of some router miss, in words."""
+    for name, target_s in (("ttft", settings.ttft_s), ("itl", settings.itl_s)):
+        worst = max((float(getattr(demand, f"{name}_p90_s")) for demand in demands), default=0.0)
+        if target_s is not None and worst > target_s:
+            return f"{name} p90 {worst:.2g} s above {target_s:.2g}"
+    return ""
+
+
+def _window(
+    needs: tuple[tuple[float, float], ...], now_s: float, need: float, cool_down_s: float
+) -> tuple[tuple[float, float], ...]:
+    """The most that was needed within the cool-down, first; later and smaller ones behind it."""
+    kept = [point for point in needs if now_s - point[0] <= cool_down_s and point[1] > need]
+    if not kept or now_s - kept[-1][0] >= cool_down_s / _WINDOW_POINTS:
+        kept.append((now_s, need))
+    return tuple(kept)
+
+
+def _fill(
+    settings: Settings, state: State, room: Room, need: float, ones: Sequence[Capacity], now_s: float
+) -> tuple[list[int], list[str]]:
+    """Slices by pool for a rate: each pool's least, then the preferred first."""
+    rates = [one.requests_per_s for one in ones]
+    least = [pool.min for pool in settings.pools]
+    if now_s - state.first_s < settings.cool_down_s:
+        least = [
+            max(count, min(was, pool.max))
+            for count, was, pool in zip(least, state.first, settings.pools, strict=True)
+        ]
+    usable = [
+        min(count, known.delivered) if known.late else count
+        for count, known in zip(least, state.pools, strict=True)
+    ]
+    wanted = list(least)
+    missing = need - sum(count * rate for count, rate in zip(usable, rates, strict=True))
+    unsafe = missing  # what stays uncovered by slices that serve already
+    said = []
+    for at, (pool, known) in enumerate(zip(settings.pools, state.pools, strict=True)):
+        open_ = pool.max - least[at]
+        more = _slices(missing, rates[at], open_)
+        if at:  # one that serves in place of a preferred one goes when that one serves
+            more = max(more, min(_slices(unsafe, rates[at], open_), known.wanted - least[at]))
+        wanted[at] += more
+        counted = min(wanted[at], known.delivered) if known.late else wanted[at]
+        missing -= (counted - usable[at]) * rates[at]
+        unsafe -= max(0, min(wanted[at], known.serving) - usable[at]) * rates[at]
+        if known.orders:
+            waited = f"{pool.name}: {len(known.orders)} on order for {now_s - known.orders[0]:.0f} s"
+            said.append(waited + (", out of patience" if known.late else ""))
+    if missing > _NOT_WORTH * rates[0]:
+        said.append(f"{missing:.2g} requests/s above what replicas.max can take")
+    return _within(settings, state, room, wanted, said), said
+
+
+def _slices(rate: float, one: float, most: int) -> int:
+    if rate <= 0:
+        return 0
+    return min(most, max(0, math.ceil(min(rate / one, 1e9) - _NOT_WORTH)))
+
+
+def _within(settings: Settings, state: State, room: Room, wanted: list[int], said: list[str]) -> list[int]:
+    """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `min`."""
+    order = list(reversed(range(len(wanted))))
+    there = [max(pool.min, known.delivered) for pool, known in zip(settings.pools, state.pools, strict=True)]
+    cuts = [
+        *((at, there[at]) for at in order if state.pools[at].late),
+        *((at, there[at]) for at in order),
+        *((at, settings.pools[at].min) for at in order),
+    ]
+    asked = sum(wanted)
+    for at, floor in cuts:
+        excess = 0.0
+        if room.slices is not None:
+            excess = max(excess, sum(wanted) - room.slices)
+        price = settings.pools[at].dollars_per_hour
+        if room.dollars_per_hour is not None and price > 0:
+            cost = sum(
+                count * pool.dollars_per_hour for count, pool in zip(wanted, settings.pools, strict=True)
+            )
+            excess = max(excess, (cost - room.dollars_per_hour) / price - 1e-9)
+        wanted[at] -= max(0, min(wanted[at] - floor, math.ceil(excess)))
+    if sum(wanted) < asked:
+        said.append(f"the budget allows {sum(wanted)} of {asked} slices")
+    return wanted
+
+
+def _ordered(pool: PoolState, wanted: int, now_s: float) -> PoolState:
+    missing = max(0, wanted - pool.delivered)
+    orders = (*pool.orders, *(now_s for _ in range(missing - len(pool.orders))))[:missing]
+    return replace(pool, wanted=wanted, orders=orders)

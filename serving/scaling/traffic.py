@@ -1,0 +1,175 @@
+"""What clients ask for, from counters that slices and routers put on the board: requests a second, where that is heading,
+and how long requests are. Pure; a counter that falls is one that started anew.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from serving.scaling.capacity import Lengths
+from serving.slices.board import Demand, Entry
+
+# A rate is averaged over a tenth of the time that an order takes: a burst that is over by then is no reason for one, and a
+# later look would add to the wait. The slow average shows where the fast one is heading.
+_SHARE_OF_LEAD = 0.1
+_FASTEST_S, _SLOWEST_S = 5.0, 60.0
+_SLOWER = 6.0
+_LENGTHS_S = 600.0
+# A trend is followed up to this multiple of the present rate: beyond it is guesswork.
+_STEEPEST = 1.25
+# Requests whose lengths outweigh the assumed ones.
+_ASSUMED_REQUESTS = 10.0
+
+
+class NonsenseError(ValueError):
+    """A report holds what can't be: negative, not a number, missing."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What the reports of one moment add up to."""
+
+    running: float = 0.0
+    waiting: float = 0.0
+    kv_usage: float = 0.0  # summed over slices that serve
+    held: float = 0.0
+    serving: int = 0
+    prompt_tokens: float = 0.0  # since the last report; so are those below
+    output_tokens: float = 0.0
+    arrived: float = 0.0
+    finished: float = 0.0
+    counted: bool = False  # whether routers say how many requests arrive
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Estimates that follow the reports. The weights tell how much of an estimate is data and how much its start."""
+
+    fast: float = 0.0
+    slow: float = 0.0
+    fast_weight: float = 0.0
+    slow_weight: float = 0.0
+    over_s: float = _FASTEST_S
+    prompt_tokens: float = 0.0
+    output_tokens: float = 0.0
+    finished: float = 0.0
+    tokens: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    requests: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.fast / self.fast_weight if self.fast_weight else 0.0
+
+    @property
+    def lengths(self) -> Lengths:
+        assumed = Lengths()
+        finished = self.finished + _ASSUMED_REQUESTS
+        return Lengths(
+            (self.prompt_tokens + _ASSUMED_REQUESTS * assumed.prompt) / finished,
+            (self.output_tokens + _ASSUMED_REQUESTS * assumed.answer) / finished,
+        )
+
+    def ahead(self, seconds: float) -> float:
+        """Requests a second so far ahead, if it goes on as it does; never less than now."""
+        now = self.rate
+        if not self.slow_weight:
+            return now
+        # The two averages lag a straight line by their time constants (less while they are young).
+        lag = self.over_s * (_SLOWER * self.slow_weight - self.fast_weight)
+        slope = (now - self.slow / self.slow_weight) / max(lag, self.over_s)
+        return min(max(now, now + slope * (self.over_s + seconds)), _STEEPEST * now)
+
+
+def add_up(entries: Sequence[Entry], demands: Sequence[Demand], before: Traffic) -> tuple[Sums, Traffic]:
+    """The sums of the reports, and the counters to compare the next ones with; raises NonsenseError."""
+    running = waiting = kv_usage = prompt = output = 0.0
+    serving = 0
+    tokens: dict[str, tuple[float, float]] = {}
+    known, first = before.tokens, not before.tokens
+    try:
+        for entry in entries:
+            kv, computed, written = (
+                entry.kv_usage,
+                entry.prompt_tokens - entry.cached_tokens,
+                entry.output_tokens,
+            )
+            # One comparison refuses negative, infinite and not-a-number alike.
+            if not (0 <= entry.running + entry.waiting + computed + written < math.inf and 0 <= kv < 2) or (
+                entry.running < 0 or entry.waiting < 0 or computed < 0 or written < 0
+            ):
+                raise NonsenseError(_nonsense(entry))
+            running += entry.running
+            waiting += entry.waiting
+            if entry.serves:
+                serving += 1
+                kv_usage += kv
+            tokens[entry.replica] = (computed, written)
+            was = known.get(entry.replica)
+            if was is None:
+                if not first:
+                    prompt += computed
+                    output += written
+            else:
+                prompt += computed - was[0] if computed >= was[0] else computed
+                output += written - was[1] if written >= was[1] else written
+        held, arrived, finished, requests = _requests(demands, before.requests)
+    except TypeError:
+        raise NonsenseError(_missing(entries, demands)) from None
+    sums = Sums(running, waiting, kv_usage, held, serving, prompt, output, arrived, finished, bool(demands))
+    return sums, replace(before, tokens=tokens, requests=requests)
+
+
+def _requests(
+    demands: Sequence[Demand], before: Mapping[str, tuple[float, float]]
+) -> tuple[float, float, float, dict[str, tuple[float, float]]]:
+    held = arrived = finished = 0.0
+    requests: dict[str, tuple[float, float]] = {}
+    for demand in demands:
+        done = demand.arrived - demand.refused - demand.held - demand.in_flight
+        if not 0 <= demand.arrived + demand.held + demand.in_flight < math.inf or demand.held < 0:
+            raise NonsenseError(
+                f"router {demand.router} reports {demand.arrived} arrived, {demand.held} held"
+            )
+        held += demand.held
+        requests[demand.router] = (demand.arrived, done)
+        was = before.get(demand.router)
+        if was is not None:
+            arrived += demand.arrived - was[0] if demand.arrived >= was[0] else demand.arrived
+            finished += max(0.0, done - was[1]) if demand.arrived >= was[0] else 0.0
+    return held, arrived, finished, requests
+
+
+def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, residence_s: float) -> Traffic:
+    """The estimates after so many seconds more, for orders that take `lead_s`. Without routers' counts, the rate is what `residence_s` makes of running."""
+    arrived = sums.arrived / seconds if sums.counted else sums.running / max(residence_s, 1e-3)
+    finished = sums.finished if sums.counted else arrived * seconds
+    over_s = min(max(lead_s * _SHARE_OF_LEAD, _FASTEST_S), _SLOWEST_S)
+    fast, slow = 1 - math.exp(-seconds / over_s), 1 - math.exp(-seconds / (over_s * _SLOWER))
+    kept = math.exp(-seconds / _LENGTHS_S)
+    return replace(
+        traffic,
+        over_s=over_s,
+        fast=traffic.fast + fast * (arrived - traffic.fast),
+        slow=traffic.slow + slow * (arrived - traffic.slow),
+        fast_weight=traffic.fast_weight + fast * (1 - traffic.fast_weight),
+        slow_weight=traffic.slow_weight + slow * (1 - traffic.slow_weight),
+        prompt_tokens=kept * traffic.prompt_tokens + sums.prompt_tokens,
+        output_tokens=kept * traffic.output_tokens + sums.output_tokens,
+        finished=kept * traffic.finished + finished,
+    )
+
+
+def _nonsense(entry: Entry) -> str:
+    return (
+        f"slice {entry.slice or entry.replica} reports running={entry.running} waiting={entry.waiting} "
+        f"kv_usage={entry.kv_usage} prompt_tokens={entry.prompt_tokens} output_tokens={entry.output_tokens}"
+    )
+
+
+def _missing(entries: Sequence[Entry], demands: Sequence[Demand]) -> str:
+    for entry in entries:
+        values = (entry.running, entry.waiting, entry.kv_usage, entry.prompt_tokens, entry.cached_tokens)
+        if not all(isinstance(value, int | float) for value in (*values, entry.output_tokens)):
+            return _nonsense(entry)
+    return f"a router's counts are no numbers: {demands}"

@@ -1,0 +1,119 @@
+"""Boards to hold the policy to: slices and routers that report what a test says."""
+
+from dataclasses import dataclass, field, replace
+
+from serving.scaling.capacity import Pool
+from serving.scaling.policy import Decision, Report, Room, Settings, State, decide, start
+from serving.slices.board import Demand, Entry
+from serving.slices.board import State as Life
+
+# A slice that takes 1 s for a 100-token answer at up to 10 at once: 10 requests a second.
+STEPS = ((1.0, 0.01), (10.0, 0.01))
+
+
+def pool(name: str = "near", least: int = 1, most: int = 10, **others: float) -> Pool:
+    return Pool(name, least, most, STEPS, prefill_tokens_per_s=1e9, cache_tokens=1e9, **others)
+
+
+def settings(*pools: Pool, cool_down_s: float = 60.0, **targets: float) -> Settings:
+    return Settings("m", pools or (pool(),), cool_down_s=cool_down_s, **targets)
+
+
+@dataclass
+class Fleet:
+    """A model's slices and one router in steps of a second; what is wanted comes after `delivery_s`, starts in `start_s`."""
+
+    settings: Settings
+    delivery_s: float = 20.0
+    start_s: float = 10.0
+    undeliverable: frozenset[int] = frozenset()
+    room: Room = field(default_factory=Room)
+    now_s: float = 1000.0
+    queue: float = 0.0
+    arrived: float = 0.0
+    finished: float = 0.0
+    orders: list[list[float]] = field(default_factory=list)
+    slices: list[list[Entry]] = field(default_factory=list)
+    born: dict[str, float] = field(default_factory=dict)
+    made: int = 0
+    state: State | None = None
+    decisions: list[Decision] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.state = start(self.settings)
+        self.orders = [[] for _ in self.settings.pools]
+        self.slices = [[] for _ in self.settings.pools]
+        for at, one in enumerate(self.settings.pools):
+            for _ in range(one.min):
+                self._deliver(at, Life.SERVING)
+
+    def _deliver(self, at: int, life: Life) -> None:
+        self.made += 1
+        name = f"slice-{self.made}"
+        self.slices[at].append(Entry(name, "m", life, "", self.settings.pools[at].name, pool=at))
+        self.born[name] = self.now_s
+
+    @property
+    def serving(self) -> int:
+        return sum(entry.serves for each in self.slices for entry in each)
+
+    def counts(self) -> list[int]:
+        return [len(each) for each in self.slices]
+
+    def lose(self, at: int) -> None:
+        self.slices[at].pop()
+
+    def report(self, rate: float) -> Report:
+        """A second of traffic: 100-token answers to 100-token prompts, what is above 10 a slice queues."""
+        self.arrived += rate
+        self.queue += rate
+        done = min(self.queue, 10.0 * self.serving)
+        self.queue -= done
+        self.finished += done
+        for at, each in enumerate(self.slices):
+            self.slices[at] = [
+                replace(
+                    entry,
+                    running=round(done / self.serving),
+                    prompt_tokens=entry.prompt_tokens + round(100 * done / self.serving),
+                    output_tokens=entry.output_tokens + round(100 * done / self.serving),
+                )
+                if entry.serves
+                else entry
+                for entry in each
+            ]
+        demand = Demand("r", "m", held=round(self.queue), arrived=round(self.arrived))
+        in_flight = round(self.arrived) - round(self.queue) - round(self.finished)
+        entries = [entry for each in self.slices for entry in each]
+        return Report(entries, [replace(demand, in_flight=max(0, in_flight))], self.room)
+
+    def step(self, rate: float, report: Report | None = None) -> Decision:
+        assert self.state is not None
+        decision = decide(self.settings, self.state, report or self.report(rate), self.now_s)
+        self.state = decision.state
+        self.decisions.append(decision)
+        for at, wanted in enumerate(decision.wanted):
+            self._follow(at, wanted)
+        self.now_s += 1
+        return decision
+
+    def run(self, rate: float, seconds: int) -> Decision:
+        for _ in range(seconds):
+            decision = self.step(rate)
+        return decision
+
+    def _follow(self, at: int, wanted: int) -> None:
+        """Serve and the autoscaler."""
+        missing = wanted - len(self.slices[at])
+        self.orders[at] = (self.orders[at] + [self.now_s] * missing)[: max(0, missing)]
+        del self.slices[at][max(0, wanted) :]
+        while (
+            self.orders[at]
+            and at not in self.undeliverable
+            and self.now_s - self.orders[at][0] >= self.delivery_s
+        ):
+            self.orders[at].pop(0)
+            self._deliver(at, Life.STARTING)
+        for number, entry in enumerate(self.slices[at]):
+            if self.now_s - self.born[entry.replica] >= self.start_s:
+                self.slices[at][number] = replace(entry, state=Life.SERVING)

@@ -1,0 +1,63 @@
+"""Slices that come and go with the load: real Serve and its controller, simulated slices and engines."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from service import MODEL, Service, leftovers, service
+
+from serving.slices import board
+
+pytestmark = pytest.mark.cluster
+ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}
+FEW_AT_ONCE = {"max_model_len": 2048, "max_num_seqs": 4}
+
+
+@contextmanager
+def load(running: Service, clients: int) -> Iterator[None]:
+    """So many clients that ask again as soon as they are answered, until the block ends."""
+    ended = threading.Event()
+
+    def ask() -> None:
+        with httpx.Client(timeout=60) as client:
+            while not ended.is_set():
+                fields = {"model": MODEL, "prompt": "hello", "max_tokens": 200, "ignore_eos": True}
+                with contextlib.suppress(httpx.TransportError):
+                    client.post(f"{running.address}/v1/completions", json=fields)
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def test_load_orders_a_second_slice_and_idleness_gives_it_back(short_directory: Path) -> None:
+    with service(
+        short_directory,
+        slices=2,
+        engine="simulated",
+        slice=ONE_HOST,
+        options=FEW_AT_ONCE,
+        replicas={"min": 1, "max": 2},
+        cool_down_s=5,
+        drain_s=1,
+    ) as running:
+        with load(running, clients=16):
+            first, second = running.until_serving(2, timeout_s=60)
+            assert first.slice != second.slice
+            running.until(lambda: all(one.running for one in running.serving()), 20, "work for both slices")
+        running.until_serving(1, timeout_s=60)
+        counts = [one.wanted for one in board.decisions()]
+        assert counts == [1, 2, 1]
+        for one in board.decisions():
+            print(one)
+    assert leftovers(running.cluster.id) == []
