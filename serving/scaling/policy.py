@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from serving.scaling.capacity import FASTEST, SLOWEST, Capacity, Pool, capacity, itl_s, with_room
 from serving.scaling.traffic import NonsenseError, Sums, Traffic, add_up, follow
 from serving.slices.board import Demand, Entry
-from serving.slices.board import State as Life
 
 # Until a slice was seen to arrive: a warm node pool and a large model's start.
 _ASSUMED_LEAD_S = 300.0
@@ -131,7 +130,7 @@ def decide(settings: Settings, state: State, report: Report, now_s: float) -> De
     if state.at_s is not None and not 0 <= passed_s <= _LONGEST_STEP_S:
         moved = _moved(replace(state, at_s=now_s, traffic=traffic), passed_s)
         return _held(state, f"the clock jumped by {passed_s:.0f} s", moved)
-    pools = _count(settings, state, report.entries, now_s)
+    pools = _count(settings, state, sums, now_s)
     state = replace(state, pools=pools, at_s=now_s, hold="")
     if passed_s > 0:
         state = _learn(settings, state, sums, traffic, passed_s)
@@ -172,46 +171,36 @@ def _moved(state: State, by_s: float) -> State:
     )
 
 
-def _count(
-    settings: Settings, before: State, entries: Sequence[Entry], now_s: float
-) -> tuple[PoolState, ...]:
+def _count(settings: Settings, before: State, sums: Sums, now_s: float) -> tuple[PoolState, ...]:
     """Which orders have come, and how long they took."""
-    there: list[list[Entry]] = [[] for _ in settings.pools]
-    for entry in entries:
-        if 0 <= entry.pool < len(there) and entry.state in (Life.STARTING, Life.SERVING):
-            there[entry.pool].append(entry)
-    counted, known_before = [], before.traffic.tokens
-    for spec, known, present in zip(settings.pools, before.pools, there, strict=True):
-        pool = replace(known, late_s=_late_s(spec, known, len(present), now_s))
-        serving = sum(entry.serves for entry in present)
-        came = max(0, len(present) - pool.delivered)
-        ordered, orders = pool.orders[:came], pool.orders[came:]
-        missing = max(0, pool.wanted - len(present))
-        orders = (*orders, *(now_s for _ in range(missing - len(orders))))[:missing]
-        if serving == len(present) and not pool.starting and not came:
-            counted.append(replace(pool, orders=orders, delivered=len(present), serving=serving))
-            continue
-        since = dict(pool.starting)
-        fresh = iter(ordered)
-        starting, lead_s = [], pool.lead_s
-        for entry in present:
-            if not entry.serves:
-                starting.append((entry.replica, since.get(entry.replica) or next(fresh, now_s)))
-                continue
-            at = since.get(entry.replica)
-            if at is None and entry.replica not in known_before:
-                at = next(fresh, None)
-            if at is not None:
-                took = now_s - at
+    counted = []
+    for at, (spec, known) in enumerate(zip(settings.pools, before.pools, strict=True)):
+        starting = [entry.replica for entry in sums.starting if entry.pool == at]
+        serving = sums.serving.get(at, 0)
+        present = serving + len(starting)
+        came = max(0, present - known.delivered)
+        fresh = iter(known.orders[:came])  # when each of those that came was ordered, the oldest first
+        missing = max(0, known.wanted - present)
+        orders = known.orders[came:]
+        since = dict(known.starting)
+        arrived = [next(fresh, None) for entry in sums.fresh if entry.pool == at]
+        still = tuple((name, since.pop(name) if name in since else next(fresh, now_s)) for name in starting)
+        # Those left have come to serve or are gone: as many as now serve more came.
+        ready = list(since.values())[: max(0, serving - known.serving - len(arrived))]
+        lead_s = known.lead_s
+        for ordered in [*arrived, *ready]:
+            if ordered is not None:
+                took = now_s - ordered
                 lead_s = took if lead_s is None else lead_s + _LEAD_SHARE * (took - lead_s)
         counted.append(
             replace(
-                pool,
-                orders=orders,
-                starting=tuple(starting),
+                known,
+                orders=(*orders, *(now_s for _ in range(missing - len(orders))))[:missing],
+                starting=still,
                 lead_s=lead_s,
-                delivered=len(present),
+                delivered=present,
                 serving=serving,
+                late_s=_late_s(spec, known, present, now_s),
             )
         )
     return tuple(counted)
@@ -230,7 +219,8 @@ def _learn(settings: Settings, state: State, sums: Sums, traffic: Traffic, secon
     """Rates, lengths, and how fast slices really are beside their plan."""
     pool, known = settings.pools[0], state.pools[0]
     lengths = state.traffic.lengths
-    each = sums.running / sums.serving if sums.serving else 0.0
+    serving = sum(sums.serving.values())
+    each = sums.running / serving if serving else 0.0
     planned_itl_s = itl_s(pool, lengths, max(1.0, each), known.speed)
     traffic = follow(
         traffic, sums, seconds, lead_s=_lead_s(state), residence_s=lengths.answer * planned_itl_s

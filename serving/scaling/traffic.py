@@ -3,11 +3,12 @@ and how long requests are. Pure; a counter that falls is one that started anew.
 """
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from serving.scaling.capacity import Lengths
-from serving.slices.board import Demand, Entry
+from serving.slices.board import Demand, Entry, State
 
 # A rate is averaged over a tenth of the time that an order takes: a burst that is over by then is no reason for one, and a
 # later look would add to the wait. The slow average shows where the fast one is heading.
@@ -19,6 +20,8 @@ _LENGTHS_S = 600.0
 _STEEPEST = 1.25
 # Requests whose lengths outweigh the assumed ones.
 _ASSUMED_REQUESTS = 10.0
+# A share; beyond it by rounding at most.
+_MOST_KV = 1.01
 
 
 class NonsenseError(ValueError):
@@ -33,12 +36,14 @@ class Sums:
     waiting: float = 0.0
     kv_usage: float = 0.0  # summed over slices that serve
     held: float = 0.0
-    serving: int = 0
+    serving: Mapping[int, int] = field(default_factory=dict)  # slices that serve, by pool
+    starting: tuple[Entry, ...] = ()
+    fresh: tuple[Entry, ...] = ()  # serving, and seen for the first time
     prompt_tokens: float = 0.0  # since the last report; so are those below
     output_tokens: float = 0.0
     arrived: float = 0.0
     finished: float = 0.0
-    counted: bool = False  # whether routers say how many requests arrive
+    counted: bool = False  # whether routers say how many requests arrived
 
 
 @dataclass(frozen=True)
@@ -84,39 +89,55 @@ class Traffic:
 def add_up(entries: Sequence[Entry], demands: Sequence[Demand], before: Traffic) -> tuple[Sums, Traffic]:
     """The sums of the reports, and the counters to compare the next ones with; raises NonsenseError."""
     running = waiting = kv_usage = prompt = output = 0.0
-    serving = 0
     tokens: dict[str, tuple[float, float]] = {}
-    known, first = before.tokens, not before.tokens
+    serving: Counter[int] = Counter()
+    starting, fresh = [], []
+    known, serves = before.tokens, State.SERVING
     try:
         for entry in entries:
-            kv, computed, written = (
-                entry.kv_usage,
-                entry.prompt_tokens - entry.cached_tokens,
-                entry.output_tokens,
-            )
-            # One comparison refuses negative, infinite and not-a-number alike.
-            if not (0 <= entry.running + entry.waiting + computed + written < math.inf and 0 <= kv < 2) or (
-                entry.running < 0 or entry.waiting < 0 or computed < 0 or written < 0
-            ):
+            at_once, queued, kv = entry.running, entry.waiting, entry.kv_usage
+            computed, written = entry.prompt_tokens - entry.cached_tokens, entry.output_tokens
+            # What is not a number fails every comparison; infinity is found in the sums.
+            if not (at_once >= 0 and queued >= 0 and 0 <= kv <= _MOST_KV and computed >= 0 and written >= 0):
                 raise NonsenseError(_nonsense(entry))
-            running += entry.running
-            waiting += entry.waiting
-            if entry.serves:
-                serving += 1
-                kv_usage += kv
+            running += at_once
+            waiting += queued
             tokens[entry.replica] = (computed, written)
+            if entry.state is serves:
+                serving[entry.pool] += 1
+                kv_usage += kv
+            elif entry.state is State.STARTING:
+                starting.append(entry)
             was = known.get(entry.replica)
             if was is None:
-                if not first:
-                    prompt += computed
-                    output += written
-            else:
-                prompt += computed - was[0] if computed >= was[0] else computed
-                output += written - was[1] if written >= was[1] else written
+                fresh.append(entry)
+            elif computed >= was[0] and written >= was[1]:
+                prompt += computed - was[0]
+                output += written - was[1]
         held, arrived, finished, requests = _requests(demands, before.requests)
     except TypeError:
         raise NonsenseError(_missing(entries, demands)) from None
-    sums = Sums(running, waiting, kv_usage, held, serving, prompt, output, arrived, finished, bool(demands))
+    if not running + waiting + prompt + output < math.inf:
+        raise NonsenseError(next(_nonsense(entry) for entry in entries if _endless(entry)))
+    if (
+        known
+    ):  # a slice seen for the first time has worked since the last report, unless this one is the first
+        prompt += sum(tokens[entry.replica][0] for entry in fresh)
+        output += sum(tokens[entry.replica][1] for entry in fresh)
+    sums = Sums(
+        running=running,
+        waiting=waiting,
+        kv_usage=kv_usage,
+        held=held,
+        serving=serving,
+        starting=tuple(starting),
+        fresh=tuple(entry for entry in fresh if entry.state is serves),
+        prompt_tokens=prompt,
+        output_tokens=output,
+        arrived=arrived,
+        finished=finished,
+        counted=any(demand.arrived for demand in demands),
+    )
     return sums, replace(before, tokens=tokens, requests=requests)
 
 
@@ -158,6 +179,10 @@ def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, resid
         output_tokens=kept * traffic.output_tokens + sums.output_tokens,
         finished=kept * traffic.finished + finished,
     )
+
+
+def _endless(entry: Entry) -> bool:
+    return math.isinf(entry.running + entry.waiting + entry.prompt_tokens + entry.output_tokens)
 
 
 def _nonsense(entry: Entry) -> str:
