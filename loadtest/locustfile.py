@@ -84,6 +84,12 @@ def add_options(parser: ArgumentParser) -> None:
         default=100,
         help="mean length of a short prompt; others are multiples of it",
     )
+    add(
+        "--think-s",
+        type=float,
+        default=0.5,
+        help="mean pause of a closed-loop user between answer and question",
+    )
     add("--streamed", type=float, default=0.75, help="share of requests that stream")
 
 
@@ -129,15 +135,10 @@ def _report(
     def judge(figures: dict[str, float | None]) -> list[thresholds.Judgement]:
         return shape.ramp.judge() if shape and shape.ramp else limits.judge(figures)
 
-    def offered(second: float) -> float | None:
-        if shape is None or shape.rate is None:
-            return None
-        return shape.rate.at(second) if second < shape.seconds else 0.0
-
     def remark() -> str:
         return str(shape.ramp) if shape and shape.ramp else ""
 
-    report = Report(environment, limits.slo, judge, offered, remark)
+    report = Report(environment, limits.slo, judge, remark)
     report.add_to_web_ui()
     gevent.spawn(report.follow)
 

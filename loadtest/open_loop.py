@@ -28,7 +28,7 @@ import exchange
 import traces
 from bad_input import BadInputError
 from figures import Counts
-from prompts import Ask, Prompt, Prompts
+from prompts import Ask, Prompts
 from ramping import Ramping
 from rows import REQUEST, Recorder, count
 from thresholds import Thresholds
@@ -73,17 +73,12 @@ def trace(options: Namespace) -> list[traces.Record]:
 def schedule(options: Namespace, mix: list[type[ClosedLoopUser]]) -> Iterator[Arrival]:
     """When each request of the whole run is to start, and what it asks."""
     if options.arrivals == "replay":
-        for record in trace(options):
-            yield record.at_s / options.speed, partial(_replay, record)
-        return
+        records = trace(options)  # read now: the first of them is due at once
+        return ((one.at_s / options.speed, partial(Prompts.replay, record=one)) for one in records)
     random = Random(f"kinds {options.seed}")
     asks, weights = [user.kind for user in mix], [user.weight for user in mix]
-    for at_s in arrivals.poisson(rate(options), options.seed):
-        yield at_s, random.choices(asks, weights)[0]
-
-
-def _replay(record: traces.Record, prompts: Prompts) -> Prompt:
-    return prompts.replay(record)
+    times = arrivals.poisson(rate(options), options.seed)
+    return ((at_s, random.choices(asks, weights)[0]) for at_s in times)
 
 
 class OpenLoop(AskingUser):
@@ -92,9 +87,9 @@ class OpenLoop(AskingUser):
     mix: ClassVar[list[type[ClosedLoopUser]]]
 
     def on_start(self) -> None:
-        super().on_start()
         self.in_flight = Pool()
         self.arrived = False
+        super().on_start()
 
     @task
     def arrive(self) -> None:

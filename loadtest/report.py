@@ -39,7 +39,7 @@ _COLUMNS = (
 _PLOTS = (
     (
         "Requests a second",
-        {"offered": "offered", "answered": "requests_per_s", "within the SLO": "goodput_per_s"},
+        {"arrived": "arrived", "answered": "requests_per_s", "within the SLO": "goodput_per_s"},
     ),
     ("Time to first token, ms", {"p50": "ttft_p50_ms", "p90": "ttft_p90_ms", "p99": "ttft_p99_ms"}),
     ("Inter-token latency, ms", {"p50": "itl_p50_ms", "p90": "itl_p90_ms", "p99": "itl_p99_ms"}),
@@ -57,12 +57,12 @@ class Course:
     _second: float = 0.0
     _counts: Counts = field(default_factory=Counts)
 
-    def add(self, second: float, counts: Counts, offered_per_s: float | None) -> None:
+    def add(self, second: float, counts: Counts) -> None:
         during = counts.since(self._counts)
         seconds = second - self._second
         point = figures(during, seconds)
-        # Closed loop has no arrivals: what is offered and in flight is up to its users.
-        point["offered"] = offered_per_s if counts.start else None
+        # Closed loop has no arrivals: what comes and is in flight is up to its users.
+        point["arrived"] = (during.start.total() + during.dropped) / seconds if counts.start else None
         point["in flight"] = counts.in_flight if counts.start else None
         self.points.append((second, point))
         self._second, self._counts = second, counts
@@ -88,11 +88,10 @@ class Report:
         environment: Environment,
         slo: Slo,
         judge: Callable[[Figures], Sequence[Judgement]],
-        offered_per_s: Callable[[float], float | None],
         remark: Callable[[], str],
     ) -> None:
         self._environment = environment
-        self._slo, self._judge, self._offered, self._remark = slo, judge, offered_per_s, remark
+        self._slo, self._judge, self._remark = slo, judge, remark
         self.course = Course()
 
     def follow(self) -> None:
@@ -101,8 +100,7 @@ class Report:
             gevent.sleep(WORKER_REPORT_INTERVAL)  # more often, a master would see nothing new
             runner = self._environment.runner
             if runner is not None and runner.state in (STATE_RUNNING, STATE_SPAWNING):
-                now = time.time() - runner.stats.start_time
-                self.course.add(now, count(runner.stats), self._offered(now))
+                self.course.add(time.time() - runner.stats.start_time, count(runner.stats))
 
     def figures(self, only: list[str] | None = None) -> Figures:
         stats = self._environment.stats
@@ -181,9 +179,9 @@ class Report:
             return response
 
     def _into(self, page: str) -> str:
-        """Before the body's last end; locust's own script says the word too."""
-        before, end, after = page.rpartition("</body>")
-        return before + self.html() + end + after
+        """Above locust's own part, which its script draws into this element."""
+        before, root, after = page.rpartition('<div id="root"></div>')
+        return before + self.html() + root + after
 
     def _slo_text(self) -> str:
         return (

@@ -8,7 +8,7 @@ import time
 from random import Random
 from typing import ClassVar
 
-from locust import FastHttpUser, between, task
+from locust import FastHttpUser, task
 from locust.exception import StopUser
 
 import exchange
@@ -50,8 +50,10 @@ class AskingUser(FastHttpUser):
 
 class ClosedLoopUser(AskingUser):
     abstract = True
-    wait_time = between(0, 1)
     kind: ClassVar[Ask]
+
+    def wait_time(self) -> float:
+        return self.random.uniform(0, 2 * self.environment.parsed_options.think_s)
 
     @task
     def ask(self) -> None:

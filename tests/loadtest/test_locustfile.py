@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from servers import asgi_server, free_address
+from servers import asgi_server, free_address, until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -217,3 +218,35 @@ def test_a_service_without_a_model_is_refused(tmp_path: Path) -> None:
         run = load(address, tmp_path, "-t", "1s")
     assert run.status == 1
     assert "/v1/models was answered 404" in run.said
+
+
+def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report() -> None:
+    web_ui = free_address()
+    with asgi_server(service()) as address:
+        locust = subprocess.Popen(
+            [sys.executable, "-m", "locust", "-f", LOCUSTFILE, "--host", address, "--autostart"]
+            + ["--web-host", "127.0.0.1", "--web-port", web_ui.rpartition(":")[2]]
+            + ["--arrivals", "constant", "--rate", "10", "-t", "60s"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            until(lambda: any(row["goodput"] == "100" for row in shown(web_ui)), "figures in the tab", 40)
+            page, report = (httpx.get(web_ui + path).text for path in ("/", "/stats/report"))
+        finally:
+            locust.terminate()
+            locust.wait(timeout=20)
+    assert '"extended_tabs": [{"key": "inference", "title": "Inference"}]' in page
+    assert '"structure": [{"key": "name", "title": "Name"}' in page
+    assert '<section id="inference"' in report
+
+
+def shown(web_ui: str) -> list[dict[str, str]]:
+    """The rows of the tab, as the page asks for them."""
+    try:
+        (table,) = httpx.get(f"{web_ui}/stats/requests").json()["extended_stats"]
+    except httpx.TransportError:
+        return []
+    assert table["key"] == "inference"
+    return list(table["data"])
