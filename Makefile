@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test check bench loadtest lock format
+.PHONY: install serve test check bench bench-routing loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -40,6 +40,9 @@ bench: install
 # Open loop against simulated slices, judged by loadtest/thresholds.yaml; ARGS go to locust: ARGS="-t 15s".
 loadtest: install
 	$(BIN)/python loadtest/simulated.py $(DEPLOYMENT) $(ARGS)
+
+bench-routing: install
+	$(BIN)/python -m benchmarks.routing --svg benchmarks/routing.svg $(ARGS)
 
 lock: install
 	lock/compile.sh $(ARGS)
