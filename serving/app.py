@@ -9,7 +9,7 @@ from ray.serve.exceptions import RayServeException
 
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
-from serving.errors import ServingError
+from serving.errors import PlanError, ServingError
 from serving.planning import Plan, plan
 from serving.planning.prices import slice_hour
 from serving.router.ingress import Router
@@ -37,9 +37,20 @@ def build(args: dict[str, Any]) -> Application:
     try:
         config = parse(args)
         plans = [[plan(pool) for pool in model.per_pool()] for model in config.models]
+        _check_names([one for pools in plans for one in pools])
     except ServingError as error:
         raise RayServeException(error.message) from None
     return _application(config, plans)
+
+
+def _check_names(plans: list[Plan]) -> None:
+    """What clients ask for means one thing; raises PlanError."""
+    models = {one.model.name for one in plans}
+    owners: dict[str, str] = {}
+    for one in plans:
+        for adapter in one.adapters:
+            if adapter in models or owners.setdefault(adapter, one.model.name) != one.model.name:
+                raise PlanError(f"{one.model.name}: adapter {adapter!r} has the name of another; rename it")
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:

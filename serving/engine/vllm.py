@@ -20,6 +20,7 @@ from serving.engine.server import HttpServer, Load
 from serving.engine.simulator.scheduler import page_tokens
 from serving.errors import EngineStartError
 from serving.planning import Plan
+from serving.planning.adapters import flag_values
 from serving.slices.group import HeldSlice
 from serving.slices.simulation import CACHE
 from serving.slices.watch import actor_died
@@ -170,6 +171,8 @@ class VllmServer:
             # Nobody's URL is fetched from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
         }
+        if plan.adapters:
+            options["lora_modules"] = flag_values(plan.engine)
         if plan.pipeline > 1:
             options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
         return options | (_simulated_options(plan) if simulated.is_simulated() else {})
@@ -225,6 +228,10 @@ def _simulated_options(plan: Plan) -> dict[str, Any]:
     length = min(asked.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
     return {
         "model": str(checkpoint),
+        # Adapters of the real weights say nothing to the stand-in, which answers in their names.
+        "served_model_name": [plan.model.name, *plan.adapters],
+        "lora_modules": None,
+        "enable_lora": False,
         "dtype": "float32",
         "quantization": None,
         "load_format": "auto",

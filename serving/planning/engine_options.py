@@ -56,6 +56,9 @@ _SERVER = {
     "uds": "the replica chooses where it listens; remove it",
 }
 
+# The one option of its server that is: which adapters there are is part of the model.
+ADAPTERS = "lora_modules"
+
 SETTABLE = frozenset(
     {
         "additional_config",
@@ -255,7 +258,7 @@ SETTABLE = frozenset(
 
 def check(names: Iterable[str]) -> None:
     """Refuse options that are derived or that vLLM does not know, all of them in one message."""
-    if problems := [_problem(name) for name in sorted(names) if name not in SETTABLE]:
+    if problems := [_problem(name) for name in sorted(names) if name not in SETTABLE | {ADAPTERS}]:
         raise ConfigError("; ".join(problems))
 
 
@@ -263,7 +266,7 @@ def _problem(name: str) -> str:
     plain = name.replace("-", "_").removeprefix("__")
     if reason := DERIVED.get(plain) or _SERVER.get(plain):
         return f"engine.{name}: not settable, {reason}"
-    if plain in SETTABLE:
+    if plain in SETTABLE | {ADAPTERS}:
         return f"engine.{name}: write {plain}"
     if near := difflib.get_close_matches(plain, SETTABLE | DERIVED.keys(), n=1):
         hint = f", which is not settable: {DERIVED[near[0]]}" if near[0] in DERIVED else ""

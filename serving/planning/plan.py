@@ -10,7 +10,7 @@ from typing import Any
 
 from serving.config import ModelSpec
 from serving.errors import PlanError
-from serving.planning import alternatives, engine_options, parallelism
+from serving.planning import adapters, alternatives, engine_options, parallelism
 from serving.planning.demand import JAX_FORMATS, JAX_MODELS, Demand, demand_of
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
@@ -49,6 +49,11 @@ class Plan:
         return self.demand.sequences * self.layout.data * self.layout.attention_data
 
     @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of LoRA adapters, each asked for like a model."""
+        return tuple(adapters.adapters(self.engine))
+
+    @property
     def environment(self) -> dict[str, str]:
         """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
         variables = {}
@@ -73,6 +78,7 @@ def plan(spec: ModelSpec) -> Plan:
         raise PlanError(
             f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora or parallel.data"
         )
+    adapters.adapters(spec.engine)
     fit = measure(shape, demand, slice_, layout)
     if fit.problems:
         ways = alternatives.advice(shape, demand, slice_, layout, fit)

@@ -85,10 +85,12 @@ class Api:
         return app
 
     async def models(self) -> JSONResponse:
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in reversed(self._plans)]})
+        names = [*reversed(self._plans), *self._table.adapters]
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, name: str) -> JSONResponse:
-        return JSONResponse(self._card(self._table.resolve(name)))
+        self._table.resolve(name)
+        return JSONResponse(self._card(name))
 
     async def health(self) -> Response:
         """200 while every model has a slice that serves, else 503 naming the first that has none."""
@@ -137,8 +139,9 @@ class Api:
         return self._gate.admitted(account, ask, RelayedResponse(self._relay, ask))
 
     def _card(self, name: str) -> dict[str, Any]:
-        plan = self._plans[name]
-        entries = self._table.entries(name)
+        model = self._table.resolve(name)
+        plan = self._plans[model]
+        entries = self._table.entries(model)
         serving = [entry for entry in entries if entry.serves]
         return {
             "id": name,
@@ -146,6 +149,7 @@ class Api:
             "created": self._started,
             "owned_by": "tpu-serving",
             "root": plan.model.model,
+            "parent": None if name == model else model,
             "max_model_len": serving[0].max_model_len if serving else None,
             "slice": str(plan.slice),
             "parallel": {"tensor": plan.tensor, "pipeline": plan.pipeline},

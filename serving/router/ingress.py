@@ -46,6 +46,7 @@ class Router:
         self._table = SliceTable(
             wanted,
             {name: " or ".join(each) for name, each in shapes.items()},
+            adapters={adapter: plan.model.name for plan in plans for adapter in plan.adapters},
             affinity=spec.affinity,
             routers=spec.replicas,
         )

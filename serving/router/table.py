@@ -5,7 +5,7 @@ beyond that for other routers, up to a beat old. What a slice has cached is what
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from serving.config import Affinity
 from serving.errors import NoSliceError, UnknownModelError
@@ -33,14 +33,16 @@ class SliceTable:
         wanted: dict[str, int],
         shapes: dict[str, str],
         *,
+        adapters: Mapping[str, str] | None = None,
         affinity: Affinity = Affinity.PREFIX,
         routers: int = 1,
     ) -> None:
         """For each model: how many slices it starts with, and their shape in words.
 
-        `routers`: how many share the requests.
+        `adapters`: the model of each. `routers`: how many share the requests.
         """
         self.shapes = shapes
+        self.adapters = adapters or {}
         self._wanted = wanted
         self._missing_since: dict[str, float] = {}
         self._entries: dict[str, Entry] = {}
@@ -94,24 +96,29 @@ class SliceTable:
         return [entry for entry in self._entries.values() if entry.model == model]
 
     def resolve(self, name: object) -> str:
-        """The model a request means; one without a name means the only one. Raises UnknownModelError."""
+        """The model a request means, an adapter's for its name; one without a name means the only one. Raises UnknownModelError."""
         if name is None and len(self.shapes) == 1:
             return next(iter(self.shapes))
         if isinstance(name, str) and name in self.shapes:
             return name
+        if isinstance(name, str) and name in self.adapters:
+            return self.adapters[name]
         asked = (
             "The request names no model"
             if name is None
             else f"The model {repr(name)[:_LONGEST_NAME]} does not exist"
         )
-        raise UnknownModelError(f"{asked}. Models served here: {', '.join(self.shapes)}.")
+        raise UnknownModelError(f"{asked}. Models served here: {', '.join([*self.shapes, *self.adapters])}.")
 
     def choose(self, model: str, tried: Collection[str] = (), ask: Ask | None = None) -> Entry:
         """The slice for a request, by what it asks where that is given; raises NoSliceError with what is waited for."""
         able = [entry for entry in self.entries(model) if entry.serves and entry.replica not in tried]
         if not able:
             raise NoSliceError(self.why_none(model))
-        trace = prefix.trace(ask) if ask and self._index is not None else prefix.NOTHING
+        trace = prefix.NOTHING
+        if ask and self._index is not None:
+            asked = ask.fields.get("model")
+            trace = prefix.trace(ask, asked if isinstance(asked, str) and asked in self.adapters else None)
         at_home = (1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens
         chosen = choice.choose([self._candidate(entry, trace) for entry in able], at_home)
         self._prefill[chosen.replica] += max(0.0, trace.tokens - chosen.saved_tokens)

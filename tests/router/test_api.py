@@ -110,6 +110,7 @@ def test_models_are_listed_with_what_serves_them(address: str) -> None:
             "object": "model",
             "owned_by": "tpu-serving",
             "root": "meta-llama/Llama-3.1-8B-Instruct",
+            "parent": None,
             "max_model_len": 512,
             "slice": "v6e 2x4 (2 hosts x 4 chips)",
             "parallel": {"tensor": 8, "pipeline": 1},

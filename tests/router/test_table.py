@@ -178,6 +178,16 @@ def test_a_session_goes_back_to_its_slice_whatever_it_says(tied: dict[str, Any])
     assert found.choose(LLAMA, ask=chat("two")).replica != first
 
 
+def test_an_adapters_requests_go_where_it_is_on_the_chips_already() -> None:
+    found = SliceTable({LLAMA: 1}, {LLAMA: SHAPE}, adapters={"sql": LLAMA})
+    found.update([entry("a"), entry("b"), entry("c")], 0.0)
+    assert found.resolve("sql") == LLAMA
+    first = found.choose(LLAMA, ask=chat("one", model="sql")).replica
+    found.begin(first)
+    assert found.choose(LLAMA, ask=chat("two", model="sql")).replica == first
+    assert found.choose(LLAMA, ask=chat("two", model=LLAMA)).replica != first
+
+
 def test_without_affinity_the_least_loaded_is_chosen_whatever_is_asked() -> None:
     found = SliceTable({LLAMA: 1}, {LLAMA: SHAPE}, affinity=Affinity.NONE)
     found.update([entry("a"), entry("b")], 0.0)

@@ -127,7 +127,7 @@ class Api:
             )
         if self._engine.fails_now():
             raise _internal("The engine failed this request, as it was told to.")
-        if model and model != self._plan.model.name:
+        if model and model not in (self._plan.model.name, *self._plan.adapters):
             raise RequestError(
                 f"The model `{model}` does not exist.",
                 status=HTTPStatus.NOT_FOUND,

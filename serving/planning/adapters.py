@@ -1,0 +1,41 @@
+"""The LoRA adapters of a model: what `engine.lora_modules` names, each asked for like a model of its own."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from serving.errors import ConfigError
+
+
+def adapters(engine: Mapping[str, Any]) -> dict[str, str]:
+    """Paths by name, from vLLM's two ways to write them; raises ConfigError."""
+    modules = engine.get("lora_modules") or []
+    if not isinstance(modules, list):
+        raise ConfigError("engine.lora_modules: a list is needed, of NAME=PATH or {name: NAME, path: PATH}")
+    named: dict[str, str] = {}
+    for module in modules:
+        name, path = _parts(module)
+        if not name or not path:
+            raise ConfigError(
+                f"engine.lora_modules: NAME=PATH or {{name: NAME, path: PATH}} is needed (got {module!r})"
+            )
+        if name in named:
+            raise ConfigError(f"engine.lora_modules: two adapters are named {name!r}; give each its own name")
+        named[name] = path
+    if named and not engine.get("enable_lora"):
+        raise ConfigError("engine.lora_modules: adapters need engine.enable_lora: true")
+    return named
+
+
+def flag_values(engine: Mapping[str, Any]) -> list[str]:
+    """The adapters as vLLM's command line takes them."""
+    return [json.dumps({"name": name, "path": path}) for name, path in adapters(engine).items()]
+
+
+def _parts(module: Any) -> tuple[str, str]:
+    if isinstance(module, str):
+        name, _, path = module.partition("=")
+        return name, path
+    if isinstance(module, dict) and module.keys() == {"name", "path"}:
+        return str(module["name"]), str(module["path"])
+    return "", ""
