@@ -38,6 +38,8 @@ class SliceMetrics:
         passed_s, self._before_s = now_s - self._before_s, now_s
         recorder, name = self._recorder, (entry.model, entry.slice, str(entry.pool))
         if entry.slice:  # a replica that waits for its slice is none yet
+            if self._before is None or not self._before.slice:
+                recorder.add(table.SLICE_STARTS, 1, entry.model, str(entry.pool))
             recorder.add(table.SLICE_STATE_SECONDS, passed_s, *name, entry.state.value)
             recorder.set(table.SLICE_RUNNING, entry.running, *name)
             recorder.set(table.SLICE_WAITING, entry.waiting, *name)

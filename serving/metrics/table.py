@@ -184,6 +184,7 @@ SLICE_STATE = _gauge(
 SLICE_STATE_SECONDS = _counter(
     "slice_state_seconds", (*_SLICE, "state"), "slices", "Seconds that a slice has spent in each state."
 )
+SLICE_STARTS = _counter("slice_starts", ("model", "pool"), "slices", "Replicas that took a slice.")
 SLICE_START = _gauge(
     "slice_start_seconds", (*_SLICE, "phase"), "slices", "How long each phase of the slice's start took."
 )

@@ -1,0 +1,138 @@
+"""The dashboard and the rules of deployments/monitoring, by name, by promtool's own tests, and over a running service."""
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serving.metrics import dashboard
+from serving.metrics.table import TABLE, VLLM, Kind
+
+MONITORING = Path(__file__).parent.parent.parent / "deployments" / "monitoring"
+RULES = yaml.safe_load((MONITORING / "alerts.yml").read_text())
+ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule}
+RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
+QUERIES = [query for panels in dashboard.SECTIONS.values() for panel in panels for query, _ in panel.queries]
+EXPRESSIONS = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
+
+
+def program(name: str) -> str:
+    found = shutil.which(name)
+    assert found, (
+        f"queries and rules are tested by Prometheus itself: install {name} (Debian: apt-get install prometheus)"
+    )
+    return found
+
+
+def names(expression: str) -> set[str]:
+    """The metrics that an expression asks for."""
+    return set(re.findall(r"\b(?:tpu_|vllm:)[a-z_:0-9]+", re.sub(r'"[^"]*"', "", expression)))
+
+
+def exported(name: str) -> bool:
+    kinds = {row.name: row.kind for row in TABLE.values()} | VLLM
+    if name in RECORDED or kinds.get(name) in (Kind.COUNTER, Kind.GAUGE):
+        return True
+    stem, _, part = name.rpartition("_")
+    return part in ("bucket", "count", "sum") and kinds.get(stem) is Kind.HISTOGRAM
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("expression", QUERIES + EXPRESSIONS)
+def test_a_query_asks_only_for_what_the_table_has(expression: str) -> None:
+    assert names(expression)
+    assert {name for name in names(expression) if not exported(name)} == set()
+
+
+@pytest.mark.unit
+def test_the_dashboard_in_the_folder_is_what_the_panels_make() -> None:
+    written = json.loads((MONITORING / "dashboard.json").read_text())
+    assert written == dashboard.dashboard(), (
+        "python -m serving.metrics.dashboard > deployments/monitoring/dashboard.json"
+    )
+
+
+@pytest.mark.unit
+def test_panels_do_not_lie_on_each_other() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard.dashboard()["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("rule", ALERTS.values(), ids=ALERTS)
+def test_an_alert_says_how_bad_it_is_and_what_to_do(rule: dict[str, Any]) -> None:
+    assert rule["labels"]["severity"] in ("page", "ticket")
+    assert rule["annotations"]["action"].endswith(".")
+
+
+# For each alert: series that bring it, the minute at which it has to fire, and one at which it may not yet.
+BAD, GOOD = (
+    'tpu_serving_requests_total{model="m",outcome="slice_lost"}',
+    'tpu_serving_requests_total{model="m",outcome="ok"}',
+)
+LATE, ALL = 'tpu_serving_ttft_seconds_bucket{model="m",le="2.0"}', 'tpu_serving_ttft_seconds_count{model="m"}'
+KV = 'tpu_serving_slice_kv_usage_ratio{model="m",slice="s"}'
+FIRES: dict[str, tuple[dict[str, str], int, int]] = {
+    "RequestsFail": ({GOOD: "0+80x60", BAD: "0+0x9 0+20x50"}, 20, 9),
+    "RequestsFailSlowly": ({GOOD: "0+95x400", BAD: "0+0x9 0+5x400"}, 370, 5),
+    "FirstTokensLate": ({ALL: "0+100x80", LATE: "0+100x9 900+10x70"}, 60, 9),
+    "SliceMissing": ({'tpu_serving_slices_missing_seconds{model="m"}': "0+60x30"}, 16, 14),
+    "SlicesComeAndGo": ({'tpu_serving_slice_starts_total{model="m",pool="0"}': "1x5 1+1x10"}, 12, 5),
+    "KvSaturated": ({KV: "0.5x4 0.97x20"}, 12, 8),
+    "ChipsIdleUnderLoad": (
+        {
+            'tpu_duty_cycle{model="m",slice="s",chip="0"}': "80x4 1x20",
+            'tpu_serving_slice_requests_running{model="m",slice="s",pool="0"}': "20x30",
+        },
+        12,
+        8,
+    ),
+    "BreakerOpen": ({'tpu_serving_breaker_open{model="m",slice="s"}': "0x4 1x20"}, 8, 4),
+    "QueueGrows": ({'tpu_serving_requests_held{model="m"}': "0x4 0+10x20"}, 18, 5),
+    "MetricsIncomplete": ({"tpu_serving_scrape_sources_unreachable": "0x4 1x20"}, 12, 8),
+    "MetricsGone": ({'tpu_serving_slices_wanted{model="m"}': "1x4 stale"}, 15, 4),
+}
+
+
+@pytest.mark.cluster
+def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
+    assert set(FIRES) == set(ALERTS)
+    tests = [
+        {
+            "interval": "1m",
+            "name": name,
+            "input_series": [{"series": one, "values": values} for one, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+                    "eval_time": f"{minute}m",
+                }
+                | ({"exp_samples": [{"value": 1}]} if fires else {})
+                for minute, fires in ((at, True), (before, False))
+            ],
+        }
+        for name, (series, at, before) in FIRES.items()
+    ]
+    file = tmp_path / "tests.yaml"
+    file.write_text(
+        json.dumps(
+            {"rule_files": [str(MONITORING / "alerts.yml")], "evaluation_interval": "1m", "tests": tests}
+        )
+    )
+    done = subprocess.run(
+        [program("promtool"), "test", "rules", str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
