@@ -13,6 +13,7 @@ from serving.config import ModelSpec
 from serving.engine.simulator.engine import Engine
 from serving.engine.simulator.http import Api
 from serving.engine.simulator.physics import Factors, Physics
+from serving.engine.simulator.spans import Spans
 from serving.planning import Plan, plan
 
 MODEL = "llama"
@@ -31,10 +32,12 @@ def small_plan(**engine: Any) -> Plan:
 
 
 @contextmanager
-def serving(factors: Factors = QUICK, **engine: Any) -> Iterator[tuple[str, Engine]]:
+def serving(
+    factors: Factors = QUICK, spans: Spans | None = None, **engine: Any
+) -> Iterator[tuple[str, Engine]]:
     found = small_plan(**engine)
     made = Engine(found, Physics(found, factors), chance=lambda: 0.5)
-    app = _Running(Api(found, made).app(), made)
+    app = _Running(Api(found, made, spans).app(), made)
     with asgi_server(app) as address:
         try:
             yield address, made

@@ -14,6 +14,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+from serving import tracing
 from serving.engine import continuing, simulated, stand_in
 from serving.engine.owner import OWNER
 from serving.engine.server import HttpServer, Load
@@ -140,6 +141,7 @@ class VllmServer:
             # Without it ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             "TPU_MULTIHOST_BACKEND": "ray",
+            "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": tracing.protocol(),  # vLLM's default is gRPC
         }
         environment |= self._plan.environment
         if simulated.is_simulated():
@@ -170,6 +172,7 @@ class VllmServer:
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # Nobody's URL is fetched from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
+            "otlp_traces_endpoint": plan.engine.get("otlp_traces_endpoint", tracing.endpoint()),
         }
         if plan.adapters:
             options["lora_modules"] = flag_values(plan.engine)

@@ -28,7 +28,7 @@ from serving.router import page
 from serving.router.ask import Ask
 from serving.router.gate import Gate
 from serving.router.intake import check, fields_of
-from serving.router.journal import Journal, request_id
+from serving.router.journal import Journal
 from serving.router.record import RequestRecord
 from serving.router.relay import Relay, RelayedResponse, error_response
 from serving.router.status import Status
@@ -111,7 +111,7 @@ class Api:
 
     async def forward(self, request: Request) -> Any:
         """Every POST endpoint of vLLM's app, to a slice of the model that the body names."""
-        record = self._journal.begin(_path(request), request_id(request.headers.get("x-request-id")))
+        record = self._journal.begin(_path(request), request.headers)
         try:
             return await self._forward(request, record)
         except Exception as error:  # from here on a request is ended by its answer

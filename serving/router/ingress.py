@@ -11,6 +11,7 @@ import ray
 from fastapi import FastAPI
 from ray import serve
 
+from serving import tracing
 from serving.config import RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
@@ -22,6 +23,7 @@ from serving.router.recent import Recent
 from serving.router.relay import Relay
 from serving.router.request_log import RequestLog
 from serving.router.scrape import Scraper
+from serving.router.spans import Spans
 from serving.router.status import Status, status, told
 from serving.router.table import SliceTable
 from serving.router.window import Window
@@ -57,8 +59,14 @@ class Router:
         self._demands: list[board.Demand] = []
         self._log = RequestLog(_log_path()) if spec.request_log else None
         self._recent = Recent()
+        provider = tracing.provider("tpu-serving-router", {"service.instance.id": _name()})
+        self._spans = Spans(provider) if provider else None
         self._journal = Journal(
-            Recorder(), self._recent, *([self._log] if self._log else []), keep_content=spec.log_content
+            Recorder(),
+            self._recent,
+            *([self._log] if self._log else []),
+            spans=self._spans,
+            keep_content=spec.log_content,
         )
         self._replica = serve.get_replica_context().replica_tag
         self._beats = 0
@@ -91,6 +99,8 @@ class Router:
         await self._scraper.close()
         if self._log:
             self._log.close()
+        if self._spans:
+            await asyncio.to_thread(self._spans.close)
         for plan in self._plans:
             await asyncio.to_thread(board.unwant, plan.model.name)
             await asyncio.to_thread(board.undemand, self._replica, plan.model.name)
@@ -123,18 +133,14 @@ class Router:
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, forgotten)
-        await asyncio.to_thread(self._tell, entries, now_s)
+        await asyncio.to_thread(self._tell, entries, mine, now_s)
 
     def _demand(self, model: str) -> board.Demand:
         times = self._recent.percentiles(model)
         return board.Demand(self._replica, model, **self._gate.counts(model), **times, beat=self._beats)
 
-    def _tell(self, entries: list[board.Entry], now_s: float) -> None:
-        in_flight = dict.fromkeys(self._table.shapes, 0)
-        for entry in entries:
-            if entry.model in in_flight:
-                in_flight[entry.model] += self._table.in_flight(entry.replica)
-        self._journal.slices(entries, self._table.wanted(now_s), in_flight)
+    def _tell(self, entries: list[board.Entry], demands: list[board.Demand], now_s: float) -> None:
+        self._journal.beat(entries, self._table.wanted(now_s), demands)
         if self._log:
             self._log.flush()
 
@@ -142,7 +148,11 @@ class Router:
 def _log_path() -> Path:
     """Beside the logs of Ray and Serve, one file a router process."""
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())  # noqa: SLF001
-    return session / "logs" / f"requests-{ray.get_runtime_context().get_actor_id()}.jsonl"
+    return session / "logs" / f"requests-{_name()}.jsonl"
+
+
+def _name() -> str:
+    return str(ray.get_runtime_context().get_actor_id())
 
 
 def _warn_if_public() -> None:

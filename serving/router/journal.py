@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
 from serving.router.record import RequestRecord
-from serving.slices.board import Entry, Wanted
+from serving.router.spans import Spans
+from serving.slices.board import Demand, Entry, Wanted
 
 logger = logging.getLogger("ray.serve")
 
@@ -17,16 +18,30 @@ class Journal:
     """Everything that one router process tells of itself, but for the board."""
 
     def __init__(
-        self, recorder: Recorder, *writers: Callable[[RequestRecord], None], keep_content: bool = False
+        self,
+        recorder: Recorder,
+        *writers: Callable[[RequestRecord], None],
+        spans: Spans | None = None,
+        keep_content: bool = False,
     ) -> None:
         """`writers` are given each record at its end, with its prompt and answer if `keep_content` says so."""
         self._recorder = recorder
-        self._writers = writers
+        self._spans = spans
+        self._writers = (spans.end, *writers) if spans else writers
         self._keys = {table.NO_KEY}
         self._keep_content = keep_content
 
-    def begin(self, path: str, request_id: str) -> RequestRecord:
-        return RequestRecord(path, request_id, on_end=self.write, answer=[] if self._keep_content else None)
+    def begin(self, path: str, headers: Mapping[str, str]) -> RequestRecord:
+        """A request came."""
+        record = RequestRecord(
+            path,
+            request_id(headers.get("x-request-id")),
+            on_end=self.write,
+            answer=[] if self._keep_content else None,
+        )
+        if self._spans:
+            self._spans.begin(record, headers)
+        return record
 
     def write(self, record: RequestRecord) -> None:
         """Called once a request."""
@@ -37,10 +52,8 @@ class Journal:
             except Exception:  # a full disk or a tracing library's bug must not cost an answer
                 logger.exception("a request's record could not be written")
 
-    def slices(
-        self, entries: Iterable[Entry], wanted: Iterable[Wanted], in_flight: Mapping[str, int]
-    ) -> None:
-        """Once a beat: what the board says, and what this router has with slices; hands everything to Ray."""
+    def beat(self, entries: Iterable[Entry], wanted: Iterable[Wanted], demands: Iterable[Demand]) -> None:
+        """Once a beat: what the board says, and this router's own demand on it; hands everything to Ray."""
         recorder = self._recorder
         recorder.only(
             table.SLICE_STATE,
@@ -50,8 +63,9 @@ class Journal:
             recorder.set(table.WANTED, one.slices, one.model)
             recorder.set(table.MISSING, one.missing, one.model)
             recorder.set(table.MISSING_SECONDS, one.missing_for_s, one.model)
-        for model, count in in_flight.items():
-            recorder.set(table.IN_FLIGHT, count, model)
+        for demand in demands:
+            recorder.set(table.IN_FLIGHT, demand.in_flight, demand.model)
+            recorder.set(table.HELD, demand.held, demand.model)
         recorder.total(table.ROUTER_CPU, time.process_time())
         recorder.flush()
 

@@ -1,15 +1,17 @@
 """What is known of one request: filled in by the parts it passes, written out once at its end.
 
 Each part says what it did in one call: admission `admitted`, the relay `sent`, `answered`, `passed_on`, `continued`, and
-whoever ends it `refused` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of them is
+whoever ends it `failed`, `cancelled` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of them is
 paid for while tokens stream. Times are of the monotonic clock; `arrived_at` is the same moment by the calendar.
+`carried` are headers that go on to the slice, so that its spans belong to this request's.
 """
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Any
 
 from serving.errors import BadRequestError, NoSliceError, ServingError, SliceLostError
 from serving.metrics.table import NO_KEY, NO_MODEL, NO_POOL
@@ -41,7 +43,9 @@ class RequestRecord:
     path: str
     request_id: str = ""
     on_end: "Callable[[RequestRecord], None] | None" = None
-    trace: object = None
+    trace_id: str = ""
+    carried: Mapping[str, str] = field(default_factory=dict)
+    span: Any = None
     arrived_s: float = field(default_factory=time.monotonic)
     arrived_at: float = field(default_factory=time.time)
     model: str = NO_MODEL

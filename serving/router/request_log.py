@@ -88,7 +88,7 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         "total_s": record.ended_s - record.arrived_s,
         "retries": record.retries or None,
         "continuations": record.continuations or None,
-        "trace_id": getattr(record.trace, "trace_id", None),
+        "trace_id": record.trace_id or None,
     }
     if record.answer is not None:
         said["question"] = _text(record.question)

@@ -5,7 +5,7 @@ relay costs, not what httpx would.
 """
 
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -53,7 +53,7 @@ class Upstream:
             "POST",
             URL(entry.address + target, encoded=True),  # as it came: no /v1/.. is resolved on the way
             data=body,
-            headers=_forwarded(ask.headers),
+            headers=_forwarded(ask.headers, ask.record.carried),
             allow_redirects=False,
         )
 
@@ -76,9 +76,11 @@ def _socket(address: tuple[Any, ...]) -> socket.socket:
     return made
 
 
-def _forwarded(raw: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    return [
+def _forwarded(raw: Iterable[tuple[bytes, bytes]], ours: Mapping[str, str]) -> list[tuple[str, str]]:
+    """The client's headers, but for those that are ours."""
+    dropped = _HOP_BY_HOP | {name.encode() for name in ours} if ours else _HOP_BY_HOP
+    return [*ours.items()] + [
         (name.decode("latin-1"), value.decode("utf-8", "replace"))  # aiohttp encodes as UTF-8
         for name, value in raw
-        if name.lower() not in _HOP_BY_HOP
+        if name.lower() not in dropped
     ]

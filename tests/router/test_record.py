@@ -137,7 +137,7 @@ def test_a_request_is_written_out_once() -> None:
 def test_the_journal_counts_by_model_key_outcome_and_pool() -> None:
     recorder = Recorder()
     journal = Journal(recorder)
-    record = journal.begin(CHAT, "id")
+    record = journal.begin(CHAT, {})
     record.model = "llama"
     record.admitted("k1")
     record.sent(entry(pool=1))
@@ -152,7 +152,7 @@ def test_keys_beyond_the_bound_share_one_label() -> None:
     recorder = Recorder()
     journal = Journal(recorder)
     for number in range(table.MOST_KEYS + 50):
-        record = journal.begin(CHAT, "id")
+        record = journal.begin(CHAT, {})
         record.key = f"k{number}"
         record.end()
     keys = {labels[1] for row, labels in recorder._counted if row is table.REQUESTS}
@@ -167,7 +167,7 @@ def test_a_writer_that_fails_costs_no_answer() -> None:
         raise OSError("disk full")
 
     journal = Journal(Recorder(), failing, written.append)
-    journal.begin(CHAT, "id").end()
+    journal.begin(CHAT, {}).end()
     assert len(written) == 1
 
 
@@ -191,7 +191,7 @@ def test_a_line_has_ids_slice_tokens_times_and_outcome_and_no_word_of_the_client
 
 def test_prompts_and_answers_are_in_the_line_once_asked_for(tmp_path: Path) -> None:
     log = RequestLog(tmp_path / "requests.jsonl")
-    record = Journal(Recorder(), log, keep_content=True).begin(CHAT, "id-1")
+    record = Journal(Recorder(), log, keep_content=True).begin(CHAT, {})
     record.question = b'{"prompt": "100% caf\xc3\xa9"}'
     record.passed_on(b"data: hello\n\n", 1)
     record.end()

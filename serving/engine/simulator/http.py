@@ -8,6 +8,7 @@ import asyncio
 import json
 import time
 import uuid
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -29,6 +30,7 @@ from serving.engine.simulator.requests import (
     DetokenizeBody,
     TokenizeBody,
 )
+from serving.engine.simulator.spans import Spans
 from serving.errors import SimulationError, SliceLostError
 from serving.planning import Plan
 
@@ -38,9 +40,10 @@ _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
 class Api:
     """The paths of one engine."""
 
-    def __init__(self, plan: Plan, engine: Engine) -> None:
+    def __init__(self, plan: Plan, engine: Engine, spans: Spans | None = None) -> None:
         self._plan = plan
         self._engine = engine
+        self._spans = spans
         self._seed = int(plan.engine.get("seed") or 0)
         self._created = int(time.time())
 
@@ -138,14 +141,18 @@ class Api:
     def _answer(self, request: Request, order: Order) -> Response:
         request_id = order.request_id or request.headers.get("x-request-id") or uuid.uuid4().hex
         reply = Reply(order, self._plan.model.name, request_id, int(time.time()))
-        return _Generated(self._engine, order, reply)
+        told = self._spans.of(request.headers, request_id) if self._spans else None
+        return _Generated(self._engine, order, reply, told)
 
 
 class _Generated(Response):
     """An ASGI response that is written as its tokens come."""
 
-    def __init__(self, engine: Engine, order: Order, reply: Reply) -> None:
+    def __init__(
+        self, engine: Engine, order: Order, reply: Reply, told: Callable[[Stream], None] | None = None
+    ) -> None:
         super().__init__()
+        self._told = told
         self._engine = engine
         self._order = order
         self._reply = reply
@@ -170,6 +177,8 @@ class _Generated(Response):
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+            if self._told:
+                self._told(stream)
 
     async def _stream(self, stream: Stream, _: Scope, __: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _EVENT_STREAM})

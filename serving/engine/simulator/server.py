@@ -3,12 +3,14 @@
 import asyncio
 import os
 
+from serving import tracing
 from serving.engine.phases import REPLICA
 from serving.engine.server import HttpServer, Load
 from serving.engine.simulator.calibration import factors_for
 from serving.engine.simulator.engine import Engine
 from serving.engine.simulator.http import Api
 from serving.engine.simulator.physics import Physics
+from serving.engine.simulator.spans import Spans
 from serving.engine.simulator.startup import Startup
 from serving.planning import Plan
 from serving.slices import board
@@ -26,13 +28,17 @@ class SimulatorServer:
         self._held = held
         self._ray_address = ray_address
         self._engine = Engine(plan, Physics(plan, factors_for(plan)))
+        provider = tracing.provider(
+            "tpu-serving-engine", {"serving.slice": held.name, "serving.simulated": "true"}
+        )
+        self._spans = Spans(provider) if provider else None
         self._http: HttpServer | None = None
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Go through the phases of a start, then open the HTTP server."""
         await self._go_through_phases(Startup.parse(os.environ.get(STARTUP, "")))
-        app = Api(self._plan, self._engine).app()
+        app = Api(self._plan, self._engine, self._spans).app()
         self._http = HttpServer(app, self._held.hosts[0].ip, self._plan.model.drain_s)
         self.port = self._http.port
         self._running = asyncio.create_task(self._engine.run())
@@ -68,6 +74,8 @@ class SimulatorServer:
         """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
         if self._http:
             await self._http.drain()
+        if self._spans:
+            await asyncio.to_thread(self._spans.close)
         self.kill()
 
     def kill(self) -> None:

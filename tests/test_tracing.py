@@ -1,0 +1,212 @@
+import logging
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import simulated_engine
+from fastapi import FastAPI
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from servers import asgi_server, free_address
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from serving import tracing
+from serving.engine.simulator import spans as engine_spans
+from serving.errors import SliceLostError
+from serving.metrics.recorder import Recorder
+from serving.router.api import Api
+from serving.router.journal import Journal
+from serving.router.record import RequestRecord
+from serving.router.relay import Relay
+from serving.router.spans import Spans
+from serving.router.table import SliceTable
+from serving.slices.board import Entry, State
+
+pytestmark = pytest.mark.unit
+
+CHAT = "/v1/chat/completions"
+PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
+
+
+class Collector:
+    """What an OTLP/HTTP collector was sent: spans by name, with their service."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+
+    async def take(self, request: Request) -> Response:
+        sent = ExportTraceServiceRequest.FromString(await request.body())
+        for resource in sent.resource_spans:
+            for scope in resource.scope_spans:
+                self.spans += scope.spans
+        return Response(b"", media_type="application/x-protobuf")
+
+    def named(self, name: str) -> list[Any]:
+        return [span for span in self.spans if span.name == name]
+
+    def one(self, name: str) -> Any:
+        (span,) = self.named(name)
+        return span
+
+
+def said(span: Any) -> dict[str, Any]:
+    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    made = Collector()
+    with asgi_server(Starlette(routes=[Route("/v1/traces", made.take, methods=["POST"])])) as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        yield made
+
+
+def router_spans() -> Spans:
+    provider = tracing.provider("router", {})
+    assert provider
+    return Spans(provider)
+
+
+@contextmanager
+def router(upstream: str, spans: Spans | None) -> Iterator[str]:
+    """The router's surface in front of these slices, without Ray."""
+    plan = simulated_engine.small_plan()
+    table = SliceTable({plan.model.name: 1}, {plan.model.name: str(plan.slice)})
+    entry = Entry("a", plan.model.name, State.SERVING, "", "v6e", slice="slice-0", address=upstream)
+    table.update([entry], 0.0)
+
+    async def nothing() -> str:
+        return ""
+
+    @asynccontextmanager
+    async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
+        relay = Relay(table)
+        journal = Journal(Recorder(), spans=spans)
+        outer.mount("/", Api([plan], table, relay, journal, lambda: None, nothing).app())  # type: ignore[arg-type,return-value]
+        yield
+        await relay.close()
+
+    with asgi_server(FastAPI(lifespan=lifespan)) as address:
+        yield address
+
+
+def ask(address: str, **headers: str) -> httpx.Response:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    return httpx.post(address + CHAT, json=body, headers=headers, timeout=10)
+
+
+def test_one_trace_goes_from_the_client_through_the_router_to_the_engine(collector: Collector) -> None:
+    spans = router_spans()
+    provider = tracing.provider("engine", {})
+    assert provider
+    of_engine = engine_spans.Spans(provider)
+    with simulated_engine.serving(spans=of_engine) as (engine, _), router(engine, spans) as address:
+        assert ask(address, traceparent=f"00-{PARENT}-00f067aa0ba902b7-01").is_success
+    spans.close()
+    of_engine.close()
+    root, engine_span = collector.one("chat llama"), collector.one("llm_request")
+    assert {span.trace_id.hex() for span in collector.spans} == {PARENT}
+    assert root.parent_span_id.hex() == "00f067aa0ba902b7"
+    assert engine_span.parent_span_id == root.span_id
+    for name in ("admission", "choose slice", "lease"):
+        child = collector.one(name)
+        assert child.parent_span_id == root.span_id
+        assert root.start_time_unix_nano <= child.start_time_unix_nano <= child.end_time_unix_nano
+        assert child.end_time_unix_nano <= root.end_time_unix_nano
+    assert [event.name for event in collector.one("lease").events] == ["first token"]
+    assert said(engine_span)["gen_ai.usage.completion_tokens"] == 4
+
+
+def test_the_root_span_speaks_the_semantic_conventions_and_no_word_of_the_client(
+    collector: Collector,
+) -> None:
+    spans = router_spans()
+    with simulated_engine.serving() as (engine, _), router(engine, spans) as address:
+        ask(address)
+    spans.close()
+    root = said(collector.one("chat llama"))
+    assert root["gen_ai.operation.name"] == "chat"
+    assert root["gen_ai.request.model"] == "llama"
+    assert root["gen_ai.usage.output_tokens"] == 4
+    assert root["http.response.status_code"] == 200
+    assert "hi" not in root.values()
+    assert not [key for key in root if "message" in key or "prompt" in key]
+
+
+def test_a_failed_request_is_an_error_with_its_type(collector: Collector) -> None:
+    spans = router_spans()
+    with router(free_address(), spans) as address:
+        assert ask(address).status_code == 503
+    spans.close()
+    root = collector.one("chat llama")
+    assert root.status.code == root.status.STATUS_CODE_ERROR
+    assert said(root)["error.type"] == "no_slice_ready"
+    assert len(collector.named("lease")) == 1
+
+
+def test_retries_and_continuations_are_spans_of_their_own(collector: Collector) -> None:
+    spans = router_spans()
+    record = RequestRecord(CHAT, on_end=spans.end)
+    spans.begin(record, {})
+    for number, token in enumerate((b"", b"a\n\n", b"b\n\n")):
+        entry = Entry(str(number), "llama", State.SERVING, "", "v6e", slice=f"slice-{number}")
+        record.sent(entry)
+        if token:
+            record.passed_on(token, 1)
+    record.failed(SliceLostError("gone"))
+    record.end()
+    spans.close()
+    assert [said(span)["serving.slice"] for span in collector.named("lease")] == ["slice-0", "slice-1"]
+    assert said(collector.one("continuation"))["serving.slice"] == "slice-2"
+
+
+def test_a_trace_that_the_client_does_not_sample_is_passed_on_and_not_recorded(collector: Collector) -> None:
+    spans = router_spans()
+    record = RequestRecord(CHAT, on_end=spans.end)
+    spans.begin(record, {"traceparent": f"00-{PARENT}-00f067aa0ba902b7-00"})
+    assert record.carried["traceparent"].startswith(f"00-{PARENT}-")
+    record.end()
+    spans.close()
+    assert not collector.spans
+
+
+@pytest.mark.parametrize(
+    ("environment", "endpoint"),
+    [
+        ({}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318"}, "http://c:4318/v1/traces"),
+        (
+            {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4317", "OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"},
+            "http://c:4317",
+        ),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://c/x"}, "http://c/x"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_SDK_DISABLED": "true"}, None),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://c", "OTEL_TRACES_EXPORTER": "none"}, None),
+    ],
+)
+def test_the_standard_environment_decides(environment: dict[str, str], endpoint: str | None) -> None:
+    assert tracing.endpoint(environment) == endpoint
+
+
+def test_off_imports_nothing() -> None:
+    script = "import sys; from serving import tracing; from serving.router import spans; assert tracing.provider('x', {}) is None; "
+    script += "sys.exit(any(name.startswith('opentelemetry.sdk.trace') for name in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", script], env={"PATH": ""}, check=False).returncode == 0
+
+
+def test_a_missing_exporter_is_said_and_costs_no_request(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
+    logging.getLogger("ray.serve").propagate = True
+    with caplog.at_level(logging.ERROR):
+        assert tracing.provider("x", {}) is None
+    assert "pip install tpu-serving[tracing]" in caplog.text
