@@ -76,6 +76,11 @@ class Transcript:
     def tokens(self) -> int:
         return self._ids.count(b",")
 
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of the client's own prompt, where a slice said so."""
+        return self._prompt_tokens or None
+
     def take(self, events: bytes) -> bytes:
         """Whole events of an engine as the client is to have them, up to its failure if it has one."""
         taken = None

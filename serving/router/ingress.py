@@ -140,7 +140,7 @@ class Router:
         return board.Demand(self._replica, model, **self._gate.counts(model), **times, beat=self._beats)
 
     def _tell(self, entries: list[board.Entry], demands: list[board.Demand], now_s: float) -> None:
-        self._journal.beat(entries, self._table.wanted(now_s), demands)
+        self._journal.beat(entries, self._table.wanted(now_s), demands, self._relay.breaker.left_out(now_s))
         if self._log:
             self._log.flush()
 

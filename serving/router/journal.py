@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
@@ -52,12 +52,26 @@ class Journal:
             except Exception:  # a full disk or a tracing library's bug must not cost an answer
                 logger.exception("a request's record could not be written")
 
-    def beat(self, entries: Iterable[Entry], wanted: Iterable[Wanted], demands: Iterable[Demand]) -> None:
+    def beat(
+        self,
+        entries: Sequence[Entry],
+        wanted: Iterable[Wanted],
+        demands: Iterable[Demand],
+        left_out: Collection[str] = (),
+    ) -> None:
         """Once a beat: what the board says, and this router's own demand on it; hands everything to Ray."""
         recorder = self._recorder
         recorder.only(
             table.SLICE_STATE,
             {(entry.model, entry.slice, str(entry.pool), entry.state.value): 1.0 for entry in entries},
+        )
+        recorder.only(
+            table.BREAKER_OPEN,
+            {
+                (entry.model, entry.slice): float(entry.replica in left_out)
+                for entry in entries
+                if entry.slice
+            },
         )
         for one in wanted:
             recorder.set(table.WANTED, one.slices, one.model)

@@ -101,7 +101,7 @@ class RequestRecord:
         if self.answer is not None:
             self.answer.append(data)
 
-    def used(self, prompt_tokens: int, output_tokens: int) -> None:
+    def used(self, prompt_tokens: int | None, output_tokens: int) -> None:
         """What the answer used, where a part knows it better than its last bytes do."""
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
@@ -123,7 +123,7 @@ class RequestRecord:
             return
         self.ended_s = time.monotonic()
         self.outcome = self.outcome or outcome_of_status(self.status)
-        if self.prompt_tokens is None and self._tail:
+        if self._tail and (self.prompt_tokens is None or self.output_tokens is None):
             self._read_usage()
         if self.on_end is not None:
             self.on_end(self)
@@ -158,7 +158,7 @@ class RequestRecord:
         if at >= 0 and prompt:
             self.prompt_tokens = int(prompt[1])
             self.output_tokens = int(written[1]) if written else 0
-        elif self.streamed:
+        elif self.streamed and self.output_tokens is None:
             # The last event says that it is over, a chat's first one that the assistant speaks.
             self.output_tokens = max(0, self.events - 1 - self.path.endswith("/chat/completions"))
 

@@ -224,6 +224,8 @@ class RelayedResponse(Response):
             for task in (work, gone):
                 task.cancel()
             await asyncio.gather(work, gone, return_exceptions=True)
+            if self._transcript and self._transcript.tokens:
+                self._ask.record.used(self._transcript.prompt_tokens, self._transcript.tokens)
             self._ask.record.end()
 
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:

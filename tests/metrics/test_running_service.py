@@ -26,8 +26,6 @@ pytestmark = pytest.mark.cluster
 QUIET = {
     table.RETRIES.name,
     table.CONTINUATIONS.name,
-    table.BREAKER_OPEN.name,
-    table.HELD.name,
     table.DECISIONS.name,
 }
 CHAT = "/v1/chat/completions"
