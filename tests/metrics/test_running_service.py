@@ -91,7 +91,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else(running: Service) -> 
 
 
 def test_chips_of_simulated_hosts_say_so(running: Service) -> None:
-    chips = page(running)["tpu_duty_cycle"].samples
+    chips = running.until(lambda: page(running)["tpu_duty_cycle"].samples, 30, "chips on the page")
     assert len(chips) == 8
     assert {chip.labels["simulated"] for chip in chips} == {"true"}
     assert len({(chip.labels["host"], chip.labels["chip"]) for chip in chips}) == 8
@@ -100,16 +100,19 @@ def test_chips_of_simulated_hosts_say_so(running: Service) -> None:
 @pytest.mark.usefixtures("traffic")
 def test_rays_own_agents_have_it_too(running: Service) -> None:
     """Who scrapes Ray's agents, as GKE's PodMonitoring does, finds the same series under Ray's prefix."""
-    text = _agents(running)
-    found = {
-        line.split("{")[0].removeprefix("ray_") for line in text.splitlines() if line.startswith("ray_tpu_")
-    }
+    addresses = _agents(running)
     rows = {name for name in TABLE if exported(name) and TABLE[name].kind is not Kind.HISTOGRAM}
-    assert rows - QUIET - {table.UNREACHABLE.name} <= found
+
+    def missing() -> set[str]:
+        texts = [httpx.get(f"{address}/metrics", timeout=10).text for address in addresses]
+        lines = [line for text in texts for line in text.splitlines() if line.startswith("ray_tpu_")]
+        return rows - QUIET - {table.UNREACHABLE.name} - {line.split("{")[0].removeprefix("ray_") for line in lines}
+
+    running.until(lambda: not missing(), 30, f"every row at Ray's agents {addresses}")
 
 
-def _agents(running: Service) -> str:
-    """What Ray's agents of all nodes say, found as `ray` finds them."""
+def _agents(running: Service) -> list[str]:
+    """Where Ray's agents of all nodes answer, found as `ray` finds them."""
     script = "import json, ray; from serving.slices import agents; ray.init(log_to_driver=False); print(json.dumps(agents.addresses()))"
     done = subprocess.run(
         [os.sys.executable, "-c", script],
@@ -119,9 +122,9 @@ def _agents(running: Service) -> str:
         timeout=60,
         check=True,
     )
-    addresses = json.loads(done.stdout.splitlines()[-1])
+    addresses: list[str] = json.loads(done.stdout.splitlines()[-1])
     assert len(addresses) == 3  # the head and two hosts
-    return "\n".join(httpx.get(f"{address}/metrics", timeout=10).text for address in addresses)
+    return addresses
 
 
 @pytest.fixture(scope="module")
