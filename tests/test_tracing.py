@@ -17,12 +17,14 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving import tracing
-from serving.config import FailoverSpec
+from serving.config import FailoverSpec, RouterSpec
 from serving.engine.simulator import spans as engine_spans
 from serving.errors import SliceLostError
 from serving.metrics.recorder import Recorder
 from serving.router.api import Api
+from serving.router.gate import Gate
 from serving.router.journal import Journal
+from serving.router.keys import KeyFile
 from serving.router.record import RequestRecord
 from serving.router.relay import Relay
 from serving.router.spans import Spans
@@ -89,7 +91,8 @@ def router(upstream: str, spans: Spans | None) -> Iterator[str]:
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Relay(table, FailoverSpec(retries=1, wait_s=0.2))
         journal = Journal(Recorder(), spans=spans)
-        outer.mount("/", Api([plan], table, relay, journal, lambda: None, nothing).app())  # type: ignore[arg-type,return-value]
+        gate = Gate(RouterSpec(), [plan], table, KeyFile(None))
+        outer.mount("/", Api([plan], table, relay, gate, journal, lambda: None, nothing).app())  # type: ignore[arg-type,return-value]
         yield
         await relay.close()
 

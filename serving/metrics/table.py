@@ -95,7 +95,7 @@ REQUESTS = _counter(
     "requests",
     ("model", "key", "outcome", "pool"),
     "requests",
-    "Requests ended, by how: ok, client_error, refused, no_slice, slice_lost, error, cancelled.",
+    "Requests ended, by how: ok, client_error, refused (key or its limits), overloaded (queue), no_slice, slice_lost, error, cancelled.",
 )
 PROMPT_TOKENS = _counter(
     "prompt_tokens", ("model", "key", "pool"), "requests", "Prompt tokens of answered requests."

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
-from serving.errors import BadRequestError, NoSliceError, ServingError, SliceLostError
+from serving.errors import BadRequestError, NoSliceError, OverloadedError, ServingError, SliceLostError
 from serving.metrics.table import NO_KEY, NO_MODEL, NO_POOL
 from serving.slices.board import Entry
 
@@ -168,6 +168,8 @@ def outcome_of(error: ServingError) -> str:
         return "no_slice"
     if isinstance(error, SliceLostError):
         return "slice_lost"
+    if isinstance(error, OverloadedError):
+        return "overloaded"
     if isinstance(error, BadRequestError):
         return "client_error"
     return outcome_of_status(error.status)

@@ -106,7 +106,12 @@ def test_rays_own_agents_have_it_too(running: Service) -> None:
     def missing() -> set[str]:
         texts = [httpx.get(f"{address}/metrics", timeout=10).text for address in addresses]
         lines = [line for text in texts for line in text.splitlines() if line.startswith("ray_tpu_")]
-        return rows - QUIET - {table.UNREACHABLE.name} - {line.split("{")[0].removeprefix("ray_") for line in lines}
+        return (
+            rows
+            - QUIET
+            - {table.UNREACHABLE.name}
+            - {line.split("{")[0].removeprefix("ray_") for line in lines}
+        )
 
     running.until(lambda: not missing(), 30, f"every row at Ray's agents {addresses}")
 

@@ -4,7 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from serving.errors import BadRequestError, NoSliceError, ServingError, SliceLostError
+from serving.errors import (
+    BadRequestError,
+    NoSliceError,
+    OverloadedError,
+    RateLimitError,
+    ServingError,
+    SliceLostError,
+)
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
 from serving.router.journal import Journal, request_id
@@ -96,6 +103,8 @@ def test_times_are_split_into_queue_router_and_slice() -> None:
         (BadRequestError("x"), "client_error"),
         (NoSliceError("x"), "no_slice"),
         (SliceLostError("x"), "slice_lost"),
+        (OverloadedError("x"), "overloaded"),
+        (RateLimitError("x"), "refused"),
     ],
 )
 def test_an_error_is_an_outcome(error: ServingError, outcome: str) -> None:
