@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 SCREENSHOTS = Path(__file__).parent.parent / ".screenshots"
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
+_PATIENCE_MS = 60_000  # a condition that is awaited; a machine with other work may be slow to meet it
 _QUIET = (  # no look-ups of its maker's hosts
     "--disable-background-networking",
     "--disable-component-update",
@@ -27,7 +28,9 @@ def chromium() -> "Iterator[Browser]":
     """Debian's Chromium, without a window. Where there is none the test fails and says what to install."""
     found = shutil.which("chromium") or shutil.which("google-chrome")
     assert found, "the page is tested in a real browser: install Chromium (Debian: apt-get install chromium)"
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=_PATIENCE_MS)
 
     with sync_playwright() as playwright:
         # Containers run tests as root, where Chromium's own sandbox can't start; all it opens here is our page.
@@ -46,7 +49,7 @@ def opened(
 ) -> "Iterator[Page]":
     """The page of a service in a tab of its own; afterwards the console has said nothing but the expected `complaints`."""
     made = browser.new_context(**{"viewport": DESKTOP, "base_url": address, **context})
-    made.set_default_timeout(10_000)
+    made.set_default_timeout(_PATIENCE_MS)
     said: list[str] = []
 
     def heard(message: "ConsoleMessage") -> None:

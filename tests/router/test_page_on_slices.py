@@ -74,7 +74,7 @@ def test_a_killed_host_turns_its_slice_red_and_a_new_one_comes_up(running: Servi
         assert page.locator(".turn.assistant .said").inner_text()
         for figure in ("output tokens/s", "TTFT p50"):  # both are measured, by slices and by the router
             shown = page.locator(".tile", has_text=figure).locator("dd")
-            expect(shown).to_have_text(re.compile(r"^[1-9]"), timeout=20_000)
+            expect(shown).to_have_text(re.compile(r"^[1-9]"))
         screenshot(page, "under-load", whole=False)
 
         (victim,) = (entry.slice for entry in running.serving())
@@ -88,14 +88,14 @@ def test_a_killed_host_turns_its_slice_red_and_a_new_one_comes_up(running: Servi
         expect(page.locator("#news")).to_contain_text(f"{victim} of {MODEL} is lost")
 
         starting = page.locator(".slice.starting", has_text=spare)
-        starting.wait_for(timeout=60_000)
+        starting.wait_for()
         screenshot(page, "killed-host", whole=False)
         expect(
             starting.locator("progress[value]")
         ).to_be_visible()  # there is an earlier start to measure it by
-        expect(starting).to_contain_text("compiling", timeout=20_000)
+        expect(starting).to_contain_text("compiling")
         screenshot(page, "starting", whole=False)
-        expect(page.locator(".slice.serving")).to_have_count(1, timeout=60_000)
+        expect(page.locator(".slice.serving")).to_have_count(1)
         expect(page.locator(".slice.serving", has_text=spare)).to_be_visible()
-        expect(page.locator(".slice.lost")).to_have_count(0, timeout=20_000)
+        expect(page.locator(".slice.lost")).to_have_count(0)
         screenshot(page, "recovered", whole=False)
