@@ -84,6 +84,7 @@ class ModelStatus(_Document):
     slices_missing: int
     missing_for_s: float
     held: int
+    in_flight: int
     waiting: int
     running: int
     refused: int
@@ -155,6 +156,7 @@ def _model(one: Wanted, every: Sequence[Entry], routers: Sequence[Demand], windo
         slices_missing=one.missing,
         missing_for_s=one.missing_for_s,
         held=sum(demand.held for demand in demands),
+        in_flight=sum(demand.in_flight for demand in demands),
         waiting=sum(entry.waiting for entry in alive),
         running=sum(entry.running for entry in alive),
         refused=sum(demand.refused for demand in demands),

@@ -20,9 +20,10 @@ def test_a_model_is_summed_over_its_slices_and_routers() -> None:
         entry(LLAMA, 2, State.LOST, running=9, waiting=9, reason="host 1 is gone"),
         entry("other", 3, running=100),
     ]
-    demands = [Demand("a", LLAMA, held=2, ttft_p50_s=0.2), Demand("b", LLAMA, held=1, refused=4)]
+    demands = [Demand("a", LLAMA, held=2, ttft_p50_s=0.2), Demand("b", LLAMA, held=1, in_flight=9, refused=4)]
     (model,) = status(entries, [WANTED], demands, [], Window(), 0.0).models
     assert (model.running, model.waiting, model.held, model.refused) == (8, 2, 3, 4)
+    assert model.in_flight == 9
     assert (model.slices_wanted, model.slices_serving, model.slices_missing) == (3, 2, 1)
     assert (model.missing_for_s, model.ttft_p50_s, model.ttft_p90_s) == (12.5, 0.2, None)
     assert [one.slice for one in model.slices] == ["slice-0", "slice-1", "slice-2"]

@@ -66,7 +66,7 @@ function drawModel(model) {
     h("p.quiet", {}, model.shape, model.max_model_len && `, up to ${model.max_model_len.toLocaleString("en")} tokens`),
     h("dl.tiles", {},
       tile("slices serving", `${model.slices_serving} of ${model.slices_wanted}`, model.slices_serving < model.slices_wanted && "bad"),
-      tile("running", short(model.running)),
+      tile("running", short(model.running), "", `in engines; ${model.in_flight} under way in routers`),
       tile("queue", short(waiting), waiting > 0 && "warn", `${model.held} in the router, ${model.waiting} in engines`),
       tile("output tokens/s", short(model.output_tokens_per_s)),
       tile("prompt tokens/s", short(model.prompt_tokens_per_s)),
