@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test check bench bench-routing loadtest lock format
+.PHONY: install serve test check bench bench-routing chaos loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -36,6 +36,10 @@ format: install
 bench: install
 	$(BIN)/python benchmarks/footprint.py
 	$(BIN)/python benchmarks/relay.py $(ARGS)
+
+# What breaks, and what clients notice of it; on simulated engines.
+chaos: install
+	$(BIN)/python benchmarks/chaos.py $(ARGS)
 
 # Open loop against simulated slices, judged by loadtest/thresholds.yaml; ARGS go to locust: ARGS="-t 15s".
 loadtest: install

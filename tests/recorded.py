@@ -14,7 +14,7 @@ _LENGTH, _SEED = 2048, 0
 
 def ask(path: str, **fields: Any) -> Ask:
     """A streamed ask as a client writes it."""
-    fields = {"model": "llama", "stream": True, **fields}
+    fields = {"model": "llama", "stream": True} | fields
     return Ask("llama", path, json.dumps(fields).encode(), fields)
 
 

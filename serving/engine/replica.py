@@ -29,6 +29,7 @@ from serving.slices.watch import HostWatch, watched_in_a_thread
 # Time for requests in flight to carry their error to the client before the process ends.
 _LAST_WORDS_S = 1.0
 _PROBE_S = 2.0
+_OPEN_S = 0.2
 logger = logging.getLogger("ray.serve")
 
 
@@ -78,6 +79,7 @@ class SliceReplica:
             max_model_len=self._engine.max_model_len,
         )
         self._watch = asyncio.create_task(self._give_up_when_lost())
+        self._notice = asyncio.create_task(self._leave_on_notice())
         logger.info(
             "%s serves on slice %s (%s) after %.0f s%s",
             plan.model.name,
@@ -96,6 +98,7 @@ class SliceReplica:
         """Serve's end of a replica: out of the routers' tables, then finish what is running, within drain_s."""
         self._board.update(state=board.State.DRAINING, phase="draining")
         if self._watch:
+            self._notice.cancel()
             await asyncio.sleep(2 * board.BEAT_S)  # routers read the board every beat
             self._watch.cancel()
             await self._engine.drain()
@@ -135,6 +138,25 @@ class SliceReplica:
             if not self._engine.requests_open:
                 break
         # Serve would ask three more times, then try to stop this replica in peace. There is nothing left to stop.
+        os._exit(1)
+
+    async def _leave_on_notice(self) -> None:
+        """A host that is to go takes its slice with it: finish what fits in the time, then cut the rest off.
+
+        Serve itself moves a replica only when the host of its actor is to go, and only once another slice is free.
+        """
+        reason, left_s = await self._hosts.draining()
+        logger.warning("%s: %s; no more requests", self._plan.model.name, reason)
+        self._board.update(state=board.State.DRAINING, phase="draining", reason=reason)
+        drain_s = self._plan.model.drain_s
+        until_s = time.monotonic() + max(0.0, min(drain_s, (left_s or drain_s) - _LAST_WORDS_S - _PROBE_S))
+        await asyncio.sleep(2 * board.BEAT_S)
+        while self._engine.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  the server has no event for it
+            await asyncio.sleep(_OPEN_S)
+        self._failure = SliceLostError(f"slice given back: {reason}")
+        self._engine.kill()
+        await asyncio.sleep(_LAST_WORDS_S)
+        self._board.close()
         os._exit(1)
 
     def _end_start(self, reason: str) -> None:

@@ -349,8 +349,7 @@ class RelayedResponse(Response):
         """An error in the place of an answer, or of the rest of one."""
         self._ask.record.failed(error)
         if self._started:
-            event = b"data: " + json.dumps(error.openai_body()).encode() + _EVENT_END
-            await send({"type": "http.response.body", "body": event})
+            await send({"type": "http.response.body", "body": _error_event(self._ask.path, error)})
         else:
             await error_response(error)(scope, receive, send)
 
@@ -358,6 +357,14 @@ class RelayedResponse(Response):
 def error_response(error: ServingError) -> JSONResponse:
     headers = {"retry-after": str(_RETRY_AFTER_S)} if isinstance(error, NoSliceError) else None
     return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
+
+
+def _error_event(path: str, error: ServingError) -> bytes:
+    """An error in a stream, as the clients of its route read it."""
+    if path == "/v1/messages":
+        body = {"type": "error", "error": {"type": "api_error", "message": error.message}}
+        return b"event: error\ndata: " + json.dumps(body).encode() + _EVENT_END
+    return b"data: " + json.dumps(error.openai_body()).encode() + _EVENT_END
 
 
 def _lost(entry: Entry) -> SliceLostError:

@@ -21,6 +21,7 @@ from serving.slices.group import HeldSlice, Host
 
 PING_S = 1.0
 _ACTORS_S = 1.0
+_NOTICE_S = 1.0
 # A sentinel answers in milliseconds; on a host that is busy compiling it may wait for a core.
 SILENT_S = 8.0
 # Until its first answer a sentinel may still be a process that starts; 18 s were too few on two cores at a load of 40.
@@ -55,6 +56,23 @@ class HostWatch:
             if host.node_id != own_node
         ]
         self._slice = held.name
+        self._all = held.hosts
+
+    async def draining(self) -> tuple[str, float | None]:
+        """Wait until Ray has notice that a host of the slice will go; returns which, and seconds left where that is said.
+
+        `ray drain-node` gives it, and so do KubeRay's autoscaler and the preStop hook of the pods of `serving manifest`.
+        """
+        while True:
+            try:
+                nodes = await asyncio.to_thread(state.state.get_draining_nodes)
+            except RayError:  # the head restarts; a slice goes on without it
+                nodes = {}
+            for host in self._all:
+                if (deadline_ms := nodes.get(host.node_id)) is not None:
+                    left_s = deadline_ms / 1000 - time.time() if deadline_ms else None
+                    return f"host {host.worker_id} ({host.ip}) of slice {self._slice} is to go", left_s
+            await asyncio.sleep(_NOTICE_S)
 
     async def lost(self) -> str:
         """Wait until a host is gone or silent; returns which and how it was noticed."""

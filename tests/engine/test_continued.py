@@ -1,82 +1,123 @@
-"""Real engines on two slices of one host: an answer that is cut off goes on as if nothing had happened."""
+"""The real engine going on with its own answers, wherever they are cut: greedy, they are what they would have been."""
 
 import json
-import time
+import subprocess
+import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from service import MODEL, Service, leftovers, service
+from one_engine import MODEL
+from recorded import CHAT, COMPLETIONS, ask, events_of
+
+from serving.router.ask import Ask
+from serving.router.continuation import Transcript
 
 pytestmark = pytest.mark.engine
 
-HELLO = [{"role": "user", "content": "Tell me a story"}]
-GREEDY = {"temperature": 0, "stream": True, "max_tokens": 300, "ignore_eos": True}
+STORY = [{"role": "user", "content": "Tell me a story"}]
+GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 40, "ignore_eos": True}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
-ASKS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", {"messages": HELLO, "stream_options": USAGE}),
-    (
-        "/v1/chat/completions",
-        {"messages": HELLO, "logprobs": True, "top_logprobs": 1, "stop": ["never said at all"]},
-    ),
-    ("/v1/completions", {"prompt": "A slice is", "logprobs": 1, "stream_options": USAGE}),
-    ("/v1/completions", {"prompt": [5, 99, 300], "min_tokens": 280, "return_token_ids": True}),
-]
+ASKS: dict[str, Ask] = {
+    "chat": ask(CHAT, messages=STORY, **GREEDY, stream_options=USAGE),
+    "chat's logprobs": ask(CHAT, messages=STORY, **GREEDY, logprobs=True, top_logprobs=2),
+    "completions": ask(COMPLETIONS, prompt="A slice is", **GREEDY, logprobs=1, stream_options=USAGE),
+    "ids": ask(COMPLETIONS, prompt=[5, 99, 300], **GREEDY, min_tokens=30, return_token_ids=True),
+}
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
-    one_chip = {"generation": "v6e", "topology": "1x1"}
-    with service(short_directory, slices=2, slice=one_chip, replicas=2, stall_s=60) as started:
-        yield started
-    assert leftovers(started.cluster.id) == []
+def address() -> Iterator[str]:
+    command = [sys.executable, str(Path(__file__).parent / "one_engine.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdin
+        assert engine.stdout
+        port = next(line.split()[1] for line in engine.stdout if line.startswith("port "))
+        yield f"http://127.0.0.1:{port}"
+        engine.stdin.close()
+        assert engine.wait(30) == 0
 
 
-def stream(running: Service, path: str, fields: dict[str, Any]) -> list[dict[str, Any]]:
-    """All events but for what differs from one run to the next."""
-    fields = {"model": MODEL, **GREEDY, **fields}
-    with httpx.stream("POST", f"{running.address}{path}", json=fields, timeout=180) as answer:
-        lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    assert lines.pop() == "[DONE]", lines[-1:]
-    events = [json.loads(line) for line in lines]
-    assert not (errors := [event for event in events if "error" in event]), (path, fields, errors)
-    assert len({(event.pop("id"), event.pop("created")) for event in events}) == 1
-    return [_rounded(event) for event in events]
+def part(address: str, path: str, body: bytes, most: int | None) -> list[bytes]:
+    """So many events of an answer; then its client hangs up."""
+    events: list[bytes] = []
+    headers = {"content-type": "application/json"}
+    with httpx.stream("POST", address + path, content=body, headers=headers, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()
+        rest = b""
+        for data in answer.iter_raw():
+            rest += data
+            *whole, rest = rest.split(b"\n\n")
+            events += [event + b"\n\n" for event in whole]
+            if most is not None and len(events) >= most:
+                break
+    return events[:most]
 
 
-def _rounded(found: Any) -> Any:
-    """Logprobs of one batch and of another differ in their last bits."""
+def continued(address: str, asked: Ask, cuts: list[int]) -> bytes:
+    transcript, shown = Transcript(asked), b""
+    for cut in [*cuts, None]:
+        for event in part(address, asked.path, transcript.body, cut):
+            shown += transcript.take(event)
+            assert not transcript.failed, transcript.failed
+        if not transcript.done:
+            assert transcript.resume() == ""
+    assert transcript.done
+    return shown
+
+
+def alike(stream: bytes) -> list[Any]:
+    """Without what differs from one run to the next, and the last bits of logprobs."""
+    bodies = [json.loads(event[6:]) for event in events_of(stream)[:-1]]
+    assert len({(body.pop("id"), body.pop("created")) for body in bodies}) == 1
+    return [rounded(body) for body in bodies]
+
+
+def rounded(found: Any) -> Any:
     if isinstance(found, dict):
-        return {name: _rounded(each) for name, each in found.items()}
+        return {name: rounded(each) for name, each in found.items()}
     if isinstance(found, list):
-        return [_rounded(each) for each in found]
+        return [rounded(each) for each in found]
     return round(found, 3) if isinstance(found, float) else found
 
 
-def test_greedy_answers_are_what_they_would_have_been(running: Service) -> None:
-    with ThreadPoolExecutor(len(ASKS)) as pool:
-        undisturbed = [one.result() for one in [pool.submit(stream, running, *ask) for ask in ASKS]]
-        asked = [pool.submit(stream, running, *ask) for ask in ASKS]
-        running.until(
-            lambda: [entry.running for entry in running.serving()] == [2, 2], 60, "two streams on each slice"
-        )
-        before = {entry.replica: entry.output_tokens for entry in running.serving()}
-        running.until(
-            lambda: all(e.output_tokens > before[e.replica] + 60 for e in running.serving()), 60, "tokens"
-        )
-        victim = running.serving()[0]
-        engine = next(
-            process
-            for process in running.cluster.processes(victim.slice, 0)
-            if "EngineCore" in " ".join(process.cmdline())
-        )
-        engine.kill()
-        killed = time.monotonic()
-        assert not any(one.done() for one in asked)
-        answers = [one.result() for one in asked]
-        print(f"all answered {time.monotonic() - killed:.1f} s after the engine was killed")
-    for answer, expected in zip(answers, undisturbed, strict=True):
-        assert answer == expected
+def text_of(stream: bytes) -> str:
+    choices = [choice for body in alike(stream) for choice in body["choices"]]
+    return "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_nothing_shows_that_ids_were_asked_for(address: str, name: str) -> None:
+    asked = ASKS[name]
+    plain = b"".join(part(address, asked.path, asked.body, None))
+    assert alike(continued(address, asked, [])) == alike(plain)
+
+
+@pytest.mark.parametrize("name", ASKS)
+def test_wherever_it_is_cut_the_answer_is_the_same(address: str, name: str) -> None:
+    asked = ASKS[name]
+    whole = alike(continued(address, asked, []))
+    for cuts in ([1], [2], [9], [25], [7, 6, 5]):
+        assert alike(continued(address, asked, cuts)) == whole, cuts
+
+
+def test_a_stop_string_over_the_cut_is_found(address: str) -> None:
+    text = text_of(continued(address, ASKS["chat"], []))
+    stop = text[20:27]
+    asked = ask(CHAT, messages=STORY, **GREEDY, stop=[stop], stream_options=USAGE)
+    whole = continued(address, asked, [])
+    assert text_of(whole) == text[: text.index(stop)]
+    assert b'"finish_reason":"stop"' in whole
+    for cut in range(1, len(events_of(whole)) - 2):
+        found = continued(address, asked, [cut])
+        assert text_of(found) == text_of(whole), cut
+        assert alike(found)[-1] == alike(whole)[-1]
+
+
+def test_ids_that_are_none_are_refused(address: str) -> None:
+    fields = {**ASKS["chat"].fields, "vllm_xargs": {"continued_token_ids": ["x"]}}
+    answer = httpx.post(address + CHAT, json=fields)
+    assert answer.status_code == 400
+    assert "continued_token_ids" in answer.json()["error"]["message"]

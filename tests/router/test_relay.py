@@ -292,6 +292,15 @@ def test_a_slice_that_dies_while_it_streams_leaves_an_error_event_and_the_end(
     assert json.loads(last.removeprefix(b"data: "))["error"]["code"] == "slice_lost"
 
 
+def test_anthropic_s_clients_get_their_own_error_event(front: Front, raw: RawServers) -> None:
+    front.serve(raw.start(answering(SSE_HEAD + chunk(EVENTS[0]), end="rst")))
+    answer = front.post("/v1/messages")
+    kind, _, data = answer.content.removeprefix(EVENTS[0]).partition(b"\n")
+    assert kind == b"event: error"
+    body = json.loads(data.removeprefix(b"data: "))
+    assert (body["type"], body["error"]["type"]) == ("error", "api_error")
+
+
 HALF = [b"", b"HTTP/1.1 200 OK\r\nContent-", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"]
 HALF_IDS = ["before its answer", "inside its headers", "inside its body"]
 

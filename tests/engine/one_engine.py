@@ -1,0 +1,47 @@
+"""A real engine on a simulated one-chip host, without Ray: prints its port, serves until its input ends."""
+
+import asyncio
+import os
+import sys
+
+from serving.config import ModelSpec
+from serving.engine.vllm import VllmServer
+from serving.planning import plan
+from serving.slices.group import HeldSlice, Host
+from serving.slices.simulation import CACHE, HOST, cache_directory
+
+MODEL = "llama-3.1-8b-instruct"
+
+
+SPEC = {
+    "name": MODEL,
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "slice": {"generation": "v6e", "topology": "1x1"},
+    "engine": {"max_model_len": 2048},
+}
+
+
+async def main() -> None:
+    found = plan(ModelSpec.model_validate(SPEC))
+    os.environ.update(found.slice.host_environment("slice-0", 0))
+    host = Host(worker_id=0, node_id="", ip="127.0.0.1", bundle=0)
+    server = VllmServer(found, HeldSlice("slice-0", (host,)), None, "")
+    await server.start()
+    print(f"port {server.port}", flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.kill()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    os.environ |= {
+        HOST: "slice-0/0",
+        CACHE: str(cache_directory()),
+        "JAX_PLATFORMS": "cpu",
+        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "OMP_NUM_THREADS": "1",
+        "SKIP_JAX_PRECOMPILE": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
+    asyncio.run(main())
