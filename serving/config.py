@@ -249,6 +249,15 @@ class ServiceConfig(_Spec):
     )
     gke: GkeSpec = GkeSpec()
 
+    @model_validator(mode="after")
+    def _within_budget(self) -> Self:
+        least = sum(pool.replicas.min for model in self.models for pool in model.per_pool())
+        if self.budget.slices is not None and self.budget.slices < least:
+            raise ValueError(
+                f"budget.slices is {self.budget.slices}, and replicas.min of all pools ask for {least}; raise one or lower the other"
+            )
+        return self
+
     @field_validator("models")
     @classmethod
     def _distinct(cls, models: tuple[ModelSpec, ...]) -> tuple[ModelSpec, ...]:

@@ -189,3 +189,14 @@ def test_a_file_that_can_not_be_read_as_a_deployment(tmp_path: Path, text: bytes
         config.load(path)
     assert str(path) in error.value.message
     assert says in error.value.message
+
+
+def test_a_budget_below_what_always_runs_is_refused() -> None:
+    assert "budget.slices is 1, and replicas.min of all pools ask for 2" in refusal(
+        {**args(replicas=2), "budget": {"slices": 1}}
+    )
+
+
+@pytest.mark.parametrize("budget", [{"slices": 0}, {"dollars_per_hour": 0}])
+def test_a_budget_of_nothing_is_refused(budget: dict[str, int]) -> None:
+    assert "budget" in refusal({**args(), "budget": budget})

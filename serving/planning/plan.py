@@ -15,6 +15,7 @@ from serving.planning.demand import JAX_FORMATS, JAX_MODELS, Demand, demand_of
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
+from serving.planning.speed import predict
 from serving.tpu import Slice, resolve
 
 
@@ -83,6 +84,7 @@ def plan(spec: ModelSpec) -> Plan:
     if fit.problems:
         ways = alternatives.advice(shape, demand, slice_, layout, fit)
         raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(fit.problems)}; {ways}")
+    _keeps_targets(spec, shape, demand, slice_, layout)
     return Plan(
         model=spec,
         slice=slice_,
@@ -93,6 +95,21 @@ def plan(spec: ModelSpec) -> Plan:
         engine=_engine(spec.engine, demand, fit),
         reasons=(*reasons, *fit.notes),
     )
+
+
+def _keeps_targets(spec: ModelSpec, shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) -> None:
+    """Refuse targets that the roofline of an idle slice misses: no number of slices keeps them."""
+    alone = predict(shape, demand, slice_, layout, sequences=1, context=1)
+    if spec.slo.itl_s is not None and alone.step_s > spec.slo.itl_s:
+        raise PlanError(
+            f"{spec.name}: slo.itl_s is {spec.slo.itl_s:g} s, and one step of {slice_} takes {alone.step_s:.2g} s with a single "
+            "request; no number of slices keeps it: raise it, or take a slice of more chips"
+        )
+    if spec.slo.ttft_s is not None and alone.step_s > spec.slo.ttft_s:
+        raise PlanError(
+            f"{spec.name}: slo.ttft_s is {spec.slo.ttft_s:g} s, and the first step of {slice_} takes {alone.step_s:.2g} s; no "
+            "number of slices keeps it: raise it, or take a slice of more chips"
+        )
 
 
 def _engine(asked: Mapping[str, Any], demand: Demand, fit: Fit) -> dict[str, Any]:

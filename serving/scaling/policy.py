@@ -92,7 +92,7 @@ class State:
     at_s: float | None = None
     active_s: float | None = None
     traffic: Traffic = field(default_factory=Traffic)
-    needs: tuple[tuple[float, float], ...] = ()  # (time, requests a second), falling
+    needs: tuple[tuple[float, float], ...] = ()  # (time, slices of the first pool), falling
     backlog: float = 0.0  # requests a second ordered to work off a queue
     boost: int = 0  # slices beyond what the roofline asks for, because targets are missed
     boosted_s: float = -math.inf
@@ -272,7 +272,9 @@ def _need(
     # A model that is used keeps a slice, however little it is used.
     least = ones[0].requests_per_s * 2 * _NOT_WORTH
     need = max(with_room(ahead, ones[0]), ahead + backlog, least) + boost * ones[0].requests_per_s
-    needs = _window(state.needs, now_s, need, settings.cool_down_s)
+    # Remembered in slices: what one takes is measured anew all the time, and would move a remembered rate across a border.
+    slices = need / ones[0].requests_per_s
+    needs = _window(state.needs if state.traffic.known else (), now_s, slices, settings.cool_down_s)
     state = replace(state, active_s=active_s, needs=needs, backlog=backlog, boost=boost, boosted_s=boosted_s)
     lengths = state.traffic.lengths
     said = [
@@ -283,9 +285,9 @@ def _need(
         said.append(f"{queued:.0f} wait")
     if boost:
         said.append(f"{boost} more for {missed or 'targets missed before'}")
-    if needs[0][1] > need * 1.01:
-        said.append(f"{needs[0][1]:.2g} were needed {now_s - needs[0][0]:.0f} s ago")
-    return state, needs[0][1], "; ".join(said)
+    if needs[0][1] > slices * 1.01:
+        said.append(f"{needs[0][1]:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now")
+    return state, needs[0][1] * ones[0].requests_per_s, "; ".join(said)
 
 
 def _lead_s(state: State) -> float:

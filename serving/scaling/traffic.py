@@ -67,6 +67,11 @@ class Traffic:
         return self.fast / self.fast_weight if self.fast_weight else 0.0
 
     @property
+    def known(self) -> bool:
+        """Whether lengths rest on requests more than on what was assumed."""
+        return self.finished > _ASSUMED_REQUESTS
+
+    @property
     def lengths(self) -> Lengths:
         assumed = Lengths()
         finished = self.finished + _ASSUMED_REQUESTS

@@ -126,3 +126,25 @@ def test_the_slice_and_the_options_are_checked_too() -> None:
         plan(spec(LLAMA_8B, "v6e", "4x4", engine={"tensor_parallel_size": 4}))
     with pytest.raises(ConfigError, match="a mapping of config"):
         plan(spec(LLAMA_8B, "v6e", "4x4", engine={"hf_overrides": "x"}))
+
+
+@pytest.mark.parametrize(
+    ("slo", "says"),
+    [
+        (
+            {"itl_s": 0.001},
+            "slo.itl_s is 0.001 s, and one step of v6e 2x4 (2 hosts x 4 chips) takes 0.0059 s",
+        ),
+        ({"ttft_s": 0.001}, "slo.ttft_s is 0.001 s, and the first step"),
+    ],
+)
+def test_targets_that_no_slice_can_meet_are_refused(slo: dict[str, float], says: str) -> None:
+    spec = {
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "slice": {"generation": "v6e", "topology": "2x4", "hosts": 2},
+        "slo": slo,
+    }
+    with pytest.raises(PlanError) as refused:
+        plan(ModelSpec.model_validate(spec))
+    assert says in refused.value.message
+    assert "no number of slices keeps it" in refused.value.message

@@ -113,7 +113,7 @@ class TestPools:
 
     def test_a_later_pool_s_least_counts_before_the_preferred_is_asked(self) -> None:
         fleet = Fleet(settings(pool("near", least=0), pool("far", least=1)))
-        assert fleet.run(5, 60).wanted == (0, 1)
+        assert fleet.run(5, 200).wanted == (0, 1)
 
 
 class TestBudget:

@@ -2,6 +2,7 @@
 
 import contextlib
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,4 +61,30 @@ def test_load_orders_a_second_slice_and_idleness_gives_it_back(short_directory: 
         assert counts == [1, 2, 1]
         for one in board.decisions():
             print(one)
+    assert leftovers(running.cluster.id) == []
+
+
+def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(short_directory: Path) -> None:
+    with service(
+        short_directory,
+        slices=1,
+        wait=False,
+        engine="simulated",
+        slice=ONE_HOST,
+        options=FEW_AT_ONCE,
+        replicas={"min": 0, "max": 1},
+        queue={"wait_s": 120},
+        cool_down_s=5,
+        drain_s=1,
+    ) as running:
+        running.until(
+            lambda: httpx.get(f"{running.address}/v1/models", timeout=5).is_success, 120, "the router"
+        )
+        assert running.entries() == []
+        asked = time.monotonic()
+        answer = running.post("/v1/completions", timeout_s=150, prompt="hello", max_tokens=4)
+        print(f"from zero to an answer in {time.monotonic() - asked:.1f} s")
+        assert answer.is_success, answer.text
+        running.until(lambda: not running.entries(), 60, "the slice to be given back")
+        assert [one.wanted for one in board.decisions()] == [0, 1, 0]
     assert leftovers(running.cluster.id) == []
