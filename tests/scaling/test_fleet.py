@@ -58,11 +58,12 @@ def test_slices_come_late_go_at_once_and_are_paid_for_while_they_drain() -> None
     assert [len(each) for each in supply.orders] == [2]
     for second in range(200):
         supply.advance(float(second), 1.0)
-    assert supply.serving(200.0) == [2]
+    assert supply.serving == [2]
     paid_s = supply.slice_s
     supply.want([1], 200.0)
-    assert supply.serving(200.0) == [1]
     assert supply.slice_s == paid_s + DRAIN_S
+    supply.advance(201.0, 0.0)
+    assert supply.serving == [1]
 
 
 def test_a_pool_that_is_away_delivers_nothing_until_it_is_back() -> None:

@@ -89,7 +89,7 @@ def run(world: World, trace: Trace, policy: Policy, opening: Sequence[int], *, e
     for second in range(int(trace.seconds)):
         now_s = float(second)
         lost = supply.advance(now_s, 1.0)
-        serving = supply.serving(now_s)
+        serving = supply.serving
         arrived = poisson(arrivals, trace.rate(now_s))
         flow.second(arrived, serving, lost)
         if second % every_s == 0:

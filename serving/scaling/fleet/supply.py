@@ -47,10 +47,13 @@ class Supply:
     dollars: float = 0.0
     preempted: int = 0
     _made: int = 0
+    _next_s: float = 0.0  # nothing comes, serves or goes before
+    _serving: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
         self.orders = [[] for _ in self.pools]
         self.units = [[] for _ in self.pools]
+        self._serving = [0 for _ in self.pools]
 
     def open(self, counts: Sequence[int]) -> None:
         """Slices that serve from the start."""
@@ -63,6 +66,9 @@ class Supply:
         for at, count in enumerate(counts):
             missing = count - len(self.units[at])
             orders = self.orders[at]
+            if missing == len(orders):
+                continue
+            self._next_s = now_s
             del orders[max(0, missing) :]
             while len(orders) < missing:
                 orders.append(now_s + self.markets[at].delivery_s * self.draw.uniform(0.75, 1.25))
@@ -77,6 +83,9 @@ class Supply:
         lost = 0
         for at, units in enumerate(self.units):
             self._pay(at, seconds * len(units))
+        if now_s < self._next_s:
+            return 0
+        for at, units in enumerate(self.units):
             for unit in [unit for unit in units if unit.ends_s <= now_s]:
                 units.remove(unit)
                 lost += unit.ready_s <= now_s
@@ -85,10 +94,18 @@ class Supply:
             while orders and orders[0] <= now_s and self.markets[at].delivers(now_s):
                 orders.pop(0)
                 self._deliver(at, now_s, self.markets[at].start_s)
+        events = [now_s + 1.0 if at_s <= now_s else at_s for orders in self.orders for at_s in orders[:1]]
+        for at, units in enumerate(self.units):
+            self._serving[at] = sum(unit.ready_s <= now_s for unit in units)
+            events += [unit.ready_s for unit in units if unit.ready_s > now_s]
+            events += [unit.ends_s for unit in units]
+        self._next_s = min(events, default=float("inf"))
         return lost
 
-    def serving(self, now_s: float) -> list[int]:
-        return [sum(unit.ready_s <= now_s for unit in units) for units in self.units]
+    @property
+    def serving(self) -> list[int]:
+        """Slices that serve, by pool, as of the last advance."""
+        return list(self._serving)
 
     def _deliver(self, at: int, now_s: float, start_s: float) -> None:
         self._made += 1
