@@ -26,6 +26,7 @@ from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router import page
 from serving.router.ask import Ask
+from serving.router.envelope import Envelope
 from serving.router.gate import Gate
 from serving.router.intake import check, fields_of
 from serving.router.journal import Journal
@@ -78,10 +79,10 @@ class Api:
             app.add_route(path, answer, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
         app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
+        app.add_middleware(Envelope)
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
-        app.add_exception_handler(Exception, _on_bug)
         return app
 
     async def models(self) -> JSONResponse:
@@ -194,8 +195,3 @@ async def _on_http_error(request: Request, _: Exception) -> JSONResponse:
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
-
-
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    logger.error("unhandled error on %s %s", request.method, request.url.path, exc_info=error)
-    return error_response(ServingError("Internal error."))
