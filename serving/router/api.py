@@ -33,6 +33,7 @@ from serving.router.journal import Journal
 from serving.router.record import RequestRecord
 from serving.router.relay import Relay, RelayedResponse, error_response
 from serving.router.status import Status
+from serving.router.surface import document
 from serving.router.table import SliceTable
 
 logger = logging.getLogger("ray.serve")
@@ -73,13 +74,14 @@ class Api:
         )
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
-        app.add_api_route("/health", self.health)
+        app.add_api_route("/health", self.health, response_class=Response)
         app.add_api_route("/status.json", self.status, response_model=Status)
         for path, answer in page.routes():
             app.add_route(path, answer, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
         app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
         app.add_middleware(Envelope)
+        app.openapi = lambda: document(app)  # type: ignore[method-assign]  # as FastAPI says to
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
