@@ -3,6 +3,7 @@
 Request bodies are typed as far as the router looks at them; every other field is vLLM's and passes as it came.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI
@@ -104,8 +105,9 @@ _REASONS = {
 _OF_A_GET = ("401", "404", "405", "503")
 
 
-def document(app: FastAPI) -> dict[str, Any]:
+def document(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
     """The whole of it, made once."""
+    name = {"anyOf": [{"enum": list(models)}, _TEXT]}  # or an adapter of one of them
     if app.openapi_schema is None:
         made = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
@@ -119,22 +121,29 @@ def document(app: FastAPI) -> dict[str, Any]:
                 operation["responses"].pop("422", None)  # FastAPI's own shape, which nothing here has
                 operation["responses"] |= _errors("Error", _OF_A_GET)
         for path, (summary, fields, needed) in FORWARDED.items():
-            made["paths"][path] = {"post": _operation(path, summary, "application/json", fields, needed)}
+            made["paths"][path] = {
+                "post": _operation(path, summary, "application/json", name, fields, needed)
+            }
         for path, summary in _FORMS.items():
             fields = {"file": {"type": "string", "format": "binary"}}
             made["paths"][path] = {
-                "post": _operation(path, summary, "multipart/form-data", fields, ("file",))
+                "post": _operation(path, summary, "multipart/form-data", name, fields, ("file",))
             }
         app.openapi_schema = made
     return app.openapi_schema
 
 
 def _operation(
-    path: str, summary: str, media: str, fields: dict[str, Any], needed: tuple[str, ...]
+    path: str,
+    summary: str,
+    media: str,
+    model: dict[str, Any],
+    fields: dict[str, Any],
+    needed: tuple[str, ...],
 ) -> dict[str, Any]:
     body = {
         "type": "object",
-        "properties": {"model": _TEXT, **fields},
+        "properties": {"model": model, **fields},
         "required": ["model", *needed],
         "additionalProperties": True,
     }

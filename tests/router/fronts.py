@@ -35,7 +35,7 @@ class Front:
     @property
     def idle(self) -> bool:
         counts = self.gate.counts(MODEL)
-        return not counts["held"] and not counts["in_flight"] and not self.engine.load.running
+        return not counts["held"] and not counts["in_flight"] and not self.engine.scheduler.running
 
 
 @contextmanager

@@ -10,9 +10,7 @@ from servers import until
 
 from serving.router.surface import FORWARDED
 
-pytestmark = pytest.mark.unit
-
-# In all, over some twenty operations; more were tried by hand: see the README.
+# Of each kind, valid and not, of each of some twenty operations.
 EXAMPLES = 8
 
 
@@ -22,6 +20,7 @@ def running() -> Iterator[Front]:
         yield found
 
 
+@pytest.mark.unit
 def test_the_document_tells_of_every_route(running: Front) -> None:
     made = httpx.get(f"{running.address}/openapi.json").json()
     own = {"/v1/models", "/v1/models/{name}", "/health", "/status.json", "/metrics"}
@@ -33,6 +32,7 @@ def test_the_document_tells_of_every_route(running: Front) -> None:
     assert {"Error", "AnthropicError", "Status"} <= made["components"]["schemas"].keys()
 
 
+@pytest.mark.cluster  # it needs no cluster, but half a minute
 def test_whatever_is_sent_is_answered_as_the_document_says_and_never_with_a_5xx(running: Front) -> None:
     import schemathesis
     from schemathesis import GenerationMode
