@@ -68,7 +68,8 @@ class Api:
         self._metrics = metrics
         self._started = int(time.time())
 
-    def app(self) -> FastAPI:
+    def app(self, *, returns_id: bool = True) -> FastAPI:
+        """`returns_id`: whether answers get their X-Request-Id here."""
         app = FastAPI(
             title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
         )
@@ -80,7 +81,7 @@ class Api:
             app.add_route(path, answer, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
         app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
-        app.add_middleware(Envelope)
+        app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)

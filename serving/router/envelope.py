@@ -40,8 +40,10 @@ _LENGTH_AND_TYPE = (b"content-length", b"content-type")
 class Envelope:
     """An ASGI app around the router's."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, *, returns_id: bool = True) -> None:
+        """`returns_id`: false where the server around it puts the id on answers."""
         self._app = app
+        self._returns_id = returns_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +51,7 @@ class Envelope:
             return
         scope, name = _with_id(scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        wrapping = _Wrapping(send, name, anthropic=path.startswith(_MESSAGES))
+        wrapping = _Wrapping(send, name, anthropic=path.startswith(_MESSAGES), returns_id=self._returns_id)
         try:
             await self._app(scope, receive, wrapping)
         except Exception:
@@ -62,9 +64,10 @@ class Envelope:
 class _Wrapping:
     """An ASGI `send`. Of an answer that went well it touches the headers alone."""
 
-    def __init__(self, send: Send, name: bytes, *, anthropic: bool) -> None:
+    def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
         self._send = send
         self._id = name
+        self._id_header = [(ID_HEADER, name)] if returns_id else []
         self._anthropic = anthropic
         self.started = False
         self._error: Message | None = None
@@ -73,7 +76,7 @@ class _Wrapping:
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             headers = [one for one in message.get("headers", ()) if one[0] != ID_HEADER]
-            message = {**message, "headers": [*headers, (ID_HEADER, self._id)]}
+            message = {**message, "headers": [*headers, *self._id_header]}
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 self._error = message
                 return _nothing()

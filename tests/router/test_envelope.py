@@ -12,7 +12,11 @@ pytestmark = pytest.mark.unit
 
 
 def enveloped(
-    *sent: Message, path: str = "/v1/chat/completions", asked: bytes | None = None, fails: bool = False
+    *sent: Message,
+    path: str = "/v1/chat/completions",
+    asked: bytes | None = None,
+    fails: bool = False,
+    returns_id: bool = True,
 ) -> tuple[Message, bytes, bytes]:
     """Start, body, and the id that the app was given, of an app that sends these messages."""
     seen: list[bytes] = []
@@ -34,7 +38,7 @@ def enveloped(
 
     headers = [] if asked is None else [(b"x-request-id", asked)]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers}
-    asyncio.run(Envelope(app)(scope, receive, send))
+    asyncio.run(Envelope(app, returns_id=returns_id)(scope, receive, send))
     return out[0], b"".join(message["body"] for message in out[1:]), seen[0]
 
 
@@ -51,6 +55,12 @@ def test_an_answer_that_went_well_gets_its_id_and_nothing_else() -> None:
     start, body, given = enveloped(*answer(200, b'{"error": "no"}'), asked=b"job-7")
     assert (body, given) == (b'{"error": "no"}', b"job-7")
     assert start["headers"] == [*answer(200, body)[0]["headers"], (b"x-request-id", b"job-7")]
+
+
+def test_where_the_server_names_answers_it_is_not_done_twice() -> None:
+    start, _, given = enveloped(*answer(200, b"fine"), asked=b"job-7", returns_id=False)
+    assert given == b"job-7"
+    assert start["headers"] == answer(200, b"fine")[0]["headers"]
 
 
 @pytest.mark.parametrize("asked", [None, b"", b"x" * 129, b"a\x00b", b"caf\xe9"])
