@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from benchmarks import peers
 from benchmarks.simulator import nowhere
 from serving.config import Affinity, ModelSpec
 from serving.engine.simulator.server import SimulatorServer
@@ -45,7 +45,6 @@ from serving.router.ask import Ask
 from serving.router.relay import Relay, RelayedResponse
 from serving.router.table import SliceTable
 from serving.slices.board import BEAT_S, Entry, State
-from serving.slices.simulation import cache_directory
 
 MODEL = "llama-70b"
 _SPEC = {
@@ -58,7 +57,6 @@ CHAT = "/v1/chat/completions"
 ENGINES = 4
 TTFT_S, TPOT_S = 0.5, 0.05
 _TIMEOUT_S = 60
-PEERS = {"smg": "smg==1.13.0", "vllm-router": "vllm-router==0.1.17"}
 OURS = "tpu-serving"
 
 
@@ -355,7 +353,7 @@ def engines(count: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def routers(policy: Policy, engines: Sequence[str]) -> Iterator[list[str]]:
     """The routers of a policy, answering; raises RuntimeError where one does not."""
-    ports = [free_port() for _ in range(policy.routers)]
+    ports = [peers.free_port() for _ in range(policy.routers)]
     with contextlib.ExitStack() as stack:
         for port in ports:
             command = (
@@ -394,27 +392,12 @@ def own_command(policy: Policy, port: int, engines: Sequence[str]) -> list[str]:
 
 def peer_command(peer: str, port: int, engines: Sequence[str]) -> list[str]:
     """With its own defaults, and its cache-aware policy by name."""
-    binary = str(environment(PEERS[peer]) / "bin" / peer)
+    binary = str(peers.environment(f"{peer}.txt") / "bin" / peer)
     return [
         *([binary, "launch"] if peer == "smg" else [binary]),
-        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(peers.free_port())),
         *("--policy", "cache_aware", "--worker-urls", *engines),
     ]
-
-
-def environment(pin: str) -> Path:
-    """A package in an environment of its own, kept beside the stand-in models."""
-    home: Path = cache_directory() / "bench" / f"routing-{pin}"
-    if not (home / "installed").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        subprocess.run([str(home / "bin" / "pip"), "install", "--quiet", pin], check=True)
-        (home / "installed").touch()
-    return home
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def svg(rows: Sequence[Seen]) -> str:
