@@ -194,6 +194,7 @@ def report(results: Results, contestants: Sequence[Contestant], ceiling: Seen, s
             *cpu_table(results, contestants, busiest),
             "",
             *missing_lines(results),
+            "",
             ceiling_line(ceiling, _CEILING_S),
             "",
             *(f"- `{contestant.command}`" for contestant in contestants if contestant.command),

@@ -119,7 +119,9 @@ def test_the_reports_on_real_engines_say_who_is_missing(contest: ModuleType) -> 
 
 def test_the_ceiling_of_the_client_is_told() -> None:
     seen = Seen(in_time=3000, events=4000, cpu_s=0.02)
-    assert tables.ceiling_line(seen, 1.5).startswith("The load client takes 5.0 µs of CPU a chunk")
+    assert "takes 5.0 µs of CPU a chunk, so a core of it reads 200,000 chunks/s" in tables.ceiling_line(
+        seen, 1.5
+    )
     assert "2,000 chunks/s" in tables.ceiling_line(seen, 1.5)
 
 
