@@ -33,9 +33,9 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# Peers get environments of their own on first use, in ~/.cache/tpu-serving/bench. ARGS="--quick" takes a tenth of it.
 bench: install
-	$(BIN)/python benchmarks/footprint.py
-	$(BIN)/python benchmarks/relay.py $(ARGS)
+	$(BIN)/python -m benchmarks $(ARGS)
 
 # What breaks, and what clients notice of it; on simulated engines.
 chaos: install

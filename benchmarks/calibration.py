@@ -1,7 +1,7 @@
 """The simulated engine against what was measured on TPUs: factors fitted to half of the rows, errors on all of them.
 
-    python benchmarks/calibration.py                        # the table
-    python benchmarks/calibration.py --svg calibration.svg  # and a plot
+    python -m benchmarks.calibration                        # the table
+    python -m benchmarks.calibration --svg calibration.svg  # and a plot
 
 Every row is a run of `vllm bench serve`, here in simulated time. Which requests share a step does not depend on how long
 steps take as long as a client keeps its number of requests in flight, so the time of a run is linear in the factors and
@@ -15,13 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from pathlib import Path
 
-from serving import config
+from benchmarks.service import plan_of
 from serving.engine.simulator.calibration import FACTORS, PUBLISHED, Published, family
 from serving.engine.simulator.physics import Factors, Parts
 from serving.engine.simulator.replay import Outcome, replay
-from serving.planning import Plan, plan
+from serving.planning import Plan
 
-DEPLOYMENTS = Path(__file__).parent.parent / "deployments"
 # A factor may be off by e for what 10% of a run's time cost: few rows decide four factors, the rest stay near 1.
 _STIFFNESS = 0.01
 _FINEST = 1e-4
@@ -49,11 +48,6 @@ class Row:
     @property
     def off_by(self) -> float:
         return self.simulated.tokens_per_s / self.published.tokens_per_s - 1
-
-
-def plan_of(deployment: str) -> Plan:
-    services = config.load(DEPLOYMENTS / f"{deployment}.yaml").services.values()
-    return plan(next(model for service in services for model in service.models))
 
 
 def fit(runs: Sequence[Run]) -> Factors:

@@ -1,6 +1,6 @@
 """What the choice of a slice is worth: policies and other projects' routers in front of the same simulated engines.
 
-    make bench-routing                                   # some 7 minutes; --quick for two
+    make bench-routing                                   # some 8 minutes; --quick for three
     python -m benchmarks.routing --svg benchmarks/routing.svg
 
 Four engines of Llama 3.3 70B on v6e 2x4 at their calibrated pace, without Ray, each in a process of its own; one router at
@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -36,6 +35,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from benchmarks import peers
 from benchmarks.simulator import nowhere
 from serving.config import Affinity, ModelSpec
 from serving.engine.simulator.server import SimulatorServer
@@ -45,7 +45,6 @@ from serving.router.ask import Ask
 from serving.router.relay import Relay, RelayedResponse
 from serving.router.table import SliceTable
 from serving.slices.board import BEAT_S, Entry, State
-from serving.slices.simulation import cache_directory
 
 MODEL = "llama-70b"
 _SPEC = {
@@ -58,7 +57,6 @@ CHAT = "/v1/chat/completions"
 ENGINES = 4
 TTFT_S, TPOT_S = 0.5, 0.05
 _TIMEOUT_S = 60
-PEERS = {"smg": "smg==1.13.0", "vllm-router": "vllm-router==0.1.17"}
 OURS = "tpu-serving"
 
 
@@ -146,6 +144,15 @@ class Seen:
     first_s: list[float] = field(default_factory=list)
     prompt_tokens: float = 0.0
     cached_tokens: float = 0.0
+
+    def add(self, other: "Seen") -> None:
+        """Another round of the same."""
+        self.requests += other.requests
+        self.refused += other.refused
+        self.good += other.good
+        self.first_s += other.first_s
+        self.prompt_tokens += other.prompt_tokens
+        self.cached_tokens += other.cached_tokens
 
     def row(self) -> str:
         first = statistics.quantiles(self.first_s, n=100) if len(self.first_s) > 1 else [0.0] * 99
@@ -241,13 +248,18 @@ async def counted(session: aiohttp.ClientSession, address: str) -> dict[str, flo
 
 
 async def play(
-    policy: Policy, addresses: Sequence[str], engines: Sequence[str], load: Load, seconds: float
+    policy: Policy,
+    addresses: Sequence[str],
+    engines: Sequence[str],
+    load: Load,
+    seconds: float,
+    seed: int = 0,
 ) -> Seen:
     seen = Seen(policy.name, load.name, seconds)
     timeout = aiohttp.ClientTimeout(total=_TIMEOUT_S)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         before = [await counted(session, engine) for engine in engines]
-        await Client(session, addresses, load, seen).run(seed=7)
+        await Client(session, addresses, load, seen).run(seed)
         for engine, then in zip(engines, before, strict=True):
             now = await counted(session, engine)
             seen.prompt_tokens += now["prefix_cache_queries_total"] - then["prefix_cache_queries_total"]
@@ -341,7 +353,7 @@ def engines(count: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def routers(policy: Policy, engines: Sequence[str]) -> Iterator[list[str]]:
     """The routers of a policy, answering; raises RuntimeError where one does not."""
-    ports = [free_port() for _ in range(policy.routers)]
+    ports = [peers.free_port() for _ in range(policy.routers)]
     with contextlib.ExitStack() as stack:
         for port in ports:
             command = (
@@ -380,27 +392,12 @@ def own_command(policy: Policy, port: int, engines: Sequence[str]) -> list[str]:
 
 def peer_command(peer: str, port: int, engines: Sequence[str]) -> list[str]:
     """With its own defaults, and its cache-aware policy by name."""
-    binary = str(environment(PEERS[peer]) / "bin" / peer)
+    binary = str(peers.environment(f"{peer}.txt") / "bin" / peer)
     return [
         *([binary, "launch"] if peer == "smg" else [binary]),
-        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(peers.free_port())),
         *("--policy", "cache_aware", "--worker-urls", *engines),
     ]
-
-
-def environment(pin: str) -> Path:
-    """A package in an environment of its own, kept beside the stand-in models."""
-    home: Path = cache_directory() / "bench" / f"routing-{pin}"
-    if not (home / "installed").exists():
-        subprocess.run([sys.executable, "-m", "venv", "--clear", str(home)], check=True)
-        subprocess.run([str(home / "bin" / "pip"), "install", "--quiet", pin], check=True)
-        (home / "installed").touch()
-    return home
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 def svg(rows: Sequence[Seen]) -> str:
@@ -438,24 +435,36 @@ def svg(rows: Sequence[Seen]) -> str:
 
 
 def compare(
-    policies: Sequence[Policy], loads: Sequence[Load], seconds: float, say: Callable[[str], None]
+    policies: Sequence[Policy],
+    loads: Sequence[Load],
+    seconds: float,
+    rounds: int,
+    say: Callable[[str], None],
 ) -> list[Seen]:
-    rows = []
+    """Rounds alternate between the policies, so that a machine that slows down slows all of them."""
+    rows = {
+        (load.name, policy.name): Seen(policy.name, load.name, seconds)
+        for load in loads
+        for policy in policies
+    }
     with engines(ENGINES) as addresses:
         for load in loads:
-            for policy in policies:
-                with routers(policy, addresses) as fronts:
-                    rows.append(asyncio.run(play(policy, fronts, addresses, load, seconds)))
-                say(rows[-1].row())
-    return rows
+            for number in range(rounds):
+                for policy in policies if number % 2 == 0 else policies[::-1]:
+                    with routers(policy, addresses) as fronts:
+                        seen = asyncio.run(play(policy, fronts, addresses, load, seconds, seed=number))
+                    rows[load.name, policy.name].add(seen)
+                    say(seen.row())
+    return list(rows.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seconds", type=float, default=15, help="of each load on each router (default: 15)")
-    parser.add_argument("--quick", action="store_true", help="four seconds of each")
+    parser.add_argument("--seconds", type=float, default=5, help="of each round (default: 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="of each load on each router (default: 3)")
+    parser.add_argument("--quick", action="store_true", help="one round of four seconds of each")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="policies by name")
     parser.add_argument("--svg", type=Path, help="where to draw the plot")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
@@ -470,10 +479,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         asyncio.run(route(policy, options.port, options.engines))
     else:
         policies = [policy for policy in POLICIES if not options.only or policy.name in options.only]
-        rows = compare(
-            policies, LOADS, 4 if options.quick else options.seconds, lambda row: print(row, file=sys.stderr)
-        )
+        seconds, rounds = (4, 1) if options.quick else (options.seconds, options.rounds)
+        loads_before = os.getloadavg()
+        rows = compare(policies, LOADS, seconds, rounds, lambda row: print(row, file=sys.stderr))
         print("\n".join([HEAD, *(row.row() for row in rows)]))
+        busy = " to ".join(f"{load[0]:.0f}" for load in (loads_before, os.getloadavg()))
+        print(
+            f"\nThe machine's load average was {busy} on {os.cpu_count()} cores; beside others' work times mean little."
+        )
         if options.svg:
             options.svg.write_text(svg(rows))
 

@@ -1,7 +1,7 @@
 """What a simulated engine costs the machine: CPU of its process for every 100 tokens a second streamed, memory, start.
 
-    python benchmarks/simulator.py                        # 20 streams of llama-70b-v6e-8 for 20 s
-    python benchmarks/simulator.py --streams 64 --seconds 60
+    python -m benchmarks.simulator                        # 20 streams of llama-70b-v6e-8 for 20 s
+    python -m benchmarks.simulator --streams 64 --seconds 60
 
 One engine in a process of its own at real time, as on a slice but without Ray; the streams are read by this process.
 """
@@ -11,17 +11,14 @@ import asyncio
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import aiohttp
 import psutil
 
+from benchmarks.service import plan_of
 from serving.engine.server import EngineServer
 from serving.engine.simulator.server import SimulatorServer
 from serving.slices.group import HeldSlice, Host
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from benchmarks.calibration import plan_of
 
 _PROMPT_WORDS = 100
 
@@ -65,7 +62,7 @@ async def read(address: str, streams: int, until_s: float) -> int:
 def measure(options: argparse.Namespace) -> None:
     begun = time.monotonic()
     process = subprocess.Popen(
-        [sys.executable, __file__, "--serve", options.deployment],
+        [sys.executable, "-m", "benchmarks.simulator", "--serve", options.deployment],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

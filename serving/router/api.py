@@ -26,12 +26,14 @@ from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router import page
 from serving.router.ask import Ask
+from serving.router.envelope import Envelope
 from serving.router.gate import Gate
 from serving.router.intake import check, fields_of
 from serving.router.journal import Journal
 from serving.router.record import RequestRecord
 from serving.router.relay import Relay, RelayedResponse, error_response
 from serving.router.status import Status
+from serving.router.surface import document
 from serving.router.table import SliceTable
 
 logger = logging.getLogger("ray.serve")
@@ -66,22 +68,24 @@ class Api:
         self._metrics = metrics
         self._started = int(time.time())
 
-    def app(self) -> FastAPI:
+    def app(self, *, returns_id: bool = True) -> FastAPI:
+        """`returns_id`: whether answers get their X-Request-Id here."""
         app = FastAPI(
             title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
         )
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
-        app.add_api_route("/health", self.health)
+        app.add_api_route("/health", self.health, response_class=Response)
         app.add_api_route("/status.json", self.status, response_model=Status)
         for path, answer in page.routes():
             app.add_route(path, answer, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
         app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
+        app.add_middleware(Envelope, returns_id=returns_id)
+        app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(HTTPException, _on_http_error)
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
-        app.add_exception_handler(Exception, _on_bug)
         return app
 
     async def models(self) -> JSONResponse:
@@ -194,8 +198,3 @@ async def _on_http_error(request: Request, _: Exception) -> JSONResponse:
 
 async def _on_disconnect(_: Request, __: Exception) -> Response:
     return Response(status_code=_CLIENT_CLOSED_REQUEST)
-
-
-async def _on_bug(request: Request, error: Exception) -> JSONResponse:
-    logger.error("unhandled error on %s %s", request.method, request.url.path, exc_info=error)
-    return error_response(ServingError("Internal error."))

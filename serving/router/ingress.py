@@ -90,7 +90,7 @@ class Router:
             self._journal,
             self._status,
             self._scraper.page,
-        ).app()
+        ).app(returns_id=False)  # Serve does, around every app
 
     async def __del__(self) -> None:
         self._reading.cancel()

@@ -28,6 +28,8 @@ _LONGEST_STOP_CHARS = 1024
 _MOST_SEQUENCES = 4096
 # Of English text in JSON, about; what a request used is put right afterwards.
 BYTES_PER_TOKEN = 4
+# Of a body that is too large, so many times the allowed size is read before the connection is cut.
+_DROPPED = 4
 # Where requests put text that goes through a chat template or tokenizer, and media beside it.
 _CONTENT = (
     "messages",
@@ -53,15 +55,14 @@ class BodyReader:
 
     async def read(self, request: Request, now_s: float) -> bytes:
         """Raises TooLargeError, SlowBodyError, ClientDisconnect."""
-        most = self._spec.max_body_bytes
         said = request.headers.get("content-length", "")
-        if said.isdecimal() and int(said[:20]) > most:
-            raise self._too_large()
+        if said.isdecimal() and int(said[:20]) > self._spec.max_body_bytes and "expect" in request.headers:
+            raise self._too_large()  # the client waits to be asked for the body
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in one
         self._readers[task] = now_s + self._spec.body_timeout_s
         try:
-            return await self._pieces(request, most)
+            return await self._pieces(request)
         except asyncio.CancelledError:
             if task not in self._overdue:
                 raise
@@ -80,9 +81,10 @@ class BodyReader:
                 self._overdue.add(task)
                 task.cancel()
 
-    async def _pieces(self, request: Request, most: int) -> bytes:
-        body = b""
-        rest: list[bytes] = []
+    async def _pieces(self, request: Request) -> bytes:
+        """Of a body that is too large the rest is read and dropped: a client in the middle of sending hears no answer."""
+        most = self._spec.max_body_bytes
+        pieces: list[bytes] = []
         size = 0
         while True:
             message = await request.receive()
@@ -90,14 +92,15 @@ class BodyReader:
                 raise ClientDisconnect
             piece = message.get("body", b"")
             size += len(piece)
-            if size > most:
+            if size <= most:
+                pieces.append(piece)
+            elif pieces:
+                pieces.clear()
+            more = message.get("more_body")
+            if size > most and (not more or size > _DROPPED * most):
                 raise self._too_large()
-            if body:
-                rest.append(piece)
-            else:
-                body = piece
-            if not message.get("more_body"):
-                return b"".join((body, *rest)) if rest else body
+            if not more:
+                return b"".join(pieces) if len(pieces) != 1 else pieces[0]
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(

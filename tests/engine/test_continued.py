@@ -68,25 +68,11 @@ def continued(address: str, asked: Ask, cuts: list[int]) -> bytes:
     return shown
 
 
-def joined(stream: bytes) -> dict[str, Any]:
-    """An answer put together: how many tokens make an event depends on how busy the machine is.
-
-    Logprobs of one batch and of another differ in their last bits.
-    """
+def alike(stream: bytes) -> list[Any]:
+    """Without what differs from one run to the next, and the last bits of logprobs."""
     bodies = [json.loads(event[6:]) for event in events_of(stream)[:-1]]
     assert len({(body.pop("id"), body.pop("created")) for body in bodies}) == 1
-    lists: dict[str, list[Any]] = {}
-    last: dict[str, Any] = {}
-    text = ""
-    for body in bodies:
-        last |= {name: body[name] for name in ("model", "object", "usage") if name in body}
-        for choice in body["choices"]:
-            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
-            last |= {name: choice[name] for name in ("finish_reason", "stop_reason") if name in choice}
-            for name, each in [*(choice.get("logprobs") or {}).items(), *choice.items()]:
-                if isinstance(each, list):
-                    lists.setdefault(name, []).extend(each)
-    return {"text": text, **last, **{name: rounded(each) for name, each in lists.items()}}
+    return [rounded(body) for body in bodies]
 
 
 def rounded(found: Any) -> Any:
@@ -94,33 +80,40 @@ def rounded(found: Any) -> Any:
         return {name: rounded(each) for name, each in found.items()}
     if isinstance(found, list):
         return [rounded(each) for each in found]
-    return round(found, 2) if isinstance(found, float) else found
+    return round(found, 3) if isinstance(found, float) else found
+
+
+def text_of(stream: bytes) -> str:
+    choices = [choice for body in alike(stream) for choice in body["choices"]]
+    return "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
 
 
 @pytest.mark.parametrize("name", ASKS)
 def test_nothing_shows_that_ids_were_asked_for(address: str, name: str) -> None:
     asked = ASKS[name]
     plain = b"".join(part(address, asked.path, asked.body, None))
-    assert joined(continued(address, asked, [])) == joined(plain)
+    assert alike(continued(address, asked, [])) == alike(plain)
 
 
 @pytest.mark.parametrize("name", ASKS)
 def test_wherever_it_is_cut_the_answer_is_the_same(address: str, name: str) -> None:
     asked = ASKS[name]
-    whole = joined(continued(address, asked, []))
+    whole = alike(continued(address, asked, []))
     for cuts in ([1], [2], [9], [25], [7, 6, 5]):
-        assert joined(continued(address, asked, cuts)) == whole, cuts
+        assert alike(continued(address, asked, cuts)) == whole, cuts
 
 
 def test_a_stop_string_over_the_cut_is_found(address: str) -> None:
-    text = joined(continued(address, ASKS["chat"], []))["text"]
+    text = text_of(continued(address, ASKS["chat"], []))
     stop = text[20:27]
     asked = ask(CHAT, messages=STORY, **GREEDY, stop=[stop], stream_options=USAGE)
     whole = continued(address, asked, [])
-    assert joined(whole)["text"] == text[: text.index(stop)]
+    assert text_of(whole) == text[: text.index(stop)]
     assert b'"finish_reason":"stop"' in whole
     for cut in range(1, len(events_of(whole)) - 2):
-        assert joined(continued(address, asked, [cut])) == joined(whole), cut
+        found = continued(address, asked, [cut])
+        assert text_of(found) == text_of(whole), cut
+        assert alike(found)[-1] == alike(whole)[-1]
 
 
 def test_ids_that_are_none_are_refused(address: str) -> None:

@@ -1,0 +1,66 @@
+"""`make bench`: every comparison, one after the other.
+
+python -m benchmarks              # about 15 minutes on two quiet cores, and some more to make the peers' environments
+python -m benchmarks --quick      # routers alone and fewer of them: about 2 minutes
+python -m benchmarks --readme     # and put tables and plot into the README
+"""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from benchmarks import accounting, plot, ray_llm, relay, routers
+
+ROOT = Path(__file__).parent.parent
+SVG = Path(__file__).parent / "routers.svg"
+
+
+def put(text: str, name: str, report: str) -> str:
+    """A text with what is between the marks of this name replaced; raises ValueError where there are no such marks."""
+    begin, end = f"<!-- bench: {name} -->\n", f"<!-- /bench: {name} -->"
+    before, found, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"there is no {begin.strip()} ... {end} to put the report between")
+    return f"{before}{begin}\n{report.strip()}\n\n{end}{after}"
+
+
+def main() -> None:
+    accounting.unwind_on_sigterm()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="routers alone, and fewer of them")
+    parser.add_argument("--readme", action="store_true", help="put tables and plot into the README")
+    parser.add_argument("--svg", type=Path, default=None, help="where to draw the plot")
+    options = parser.parse_args()
+    if options.quick and options.readme:
+        parser.error("--readme takes the figures of a whole run, not of a quick one")
+    console = Console(stderr=True)
+    began = time.monotonic()
+    reports = {}
+    size = routers.QUICK if options.quick else routers.FULL
+    measured = routers.measure(size, console)
+    reports["routers"] = routers.report(*measured, size)
+    svg = plot.svg(routers.panels(measured[0], measured[1], size))
+    if not options.quick:
+        reports["relay"] = relay.report(*relay.measure(relay.FULL, console), relay.FULL)
+        reports["ray-llm"] = ray_llm.report(*ray_llm.measure(ray_llm.FULL, console), ray_llm.FULL)
+    for name, report in reports.items():
+        print(f"\n## {name}\n\n{report}")
+    if path := options.svg or (SVG if options.readme else None):
+        path.write_text(svg)
+    if options.readme:
+        readme = ROOT / "README.md"
+        text = readme.read_text()
+        for name, report in reports.items():
+            text = put(text, name, report)
+        readme.write_text(text)
+    console.print(f"{(time.monotonic() - began) / 60:.1f} minutes", highlight=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The service that is measured: a YAML of deployments/ on fresh simulated slices, on ports that are free."""
+
+import tempfile
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import yaml
+from rich.console import Console
+
+from benchmarks import accounting, peers
+from serving import config
+from serving.planning import Plan, plan
+from serving.slices import board
+from serving.slices.simulation import default_directory
+from serving.trial import Trial, running
+
+DEPLOYMENTS = Path(__file__).parent.parent / "deployments"
+FRONT = ("HAProxy", "router replica")
+
+
+@dataclass(frozen=True)
+class Service:
+    """What runs, and where: through HAProxy, through Serve's Python proxy, and the slices' own addresses."""
+
+    trial: Trial
+    model: str
+    address: str
+    proxy_address: str
+    engines: tuple[str, ...]
+
+    def processes(self, *roles: str) -> dict[psutil.Process, str]:
+        """Those of the simulation, with what they are for; of some roles where they are named."""
+        found = accounting.by_role(self.trial.cluster.processes())
+        return {process: what for process, what in found.items() if not roles or what in roles}
+
+
+def plan_of(deployment: str) -> Plan:
+    """The plan of a deployment's first model."""
+    services = config.load(DEPLOYMENTS / f"{deployment}.yaml").services.values()
+    return plan(next(model for service in services for model in service.models))
+
+
+@contextmanager
+def serving(deployment: str, slices: int, *, engine: str, console: Console) -> Iterator[Service]:
+    """A deployment with so many slices, ready; every process ends with the block.
+
+    In HAProxy mode Serve runs its Python proxy too, as what HAProxy falls back on: the same router behind it.
+    """
+    raw = yaml.safe_load((DEPLOYMENTS / f"{deployment}.yaml").read_text())
+    port, proxy_port = peers.free_port(), peers.free_port()
+    raw["http_options"]["port"] = port
+    variables = raw["controller_options"]["runtime_env"]["env_vars"]
+    variables["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(proxy_port)
+    raw["applications"][0]["args"]["models"][0]["replicas"] = slices
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(raw, file)
+        file.flush()
+        directory = default_directory(f"bench-{uuid.uuid4().hex[:4]}")
+        with running(Path(file.name), directory=directory, console=console, engine=engine) as trial:
+            yield Service(
+                trial,
+                trial.plans[0].model.name,
+                f"http://127.0.0.1:{port}",
+                f"http://127.0.0.1:{proxy_port}",
+                tuple(sorted(entry.address for entry in board.read() if entry.serves)),
+            )

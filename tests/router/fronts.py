@@ -1,0 +1,69 @@
+"""The router's app before a real simulated engine, over real HTTP, without Ray."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from servers import asgi_server
+from simulated_engine import MODEL, serving, small_plan
+
+from serving.config import RouterSpec
+from serving.engine.simulator.engine import Engine
+from serving.metrics.recorder import Recorder
+from serving.router.api import Api
+from serving.router.gate import Gate
+from serving.router.journal import Journal
+from serving.router.keys import KeyFile
+from serving.router.relay import Relay
+from serving.router.status import Status, status
+from serving.router.table import SliceTable
+from serving.router.window import Window
+from serving.slices.board import Entry, State
+
+
+@dataclass
+class Front:
+    """Where the router listens, its gate, and the engine behind it."""
+
+    address: str
+    gate: Gate
+    engine: Engine
+
+    @property
+    def idle(self) -> bool:
+        counts = self.gate.counts(MODEL)
+        return not counts["held"] and not counts["in_flight"] and not self.engine.scheduler.running
+
+
+@contextmanager
+def front(**spec: Any) -> Iterator[Front]:
+    one = small_plan()
+    table = SliceTable({MODEL: 1}, {MODEL: str(one.slice)})
+    gate = Gate(RouterSpec.model_validate(spec), [one], table, KeyFile(None))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        relay = Relay(table)
+        beating = asyncio.create_task(gate.run(0.05))
+        app.mount("/", Api([one], table, relay, gate, Journal(Recorder()), _status, _metrics).app())
+        yield
+        beating.cancel()
+        await relay.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    with serving() as (upstream, engine):
+        table.update([Entry("a", MODEL, State.SERVING, "serving", "v6e 2x4", address=upstream)], 0.0)
+        gate.beat()
+        with asgi_server(app) as address:
+            yield Front(address, gate, engine)
+
+
+def _status() -> Status:
+    return status([], [], [], (), Window(), 0.0)
+
+
+async def _metrics() -> str:
+    return "# nothing\n"
