@@ -12,6 +12,7 @@ A row is a Fault, a column a figure of Outcome: both lists are there to be added
 
 import argparse
 import asyncio
+import contextlib
 import json
 import signal
 import socket
@@ -106,7 +107,12 @@ def take_host(trial: Trial, victim: board.Entry) -> None:
 
 
 def routers(cluster: SimulatedCluster) -> list[psutil.Process]:
-    return [one for one in cluster.processes() if ":router" in " ".join(one.cmdline())]
+    found = []
+    for process in cluster.processes():
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            if ":router" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def kill_router(trial: Trial, _: board.Entry) -> None:
@@ -118,7 +124,7 @@ FAULTS = (
     Fault("engine", "an engine dies: its streams carry an error", told(die=True)),
     Fault("replica", "SIGKILL to a slice's replica: connections break", kill_replica),
     Fault("host", "a host loses its power, and comes back", kill_host, start_host),
-    Fault("notice", "a host is to go in 5 s: half of its streams would take longer", give_notice, take_host),
+    Fault("notice", "Ray is told that a host will go in 5 s, and it goes", give_notice, take_host),
     Fault("hang", "an engine stops computing, connections stand", told(hang=True)),
     Fault(
         "errors", "half of a slice's requests are answered with 500", told(error_rate=0.5), told(error_rate=0)
