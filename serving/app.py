@@ -27,6 +27,8 @@ _NO_TPU_HOST = {
 }
 # Beyond drain_s: two beats to leave the routers' tables, then engine and workers end.
 _STOP_MARGIN_S = 20
+# Serve rounds up: of any number of slices, one more than wanted while a changed engine is rolled out.
+_ONE_MORE = 1
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -64,6 +66,9 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         name="router",
         num_replicas=config.router.replicas,
         max_ongoing_requests=10_000,
+        max_surge_percent=100,
+        # Its open answers end before it does.
+        graceful_shutdown_timeout_s=max(pools[0].model.drain_s for pools in plans) + _STOP_MARGIN_S,
         ray_actor_options={"num_cpus": 0, "label_selector": _NO_TPU_HOST},
         logging_config={"enable_access_log": False},
     )
@@ -84,6 +89,15 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int) -> Any:
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=one.model.drain_s + _STOP_MARGIN_S,
         **_count(config, pools, at),
+        max_surge_percent=_ONE_MORE,
+        # What changes without a restart, and `version` and `shape` for the controller (see serving.slices.placement).
+        user_config={
+            "version": one.version,
+            "shape": str(one.slice),
+            "drain_s": one.model.drain_s,
+            "stall_s": one.model.stall_s,
+            "surge_s": one.model.surge_s,
+        },
     )
 
 

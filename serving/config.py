@@ -132,6 +132,11 @@ class ModelSpec(_Spec):
     drain_s: float = Field(
         default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
     )
+    surge_s: float = Field(
+        default=30,
+        ge=0,
+        description="Seconds that a changed engine waits for a spare slice before an old one makes room.",
+    )
     stall_s: float = Field(
         default=30, gt=0, description="Seconds without an answer after which an engine counts as hung."
     )

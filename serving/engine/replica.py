@@ -8,12 +8,14 @@ when a host dies under it, and its EngineCore hangs.
 import asyncio
 import dataclasses
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 import ray
+from ray import serve
 
 from serving.engine import simulated
 from serving.engine.phases import REPLICA
@@ -23,6 +25,8 @@ from serving.errors import ServingError, SliceLostError
 from serving.planning import Plan
 from serving.slices import board
 from serving.slices.group import HeldSlice, held_slice
+from serving.slices.placement import is_waiting
+from serving.slices.rollout import Yielding
 from serving.slices.simulation import ENGINE
 from serving.slices.watch import HostWatch, watched_in_a_thread
 
@@ -30,6 +34,7 @@ from serving.slices.watch import HostWatch, watched_in_a_thread
 _LAST_WORDS_S = 1.0
 _PROBE_S = 2.0
 _OPEN_S = 0.2
+_LOOK_S = 2.0
 logger = logging.getLogger("ray.serve")
 
 
@@ -39,6 +44,7 @@ class SliceReplica:
     async def __init__(self, plan: Plan, pool: int = 0) -> None:  # type: ignore[misc]  # Serve awaits it
         context = ray.get_runtime_context()
         self._plan = plan
+        self._settings: dict[str, Any] = {}
         self._failure: SliceLostError | None = None
         self._watch: asyncio.Task[None] | None = None
         self._started = time.monotonic()
@@ -52,6 +58,8 @@ class SliceReplica:
                 phase="placing",
                 shape=str(plan.slice),
                 pool=pool,
+                deployment=_deployment(),
+                version=plan.version,
                 simulated=simulated.is_simulated(),
                 **_planned(plan),
             ),
@@ -80,6 +88,7 @@ class SliceReplica:
         )
         self._watch = asyncio.create_task(self._give_up_when_lost())
         self._notice = asyncio.create_task(self._leave_on_notice())
+        self._yielding = asyncio.create_task(self._make_room())
         logger.info(
             "%s serves on slice %s (%s) after %.0f s%s",
             plan.model.name,
@@ -89,6 +98,14 @@ class SliceReplica:
             ", simulated" if simulated.is_simulated() else "",
         )
 
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """What the YAML may change while the engine runs; Serve calls it, also after the start."""
+        self._settings = settings
+
+    @property
+    def _drain_s(self) -> float:
+        return float(self._settings.get("drain_s", self._plan.model.drain_s))
+
     def check_health(self) -> None:
         """Serve's health check; raises SliceLostError once the slice is lost."""
         if self._failure:
@@ -96,14 +113,37 @@ class SliceReplica:
 
     async def __del__(self) -> None:
         """Serve's end of a replica: out of the routers' tables, then finish what is running, within drain_s."""
-        self._board.update(state=board.State.DRAINING, phase="draining")
+        if self._board.entry.state is board.State.LOST:
+            return  # what failed stays on the board for its readers to see
         if self._watch:
             self._notice.cancel()
-            await asyncio.sleep(2 * board.BEAT_S)  # routers read the board every beat
-            self._watch.cancel()
-            await self._engine.drain()
-            self._hosts.close()
+            self._yielding.cancel()
+            await self._drain()
         self._board.close()
+
+    async def _drain(self) -> None:
+        self._board.update(state=board.State.DRAINING, phase="draining")
+        await asyncio.sleep(2 * board.BEAT_S)  # routers read the board every beat
+        if self._watch:
+            self._watch.cancel()
+        await self._engine.drain(self._drain_s)
+        self._hosts.close()
+
+    async def _make_room(self) -> None:
+        """End, once a changed engine of this deployment waits for a slice and this one is the first to go."""
+        deployment = self._board.entry.deployment
+        seen = Yielding()
+        while not seen.due(time.monotonic(), self._settings.get("surge_s", math.inf)):
+            await asyncio.sleep(_LOOK_S)
+            release = await asyncio.to_thread(board.released, deployment)
+            changed = release is not None and release.version != self._board.entry.version
+            entries = await asyncio.to_thread(board.read) if changed else []
+            waiting = changed and await asyncio.to_thread(is_waiting, deployment)
+            seen = seen.next(self._board.entry, entries, release, time.monotonic(), waiting=waiting)
+        logger.info("%s: making room for a changed engine", self._plan.model.name)
+        await self._drain()
+        self._board.close()
+        os._exit(0)
 
     def _starting(self) -> dict[str, object]:
         """Called from the board's thread: the event loop waits for the engine."""
@@ -148,7 +188,7 @@ class SliceReplica:
         reason, left_s = await self._hosts.draining()
         logger.warning("%s: %s; no more requests", self._plan.model.name, reason)
         self._board.update(state=board.State.DRAINING, phase="draining", reason=reason)
-        drain_s = self._plan.model.drain_s
+        drain_s = self._drain_s
         until_s = time.monotonic() + max(0.0, min(drain_s, (left_s or drain_s) - _LAST_WORDS_S - _PROBE_S))
         await asyncio.sleep(2 * board.BEAT_S)
         while self._engine.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  the server has no event for it
@@ -172,9 +212,9 @@ class SliceReplica:
 
     async def _engine_is_silent(self) -> str:
         """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
-        stall_s = self._plan.model.stall_s
         while True:
             await asyncio.sleep(_PROBE_S)
+            stall_s = self._settings.get("stall_s", self._plan.model.stall_s)
             probe = asyncio.create_task(self._engine.probe())
             asked_s = time.monotonic()
             while not probe.done():
@@ -207,6 +247,11 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "weight_bytes": devices * plan.fit.weight_bytes,
         "cache_bytes": devices * plan.fit.cache_bytes,
     }
+
+
+def _deployment() -> str:
+    ours = serve.get_replica_context()
+    return f"{ours.app_name}#{ours.deployment}"
 
 
 def _engine(plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> EngineServer:

@@ -56,7 +56,7 @@ class EngineServer(Protocol):
     async def died(self) -> str:
         """Wait until the engine is dead; returns how it was noticed."""
 
-    async def drain(self) -> None:
+    async def drain(self, drain_s: float) -> None:
         """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
 
     def kill(self) -> None:
@@ -66,7 +66,7 @@ class EngineServer(Protocol):
 class HttpServer:
     """An engine's ASGI app on a free port of its host, served by a task of the running event loop."""
 
-    def __init__(self, app: Any, ip: str, drain_s: float) -> None:
+    def __init__(self, app: Any, ip: str) -> None:
         self._listener = socket.create_server((ip, 0), backlog=2048)
         self.port: int = self._listener.getsockname()[1]
         self.uvicorn = uvicorn.Server(
@@ -75,7 +75,6 @@ class HttpServer:
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
-                timeout_graceful_shutdown=max(1, round(drain_s)),
             )
         )
         self._serving: asyncio.Task[None] | None = None
@@ -83,9 +82,10 @@ class HttpServer:
     def start(self) -> None:
         self._serving = asyncio.create_task(self.uvicorn.serve(sockets=[self._listener]))
 
-    async def drain(self) -> None:
+    async def drain(self, drain_s: float) -> None:
         """Take no new connection and wait until requests are answered or drain_s is over."""
         if self._serving:
+            self.uvicorn.config.timeout_graceful_shutdown = max(1, round(drain_s))
             self.uvicorn.should_exit = True
             await self._serving
 

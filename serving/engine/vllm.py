@@ -78,7 +78,7 @@ class VllmServer:
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
         continuing.install(app.state)
-        self._http = HttpServer(app, self._held.hosts[0].ip, self._plan.model.drain_s)
+        self._http = HttpServer(app, self._held.hosts[0].ip)
         self.port = self._http.port
         app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it
         self._http.start()
@@ -114,10 +114,10 @@ class VllmServer:
             await asyncio.sleep(_LOOK_S)
         return "the engine reports itself dead"
 
-    async def drain(self) -> None:
+    async def drain(self, drain_s: float) -> None:
         """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
         if self._http:
-            await self._http.drain()
+            await self._http.drain(drain_s)
         if self._engine:
             self._engine.shutdown()
         self.kill()

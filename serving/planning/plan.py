@@ -4,6 +4,8 @@ Everything that can be known before hardware is allocated is decided here, from 
 table alone; `serve run` asks the same function as `serving plan`.
 """
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -66,6 +68,19 @@ class Plan:
         if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
             variables["MODEL_IMPL_TYPE"] = "vllm"
         return variables
+
+    @property
+    def version(self) -> str:
+        """Changes with whatever the engine is started with, and with nothing else: not with limits or scaling."""
+        started_with = [
+            self.model.name,
+            self.model.model,
+            str(self.slice),
+            [self.tensor, self.pipeline, self.data],
+            self.engine,
+            self.environment,
+        ]
+        return hashlib.sha256(json.dumps(started_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def plan(spec: ModelSpec) -> Plan:

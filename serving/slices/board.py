@@ -68,6 +68,8 @@ class Entry:
     hbm_bytes: int = 0
     weight_bytes: int = 0
     cache_bytes: int = 0
+    deployment: str = ""
+    version: str = ""
     beat: int = 0
 
     @property
@@ -95,6 +97,17 @@ class Wanted:
     slices: int
     missing: int
     missing_for_s: float
+
+    def dump(self) -> bytes:
+        return json.dumps(dataclasses.asdict(self)).encode()
+
+
+@dataclass(frozen=True)
+class Release:
+    """What Serve is to run of one deployment: the version of its engine and the shape of its slices."""
+
+    version: str
+    shape: str
 
     def dump(self) -> bytes:
         return json.dumps(dataclasses.asdict(self)).encode()
@@ -191,6 +204,16 @@ def unwant(model: str) -> None:
 def wanted() -> list[Wanted]:
     """Every model that is served, by name."""
     return sorted((Wanted(**json.loads(raw)) for raw in _list("model/")), key=lambda each: each.model)
+
+
+def release(deployment: str, release: Release) -> None:
+    _put(f"release/{deployment}", release.dump())
+
+
+def released(deployment: str) -> Release | None:
+    """What was asked for last of a deployment, as `application#deployment`."""
+    raw = internal_kv._internal_kv_get(f"release/{deployment}", namespace=_NAMESPACE)  # noqa: SLF001
+    return Release(**json.loads(raw)) if raw else None
 
 
 def demand(demand: Demand) -> None:

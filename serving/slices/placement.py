@@ -1,11 +1,15 @@
 """Serve places a slice replica on one whole slice, or waits for one.
 
 Serve makes a replica's placement group itself and offers no way to say "all bundles on one slice". Ray's core can:
-`topology_strategy`. `install` is the controller callback that a deployments/*.yaml names in `controller_options`; it
-runs inside the Serve controller before its scheduler is made and replaces the one function that creates groups.
+`topology_strategy`. Serve also restarts every replica when anything in the YAML changes; a slice that takes minutes to
+load is restarted only where its engine would start otherwise. `install` is the controller callback that a
+deployments/*.yaml names in `controller_options`; it runs inside the Serve controller before its scheduler is made and
+replaces the function that creates groups and the one that reads a deployment's version.
 Private names of Ray Serve are used in this module alone:
 
 - `ray.serve._private.default_impl._default_create_placement_group` (its header promises stability to extensions)
+- `ray.serve._private.application_state.deploy_args_to_deployment_info`, and `version`, `deployment_config.user_config`
+  and `replica_config.placement_group_bundles` of what it returns
 - the fields of `ray.serve._private.common.CreatePlacementGroupRequest` that it reads
 - `ray.serve.context._get_global_client`, for the address that the front door listens on
 """
@@ -17,12 +21,15 @@ from typing import Any
 import ray
 
 from serving.errors import ExtensionPointError
+from serving.slices import board
 
 SLICE_LABEL = "ray.io/tpu-slice-name"
 WORKER_LABEL = "ray.io/tpu-worker-id"
 NODE_LABEL = "ray.io/node-id"
 CALLBACK = "serving.slices.placement.install"
+_REPLICA = "SERVE_REPLICA::"  # what Serve's names of replicas and their groups begin with
 _EXTENSION_POINT = "_default_create_placement_group"
+_VERSION_POINT = "deploy_args_to_deployment_info"
 
 
 def is_slice(bundles: Sequence[Mapping[str, float]]) -> bool:
@@ -42,6 +49,13 @@ def create_slice_group(
     )
 
 
+def is_waiting(deployment: str) -> bool:
+    """Whether a replica of this deployment, named `application#deployment`, waits for a slice."""
+    groups = ray.util.placement_group_table().values()
+    name = f"{_REPLICA}{deployment}#"
+    return any(group["state"] == "PENDING" and group["name"].startswith(name) for group in groups)
+
+
 def install() -> None:
     """Make the Serve controller of this process place slice replicas on whole slices.
 
@@ -57,6 +71,28 @@ def install() -> None:
         return create_slice_group(request.bundles, name=request.name, lifetime="detached")
 
     setattr(default_impl, _EXTENSION_POINT, create)
+    _version_by_engine()
+
+
+def _version_by_engine() -> None:
+    from ray.serve._private import application_state  # noqa: PLC0415  as above
+
+    read = getattr(application_state, _VERSION_POINT, None)
+    if read is None:
+        raise _lacks(application_state, _VERSION_POINT, "slices are kept while their engine does not change")
+
+    def read_slice(*args: Any, **kwargs: Any) -> Any:
+        info = read(*args, **kwargs)
+        if is_slice(info.replica_config.placement_group_bundles or ()):
+            says = info.deployment_config.user_config
+            info.version = says["version"]
+            board.release(
+                f"{kwargs['app_name']}#{kwargs['deployment_name']}",
+                board.Release(says["version"], says["shape"]),
+            )
+        return info
+
+    setattr(application_state, _VERSION_POINT, read_slice)
 
 
 def http_host() -> str:
@@ -69,13 +105,16 @@ def http_host() -> str:
 def _extension_point(module: Any) -> Callable[[Any], Any]:
     default = getattr(module, _EXTENSION_POINT, None)
     if default is None:
-        raise ExtensionPointError(
-            f"Ray {ray.__version__} has no {module.__name__}.{_EXTENSION_POINT}, through which replicas are put on whole "
-            "TPU slices; install ray[serve]==2.60.0"
-        )
+        raise _lacks(module, _EXTENSION_POINT, "replicas are put on whole TPU slices")
     if "topology_strategy" not in inspect.signature(ray.util.placement_group).parameters:
         raise ExtensionPointError(
             f"ray.util.placement_group of Ray {ray.__version__} takes no topology_strategy, which keeps a group on one "
             "TPU slice; install ray[serve]==2.60.0"
         )
     return default  # type: ignore[no-any-return]
+
+
+def _lacks(module: Any, name: str, purpose: str) -> ExtensionPointError:
+    return ExtensionPointError(
+        f"Ray {ray.__version__} has no {module.__name__}.{name}, through which {purpose}; install ray[serve]==2.60.0"
+    )

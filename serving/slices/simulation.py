@@ -37,6 +37,9 @@ _START_TIMEOUT_S = 60
 _KILL_TIMEOUT_S = 10
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
+# For Serve's own servers, below the ports that the kernel hands out.
+_FIRST_PORT, _PORTS, _PORT_RANGES = 12000, 100, 180
+
 # A step of the engine takes fresh buffers each time; with glibc's defaults two thirds of its time went into page faults
 # on mmap (prototype: 174 ms to 76 ms a step). One arena that keeps what it has.
 _MALLOC = {
@@ -221,6 +224,7 @@ class SimulatedCluster:
         return self._slices[name]
 
     def _environment(self, host: str) -> dict[str, str]:
+        ports = _FIRST_PORT + int(self.id, 16) % _PORT_RANGES * _PORTS
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
         return inherited | {
             SIMULATION: self.id,
@@ -243,6 +247,11 @@ class SimulatedCluster:
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONWARNINGS": "ignore",
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
+            # Two simulations' proxies would share a fallback port, and each answer the other's clients.
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports + 1),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports + 2),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports + _PORTS - 1),
             # Serve's HAProxy keeps its files in one place for the whole machine.
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",

@@ -12,6 +12,7 @@ from serving.engine.simulator.http import Api
 from serving.engine.simulator.physics import Physics
 from serving.engine.simulator.spans import Spans
 from serving.engine.simulator.startup import Startup
+from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.slices import board
 from serving.slices.group import HeldSlice
@@ -36,10 +37,11 @@ class SimulatorServer:
         self._running: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Go through the phases of a start, then open the HTTP server."""
+        """Go through the phases of a start, then open the HTTP server; raises EngineStartError."""
+        _refuse_what_vllm_refuses(self._plan)
         await self._go_through_phases(Startup.parse(os.environ.get(STARTUP, "")))
         app = Api(self._plan, self._engine, self._spans).app()
-        self._http = HttpServer(app, self._held.hosts[0].ip, self._plan.model.drain_s)
+        self._http = HttpServer(app, self._held.hosts[0].ip)
         self.port = self._http.port
         self._running = asyncio.create_task(self._engine.run())
         self._http.start()
@@ -70,10 +72,10 @@ class SimulatorServer:
         """Wait until the engine is dead; returns why."""
         return await self._engine.died()
 
-    async def drain(self) -> None:
+    async def drain(self, drain_s: float) -> None:
         """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
         if self._http:
-            await self._http.drain()
+            await self._http.drain(drain_s)
         if self._spans:
             await asyncio.to_thread(self._spans.close)
         self.kill()
@@ -95,3 +97,13 @@ class SimulatorServer:
         for name, seconds in phases:
             report(name)
             await asyncio.sleep(seconds)
+
+
+def _refuse_what_vllm_refuses(plan: Plan) -> None:
+    """vLLM's SchedulerConfig: without chunks, the longest prompt has to go into one step."""
+    most, longest = plan.demand.batched_tokens, plan.fit.max_model_len
+    if plan.engine.get("enable_chunked_prefill") is False and most < longest:
+        raise EngineStartError(
+            f"{plan.model.name}: max_num_batched_tokens ({most}) is smaller than max_model_len ({longest}), and "
+            "enable_chunked_prefill is off; raise one, lower the other, or leave chunked prefill on"
+        )

@@ -1,0 +1,44 @@
+"""When an old slice makes room for a changed YAML. Decisions only.
+
+Serve rolls a changed deployment slice by slice and starts the new one first. Where no slice is spare, that one waits for
+hardware that only the old ones hold; then one old slice at a time drains and ends, and its hardware goes to the new version.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from serving.slices.board import Entry, Release, State
+
+
+@dataclass(frozen=True)
+class Yielding:
+    """What one replica has seen of a roll: for how long it has waited, and whether the new version failed to start."""
+
+    release: Release | None = None
+    waits_since_s: float | None = None
+    failed: bool = False
+
+    def next(
+        self, own: Entry, entries: Iterable[Entry], release: Release | None, now_s: float, *, waiting: bool
+    ) -> "Yielding":
+        """After another look; `waiting`: a slice of this deployment has no hardware yet."""
+        seen = self if release == self.release else Yielding(release)
+        if release is None or release.version == own.version or release.shape != own.shape:
+            return Yielding(release)
+        beside = [entry for entry in entries if entry.deployment == own.deployment]
+        new = [entry for entry in beside if entry.version == release.version]
+        # A version that can't start must not take the slices that serve, one after the other.
+        failed = seen.failed or any(entry.state is State.LOST and not entry.address for entry in new)
+        under_way = any(entry.state in (State.STARTING, State.DRAINING) for entry in beside)
+        old = [entry for entry in beside if entry.serves and entry.version != release.version]
+        first = min(old, key=lambda entry: (entry.running + entry.waiting, entry.replica), default=None)
+        if failed or under_way or not waiting or first is None or first.replica != own.replica:
+            return dataclasses.replace(seen, waits_since_s=None, failed=failed)
+        return dataclasses.replace(
+            seen, waits_since_s=now_s if seen.waits_since_s is None else seen.waits_since_s
+        )
+
+    def due(self, now_s: float, patience_s: float) -> bool:
+        """Whether this replica is the one to make room, and the new version has waited for longer than this."""
+        return self.waits_since_s is not None and now_s - self.waits_since_s >= patience_s

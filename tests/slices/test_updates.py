@@ -1,0 +1,119 @@
+"""A changed YAML on a running service of two simulated engines, under load."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from servers import until
+from service import MODEL, Service, leftovers, service
+
+from serving.slices.board import Entry
+
+pytestmark = pytest.mark.cluster
+
+SURGE_S = 4
+
+
+@pytest.fixture(scope="module")
+def running(short_directory: Path) -> Iterator[Service]:
+    one_chip = {"generation": "v6e", "topology": "1x1"}
+    with service(
+        short_directory, slices=3, engine="simulated", slice=one_chip, replicas=2, surge_s=SURGE_S, stall_s=5
+    ) as started:
+        yield started
+    assert leftovers(started.cluster.id) == []
+
+
+@contextmanager
+def load(running: Service) -> Iterator[list[str]]:
+    """Streams one after the other from four clients; what went wrong with any is in the list."""
+    wrong: list[str] = []
+    count = 0
+    over = threading.Event()
+    fields = {"model": MODEL, "prompt": "a roll", "max_tokens": 40, "stream": True, "ignore_eos": True}
+
+    def client() -> None:
+        nonlocal count
+        while not over.is_set():
+            try:
+                with httpx.stream(
+                    "POST", f"{running.address}/v1/completions", json=fields, timeout=30
+                ) as answer:
+                    text = answer.read().decode()
+                if not text.endswith("data: [DONE]\n\n") or '"error"' in text:
+                    wrong.append(f"{answer.status_code}: {text[-300:]}")
+            except httpx.HTTPError as error:
+                wrong.append(repr(error))
+            count += 1
+
+    clients = [threading.Thread(target=client) for _ in range(4)]
+    for one in clients:
+        one.start()
+    try:
+        yield wrong
+    finally:
+        over.set()
+        for one in clients:
+            one.join()
+    assert count > len(clients)
+
+
+def replicas(running: Service) -> set[str]:
+    return {entry.replica for entry in running.serving()}
+
+
+def until_replaced(running: Service, before: set[str]) -> list[Entry]:
+    def done() -> list[Entry]:
+        entries = running.serving()
+        return entries if len(entries) == 2 and not before & replicas(running) else []
+
+    entries: list[Entry] = running.until(done, 90, "both slices to be replaced")
+    return entries
+
+
+def test_limits_and_scaling_change_without_a_restart(running: Service) -> None:
+    before = running.serving()
+    with load(running) as wrong:
+        running.deploy(drain_s=50, stall_s=6, replicas={"min": 2, "max": 3})
+        time.sleep(3)
+    assert [entry.replica for entry in running.serving()] == [entry.replica for entry in before]
+    assert wrong == []
+
+
+def test_a_changed_engine_rolls_over_the_spare_slice_without_a_lost_request(running: Service) -> None:
+    before = replicas(running)
+    with load(running) as wrong:
+        running.deploy(engine={"max_model_len": 8192, "max_num_seqs": 100})
+        until_replaced(running, before)
+    assert wrong == []
+
+
+def test_without_a_spare_slice_an_old_one_makes_room(running: Service) -> None:
+    used = {entry.slice for entry in running.serving()}
+    (spare,) = {one.name for one in running.cluster.status()} - used
+    running.cluster.kill_slice(spare)
+    shape = running.cluster.status()[0].shape
+    before = replicas(running)
+    with load(running) as wrong:
+        running.deploy(engine={"max_model_len": 8192, "max_num_seqs": 64})
+        entries = until_replaced(running, before)
+    assert {entry.slice for entry in entries} == used
+    assert wrong == []
+    running.cluster.add_slice(shape)
+
+
+def test_an_engine_that_does_not_start_stops_the_roll_and_the_old_ones_serve_on(running: Service) -> None:
+    before = replicas(running)
+    with load(running) as wrong:
+        running.deploy(
+            engine={"max_model_len": 8192, "enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
+        )
+        until(lambda: "Failed to update the deployments" in running.log.read_text(), "the roll to fail", 90)
+        time.sleep(3 * SURGE_S)  # an old one that made room would have done so
+    assert replicas(running) == before
+    assert wrong == []
+    assert "max_num_batched_tokens (4096) is smaller" in running.log.read_text()
