@@ -214,7 +214,7 @@ DECISIONS = _counter(
     "scaling_decisions",
     ("model", "pool", "direction"),
     "scaling",
-    "Changes of the wanted slices: up or down.",
+    "Decisions on a pool by direction: start, up, down or hold; `serving status` has the reasons in words.",
 )
 UNREACHABLE = _gauge(
     "scrape_sources_unreachable",

@@ -6,6 +6,7 @@ together. The head has no TPU and carries the router. What only `gcloud` can mak
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -38,7 +39,7 @@ def render(name: str, gke: GkeSpec, document: dict[str, Any], plans: list[Plan])
             if nodepools.needs_network_claims(plan)
         ),
         _ray_service(_slug(name), gke, _text(document), pools),
-        _pod_monitoring(_slug(name), gke),
+        *_pod_monitorings(_slug(name), gke),
     ]
     head = f"# {name}: serving manifest FILE | kubectl apply -f -\n"
     if lines:
@@ -180,6 +181,8 @@ def _environment(plan: Plan, gke: GkeSpec) -> list[dict[str, Any]]:
         "TPU_BACKEND_TYPE": "jax",
         "ENABLE_PJRT_COMPATIBILITY": "true",
         "VBAR_CONTROL_SERVICE_URL": "$(NODE_IP):8353",
+        # GKE's device plugin tells what libtpu measures; Ray's agent on the host takes it from there.
+        "TPU_DEVICE_PLUGIN_ADDR": "$(NODE_IP):2112",
         # On local disk where hosts share a slice: they would race on one bucket.
         "VLLM_XLA_CACHE_PATH": f"{_WEIGHTS}/xla"
         if gke.weights_bucket and plan.slice.hosts == 1
@@ -224,13 +227,16 @@ def _probes(path: str, port: int) -> dict[str, Any]:
     }
 
 
-def _pod_monitoring(label: str, gke: GkeSpec) -> dict[str, Any]:
-    return {
-        "apiVersion": "monitoring.googleapis.com/v1",
-        "kind": "PodMonitoring",
-        "metadata": {"name": label, "namespace": gke.namespace},
-        "spec": {
-            "selector": {"matchLabels": {"app": label}},
-            "endpoints": [{"port": "metrics", "interval": "30s"}],
-        },
-    }
+def _pod_monitorings(label: str, gke: GkeSpec) -> Iterator[dict[str, Any]]:
+    """The service's own page, once, at the front door; and what Ray says of itself, on every pod."""
+    service = {"app": label, "ray.io/node-type": "head"}
+    for name, labels, endpoint in (
+        (label, service, {"port": "serve", "path": "/metrics", "interval": "30s"}),
+        (f"{label}-ray", {"app": label}, {"port": "metrics", "interval": "30s"}),
+    ):
+        yield {
+            "apiVersion": "monitoring.googleapis.com/v1",
+            "kind": "PodMonitoring",
+            "metadata": {"name": name, "namespace": gke.namespace},
+            "spec": {"selector": {"matchLabels": labels}, "endpoints": [endpoint]},
+        }

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from serving.metrics.recorder import Recorder
+from serving.metrics.table import DECISIONS
 from serving.scaling.policy import Decision, Report, Room, Settings, State, decide, start
 from serving.slices import board
 
@@ -57,6 +59,7 @@ class Scaler:
     def __init__(self, application: str, budget: Room, clock: Callable[[], float] = time.monotonic) -> None:
         self._application = application
         self.budget = budget
+        self._recorder = Recorder()
         self._clock = clock
         self._board = Board()
         self._models: dict[str, _Model] = {}
@@ -147,17 +150,20 @@ class Scaler:
     def _tell(self, model: _Model, decision: Decision) -> None:
         """Log and keep what is new: another number for a pool, or that reports can't be used."""
         news = [
-            (pool.name, count)
+            (at, pool.name, count)
             for at, (pool, count) in enumerate(zip(model.settings.pools, decision.wanted, strict=True))
             if model.told[at : at + 1] != (count,) or decision.held > model.hold
         ]
-        model.told, model.hold = decision.wanted, decision.held
-        for pool, count in news:
+        before, model.told, model.hold = model.told, decision.wanted, decision.held
+        for at, pool, count in news:
+            direction = "hold" if decision.held else _direction(before[at : at + 1], count)
+            self._recorder.add(DECISIONS, 1, model.settings.model, str(at), direction)
             logger.info("%s wants %d of %s: %s", model.settings.model, count, pool, decision.reason)
             if self._kept is None:
                 self._kept = []
             self._kept.append(board.Decision(time.time(), model.settings.model, pool, count, decision.reason))
             self._unsaved = True
+        self._recorder.flush()
 
     def _save(self) -> None:
         if not self._unsaved:
@@ -169,6 +175,12 @@ class Scaler:
         wanted = {name: sum(model.state.wanted) for name, model in self._models.items() if model.state}
         board.order(self._application, wanted)
         self._unsaved = False
+
+
+def _direction(before: tuple[int, ...], count: int) -> str:
+    if not before:
+        return "start"
+    return "up" if count > before[0] else "down"
 
 
 _SCALERS: dict[str, Scaler] = {}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from serving.metrics import dashboard
+from serving.metrics import dashboard, guide
 from serving.metrics.table import TABLE, VLLM, Kind
 
 MONITORING = Path(__file__).parent.parent.parent / "deployments" / "monitoring"
@@ -55,6 +55,13 @@ def test_the_dashboard_in_the_folder_is_what_the_panels_make() -> None:
     assert written == dashboard.dashboard(), (
         "python -m serving.metrics.dashboard > deployments/monitoring/dashboard.json"
     )
+
+
+@pytest.mark.unit
+def test_readme_explains_every_metric_and_every_alert() -> None:
+    text = (MONITORING.parent.parent / "README.md").read_text()
+    assert guide.written(text) == text, "python -m serving.metrics.guide README.md"
+    assert {name for name in [*TABLE, *ALERTS] if name not in text} == set()
 
 
 @pytest.mark.unit
