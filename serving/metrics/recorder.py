@@ -4,7 +4,7 @@ A record through Ray costs 2 to 3 us. Counters and gauges are therefore kept in 
 a histogram takes single values only, so these are handed over as they come.
 """
 
-import logging
+import copy
 import threading
 from collections import defaultdict
 from typing import Any
@@ -12,8 +12,6 @@ from typing import Any
 from ray.util import metrics
 
 from serving.metrics.table import Kind, Row
-
-logger = logging.getLogger("ray.serve")
 
 Labels = tuple[str, ...]
 
@@ -27,7 +25,7 @@ class Recorder:
         self._read: dict[tuple[Row, Labels], float] = {}
         self._gauges: dict[tuple[Row, Labels], float] = {}
         self._made: dict[str, Any] = {}
-        self._tags: dict[tuple[Row, Labels], dict[str, str]] = {}
+        self._series: dict[tuple[Row, Labels], Any] = {}
 
     def add(self, row: Row, value: float, *labels: str) -> None:
         """Add to a counter."""
@@ -52,7 +50,8 @@ class Recorder:
             self._gauges |= {(row, labels): value for labels, value in values.items()}
 
     def observe(self, row: Row, value: float, *labels: str) -> None:
-        self._metric(row).observe(value, self._named(row, labels))
+        series = self._series.get((row, labels)) or self._one(row, labels)
+        series.observe(value)
 
     def flush(self) -> None:
         """Hand over what was counted; a gauge is repeated, since Ray drops one that is not."""
@@ -61,22 +60,20 @@ class Recorder:
             gauges = list(self._gauges.items())
         for (row, labels), value in counted.items():
             if value > 0:
-                self._metric(row).inc(value, self._named(row, labels))
+                self._one(row, labels).inc(value)
         for (row, labels), value in gauges:
-            self._metric(row).set(value, self._named(row, labels))
+            self._one(row, labels).set(value)
 
-    def _metric(self, row: Row) -> Any:
-        made = self._made.get(row.name)
-        if made is None:
-            made = self._made[row.name] = _make(row)
-        return made
-
-    def _named(self, row: Row, labels: Labels) -> dict[str, str]:
-        """The labels by name. Kept, for there are few."""
-        tags = self._tags.get((row, labels))
-        if tags is None:
-            tags = self._tags[row, labels] = dict(zip(row.labels, map(_ascii, labels), strict=True))
-        return tags
+    def _one(self, row: Row, labels: Labels) -> Any:
+        """One series of a metric, kept: Ray checks tags that come with a record, and default ones less."""
+        series = self._series.get((row, labels))
+        if series is None:
+            made = self._made.get(row.name)
+            if made is None:
+                made = self._made[row.name] = _make(row)
+            tags = dict(zip(row.labels, map(_ascii, labels), strict=True))
+            series = self._series[row, labels] = copy.copy(made).set_default_tags(tags)
+        return series
 
 
 def _ascii(label: str) -> str:

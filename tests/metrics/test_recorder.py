@@ -49,4 +49,5 @@ def test_a_model_may_be_named_in_any_letters() -> None:
     recorder = Recorder()
     recorder.set(table.WANTED, 2, "modèle\u2028")
     recorder.flush()
-    assert recorder._tags[table.WANTED, ("modèle\u2028",)] == {"model": r"mod\xe8le\u2028"}
+    series = recorder._series[table.WANTED, ("modèle\u2028",)]
+    assert series.info["default_tags"] == {"model": r"mod\xe8le\u2028"}
