@@ -95,7 +95,9 @@ def _slice(one: SliceStatus) -> list[RenderableType]:
         Text.assemble(("■" * host.chips, colour), f" {worker}: {host.ip}")
         for worker, host in enumerate(one.hosts)
     )
-    state: RenderableType = Text.assemble((one.state, colour), f": {one.reason}" if one.reason else "")
+    state: RenderableType = Text.assemble(
+        (one.state, colour), f": {one.reason}" if one.reason else f" for {_time(one.for_s)}"
+    )
     if one.start:
         state = _start(one.start, one.phase)
     return [

@@ -59,6 +59,7 @@ class SliceReplica:
                 shape=str(plan.slice),
                 pool=pool,
                 deployment=_deployment(),
+                since=time.time(),
                 version=plan.version,
                 simulated=simulated.is_simulated(),
                 **_planned(plan),

@@ -51,6 +51,7 @@ class SliceStatus(_Document):
     shape: str
     pool: int
     state: State
+    for_s: float
     phase: str
     reason: str
     simulated: bool
@@ -127,7 +128,7 @@ def status(
     """The document, from one look at the board and what the window remembers; the latest decision first."""
     return Status(
         at=at,
-        models=tuple(_model(one, entries, demands, window) for one in wanted),
+        models=tuple(_model(one, entries, demands, window, at) for one in wanted),
         decisions=tuple(sorted(decisions, key=lambda each: each.at, reverse=True)[:_DECISIONS]),
     )
 
@@ -137,7 +138,9 @@ def told(kept: Iterable[Kept]) -> list[Decision]:
     return [Decision(**asdict(one)) for one in kept]
 
 
-def _model(one: Wanted, every: Sequence[Entry], routers: Sequence[Demand], window: Window) -> ModelStatus:
+def _model(
+    one: Wanted, every: Sequence[Entry], routers: Sequence[Demand], window: Window, at: float
+) -> ModelStatus:
     entries = sorted(
         (entry for entry in every if entry.model == one.model),
         key=lambda entry: (entry.pool, entry.slice, entry.replica),
@@ -167,7 +170,7 @@ def _model(one: Wanted, every: Sequence[Entry], routers: Sequence[Demand], windo
         itl_p50_s=slowest(demand.itl_p50_s for demand in demands),
         itl_p90_s=slowest(demand.itl_p90_s for demand in demands),
         history=_history(window.points(one.model)),
-        slices=tuple(_slice(entry, window) for entry in entries),
+        slices=tuple(_slice(entry, window, at) for entry in entries),
     )
 
 
@@ -180,7 +183,7 @@ def _history(points: Sequence[Point]) -> History:
     )
 
 
-def _slice(entry: Entry, window: Window) -> SliceStatus:
+def _slice(entry: Entry, window: Window, at: float) -> SliceStatus:
     gone = entry.state is State.LOST
     return SliceStatus(
         replica=entry.replica,
@@ -188,6 +191,7 @@ def _slice(entry: Entry, window: Window) -> SliceStatus:
         shape=entry.shape,
         pool=entry.pool,
         state=entry.state,
+        for_s=round(max(0.0, at - entry.since), 1) if entry.since else 0.0,
         phase=entry.phase,
         reason=entry.reason,
         simulated=entry.simulated,

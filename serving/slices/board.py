@@ -10,6 +10,7 @@ import dataclasses
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -42,7 +43,8 @@ class Entry:
     """One slice replica. Times are seconds; `kv_usage` is a share of 1; `pool` counts from the preferred, 0.
 
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since its start. The bytes are
-    what the plan gives a chip: all it can use, and of that the weights and the cache.
+    what the plan gives a chip: all it can use, and of that the weights and the cache. `since` is when it entered its state,
+    seconds since 1970 by its own clock.
     """
 
     replica: str
@@ -70,6 +72,7 @@ class Entry:
     cache_bytes: int = 0
     deployment: str = ""
     version: str = ""
+    since: float = 0.0
     beat: int = 0
 
     @property
@@ -294,6 +297,8 @@ class Publisher:
             if self._stopped.is_set():
                 return
             news = {**self.load(), **changes, "beat": self.entry.beat + 1}
+            if changes.get("state", self.entry.state) is not self.entry.state:
+                news["since"] = time.time()
             self.entry = dataclasses.replace(self.entry, **news)
             write(self.entry)
 

@@ -34,6 +34,7 @@ HEAD = "head"
 ENGINES = ("vllm", "simulated")
 _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
+_RAY_AGENT_PORT = 52365  # of every node, whatever its address; `ray start` refuses to share it
 _KILL_TIMEOUT_S = 10
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
@@ -400,6 +401,9 @@ def _name(process: psutil.Process) -> str:
 
 
 def _free_port(ip: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((ip, 0))
-        return int(probe.getsockname()[1])
+    while True:
+        with socket.socket() as probe:
+            probe.bind((ip, 0))
+            port = int(probe.getsockname()[1])
+        if port != _RAY_AGENT_PORT:
+            return port

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 
 import httpx
@@ -84,3 +85,11 @@ def test_the_router_answers_with_the_document() -> None:
         assert "Status" in json.dumps(described["paths"]["/status.json"])
         refused = httpx.post(f"{service.address}/status.json")
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
+def test_a_slice_says_for_how_long_it_has_been_in_its_state() -> None:
+    entered = dataclasses.replace(entry(LLAMA, 0), since=100.0)
+    (model,) = status([entered], [WANTED], [], [], Window(), 130.0).models
+    assert model.slices[0].for_s == 30
+    (model,) = status([entered], [WANTED], [], [], Window(), 90.0).models  # a clock that was put back
+    assert model.slices[0].for_s == 0

@@ -97,7 +97,7 @@ function drawSlice(slice) {
   const said = slice.state === "starting" ? `starting: ${slice.phase}` : slice.state;
   return h("div.slice", { "data-id": slice.replica, class: slice.state },
     h("h4", {}, slice.slice || "no slice yet", " ", h("span.badge.state", {}, said)),
-    h("p.quiet", {}, slice.shape, slice.simulated && ", simulated"),
+    h("p.quiet", {}, `${slice.shape}${slice.simulated ? ", simulated" : ""}; ${slice.state} for ${time(slice.for_s)}`),
     slice.reason && h("p.error", {}, slice.reason),
     h("div.hosts", {}, slice.hosts.map((host, worker) => drawHost(host, worker, slice))),
     slice.start && drawStart(slice.start, slice.phase),
