@@ -32,7 +32,7 @@ class Slice:
     def __init__(self) -> None:
         plan = small_plan()
         self.engine = Engine(plan, Physics(plan, STEPS_OF_3_MS))
-        self.http = HttpServer(Api(plan, self.engine).app(), "127.0.0.1", DRAIN_S)
+        self.http = HttpServer(Api(plan, self.engine).app(), "127.0.0.1")
         self.running = asyncio.create_task(self.engine.run())
         self.http.start()
 
@@ -40,7 +40,7 @@ class Slice:
         return Entry(name, MODEL, state, "", "v6e 2x4", address=f"http://127.0.0.1:{self.http.port}")
 
     async def stop(self) -> None:
-        await self.http.drain()
+        await self.http.drain(DRAIN_S)
         self.engine.die("stopped")
         await self.running
 
@@ -54,7 +54,7 @@ async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away() -
         return RelayedResponse(relay, Ask.of(request, MODEL, request.scope["path"], body, json.loads(body)))
 
     a, b = Slice(), Slice()
-    front = HttpServer(Starlette(routes=[Route(CHAT, forward, methods=["POST"])]), "127.0.0.1", DRAIN_S)
+    front = HttpServer(Starlette(routes=[Route(CHAT, forward, methods=["POST"])]), "127.0.0.1")
     front.start()
     table.update([a.entry("a")], 0.0)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
@@ -81,7 +81,7 @@ async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away() -
         assert 0 < took_on < 900
         assert a.engine.scheduler.totals.written_tokens >= 50 + 900 - took_on
     await relay.close()
-    await front.drain()
+    await front.drain(DRAIN_S)
     await b.stop()
 
 
