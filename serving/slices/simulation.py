@@ -8,12 +8,10 @@ these tags, not by process names, a host is killed and the simulation ended: not
 import json
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -23,6 +21,7 @@ from typing import Self
 import psutil
 
 from serving.errors import SimulationError
+from serving.slices import tagged
 from serving.tpu import Slice, resolve
 
 SIMULATION = "SERVING_SIMULATION"
@@ -35,7 +34,6 @@ ENGINES = ("vllm", "simulated")
 _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
 _RAY_AGENT_PORT = 52365  # of every node, whatever its address; `ray start` refuses to share it
-_KILL_TIMEOUT_S = 10
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
 # For Serve's own servers, below the ports that the kernel hands out.
@@ -183,12 +181,14 @@ class SimulatedCluster:
         entry = self._slice(name)
         if worker_id not in range(entry.hosts):
             raise SimulationError(f"{name} has hosts 0 to {entry.hosts - 1}, not {worker_id}")
-        return _kill(lambda: self._processes(f"{name}/{worker_id}"))
+        return tagged.kill(lambda: self._processes(f"{name}/{worker_id}"))
 
     def kill_slice(self, name: str) -> None:
         """End every host of a slice and forget the slice."""
         entry = self._slice(name)
-        _kill(lambda: [p for worker_id in range(entry.hosts) for p in self._processes(f"{name}/{worker_id}")])
+        tagged.kill(
+            lambda: [p for worker_id in range(entry.hosts) for p in self._processes(f"{name}/{worker_id}")]
+        )
         del self._slices[name]
         self._save()
 
@@ -197,7 +197,7 @@ class SimulatedCluster:
         alive = {
             environment[HOST]
             for process in self._processes()
-            if (environment := _environ(process)) and _name(process) == "raylet"
+            if (environment := tagged.environment(process)) and tagged.name(process) == "raylet"
         }
         return [
             SimulatedSlice(
@@ -209,7 +209,7 @@ class SimulatedCluster:
 
     def down(self) -> None:
         """End every process of the simulation and delete its directory."""
-        _kill(self._processes)
+        tagged.kill(self._processes)
         shutil.rmtree(self._haproxy, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -323,12 +323,7 @@ class SimulatedCluster:
         )
 
     def _processes(self, host: str | None = None) -> list[psutil.Process]:
-        wanted = {SIMULATION: self.id} | ({HOST: host} if host else {})
-        return [
-            process
-            for process in psutil.process_iter()
-            if process.pid != os.getpid() and wanted.items() <= _environ(process).items()
-        ]
+        return tagged.processes({SIMULATION: self.id} | ({HOST: host} if host else {}))
 
     def _save(self) -> None:
         slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
@@ -355,49 +350,6 @@ def _finish(start: "subprocess.Popen[str]") -> None:
     if start.returncode:
         last = "\n".join(output.strip().splitlines()[-12:])
         raise SimulationError(f"`ray start` failed:\n{last}")
-
-
-def _kill(find: Callable[[], list[psutil.Process]]) -> int:
-    """SIGKILL what `find` finds until it finds nothing; returns how many processes that took.
-
-    Python's resource trackers go last: they end by themselves once their owner is dead, and unlink its shared memory.
-    """
-    killed: set[int] = set()
-    deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while found := find():
-        if time.monotonic() > deadline:
-            raise SimulationError(f"processes {[process.pid for process in found]} survive SIGKILL")
-        others = [process for process in found if not _is_resource_tracker(process)]
-        last_resort = time.monotonic() > deadline - _KILL_TIMEOUT_S / 2
-        for process in found if last_resort else others:
-            killed.add(process.pid)
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(found, timeout=0.2)
-    return len(killed)
-
-
-def _is_resource_tracker(process: psutil.Process) -> bool:
-    try:
-        return any("resource_tracker" in argument for argument in process.cmdline())
-    except psutil.Error:
-        return False
-
-
-def _environ(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ() if process.status() != psutil.STATUS_ZOMBIE else {}
-    except (psutil.Error, OSError):
-        return {}
-
-
-def _name(process: psutil.Process) -> str:
-    try:
-        return process.name()
-    except psutil.Error:
-        return ""
 
 
 def _free_port(ip: str) -> int:
