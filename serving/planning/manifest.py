@@ -18,8 +18,9 @@ from serving.planning.plan import Plan
 RAY_VERSION = "2.60.0"
 
 _WEIGHTS = "/weights"
-# Beyond drain_s: Ray drains a node for 30 s on SIGTERM (RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S), engine and workers then end.
-_GRACE_S = 60
+# Beyond drain_s: on a pod's SIGTERM `ray start --block` tells the control store that its node will go, waits until nothing
+# runs there any more or this time is over (30 s of its own), and ends; Kubernetes kills what is left after the second.
+_NOTICE_S, _GRACE_S = 30, 60
 _IDLE_S = 600  # a slice takes minutes to get and to load
 _HEAD_CPU, _HEAD_MEMORY = "8", "16Gi"
 _WORKER_VCPUS = 24  # tokenising and feeding a host's chips; Google's samples ask for 20 to 24
@@ -180,6 +181,7 @@ def _environment(plan: Plan, gke: GkeSpec) -> list[dict[str, Any]]:
         "JAX_PLATFORMS": "tpu,cpu",  # "tpu" alone fails in JAX's weight loader: unknown backend cpu
         "TPU_BACKEND_TYPE": "jax",
         "ENABLE_PJRT_COMPATIBILITY": "true",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(round(plan.model.drain_s) + _NOTICE_S),
         "VBAR_CONTROL_SERVICE_URL": "$(NODE_IP):8353",
         # GKE's device plugin tells what libtpu measures; Ray's agent on the host takes it from there.
         "TPU_DEVICE_PLUGIN_ADDR": "$(NODE_IP):2112",

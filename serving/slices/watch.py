@@ -61,7 +61,8 @@ class HostWatch:
     async def draining(self) -> tuple[str, float | None]:
         """Wait until Ray has notice that a host of the slice will go; returns which, and seconds left where that is said.
 
-        `ray drain-node` gives it, and so do KubeRay's autoscaler and the preStop hook of the pods of `serving manifest`.
+        `ray drain-node` gives it, and so do KubeRay's autoscaler and, on SIGTERM, `ray start --block`, which is what a pod
+        runs; one that does not block, as on a VM by hand, gives none.
         """
         while True:
             try:

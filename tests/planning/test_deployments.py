@@ -19,6 +19,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = sorted((ROOT / "deployments").glob("*.yaml"))
+DRAIN_S = 60  # of every YAML there
 GOLDENS = Path(__file__).parent / "goldens"
 # KubeRay's schema is not part of this repository; beside it where the project is worked on.
 SCHEMA = ROOT.parent / "shared" / "crds" / "rayservice.v1.schema.json"
@@ -91,7 +92,9 @@ def test_its_slices_are_whole_in_the_manifest(path: Path) -> None:
         # What kuberay-tpu-webhook checks before it admits a cluster.
         assert group["numOfHosts"] == max(chips // int(container["resources"]["limits"]["google.com/tpu"]), 1)
         assert group["minReplicas"] == group["replicas"] <= group["maxReplicas"]
-        assert spec["terminationGracePeriodSeconds"] > 30  # Ray drains that long on SIGTERM
+        environment = {each["name"]: each.get("value") for each in container["env"]}
+        told_s = int(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])  # how long Ray drains on SIGTERM
+        assert DRAIN_S < told_s < spec["terminationGracePeriodSeconds"]
         longest_pod = f"{service['metadata']['name']}-12345-{group['groupName']}-worker-12345"
         assert len(f"{group['groupName']}-99-99") <= 63
         assert len(longest_pod) < 253
