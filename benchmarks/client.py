@@ -57,9 +57,10 @@ class LoadError(Exception):
 
 
 class Client:
-    """The client's process."""
+    """The client's process; every request carries `key`."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str = "none") -> None:
+        self._key = key
         self._process = subprocess.Popen(
             [sys.executable, "-m", "benchmarks.client"],
             stdin=subprocess.PIPE,
@@ -78,7 +79,7 @@ class Client:
         """Put a load on these addresses, the connections dealt out to them in turn; raises LoadError."""
         assert self._process.stdin  # noqa: S101  both were asked for
         assert self._process.stdout  # noqa: S101
-        job = {"addresses": list(addresses), "model": model, "load": asdict(load)}
+        job = {"addresses": list(addresses), "model": model, "load": asdict(load), "key": self._key}
         self._process.stdin.write(json.dumps(job) + "\n")
         self._process.stdin.flush()
         answer: dict[str, Any] = json.loads(self._process.stdout.readline() or '{"error": "the client died"}')
@@ -90,10 +91,11 @@ class Client:
 class _Connection(asyncio.Protocol):
     """One client: its chats, one after the other."""
 
-    def __init__(self, address: str, model: str, load: Load, seen: Seen, began_s: float) -> None:
+    def __init__(self, address: str, model: str, load: Load, seen: Seen, began_s: float, key: str) -> None:
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._host = urlsplit(address).netloc
         self._model = model
+        self._key = key
         self._load = load
         self._seen = seen
         self._until_s = began_s + load.seconds
@@ -179,7 +181,7 @@ class _Connection(asyncio.Protocol):
         ).encode()
         head = (
             f"POST {CHAT} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
-            f"Authorization: Bearer none\r\nContent-Length: {len(body)}\r\n\r\n"
+            f"Authorization: Bearer {self._key}\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         self._transport.write(head.encode() + body)
 
@@ -192,7 +194,7 @@ class _Connection(asyncio.Protocol):
             self.ended.set_exception(LoadError(f"{self._host} {why}"))
 
 
-async def put(addresses: Sequence[str], model: str, load: Load) -> Seen:
+async def put(addresses: Sequence[str], model: str, load: Load, key: str = "none") -> Seen:
     """The load in this process; raises LoadError."""
     seen = Seen()
     loop = asyncio.get_running_loop()
@@ -203,7 +205,7 @@ async def put(addresses: Sequence[str], model: str, load: Load) -> Seen:
             address = addresses[number % len(addresses)]
             url = urlsplit(address)
             _, client = await loop.create_connection(
-                lambda address=address: _Connection(address, model, load, seen, began_s),
+                lambda address=address: _Connection(address, model, load, seen, began_s, key),
                 url.hostname,
                 url.port,
             )
@@ -229,7 +231,7 @@ def main() -> None:
     for line in sys.stdin:
         job = json.loads(line)
         try:
-            seen = uvloop.run(put(job["addresses"], job["model"], Load(**job["load"])))
+            seen = uvloop.run(put(job["addresses"], job["model"], Load(**job["load"]), job["key"]))
         except LoadError as error:
             print(json.dumps({"error": str(error)}), flush=True)
         else:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import socket
 import subprocess
 import sys
@@ -28,6 +29,9 @@ _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _POLL_S = 0.2
 # Nothing that a shell may have set for another Ray, Serve or vLLM.
 _NOT_INHERITED = ("RAY_", "VLLM_", "SERVING_", "PYTHONPATH")
+
+
+KEY = f"sk-{secrets.token_hex(24)}"  # of this run
 
 
 class PeerError(Exception):
@@ -67,14 +71,23 @@ def _litellm(engines: Sequence[str], model: str, port: int, folder: Path) -> lis
         for engine in engines
     ]
     config = folder / "litellm.yaml"
-    config.write_text(json.dumps({"model_list": each}))  # JSON is YAML
+    settings = {"master_key": KEY}  # it does not start without
+    config.write_text(json.dumps({"model_list": each, "general_settings": settings}))  # JSON is YAML
     return ["litellm", "--host", "127.0.0.1", "--port", str(port), "--config", str(config)]
 
 
 ROUTERS = (
     Peer("smg", "smg.txt", _smg),
     Peer("vllm-router", "vllm-router.txt", _vllm_router),
-    Peer("litellm", "litellm.txt", _litellm, (("LITELLM_LOCAL_MODEL_COST_MAP", "True"),)),
+    Peer(
+        "litellm",
+        "litellm.txt",
+        _litellm,
+        (
+            ("LITELLM_LOCAL_MODEL_COST_MAP", "True"),
+            ("HF_HUB_OFFLINE", "1"),  # it would look for a tokenizer to count with, at the first stream
+        ),
+    ),
 )
 
 
@@ -163,9 +176,15 @@ def chats(model: str) -> Callable[[str], bool]:
     def ready(address: str) -> bool:
         body = {"model": model, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
         try:
-            return httpx.post(f"{address}/v1/chat/completions", json=body, timeout=20).is_success
+            answer = httpx.post(
+                f"{address}/v1/chat/completions",
+                json=body,
+                headers={"Authorization": f"Bearer {KEY}"},
+                timeout=20,
+            )
         except httpx.TransportError:
             return False
+        return answer.is_success
 
     return ready
 

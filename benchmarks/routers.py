@@ -83,7 +83,7 @@ def measure(size: Size, console: Console) -> tuple[Results, list[Contestant], Se
     say = partial(console.print, highlight=False, soft_wrap=True)
     with contextlib.ExitStack() as stack:
         invited = list(prepared(size, results, say))  # before anything runs beside it
-        client = stack.enter_context(Client())
+        client = stack.enter_context(Client(peers.KEY))
         ceiling = client_ceiling(client)
         service = stack.enter_context(serving("llama-70b-v6e-8", SLICES, engine="simulated", console=console))
         model, engines = service.model, service.engines
