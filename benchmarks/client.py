@@ -24,6 +24,8 @@ import uvloop
 CHAT = "/v1/chat/completions"
 _EVENT = b"data: {"
 _DONE = b"data: [DONE]"
+_ALL_TOKENS = b'"length"'  # the reason to finish of an answer that has every token asked for
+_END_BYTES = 1024  # hold the last event and the end mark
 _WORDS = "Say in a few words what a slice is, what a host is and how the two go together. " * 6
 _PATIENCE_S = 60  # beyond the load's own seconds
 
@@ -44,7 +46,6 @@ class Seen:
 
     took_s: float = 0.0
     in_time: int = 0
-    answers_in_time: int = 0
     answers: int = 0
     events: int = 0
     first_s: list[float] = field(default_factory=list)
@@ -122,7 +123,7 @@ class _Connection(asyncio.Protocol):
         found = self._rest + body
         events = found.count(_EVENT)
         self._rest = found[-len(_EVENT) + 1 :]  # an event's mark may come in two pieces
-        self._end = (self._end + body)[-32:]
+        self._end = (self._end + body)[-_END_BYTES:]
         if not events:
             return
         if self._events:
@@ -138,12 +139,12 @@ class _Connection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         status = self._parser.get_status_code()
-        whole = self._end.rstrip().endswith(_DONE) and self._events >= self._load.tokens
+        # Not by the number of events: an engine holds tokens back until they make up characters.
+        whole = self._end.rstrip().endswith(_DONE) and _ALL_TOKENS in self._end
         if status != 200 or not whole:
-            self._fail(f"answered {status}, {self._events} events, and ended with {self._end!r}")
+            self._fail(f"answered {status}, {self._events} events, and ended with {self._end[-80:]!r}")
             return
         self._seen.answers += 1
-        self._seen.answers_in_time += self._now_s <= self._until_s
         self._seen.events += self._events
         if not self._parser.should_keep_alive():
             self._fail("does not keep the connection")

@@ -12,6 +12,7 @@ import httptools
 import uvloop
 
 _EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": " slice"}, "finish_reason": null}]}\n\n'
+_LAST = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}\n\n'
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -45,7 +46,7 @@ class _Instant(asyncio.Protocol):
             self._transport.write(_chunk(_EVENT))
             asyncio.get_running_loop().call_soon(self._write, left - 1)
         else:
-            self._transport.write(_chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            self._transport.write(_chunk(_LAST + b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
 def _chunk(data: bytes) -> bytes:

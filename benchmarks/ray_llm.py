@@ -164,9 +164,9 @@ def report(results: Results, contestants: Sequence[Contestant], size: Size) -> s
     """Markdown."""
     return "\n".join(
         [
-            *times_table(results, contestants, list(loads(size))),
+            *times_table(results, contestants, list(loads(size)), "answers"),
             "",
-            *cpu_table(results, contestants, "c=32"),
+            *cpu_table(results, contestants, "c=32", "answer"),
             "",
             *memory_table(results, contestants),
             "",

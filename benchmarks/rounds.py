@@ -88,7 +88,7 @@ def play(
         contestant=contestant.name,
         load=name,
         set=number,
-        requests_per_s=seen.answers_in_time / load.seconds,
+        requests_per_s=seen.answers / seen.took_s,
         chunks_per_s=seen.in_time / load.seconds,
         ttft_p50_ms=1000 * quantile(seen.first_s, 0.5),
         ttft_p99_ms=1000 * quantile(seen.first_s, 0.99),

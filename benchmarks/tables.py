@@ -9,10 +9,16 @@ from benchmarks.rounds import Contestant, Results, Round, spread
 _MIB = 2**20
 
 
-def times_table(results: Results, contestants: Sequence[Contestant], loads: Sequence[str]) -> list[str]:
-    """What a client sees under each load: median of the rounds (least to most)."""
+def times_table(
+    results: Results, contestants: Sequence[Contestant], loads: Sequence[str], rate: str = "chunks"
+) -> list[str]:
+    """What a client sees under each load: median of the rounds (least to most).
+
+    Its throughput is told in chunks or, where an engine does not send each token alone, in answers.
+    """
+    figure, digits = ("chunks_per_s", 0) if rate == "chunks" else ("requests_per_s", 1)
     lines = [
-        "| load | in front | chunks/s | share of bare | TTFT p50, ms | added p50, ms | added p99, ms | ITL p50, ms | ITL p99, ms |",
+        f"| load | in front | {rate}/s | share of bare | TTFT p50, ms | added p50, ms | added p99, ms | ITL p50, ms | ITL p99, ms |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for load in loads:
@@ -20,8 +26,8 @@ def times_table(results: Results, contestants: Sequence[Contestant], loads: Sequ
             if not results.of(contestant.name, load):
                 continue
             cells = [
-                spread(results.figures(contestant.name, load, "chunks_per_s")),
-                *_against_bare(results, contestant, load),
+                spread(results.figures(contestant.name, load, figure), digits),
+                *_against_bare(results, contestant, load, figure),
                 spread(results.figures(contestant.name, load, "itl_p50_ms"), 1),
                 spread(results.figures(contestant.name, load, "itl_p99_ms"), 1),
             ]
@@ -29,14 +35,14 @@ def times_table(results: Results, contestants: Sequence[Contestant], loads: Sequ
     return lines
 
 
-def _against_bare(results: Results, contestant: Contestant, load: str) -> list[str]:
+def _against_bare(results: Results, contestant: Contestant, load: str, rate: str) -> list[str]:
     ttft = spread(results.figures(contestant.name, load, "ttft_p50_ms"), 1)
     if not contestant.bare:
         return ["", ttft, "", ""]
     share, p50, p99 = (
         results.against(contestant.name, contestant.bare, load, by)
         for by in (
-            lambda one, bare: one.chunks_per_s / bare.chunks_per_s,
+            lambda one, bare: getattr(one, rate) / getattr(bare, rate),
             lambda one, bare: one.ttft_p50_ms - bare.ttft_p50_ms,
             lambda one, bare: one.ttft_p99_ms - bare.ttft_p99_ms,
         )
@@ -107,25 +113,27 @@ def cost_table(results: Results, contestants: Sequence[Contestant], answers: str
     return lines
 
 
-def cpu_table(results: Results, contestants: Sequence[Contestant], load: str) -> list[str]:
-    """CPU microseconds of every process a streamed chunk, the engines' and the client's among them."""
+def cpu_table(
+    results: Results, contestants: Sequence[Contestant], load: str, each: str = "chunk"
+) -> list[str]:
+    """CPU microseconds of every process a streamed chunk or an answer, the engines' and the client's among them."""
     shown = [contestant for contestant in contestants if results.of(contestant.name, load)]
     spent: dict[str, dict[str, float]] = {}
     for contestant in shown:
         found = results.of(contestant.name, load)
-        chunks = sum(one.chunks for one in found)
+        count = sum(one.chunks if each == "chunk" else one.answers for one in found)
         for one in found:
             for what, seconds in (one.front_cpu_s | one.other_cpu_s).items():
                 row = spent.setdefault(what, {})
-                row[contestant.name] = row.get(contestant.name, 0.0) + 1e6 * seconds / chunks
+                row[contestant.name] = row.get(contestant.name, 0.0) + 1e6 * seconds / count
     last = [accounting.CLIENT, accounting.ELSEWHERE]
     names = sorted(set(spent) - set(last), key=lambda what: -max(spent[what].values())) + last
     lines = [
-        f"| CPU µs a chunk, {load} | {' | '.join(contestant.name for contestant in shown)} |",
+        f"| CPU µs {'a chunk' if each == 'chunk' else 'an answer'}, {load} | {' | '.join(contestant.name for contestant in shown)} |",
         "|---|" + "---|" * len(shown),
     ]
     for what in names:
-        cells = [f"{spent.get(what, {}).get(contestant.name, 0.0):.0f}" for contestant in shown]
+        cells = [f"{spent.get(what, {}).get(contestant.name, 0.0):,.0f}" for contestant in shown]
         lines.append(f"| {what} | {' | '.join(cells)} |")
     return lines
 

@@ -58,7 +58,7 @@ def test_a_contestant_is_held_against_the_bare_round_of_the_same_set() -> None:
 
 def test_one_that_fails_is_out_of_that_load_and_the_reason_is_told() -> None:
     async def chat(_: object) -> Response:
-        return StreamingResponse(iter([b'data: {"choices": []}\n\n', b"data: [DONE]\n\n"]))
+        return StreamingResponse(iter([b'data: {"finish_reason": "length"}\n\n', b"data: [DONE]\n\n"]))
 
     results, said = Results(), []
     with asgi_server(Starlette(routes=[Route(CHAT, chat, methods=["POST"])])) as address, Client() as client:
