@@ -142,7 +142,7 @@ class _Connection(asyncio.Protocol):
         # Not by the number of events: an engine holds tokens back until they make up characters.
         whole = self._end.rstrip().endswith(_DONE) and _ALL_TOKENS in self._end
         if status != 200 or not whole:
-            self._fail(f"answered {status}, {self._events} events, and ended with {self._end[-80:]!r}")
+            self._fail(f"answered {status}, {self._events} events, and ended with {self._end[-200:]!r}")
             return
         self._seen.answers += 1
         self._seen.events += self._events
