@@ -14,6 +14,7 @@ import yaml
 from serving.config import GkeSpec
 from serving.planning import nodepools
 from serving.planning.plan import Plan
+from serving.tpu import POD_TYPE_LABEL
 
 RAY_VERSION = "2.60.0"
 
@@ -22,6 +23,16 @@ _WEIGHTS = "/weights"
 # runs there any more or this time is over (30 s of its own), and ends; Kubernetes kills what is left after the second.
 _NOTICE_S, _GRACE_S = 30, 60
 _IDLE_S = 600  # a slice takes minutes to get and to load
+# Limits of Ray's autoscaler that hold for pods and are wrong for slices:
+_AUTOSCALER = {
+    # It asks for 10 pods at once; what of them is less than a slice is ordered nowhere.
+    "AUTOSCALER_MAX_CONCURRENT_LAUNCHES": "10000",
+    # It deletes pods that have waited for an hour, and with them their place in the queue for hardware.
+    "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": str(30 * 24 * 3600),
+    # Its KubeRay provider ignores a request that is repeated; until the last repeat has timed out (40 minutes at Ray's 3)
+    # the pods of an order that was less than a slice count as coming.
+    "RAY_AUTOSCALER_RECONCILE_MAX_NUM_RETRY_REQUEST_TO_ALLOCATE": "0",
+}
 _HEAD_CPU, _HEAD_MEMORY = "8", "16Gi"
 _WORKER_VCPUS = 24  # tokenising and feeding a host's chips; Google's samples ask for 20 to 24
 _MEMORY_SHARE = 0.75  # of the VM's; the rest is the node's own
@@ -94,9 +105,13 @@ def _ray_service(
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
                 "enableInTreeAutoscaling": True,
-                "autoscalerOptions": {"version": "v2", "idleTimeoutSeconds": _IDLE_S},
+                "autoscalerOptions": {
+                    "version": "v2",
+                    "idleTimeoutSeconds": _IDLE_S,
+                    "env": [{"name": name, "value": value} for name, value in _AUTOSCALER.items()],
+                },
                 "headGroupSpec": _head(label, gke),
-                "workerGroupSpecs": [_worker_group(plan, pool, label, gke) for plan, pool in pools],
+                "workerGroupSpecs": _worker_groups(pools, label, gke),
             },
         },
     }
@@ -126,17 +141,33 @@ def _head(label: str, gke: GkeSpec) -> dict[str, Any]:
     }
 
 
+def _worker_groups(pools: list[tuple[Plan, str]], label: str, gke: GkeSpec) -> list[dict[str, Any]]:
+    """One a pool. Between groups of one shape the autoscaler would alternate host by host, and so order no slice of either."""
+    shapes = Counter(plan.slice.pod_type for plan, _ in pools)
+    return [
+        _worker_group(plan, name, label, gke)
+        | ({"priority": len(pools) - place} if shapes[plan.slice.pod_type] > 1 else {})
+        for place, (plan, name) in enumerate(pools)
+    ]
+
+
 def _worker_group(plan: Plan, name: str, label: str, gke: GkeSpec) -> dict[str, Any]:
     counts = plan.model.replicas
+    worker = _worker(plan, gke)
+    # The autoscaler ends on a group whose CPUs it can't tell; to Ray they are a number, and nothing of ours asks for it.
+    counted = "cpu" in worker["resources"]["limits"]
     annotations = {"gke-gcsfuse/volumes": "true"} if gke.weights_bucket else {}
     claims = {"resourceClaims": [{"name": "nics", "resourceClaimTemplateName": name}]}
     return {
         "groupName": name,
         "replicas": counts.min,
-        "minReplicas": counts.min,
+        # Serve's own minimum holds its slices. Of slices that nobody holds the autoscaler would keep as many hosts, of any.
+        "minReplicas": 0,
         "maxReplicas": counts.max,
         "numOfHosts": plan.slice.hosts,
-        "rayStartParams": {},
+        "rayStartParams": {} if counted else {"num-cpus": str(_WORKER_VCPUS)},
+        # Ray labels the hosts so itself; the autoscaler has to know before there are any.
+        "labels": {POD_TYPE_LABEL: plan.slice.pod_type},
         "template": {
             "metadata": {"labels": {"app": label}, **({"annotations": annotations} if annotations else {})},
             "spec": {
@@ -145,7 +176,7 @@ def _worker_group(plan: Plan, name: str, label: str, gke: GkeSpec) -> dict[str, 
                 "terminationGracePeriodSeconds": round(plan.model.drain_s) + _GRACE_S,
                 "nodeSelector": nodepools.node_selector(plan, name),
                 **(claims if nodepools.needs_network_claims(plan) else {}),
-                "containers": [_worker(plan, gke)],
+                "containers": [worker],
                 "volumes": _volumes(gke),
             },
         },

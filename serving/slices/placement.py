@@ -22,6 +22,7 @@ import ray
 
 from serving.errors import ExtensionPointError
 from serving.slices import board
+from serving.tpu import POD_TYPE_LABEL
 
 SLICE_LABEL = "ray.io/tpu-slice-name"
 WORKER_LABEL = "ray.io/tpu-worker-id"
@@ -34,17 +35,28 @@ _VERSION_POINT = "deploy_args_to_deployment_info"
 
 def is_slice(bundles: Sequence[Mapping[str, float]]) -> bool:
     """Whether bundle 0 asks for a slice's head resource, which only worker 0 of a slice has."""
-    return bool(bundles) and any(name.startswith("TPU-") and name.endswith("-head") for name in bundles[0])
+    return bool(bundles) and _pod_type(bundles[0]) is not None
+
+
+def _pod_type(bundle: Mapping[str, float]) -> str | None:
+    """v6e-16 of a bundle that holds TPU-v6e-16-head."""
+    heads = (name for name in bundle if name.startswith("TPU-") and name.endswith("-head"))
+    return next((name.removeprefix("TPU-").removesuffix("-head") for name in heads), None)
 
 
 def create_slice_group(
     bundles: Sequence[Mapping[str, float]], *, name: str, lifetime: str | None = None
 ) -> Any:
-    """One placement group over all hosts of one slice: atomic, and pending for as long as no slice is whole and free."""
+    """One placement group over all hosts of one slice: atomic, and pending for as long as no slice is whole and free.
+
+    Ray's autoscaler knows nothing of the one slice. Without the selector it puts all bundles but the first on whatever host
+    has the chips, of another pool too, and then orders less than a slice, which KubeRay rounds down to none.
+    """
     return ray.util.placement_group(
         [dict(bundle) for bundle in bundles],
         name=name,
         lifetime=lifetime,
+        bundle_label_selector=[{POD_TYPE_LABEL: _pod_type(bundles[0])}] * len(bundles),
         topology_strategy={SLICE_LABEL: "STRICT_PACK", NODE_LABEL: "STRICT_SPREAD"},
     )
 

@@ -1,6 +1,6 @@
 """What the hardware is: generations, topologies, and the names the outside gives them. Pure."""
 
 from serving.tpu.generations import GENERATIONS
-from serving.tpu.slices import Slice, every_slice, resolve
+from serving.tpu.slices import POD_TYPE_LABEL, Slice, every_slice, resolve
 
-__all__ = ["GENERATIONS", "Slice", "every_slice", "resolve"]
+__all__ = ["GENERATIONS", "POD_TYPE_LABEL", "Slice", "every_slice", "resolve"]

@@ -15,6 +15,7 @@ from serving.tpu.generations import GENERATIONS, Generation, Machine, chips_of
 # What people, Ray and Google also call a generation.
 _ALIASES = {"v5litepod": "v5e", "tpu7x": "v7x", "v7": "v7x", "trillium": "v6e", "ironwood": "v7x"}
 _LISTED = 12
+POD_TYPE_LABEL = "ray.io/tpu-pod-type"  # Ray gives it to every host of a slice
 
 
 @dataclass(frozen=True)

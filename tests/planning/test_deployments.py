@@ -91,7 +91,7 @@ def test_its_slices_are_whole_in_the_manifest(path: Path) -> None:
             chips *= int(axis)
         # What kuberay-tpu-webhook checks before it admits a cluster.
         assert group["numOfHosts"] == max(chips // int(container["resources"]["limits"]["google.com/tpu"]), 1)
-        assert group["minReplicas"] == group["replicas"] <= group["maxReplicas"]
+        assert group["minReplicas"] == 0 <= group["replicas"] <= group["maxReplicas"]
         environment = {each["name"]: each.get("value") for each in container["env"]}
         told_s = int(environment["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])  # how long Ray drains on SIGTERM
         assert DRAIN_S < told_s < spec["terminationGracePeriodSeconds"]

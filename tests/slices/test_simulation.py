@@ -1,8 +1,12 @@
 """Simulated hosts as Ray sees them, and Serve on them where it should refuse; no engine is started."""
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import recorded_demand
 import yaml
 from service import LLAMA, Service, leftovers, service
 
@@ -37,6 +41,15 @@ def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) 
         cluster.down()
     assert leftovers(cluster.id) == []
     assert not short_directory.exists()
+
+
+def test_rays_control_store_tells_its_autoscaler_what_was_recorded() -> None:
+    """What the autoscaler's tests in the unit tier rest on."""
+    command = [sys.executable, recorded_demand.__file__]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=180, check=True)
+    now, then = json.loads(done.stdout), recorded_demand.recorded()
+    assert recorded_demand.nameless(now["groups"]) == recorded_demand.nameless(then["groups"])
+    assert [now["host"][key]["status"] for key in ("free", "held")] == ["IDLE", "RUNNING"]
 
 
 def test_a_controller_without_the_hook_is_noticed_and_the_remedy_named(
