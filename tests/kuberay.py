@@ -117,6 +117,7 @@ class Autoscaled:
         self._limits = _limits(
             tuple((entry["name"], entry["value"]) for entry in cluster["autoscalerOptions"].get("env", []))
         )
+        self._read: tuple[Any, Any] = (None, None)
         self._monitor = CloudResourceMonitor()
         self._scheduler = ResourceDemandScheduler()
         self._provider = KubeRayProvider(
@@ -135,9 +136,6 @@ class Autoscaled:
     def rounds(self, count: int = 1) -> Any:
         """As many turns of the autoscaler's loop, each followed by the operator; returns Ray's last report."""
         for _ in range(count):
-            derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(
-                self.kubernetes.get("rayclusters/")
-            )
             report = Reconciler.reconcile(
                 instance_manager=self._manager,
                 scheduler=self._scheduler,
@@ -145,7 +143,7 @@ class Autoscaled:
                 cloud_resource_monitor=self._monitor,
                 ray_cluster_resource_state=self._state(),
                 non_terminated_cloud_instances=self._provider.get_non_terminated(),
-                autoscaling_config=_Config(derived, self._limits),
+                autoscaling_config=self._config(),
                 cloud_provider_errors=self._provider.poll_errors(),
             )
             self.kubernetes.operate()
@@ -170,6 +168,14 @@ class Autoscaled:
     def slices(self) -> dict[str, int]:
         """Replicas of each worker group that are there or on order."""
         return {group["groupName"]: group["replicas"] for group in self.kubernetes.groups}
+
+    def _config(self) -> "_Config":
+        """Read anew where it may have changed: Ray checks it against a schema, which takes most of a round."""
+        bounds = [(group["minReplicas"], group["maxReplicas"]) for group in self.kubernetes.groups]
+        if bounds != self._read[0]:
+            derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(self.kubernetes.cluster)
+            self._read = bounds, _Config(copy.deepcopy(derived), self._limits)
+        return self._read[1]
 
     def _state(self) -> ClusterResourceState:
         state = ClusterResourceState(pending_gang_resource_requests=self.pending)

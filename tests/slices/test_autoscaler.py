@@ -1,5 +1,7 @@
 """Ray's own autoscaler asks for whole slices, given what we make: the pending groups and the manifest."""
 
+import copy
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,6 +36,15 @@ def cluster(
     *pools: Slice, least: int = 0, most: int = 4, change: Callable[[dict[str, Any]], None] | None = None
 ) -> Autoscaled:
     """A cluster of the manifest of one model on these pools, with no slice yet unless there is a least."""
+    spec = copy.deepcopy(rendered(pools, least, most))
+    if change:
+        change(spec)
+    names = [group["groupName"] for group in spec["workerGroupSpecs"]]
+    return Autoscaled(spec, dict(zip(names, pools, strict=True)))
+
+
+@functools.cache
+def rendered(pools: tuple[Slice, ...], least: int, most: int) -> dict[str, Any]:
     plans = [
         plan(
             ModelSpec.model_validate(
@@ -47,13 +58,14 @@ def cluster(
         )
         for pool in pools
     ]
-    for document in yaml.safe_load_all(render("llama", GkeSpec(), {}, plans)):
-        if document["kind"] == "RayService":
-            spec = document["spec"]["rayClusterConfig"]
-    if change:
-        change(spec)
-    names = [group["groupName"] for group in spec["workerGroupSpecs"]]
-    return Autoscaled(spec, dict(zip(names, pools, strict=True)))
+    return ray_cluster(render("llama", GkeSpec(), {}, plans))
+
+
+def ray_cluster(manifest: str) -> dict[str, Any]:
+    documents = yaml.load_all(manifest, yaml.CSafeLoader)
+    (service,) = (document for document in documents if document["kind"] == "RayService")
+    found: dict[str, Any] = service["spec"]["rayClusterConfig"]
+    return found
 
 
 def served(shape: Slice, slices: int = 1, **more: Any) -> Autoscaled:
@@ -352,13 +364,10 @@ def test_slices_let_go_at_once_leave_no_half_slice_though_one_may_be_ordered_for
 
 @pytest.mark.parametrize("path", GOLDENS, ids=[path.stem for path in GOLDENS])
 def test_ray_reads_from_every_manifest_what_its_slices_are_asked_for_by(path: Path) -> None:
-    for document in yaml.safe_load_all(path.read_text()):
-        if document["kind"] == "RayService":
-            spec = document["spec"]["rayClusterConfig"]
-            types = _generate_available_node_types_from_ray_cr_spec(spec)
-            for group in spec["workerGroupSpecs"]:
-                host = types[group["groupName"]]
-                pod_type = host["labels"]["ray.io/tpu-pod-type"]
-                limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
-                assert host["resources"][f"TPU-{pod_type}-head"] == 1
-                assert host["resources"]["TPU"] == int(limits["google.com/tpu"])
+    spec = ray_cluster(path.read_text())
+    types = _generate_available_node_types_from_ray_cr_spec(spec)
+    for group in spec["workerGroupSpecs"]:
+        host = types[group["groupName"]]
+        limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+        assert host["resources"][f"TPU-{host['labels']['ray.io/tpu-pod-type']}-head"] == 1
+        assert host["resources"]["TPU"] == int(limits["google.com/tpu"])
