@@ -82,7 +82,7 @@ class HostWatch:
         tasks = [
             asyncio.create_task(watch(host, actor))
             for host, actor in self._hosts
-            for watch in (_gone, _silent)
+            for watch in (_gone, silent)
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -145,13 +145,16 @@ async def _gone(host: Host, actor: Any) -> str:
     return f"host {host.worker_id} ({host.ip}) ended its sentinel"
 
 
-async def _silent(host: Host, actor: Any) -> str:
+async def silent(host: Host, actor: Any, first_s: float = FIRST_ANSWER_S, later_s: float = SILENT_S) -> str:
+    """Wait until a sentinel leaves a ping unanswered for that long; returns which."""
+    patience_s = first_s
     while True:
         asked = time.monotonic()
         try:
-            await asyncio.wait_for(asyncio.wrap_future(actor.ping.remote().future()), SILENT_S)
+            await asyncio.wait_for(asyncio.wrap_future(actor.ping.remote().future()), patience_s)
         except (TimeoutError, GetTimeoutError):
             return f"host {host.worker_id} ({host.ip}) has not answered for {time.monotonic() - asked:.0f} s"
         except RayError as error:
             return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
-        await asyncio.sleep(PING_S)
+        patience_s = later_s
+        await asyncio.sleep(min(PING_S, later_s))
