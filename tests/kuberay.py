@@ -9,6 +9,7 @@ it is one turn of the autoscaler's loop. Time is not waited for: a test says how
 import copy
 import functools
 import itertools
+import json
 import os
 import runpy
 from collections.abc import Callable
@@ -117,7 +118,6 @@ class Autoscaled:
         self._limits = _limits(
             tuple((entry["name"], entry["value"]) for entry in cluster["autoscalerOptions"].get("env", []))
         )
-        self._read: tuple[Any, Any] = (None, None)
         self._monitor = CloudResourceMonitor()
         self._scheduler = ResourceDemandScheduler()
         self._provider = KubeRayProvider(
@@ -170,12 +170,9 @@ class Autoscaled:
         return {group["groupName"]: group["replicas"] for group in self.kubernetes.groups}
 
     def _config(self) -> "_Config":
-        """Read anew where it may have changed: Ray checks it against a schema, which takes most of a round."""
-        bounds = [(group["minReplicas"], group["maxReplicas"]) for group in self.kubernetes.groups]
-        if bounds != self._read[0]:
-            derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(self.kubernetes.cluster)
-            self._read = bounds, _Config(copy.deepcopy(derived), self._limits)
-        return self._read[1]
+        groups = [{**group, "replicas": 0, "scaleStrategy": {}} for group in self.kubernetes.groups]
+        spec = {**self.kubernetes.cluster["spec"], "workerGroupSpecs": groups}
+        return _Config(_derived(json.dumps({**self.kubernetes.cluster, "spec": spec})), self._limits)
 
     def _state(self) -> ClusterResourceState:
         state = ClusterResourceState(pending_gang_resource_requests=self.pending)
@@ -216,8 +213,8 @@ class Autoscaled:
 class _Config(config.AutoscalingConfig):  # type: ignore[misc]
     """Ray's, with the limits of a process that was started with the environment of the manifest."""
 
-    def __init__(self, derived: dict[str, Any], limits: tuple[int, Any]) -> None:
-        super().__init__(derived, skip_content_hash=True)
+    def __init__(self, derived: config.AutoscalingConfig, limits: tuple[int, Any]) -> None:
+        self._configs = derived._configs
         self._limits = limits
 
     def get_max_concurrent_launches(self) -> int:
@@ -225,6 +222,13 @@ class _Config(config.AutoscalingConfig):  # type: ignore[misc]
 
     def get_instance_reconcile_config(self) -> Any:
         return self._limits[1]
+
+
+@functools.cache
+def _derived(cluster: str) -> config.AutoscalingConfig:
+    """What Ray reads from a RayCluster; kept, as it checks it against a schema, which takes most of a round."""
+    derived = autoscaling_config._derive_autoscaling_config_from_ray_cr(json.loads(cluster))
+    return config.AutoscalingConfig(derived, skip_content_hash=True)
 
 
 @functools.cache
