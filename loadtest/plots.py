@@ -6,6 +6,7 @@ from html import escape
 
 _COLORS = ("#2563eb", "#d97706", "#16a34a", "#dc2626", "#7c3aed")
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP = 560, 240, 64, 28, 44
+_LEAST = 1e-9  # no figure worth a line is smaller
 Line = Sequence[tuple[float, float | None]]
 
 
@@ -62,5 +63,5 @@ def _stretches(line: Line) -> list[list[tuple[float, float]]]:
 
 def _step(most: float) -> float:
     """A round number that goes into the highest value two to five times."""
-    unit = 10 ** math.floor(math.log10(most))
+    unit = 10 ** math.floor(math.log10(max(most, _LEAST)))
     return next((unit * part for part in (0.2, 0.5, 1) if most / (unit * part) <= 5), 2 * unit)

@@ -2,7 +2,7 @@ import xml.etree.ElementTree as ET
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from figures import STATISTICS, Counts, Slo, figures, percentile
@@ -78,6 +78,7 @@ def test_a_percentile_is_the_least_time_that_so_many_do_not_exceed(times: list[f
 
 
 @given(st.lists(st.none() | st.floats(0, 1e6), max_size=20), st.sampled_from(["p99", "a < b & c", ""]))
+@example([5e-324], "the least there is")
 def test_a_plot_is_well_formed_whatever_was_measured(values: list[float | None], name: str) -> None:
     drawn = ET.fromstring(plot("TTFT < 1 s & more", {name: list(enumerate(values))}))  # noqa: S314  our own text
     lines = drawn.findall("{http://www.w3.org/2000/svg}polyline")
