@@ -42,7 +42,8 @@ class HostWatch:
     """Sentinels on all hosts of a slice but the watcher's own."""
 
     def __init__(self, held: HeldSlice, group: Any, own_node: str) -> None:
-        sentinel = ray.remote(num_cpus=0, max_concurrency=2)(_Sentinel)
+        # Without a bound on what it is asked at once: a `stay` that nobody waits for any more goes on for ever.
+        sentinel = ray.remote(num_cpus=0)(_Sentinel)
         self._hosts: list[tuple[Host, Any]] = [
             (
                 host,
