@@ -3,7 +3,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("project", deadline=None)  # the machine may be busy with more than this
+hypothesis.settings.load_profile("project")
 
 
 @pytest.fixture(scope="module")

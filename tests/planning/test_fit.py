@@ -2,7 +2,7 @@ import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config import ModelSpec
@@ -311,7 +311,6 @@ JUNK = st.recursive(
 )
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
 @given(
     st.dictionaries(st.sampled_from(sorted(OPTIONS)), JUNK, max_size=3),
     st.sampled_from(["Qwen3-4B", "Qwen3-30B-A3B"]),

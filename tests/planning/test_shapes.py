@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
@@ -156,7 +156,6 @@ JUNK = (
 )
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
 @given(st.sampled_from(sorted(CONFIGS)), st.data())
 def test_a_config_of_any_kind_is_read_or_refused(model: str, data: st.DataObject) -> None:
     """Any value may be missing or wrong; nothing but our own errors comes out."""

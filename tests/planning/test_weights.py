@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
@@ -136,7 +136,6 @@ def test_chips_bytes_and_heads_are_conserved_on_every_slice(model: str) -> None:
             check_conserved(slice_, model, "auto")
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
 @given(
     st.sampled_from(list(every_slice())), st.sampled_from(sorted(CONFIGS)), st.sampled_from(["auto", "fp8"])
 )

@@ -2,7 +2,7 @@ import math
 import pickle
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.errors import TopologyError
@@ -64,7 +64,6 @@ def test_a_generation_may_go_by_its_other_names(alias: str) -> None:
     assert resolve(alias, "4X4") == resolve("v6e", "4x4")
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
 @given(st.sampled_from(EVERY_SLICE))
 def test_chips_and_devices_are_conserved(found: Slice) -> None:
     bundles = found.bundles()
@@ -81,7 +80,6 @@ def test_chips_and_devices_are_conserved(found: Slice) -> None:
     assert [found.head_resource in bundle for bundle in bundles] == [True] + [False] * (found.hosts - 1)
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
 @given(st.sampled_from(EVERY_SLICE))
 def test_a_slice_is_found_again_by_what_it_says_of_itself(found: Slice) -> None:
     assert resolve(found.generation, found.topology, hosts=found.hosts) == found
@@ -89,7 +87,6 @@ def test_a_slice_is_found_again_by_what_it_says_of_itself(found: Slice) -> None:
     assert pickle.loads(pickle.dumps(found)) == found  # noqa: S301  our own bytes
 
 
-@settings(deadline=None)  # the machine may be busy with more than this
 @given(st.text(max_size=12))
 def test_any_other_text_is_refused(text: str) -> None:
     for known, arguments in ((GENERATIONS, (text, "16x16")), (GENERATIONS["v5p"].topologies, ("v5p", text))):

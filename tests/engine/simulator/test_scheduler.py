@@ -106,7 +106,6 @@ def test_cancelling_at_any_moment_leaks_nothing(
     assert scheduler.pool.free == scheduler.pool.count
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 8), min_size=1, max_size=20))
 def test_every_token_is_computed_once_where_nothing_is_preempted_or_shared(answers: list[int]) -> None:
     scheduler = Scheduler(Limits(20, 16, 1000, BLOCK, prefix_caching=False))

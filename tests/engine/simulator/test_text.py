@@ -17,20 +17,17 @@ pytestmark = pytest.mark.unit
 HELLO = tokenizer.render([("user", "Tell me about slices.")])
 
 
-@settings(deadline=None)
 @given(st.text())
 def test_every_text_survives_its_ids(said: str) -> None:
     assert tokenizer.decode(tokenizer.encode(said)) == said
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(categories=["Cs", "Ll"])))
 def test_even_half_characters_survive_their_ids(said: str) -> None:
     once = tokenizer.decode(tokenizer.encode(said))
     assert tokenizer.encode(once) == tokenizer.encode(said)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 2**63 - 1)))
 def test_any_number_is_an_id_and_stands_for_some_text(ids: list[int]) -> None:
     assert isinstance(tokenizer.decode(ids), str)
@@ -187,7 +184,6 @@ def test_a_schema_is_answered_with_a_document_that_it_allows(given_schema: Any) 
     )
 
 
-@settings(deadline=None)
 @given(st.integers(-50, 50), st.integers(0, 60), st.sampled_from([None, 1, 3, 7]))
 def test_numbers_are_within_their_bounds_or_refused(low: int, width: int, grid: int | None) -> None:
     asked: dict[str, Any] = {"type": "integer", "minimum": low, "maximum": low + width}
@@ -201,7 +197,6 @@ def test_numbers_are_within_their_bounds_or_refused(low: int, width: int, grid: 
         jsonschema.validate(found, asked)
 
 
-@settings(deadline=None)
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), junk_around, max_leaves=8))
 def test_whatever_is_sent_as_a_schema_is_answered_or_refused(asked: Any) -> None:
     try:
