@@ -37,9 +37,9 @@ format: install
 bench: install
 	$(BIN)/python -m benchmarks $(ARGS)
 
-# What breaks, and what clients notice of it; on simulated engines.
+# What breaks, and what clients notice of it; ARGS="--engine vllm --faults host engine replica preempted" on the real engine.
 chaos: install
-	$(BIN)/python benchmarks/chaos.py $(ARGS)
+	$(BIN)/python -m benchmarks.chaos $(ARGS)
 
 # Open loop against simulated slices, judged by loadtest/thresholds.yaml; ARGS go to locust: ARGS="-t 15s".
 loadtest: install

@@ -1,136 +1,58 @@
 """What breaks, and what clients notice of it: a table of faults by measured columns.
 
     make chaos                                # or with ARGS="--faults engine router --json chaos.json"
+    make chaos ARGS="--engine vllm --faults host engine replica preempted"
 
-Simulated engines (no model, only its timing) on simulated one-chip slices, everything else as it is: Serve, HAProxy, two
-routers. CLIENTS clients ask one streamed or whole answer after the other; after a while a fault happens under them, and
-they go on until the service is at full strength again. Every answer is held to what the same question was answered
-before: text word for word, usage and finish_reason. One that differs, ends early or ends with an error counts as failed.
-
-A row is a Fault, a column a figure of Outcome: both lists are there to be added to.
+Two slices of two hosts each serve and a third is spare, all simulated; so is the engine (no model, only its timing) unless
+it is to be vLLM with the stand-in model. Everything else is as it is: Serve, HAProxy, two routers. Clients ask one
+streamed or whole answer after the other; after a while a fault (faults.py) happens under them, and they go on until the
+service is at full strength again, on the spare. Every answer is held to what the same question was answered before: text
+word for word, usage and finish_reason. One that differs, ends early or ends with an error counts as failed.
 """
 
 import argparse
 import asyncio
-import contextlib
 import json
-import signal
+import os
 import socket
-import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import httpx
-import psutil
 import yaml
 from rich.console import Console
 
-from serving.errors import SimulationError
+from benchmarks.faults import FAULTS, SIMULATED_ONLY, Belongings, Fault, Left, controllers, mend, routers
 from serving.slices import board
-from serving.slices.simulation import SimulatedCluster, default_directory
+from serving.slices.simulation import default_directory
 from serving.trial import Trial, running
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
-CLIENTS = 16
-SLICES = 3
+SHAPE = {"generation": "v6e", "topology": "2x4", "hosts": 2}
+SLICES = 2
 ROUTERS = 2
-STALL_S = 6.0  # after which a slice that hangs gives itself up
 LEAD_S = 3.0  # of load before the fault, and after the service has recovered
-LONGEST_S = 120.0
-TOKENS = 200
-NOTICE_S = 5
+LONGEST_S = 240.0
+LOOK_S = 0.1
 
 
 @dataclass(frozen=True)
-class Fault:
-    """Something that goes wrong, by name: `happens` is done to a running service, to this slice."""
+class Scale:
+    """How much an engine is asked: vLLM computes on the cores that all else shares."""
 
-    name: str
-    tells: str
-    happens: Callable[[Trial, board.Entry], None]
-    heals: Callable[[Trial, board.Entry], None] = lambda _, __: None
-
-
-def told(**faults: Any) -> Callable[[Trial, board.Entry], None]:
-    def tell(_: Trial, victim: board.Entry) -> None:
-        httpx.post(f"{victim.address}/simulator/faults", json=faults, timeout=5)
-
-    return tell
+    clients: int
+    tokens: int
+    stall_s: float  # after which a slice whose engine hangs gives itself up
 
 
-def kill_replica(trial: Trial, victim: board.Entry) -> None:
-    port = int(victim.address.rpartition(":")[2])
-    for process in trial.cluster.processes(victim.slice, 0):
-        if any(one.laddr and one.laddr.port == port for one in process.net_connections()):
-            process.kill()
-
-
-def kill_host(trial: Trial, victim: board.Entry) -> None:
-    trial.cluster.kill_host(victim.slice, 0)
-
-
-def start_host(trial: Trial, victim: board.Entry) -> None:
-    """Ray gives a node 30 s to start, which a busy machine may not make."""
-    for left in reversed(range(3)):
-        try:
-            trial.cluster.restart_host(victim.slice, 0)
-        except SimulationError:
-            if not left:
-                raise
-            trial.cluster.kill_host(victim.slice, 0)
-        else:
-            return
-
-
-def give_notice(trial: Trial, victim: board.Entry) -> None:
-    """As GKE's preemption does through the pods' preStop hook: Ray is told that the host will go in a few seconds."""
-    find = "import ray; ray.init(log_to_driver=False); print(*(n['NodeID'] for n in ray.nodes() if n['Alive'] and n['NodeManagerAddress'] == %r))"
-    environment = trial.cluster.environment
-    python = [sys.executable, "-c", find % victim.hosts[0]]
-    node = subprocess.run(python, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    drain = ["ray", "drain-node", "--address", trial.cluster.address, "--node-id", node.stdout.split()[-1]]
-    drain += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "chaos"]
-    drain += ["--deadline-remaining-seconds", str(NOTICE_S)]
-    subprocess.run(drain, env=environment, capture_output=True, check=True, timeout=60)
-
-
-def take_host(trial: Trial, victim: board.Entry) -> None:
-    time.sleep(NOTICE_S)
-    kill_host(trial, victim)
-    start_host(trial, victim)
-
-
-def routers(cluster: SimulatedCluster) -> list[psutil.Process]:
-    found = []
-    for process in cluster.processes():
-        with contextlib.suppress(psutil.Error):  # it has ended since
-            if ":router" in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
-def kill_router(trial: Trial, _: board.Entry) -> None:
-    routers(trial.cluster)[0].send_signal(signal.SIGKILL)
-
-
-FAULTS = (
-    Fault("nothing", "for comparison", lambda _, __: None),
-    Fault("engine", "an engine dies: its streams carry an error", told(die=True)),
-    Fault("replica", "SIGKILL to a slice's replica: connections break", kill_replica),
-    Fault("host", "a host loses its power, and comes back", kill_host, start_host),
-    Fault("notice", "Ray is told that a host will go in 5 s, and it goes", give_notice, take_host),
-    Fault("hang", "an engine stops computing, connections stand", told(hang=True)),
-    Fault(
-        "errors", "half of a slice's requests are answered with 500", told(error_rate=0.5), told(error_rate=0)
-    ),
-    Fault("router", "SIGKILL to one of two routers", kill_router),
-)
+SCALES = {"simulated": Scale(16, 200, 6.0), "vllm": Scale(4, 150, 15.0)}
 
 
 @dataclass
@@ -142,16 +64,21 @@ class Outcome:
     failed: int = 0
     resumed: int = 0
     longest_gap_s: float = 0.0
-    recovered_s: float = 0.0
+    detected_s: float | None = None
+    recovered_s: float | None = None
+    left: Left = field(default_factory=Left)
+    load_average: float = 0.0
     errors: list[str] = field(default_factory=list)
 
 
 COLUMNS = {
+    "detected_s": "noticed after, s",
     "requests": "requests",
     "failed": "failed",
     "resumed": "continued or retried",
     "longest_gap_s": "longest silence in a stream, s",
     "recovered_s": "back at full strength, s",
+    "left": "left: groups, processes, ports",
 }
 
 QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
@@ -174,9 +101,11 @@ QUESTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
 class Load:
     """Clients that ask until they are told to stop."""
 
-    def __init__(self, address: str, model: str) -> None:
+    def __init__(self, address: str, model: str, tokens: int = 200, engine: str = "simulated") -> None:
         self._address = address
         self._model = model
+        self._tokens = tokens
+        self._engine = engine
         self._right: dict[int, Any] = {}
         self.outcome = Outcome("")
         self.over = False
@@ -208,7 +137,8 @@ class Load:
 
     async def _ask(self, session: aiohttp.ClientSession, number: int) -> Any:
         path, more = QUESTIONS[number]
-        fields = {"model": self._model, "max_tokens": TOKENS, "ignore_eos": True, "stream": True, **more}
+        fields = {"model": self._model, "max_tokens": self._tokens, "ignore_eos": True}
+        fields |= {"temperature": 0, "stream": True, **more}
         async with session.post(self._address + path, json=fields) as response:
             if response.status != 200:
                 raise AnswerError(f"{response.status} {(await response.text())[:120]}")
@@ -235,7 +165,18 @@ class Load:
             del body["created"]
         if len({body.pop("id") for body in bodies}) != 1:
             raise AnswerError("parts of two answers")
-        return bodies
+        return bodies if self._engine == "simulated" else joined(bodies)
+
+
+def joined(bodies: list[dict[str, Any]]) -> Any:
+    """An answer put together: how many of vLLM's tokens make an event depends on how busy the machine is."""
+    text, finish, usage = "", None, None
+    for body in bodies:
+        usage = body.get("usage") or usage
+        for choice in body["choices"]:
+            text += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            finish = choice["finish_reason"] or finish
+    return [text, finish, usage]
 
 
 class AnswerError(Exception):
@@ -249,38 +190,79 @@ def moved(trial: Trial) -> int:
     return round(sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(names)))
 
 
+class Watch:
+    """Looks at the board as a router does, and notes when a slice no longer counts as serving."""
+
+    def __init__(self, replica: str) -> None:
+        self._replica = replica
+        self._over = threading.Event()
+        self.seen_s: float | None = None  # by the monotonic clock
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        reader = board.Reader()
+        while self.seen_s is None and not self._over.wait(LOOK_S):
+            entries, _ = reader.live(board.read(), time.monotonic())
+            if self._replica not in {one.replica for one in entries if one.serves}:
+                self.seen_s = time.monotonic()
+
+
 async def play(trial: Trial, fault: Fault) -> Outcome:
-    """Load, the fault, and load until the service is back."""
-    load = Load(trial.address, trial.plans[0].model.name)
+    """Load, the fault, and load until the service is back; then what was left, and a spare for the next fault."""
+    engine = trial.cluster.engine
+    scale = SCALES[engine]
+    load = Load(trial.address, trial.plans[0].model.name, scale.tokens, engine)
     timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    until_s = time.monotonic() + LONGEST_S
+    while not await asyncio.to_thread(whole, trial) and time.monotonic() < until_s:  # noqa: ASYNC110
+        await asyncio.sleep(1)  # a busy machine loses slices of itself
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         await load.learn(session)
         load.outcome = outcome = Outcome(fault.name)
         before = await asyncio.to_thread(moved, trial)
-        clients = [asyncio.create_task(load.client(session, number)) for number in range(CLIENTS)]
+        clients = [asyncio.create_task(load.client(session, number)) for number in range(scale.clients)]
         await asyncio.sleep(LEAD_S)
         victim = max((one for one in board.read() if one.serves), key=lambda one: one.running)
-        await asyncio.to_thread(fault.happens, trial, victim)
+        belongings = await asyncio.to_thread(Belongings, trial, victim, SLICES)
+        watch = Watch(victim.replica)
         began_s = time.monotonic()
-        await asyncio.sleep(1)
-        await asyncio.to_thread(fault.heals, trial, victim)
-        while not whole(trial) and time.monotonic() - began_s < LONGEST_S:  # noqa: ASYNC110
+        await asyncio.to_thread(fault.happens, trial, victim)
+        await asyncio.sleep(fault.follows_s)
+        await asyncio.to_thread(fault.follows, trial, victim)
+        while time.monotonic() - began_s < LONGEST_S:
+            gone = watch.seen_s is not None or not fault.takes_slice
+            if gone and await asyncio.to_thread(whole, trial):
+                outcome.recovered_s = time.monotonic() - began_s
+                break
             await asyncio.sleep(0.2)
-        outcome.recovered_s = time.monotonic() - began_s - 1
+        await asyncio.to_thread(watch.close)
+        if watch.seen_s is not None:
+            outcome.detected_s = watch.seen_s - began_s
+        outcome.load_average = os.getloadavg()[0]
         await asyncio.sleep(LEAD_S)
         load.over = True
         await asyncio.gather(*clients)
         await asyncio.sleep(6)  # Ray's agents gather what routers count every few seconds
         outcome.resumed = await asyncio.to_thread(moved, trial) - before
+    if fault.takes_slice:
+        await asyncio.to_thread(belongings.resume, victim)
+        outcome.left = await asyncio.to_thread(belongings.left)
+        await asyncio.to_thread(mend, trial, victim)
     return outcome
 
 
 def whole(trial: Trial) -> bool:
-    """As many slices and routers as the YAML asks for."""
+    """As many slices and routers as the YAML asks for, and a Serve controller."""
     serving = [one for one in board.read() if one.serves]
     healthy = [one for one in serving if not httpx_fails(one)]
-    return len(healthy) == len(serving) == SLICES and len(routers(trial.cluster)) == ROUTERS
+    there = len(routers(trial.cluster)) == ROUTERS and len(controllers(trial.cluster)) == 1
+    return len(healthy) == len(serving) == SLICES and there
 
 
 def httpx_fails(entry: board.Entry) -> bool:
@@ -295,18 +277,19 @@ def table(outcomes: Sequence[Outcome]) -> str:
     lines = [f"| fault | {' | '.join(COLUMNS.values())} |", "|---|" + "---|" * len(COLUMNS)]
     for outcome in outcomes:
         cells = [getattr(outcome, name) for name in COLUMNS]
-        shown = [f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells]
+        shown = [
+            "-" if cell is None else f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in cells
+        ]
         lines.append(f"| {outcome.fault}: {tells[outcome.fault]} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
-def deployment(path: Path) -> None:
+def deployment(path: Path, engine: str) -> None:
     raw = yaml.safe_load(LLAMA.read_text())
     with socket.create_server(("127.0.0.1", 0)) as probe:
         raw["http_options"]["port"] = probe.getsockname()[1]
     arguments = raw["applications"][0]["args"]
-    one_chip = {"generation": "v6e", "topology": "1x1"}
-    arguments["models"][0] |= {"slice": one_chip, "replicas": SLICES, "stall_s": STALL_S}
+    arguments["models"][0] |= {"slice": SHAPE, "replicas": SLICES, "stall_s": SCALES[engine].stall_s}
     arguments["router"] = {"replicas": ROUTERS}
     path.write_text(yaml.safe_dump(raw))
 
@@ -314,19 +297,23 @@ def deployment(path: Path) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     names = [fault.name for fault in FAULTS]
-    parser.add_argument("--faults", nargs="+", choices=names, default=names)
+    parser.add_argument("--engine", choices=SCALES, default="simulated")
+    parser.add_argument("--faults", nargs="+", choices=names)
     parser.add_argument("--name", default="chaos", help="name of the simulation (default: chaos)")
     parser.add_argument("--json", type=Path, help="write every outcome here, with what failed")
     options = parser.parse_args(arguments)
+    known = [name for name in names if options.engine == "simulated" or name not in SIMULATED_ONLY]
+    chosen = options.faults or known
+    if unknown := set(chosen) - set(known):
+        parser.error(f"only the simulated engine can be told to: {', '.join(unknown)}")
     console, outcomes = Console(stderr=True), []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chaos.yaml"
-        deployment(path)
-        with running(
-            path, directory=default_directory(options.name), console=console, engine="simulated"
-        ) as trial:
+        deployment(path, options.engine)
+        directory = default_directory(options.name)
+        with running(path, spare=1, directory=directory, console=console, engine=options.engine) as trial:
             for fault in FAULTS:
-                if fault.name in options.faults:
+                if fault.name in chosen:
                     outcomes.append(asyncio.run(play(trial, fault)))
                     console.print(outcomes[-1], highlight=False)
                     if options.json:

@@ -22,8 +22,8 @@ from ray.experimental import internal_kv
 from serving.errors import ClusterError
 
 BEAT_S = 0.5
-# Six beats: a replica whose event loop waits for a slow step still beats, its thread needs the GIL only now and then.
-STALE_S = 3.0
+# Five beats: a replica whose event loop waits for a slow step still beats, its thread needs the GIL only now and then.
+STALE_S = 2.5
 FORGOTTEN_S = 10.0
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"

@@ -3,7 +3,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.chaos import AnswerError, Fault, Load, Outcome, table
+from benchmarks.chaos import AnswerError, Load, Outcome, joined, table
+from benchmarks.faults import FAULTS, Left
 
 pytestmark = pytest.mark.unit
 
@@ -50,11 +51,31 @@ async def test_what_is_no_whole_answer_counts_as_failed(events: list[Any], end: 
 
 
 def test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure() -> None:
-    rows = table([Outcome("engine", requests=7, failed=1, longest_gap_s=0.25)]).splitlines()
+    left = Left(groups=1, processes=("ray::sentinel",), ports=(8000, 8001))
+    rows = table(
+        [Outcome("engine", requests=7, failed=1, longest_gap_s=0.25, detected_s=1.5, left=left)]
+    ).splitlines()
     assert len(rows) == 3
-    assert rows[0].count("|") == rows[2].count("|") == 7
-    assert rows[2].endswith("| 7 | 1 | 0 | 0.2 | 0.0 |")
+    assert rows[0].count("|") == rows[2].count("|") == 9
+    assert rows[2].endswith("| 1.5 | 7 | 1 | 0 | 0.2 | - | 1, 1, 2 |")
 
 
-def test_a_fault_need_not_heal() -> None:
-    Fault("x", "y", lambda _, __: None).heals(None, None)  # type: ignore[arg-type]
+def test_every_loss_of_a_slice_is_a_fault() -> None:
+    taking = {fault.name for fault in FAULTS if fault.takes_slice}
+    assert taking == {
+        "engine", "worker", "replica", "host", "first-host", "hung-host", "preempted", "notice",
+    }  # fmt: skip
+
+
+def test_what_a_real_engine_wrote_is_compared_joined() -> None:
+    one = [
+        {"choices": [{"delta": {"role": "assistant", "content": ""}, "finish_reason": None}]},
+        {"choices": [{"delta": {"content": "ab"}, "finish_reason": "length"}]},
+        {"choices": [], "usage": {"completion_tokens": 2}},
+    ]
+    other = [
+        {"choices": [{"text": "a", "finish_reason": None}]},
+        {"choices": [{"text": "b", "finish_reason": "length"}], "usage": {"completion_tokens": 2}},
+    ]
+    assert joined(one) == joined(other) == ["ab", "length", {"completion_tokens": 2}]
+    assert joined(one[:1]) != joined(one)

@@ -1,0 +1,248 @@
+"""What can go wrong with a service on simulated slices, and what a fault left behind.
+
+Hosts are killed and stopped by the tag that all their processes carry, raylet included: to the rest a killed host is one
+without power, a stopped one is one whose network is cut. Preemption takes all hosts of a slice.
+"""
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import httpx
+import psutil
+from ray._private.state import GlobalState
+from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[attr-defined]  # compiled
+from ray.core.generated.autoscaler_pb2 import DrainNodeReason
+
+from serving.errors import SimulationError
+from serving.slices import board
+from serving.slices.simulation import SimulatedCluster
+from serving.trial import Trial
+
+NOTICE_S = 5
+_FAR = 1  # the host that does not have the replica
+_ENDING_S = 30.0  # for Ray to end what belonged to a lost slice
+# Ray's own on every host, slice or not; an idle worker is kept for the next task.
+_DAEMONS = ("raylet", "DashboardAgent", "RuntimeEnvAgent", "log_monitor", "ray::IDLE", "agent")
+_REMOVED = "REMOVED"
+
+Act = Callable[[Trial, board.Entry], None]
+
+
+def _nothing(_: Trial, __: board.Entry) -> None:
+    return
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that goes wrong, by name: `happens` is done to a running service, to this slice, `follows` some time later.
+
+    `takes_slice`: whether the slice has to be given up, and routers have to be told.
+    """
+
+    name: str
+    tells: str
+    happens: Act = _nothing
+    takes_slice: bool = True
+    follows: Act = _nothing
+    follows_s: float = 1.0
+
+
+def _tell(victim: board.Entry, **faults: float) -> None:
+    httpx.post(f"{victim.address}/simulator/faults", json=faults, timeout=5)
+
+
+def _kill_engine(trial: Trial, victim: board.Entry) -> None:
+    if trial.cluster.engine == "simulated":
+        _tell(victim, die=True)
+    for process in called("EngineCore", trial.cluster.processes(victim.slice, 0)):
+        process.kill()
+
+
+def _hang_worker(trial: Trial, victim: board.Entry) -> None:
+    if trial.cluster.engine == "simulated":
+        _tell(victim, hang=True)
+    for process in called("RayWorkerProc", trial.cluster.processes(victim.slice, _FAR)):
+        process.suspend()
+
+
+def _kill_replica(trial: Trial, victim: board.Entry) -> None:
+    port = int(victim.address.rpartition(":")[2])
+    for process in trial.cluster.processes(victim.slice, 0):
+        if any(one.laddr and one.laddr.port == port for one in process.net_connections()):
+            process.kill()
+
+
+def _kill_host(worker_id: int) -> Act:
+    return lambda trial, victim: [trial.cluster.kill_host(victim.slice, worker_id)].clear()
+
+
+def _stop_host(trial: Trial, victim: board.Entry) -> None:
+    for process in trial.cluster.processes(victim.slice, _FAR):
+        process.suspend()
+
+
+def _give_notice(trial: Trial, victim: board.Entry) -> None:
+    """What `ray drain-node` does, and Ray itself on a pod's SIGTERM: every host of the slice will go."""
+    client = GcsClient(address=trial.cluster.address)
+    until_ms = int((time.time() + NOTICE_S) * 1000)
+    reason = DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")
+    for node, info in client.get_all_node_info().items():
+        if info.node_manager_address in victim.hosts:
+            client.drain_node(node.hex(), reason, "chaos", until_ms)
+
+
+def _preempt(trial: Trial, victim: board.Entry) -> None:
+    trial.cluster.kill_slice(victim.slice)
+
+
+def _kill_router(trial: Trial, _: board.Entry) -> None:
+    routers(trial.cluster)[0].kill()
+
+
+def _kill_controller(trial: Trial, _: board.Entry) -> None:
+    controllers(trial.cluster)[0].kill()
+
+
+FAULTS = (
+    Fault("nothing", "for comparison", takes_slice=False),
+    Fault("engine", "an engine's process dies", _kill_engine),
+    Fault("worker", "an engine's worker hangs, connections stand", _hang_worker),
+    Fault("replica", "SIGKILL to a slice's replica", _kill_replica),
+    Fault("host", "a host is gone", _kill_host(_FAR)),
+    Fault("first-host", "a host is gone, the one with the replica", _kill_host(0)),
+    Fault("hung-host", "a host and its raylet hang, as with a cut network", _stop_host),
+    Fault("preempted", "all hosts of a slice are gone at once", _preempt),
+    Fault(
+        "notice",
+        f"the same, {NOTICE_S} s after Ray was told",
+        _give_notice,
+        follows=_preempt,
+        follows_s=NOTICE_S,
+    ),
+    Fault("controller", "SIGKILL to the Serve controller", _kill_controller, takes_slice=False),
+    Fault("router", "SIGKILL to one of two routers", _kill_router, takes_slice=False),
+    Fault(
+        "errors",
+        "half of a slice's requests are answered with 500",
+        lambda _, victim: _tell(victim, error_rate=0.5),
+        takes_slice=False,
+        follows=lambda _, victim: _tell(victim, error_rate=0),
+    ),
+)
+SIMULATED_ONLY = ("errors",)
+
+
+def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    found = []
+    for process in processes:
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            if name in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def routers(cluster: SimulatedCluster) -> list[psutil.Process]:
+    return called(":router", cluster.processes())
+
+
+def controllers(cluster: SimulatedCluster) -> list[psutil.Process]:
+    return called("ServeController", cluster.processes())
+
+
+def mend(trial: Trial, victim: board.Entry) -> None:
+    """Hosts that hang go on, lost ones come back as new VMs: the spare of the next fault."""
+    cluster = trial.cluster
+    (shape,) = {one.shape for one in cluster.status()}
+    for one in cluster.status():
+        if not all(one.alive):
+            cluster.kill_slice(one.name)
+    if victim.slice not in {one.name for one in cluster.status()}:
+        _add(cluster, victim.slice, shape)
+
+
+def _add(cluster: SimulatedCluster, name: str, shape: object) -> None:
+    """Ray gives a node 30 s to start, which a busy machine may not make."""
+    for left in reversed(range(3)):
+        try:
+            cluster.add_slice(shape, name=name)  # type: ignore[arg-type]
+        except SimulationError:
+            cluster.kill_slice(name)
+            if not left:
+                raise
+        else:
+            return
+
+
+@dataclass(frozen=True)
+class Left:
+    """What was still there of a slice that was given up, well after its successor served."""
+
+    groups: int = 0
+    processes: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.groups}, {len(self.processes)}, {len(self.ports)}"
+
+
+class Belongings:
+    """What a slice's replica has before a fault: its processes on all hosts and the ports they listen on."""
+
+    def __init__(self, trial: Trial, victim: board.Entry, replicas: int) -> None:
+        self._trial = trial
+        self._replicas = replicas
+        self._began = time.time()
+        self._processes: dict[psutil.Process, str] = {}
+        self._ports: set[int] = set()
+        for worker_id in range(len(victim.hosts)):
+            for process in trial.cluster.processes(victim.slice, worker_id):
+                with contextlib.suppress(psutil.Error):
+                    line = " ".join(process.cmdline())
+                    if not any(daemon in line for daemon in _DAEMONS):
+                        self._processes[process] = line[:100]
+                        self._ports |= _listens(process)
+
+    def resume(self, victim: board.Entry) -> None:
+        """Let what was stopped go on: it has to end by itself."""
+        for worker_id in range(len(victim.hosts)):
+            for process in self._trial.cluster.processes(victim.slice, worker_id):
+                with contextlib.suppress(psutil.Error):
+                    process.send_signal(signal.SIGCONT)
+
+    def left(self) -> Left:
+        """What is there still, once Ray had the time to end it."""
+        until_s = time.monotonic() + _ENDING_S
+        while (found := self._look()) != Left() and time.monotonic() < until_s:
+            time.sleep(0.5)
+        return found
+
+    def _look(self) -> Left:
+        alive = [
+            line for process, line in self._processes.items() if process.is_running() and _lives(process)
+        ]
+        old = [one for one in self._trial.cluster.processes() if one.create_time() < self._began]
+        held = {port for process in old for port in _listens(process)}
+        groups = _groups(self._trial.cluster.address)
+        return Left(max(0, groups - self._replicas), tuple(alive), tuple(sorted(held & self._ports)))
+
+
+def _lives(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+def _listens(process: psutil.Process) -> set[int]:
+    with contextlib.suppress(psutil.Error):
+        return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+    return set()
+
+
+def _groups(address: str) -> int:
+    state = GlobalState()
+    options = GcsClientOptions.create(address, None, allow_cluster_id_nil=True, fetch_cluster_id_if_nil=False)
+    state._initialize_global_state(options)  # noqa: SLF001  the public table needs a driver
+    return sum(group["state"] != _REMOVED for group in state.placement_group_table().values())
