@@ -66,7 +66,7 @@ async def test_draining_waits_for_what_is_running_and_takes_no_more(server: Simu
     async with httpx.AsyncClient() as client:
         running = completion(server, client, 20)
         await until_running(server)
-        draining = asyncio.create_task(server.drain())
+        draining = asyncio.create_task(server.drain(1))
         assert (await running).is_success
         await draining
         with pytest.raises(httpx.ConnectError):
