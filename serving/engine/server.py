@@ -72,6 +72,8 @@ class HttpServer:
         self.uvicorn = uvicorn.Server(
             uvicorn.Config(
                 app,
+                # uvicorn's own would close every handler there is, Serve's too; a restarted controller asks replicas for theirs.
+                log_config=None,
                 log_level="warning",
                 access_log=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
