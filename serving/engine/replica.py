@@ -6,12 +6,14 @@ when a host dies under it, and its EngineCore hangs.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
@@ -75,7 +77,7 @@ class SliceReplica:
             self._enter("starting the engine")
             os.environ[REPLICA] = context.get_actor_id()
             self._board.load = self._starting
-            with watched_in_a_thread(self._lost_while_starting, self._end_start):
+            with _serves_log_kept(), watched_in_a_thread(self._lost_while_starting, self._end_start):
                 await self._engine.start()
         except ServingError as error:
             self._board.update(state=board.State.LOST, reason=error.message)
@@ -248,6 +250,20 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "weight_bytes": devices * plan.fit.weight_bytes,
         "cache_bytes": devices * plan.fit.cache_bytes,
     }
+
+
+@contextlib.contextmanager
+def _serves_log_kept() -> Iterator[None]:
+    """vLLM and uvicorn set logging up anew, which closes every handler there is; a Serve controller that comes back asks
+    its replicas for the file of theirs, and gives up those that can't say.
+    """
+    handlers = logging.getLogger("ray.serve").handlers
+    buffers = [(one, one.target) for one in handlers if isinstance(one, MemoryHandler)]
+    try:
+        yield
+    finally:
+        for buffer, target in buffers:
+            buffer.setTarget(target)
 
 
 def _deployment() -> str:
