@@ -101,6 +101,7 @@ def running(
         yield trial
     finally:
         if cluster is not None:
+            board.disconnect()
             with _step(console, "ending every process"):
                 cluster.down()
 

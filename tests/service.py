@@ -141,6 +141,7 @@ def service(
             running.until_serving(models[0].replicas.min)
         yield running
     finally:
+        board.disconnect()
         cluster.down()
 
 

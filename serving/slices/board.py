@@ -169,6 +169,11 @@ def check(address: str) -> None:
         ) from None
 
 
+def disconnect() -> None:
+    """Forget the cluster of `connect`: Ray ends a process that asks one that has been gone for a minute."""
+    internal_kv._internal_kv_reset()  # noqa: SLF001
+
+
 def phase_writer(address: str, replica: str) -> Callable[[str], None]:
     """For an engine's processes, which may not have joined Ray: tells the replica what the engine is doing."""
     client = GcsClient(address=address)
