@@ -43,7 +43,7 @@ def stream(running: Service, number: int) -> dict[str, Any]:
         }
     with httpx.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
-    found: dict[str, Any] = {"end": lines.pop(), "text": "", "tokens": [], "offsets": [], "ids": set()}
+    found: dict[str, Any] = {"end": lines.pop(), "text": "", "tokens": [], "ids": set()}
     for event in map(json.loads, lines):
         if "error" in event:
             return {**found, "error": event["error"]}
@@ -55,7 +55,7 @@ def stream(running: Service, number: int) -> dict[str, Any]:
             found["finish"] = choice["finish_reason"]
             if logprobs := choice.get("logprobs"):
                 found["tokens"] += logprobs["tokens"]
-                found["offsets"] += logprobs["text_offset"]
+                # Not text_offset: vLLM counts it anew in each event, and how many tokens make one varies with load.
     assert len(found.pop("ids")) == 1
     return found
 
@@ -115,7 +115,8 @@ def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_sp
     running.until(lambda: len(running.serving()) == 1, 5, "the loss to be noticed")
     print(f"killed host noticed after {time.monotonic() - killed:.1f} s")
     assert not any(one.done() for one in asked)
-    assert [one.result(timeout=120) for one in asked] == undisturbed
+    for got, expected in zip([one.result(timeout=120) for one in asked], undisturbed, strict=True):
+        assert {key: got[key] for key in got if got[key] != expected.get(key)} == {}
     assert running.post("/v1/completions", prompt="still there", max_tokens=2).is_success
     serving = running.until_serving(2)
     print(f"back at full strength after {time.monotonic() - killed:.1f} s")
