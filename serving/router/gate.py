@@ -14,6 +14,7 @@ from http import HTTPStatus
 from starlette.responses import JSONResponse, Response
 from starlette.types import Message, Receive, Scope, Send
 
+from serving.asgi import disconnected
 from serving.config import RouterSpec
 from serving.errors import ConfigError
 from serving.planning import Plan
@@ -148,7 +149,7 @@ class Gate:
     async def turn(self, ticket: Ticket, receive: Receive) -> bool:
         """Wait until a held request is let through or sent away; false where its client has gone."""
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
             return not gone.done()
@@ -240,8 +241,3 @@ def refusal_response(refusal: Refusal) -> JSONResponse:
     else:
         response.headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
     return response
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -19,6 +19,7 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from serving.asgi import disconnected
 from serving.config import FailoverSpec
 from serving.errors import NoSliceError, ServingError, SliceLostError, UnknownPathError
 from serving.router.ask import Ask
@@ -213,7 +214,7 @@ class RelayedResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         work = asyncio.ensure_future(self._respond(scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -374,11 +375,6 @@ def _lost(entry: Entry) -> SliceLostError:
 def _failed(status: int) -> bool:
     """Whether it is the engine's failure; one that does not do a thing at all (501) has not failed."""
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 def _whole_events(data: bytes) -> tuple[bytes, bytes]:

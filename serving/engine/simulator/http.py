@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from serving.asgi import disconnected
 from serving.engine.simulator import tokenizer
 from serving.engine.simulator.engine import Engine, Stream
 from serving.engine.simulator.faults import Faults
@@ -167,7 +168,7 @@ class _Generated(Response):
             return
         write = self._stream if self._order.stream else self._whole
         work = asyncio.ensure_future(write(stream, scope, receive, send))
-        gone = asyncio.ensure_future(_disconnected(receive))
+        gone = asyncio.ensure_future(disconnected(receive))
         try:
             await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
             if work.done():
@@ -264,8 +265,3 @@ def _on_bug(_: Request, error: Exception) -> Response:
     """Starlette logs it with its traceback."""
     body = _internal(f"Internal error: {type(error).__name__}").body
     return JSONResponse(body, HTTPStatus.INTERNAL_SERVER_ERROR)
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
