@@ -80,7 +80,7 @@ class Entry:
         return self.state is State.SERVING
 
     def dump(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
+        return _dump(self)
 
     @classmethod
     def load(cls, raw: bytes) -> Self:
@@ -101,9 +101,6 @@ class Wanted:
     missing: int
     missing_for_s: float
 
-    def dump(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
-
 
 @dataclass(frozen=True)
 class Release:
@@ -111,9 +108,6 @@ class Release:
 
     version: str
     shape: str
-
-    def dump(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
 
 
 @dataclass(frozen=True)
@@ -136,9 +130,6 @@ class Demand:
     itl_p50_s: float = 0.0
     itl_p90_s: float = 0.0
     beat: int = 0
-
-    def dump(self) -> bytes:
-        return json.dumps(dataclasses.asdict(self)).encode()
 
 
 @dataclass(frozen=True)
@@ -183,7 +174,7 @@ def phase_writer(address: str, replica: str) -> Callable[[str], None]:
 
 def phase(replica: str) -> str:
     """What the replica's engine said last."""
-    raw = internal_kv._internal_kv_get(f"phase/{replica}", namespace=_NAMESPACE)  # noqa: SLF001
+    raw = _get(f"phase/{replica}")
     return raw.decode() if raw else ""
 
 
@@ -202,7 +193,7 @@ def read() -> list[Entry]:
 
 
 def want(wanted: Wanted) -> None:
-    _put(f"model/{wanted.model}", wanted.dump())
+    _put(f"model/{wanted.model}", _dump(wanted))
 
 
 def unwant(model: str) -> None:
@@ -215,17 +206,17 @@ def wanted() -> list[Wanted]:
 
 
 def release(deployment: str, release: Release) -> None:
-    _put(f"release/{deployment}", release.dump())
+    _put(f"release/{deployment}", _dump(release))
 
 
 def released(deployment: str) -> Release | None:
     """What was asked for last of a deployment, as `application#deployment`."""
-    raw = internal_kv._internal_kv_get(f"release/{deployment}", namespace=_NAMESPACE)  # noqa: SLF001
+    raw = _get(f"release/{deployment}")
     return Release(**json.loads(raw)) if raw else None
 
 
 def demand(demand: Demand) -> None:
-    _put(f"router/{demand.router}/{demand.model}", demand.dump())
+    _put(f"router/{demand.router}/{demand.model}", _dump(demand))
 
 
 def undemand(router: str, model: str) -> None:
@@ -259,6 +250,14 @@ def ordered() -> dict[str, int]:
     for raw in _list("ordered/"):
         found |= json.loads(raw)
     return found
+
+
+def _dump(one: "Entry | Wanted | Release | Demand") -> bytes:
+    return json.dumps(dataclasses.asdict(one)).encode()
+
+
+def _get(key: str) -> bytes | None:
+    return internal_kv._internal_kv_get(key, namespace=_NAMESPACE)  # type: ignore[no-any-return]  # noqa: SLF001
 
 
 def _put(key: str, value: bytes) -> None:
