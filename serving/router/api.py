@@ -33,15 +33,13 @@ from serving.router.journal import Journal
 from serving.router.record import RequestRecord
 from serving.router.relay import Relay, RelayedResponse, error_response
 from serving.router.status import Status
-from serving.router.surface import document
+from serving.router.surface import PATHS, document
 from serving.router.table import SliceTable
 
 logger = logging.getLogger("ray.serve")
 
 _ANY_METHOD = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
-# Engines also have routes that steer the engine itself.
-_NOT_FORWARDED = ("/scale_elastic_ep", "/is_scaling_elastic_ep", "/simulator/faults")
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
 
@@ -114,7 +112,7 @@ class Api:
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
     async def forward(self, request: Request) -> Any:
-        """Every POST endpoint of vLLM's app, to a slice of the model that the body names."""
+        """What vLLM's app computes, by a slice of the model that the body names."""
         record = self._journal.begin(_path(request), request.headers)
         try:
             return await self._forward(request, record)
@@ -130,7 +128,7 @@ class Api:
         path = record.path
         if request.method != "POST" or _takes(path) != "POST":
             raise _refusal(request)
-        if path in _NOT_FORWARDED:
+        if path not in PATHS:
             raise UnknownPathError(f"There is no {path} here.")
         account = self._gate.account(request.headers.raw)
         body = await self._gate.bodies.read(request, time.monotonic())

@@ -34,8 +34,6 @@ from serving.slices.board import Entry
 _CONNECT_TIMEOUT_S = 3
 _RETRY_AFTER_S = 5
 _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
-# These change an engine: whether a slice that was lost has done so is unknown.
-_NOT_REPEATED = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 _EVENT_END = b"\n\n"
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _LOOK_AGAIN_S = 0.1
@@ -107,14 +105,12 @@ class Relay:
                 self._end(entry)
                 if not tries.again(entry.replica):
                     raise self._given_up(entry, error) from error
-                if ask.path in _NOT_REPEATED and not isinstance(error, NotConnected):
-                    raise self._given_up(entry, error) from error
             except BaseException:
                 self._end(entry)
                 raise
             else:
                 stream = Stream(entry, response, asked_s, trial)
-                if not _failed(response.status) or ask.path in _NOT_REPEATED:
+                if not _failed(response.status):
                     return stream
                 tries.accused.add(entry.replica)
                 if not tries.again(entry.replica):
@@ -309,7 +305,7 @@ class RelayedResponse(Response):
             body = await response.read()
         except aiohttp.ClientError:
             self._relay.broke(entry)
-            if self._ask.path not in _NOT_REPEATED and self._tries.again(entry.replica):
+            if self._tries.again(entry.replica):
                 return False
             await self._end_with(_lost(entry), scope, receive, send)
             return True

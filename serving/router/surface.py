@@ -1,6 +1,8 @@
-"""The OpenAPI document: what the router answers itself, and the engine's POST endpoints that it forwards.
+"""What may be asked of a model, and the OpenAPI document of that and of what the router answers itself.
 
-Request bodies are typed as far as the router looks at them; every other field is vLLM's and passes as it came.
+Everything of vLLM's app that computes something; what steers an engine (sleep, profiling, weights, adapters loaded by
+hand) is not here, and no client of a model reaches it. Request bodies are typed as far as the router looks at them; every
+other field is vLLM's and passes as it came.
 """
 
 from collections.abc import Sequence
@@ -33,11 +35,27 @@ _SAMPLING = {
 _EMBEDDED = {"input": _PROMPT}
 _SCORED = {"text_1": _CONTENT, "text_2": _CONTENT}
 _RANKED = {"query": _TEXT, "documents": {"type": "array", "items": _CONTENT}, "top_n": {"type": "integer"}}
+_GENERATED = {"generate_response": {"type": "object"}}
+_SEVERAL_GENERATED = {"generate_responses": {"type": "array", "items": {"type": "object"}}}
 
 # Path: what it does, the fields of its body, and which of them it can't do without.
 FORWARDED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "/v1/chat/completions": ("Chat", {"messages": _MESSAGES, **_SAMPLING}, ("messages",)),
+    "/v1/chat/completions/batch": (
+        "Chat, several conversations at once",
+        {"messages": {"type": "array", "items": _MESSAGES}},
+        ("messages",),
+    ),
+    "/v1/chat/completions/render": ("The tokens of a chat", {"messages": _MESSAGES}, ("messages",)),
+    "/v1/chat/completions/derender": ("A chat's answer from tokens", _GENERATED, ("generate_response",)),
     "/v1/completions": ("Complete a text", {"prompt": _PROMPT, **_SAMPLING}, ("prompt",)),
+    "/v1/completions/render": ("The tokens of a prompt", {"prompt": _PROMPT}, ("prompt",)),
+    "/v1/completions/derender": ("Completions from tokens", _SEVERAL_GENERATED, ("generate_responses",)),
+    "/inference/v1/generate": (
+        "Tokens to tokens",
+        {"token_ids": _TOKENS, "sampling_params": {"type": "object"}, "stream": {"type": "boolean"}},
+        ("token_ids", "sampling_params"),
+    ),
     "/v1/responses": ("OpenAI's Responses", {"input": _CONTENT, "max_output_tokens": _COUNT}, ("input",)),
     "/v1/messages": (
         "Anthropic's Messages",
@@ -46,20 +64,28 @@ FORWARDED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     ),
     "/v1/messages/count_tokens": ("Count a message's tokens", {"messages": _MESSAGES}, ("messages",)),
     "/v1/embeddings": ("Embed texts", _EMBEDDED, ("input",)),
+    "/v2/embed": ("Cohere's Embed", {"texts": {"type": "array", "items": _TEXT}}, ()),
     "/pooling": ("Pool hidden states", _EMBEDDED, ("input",)),
     "/classify": ("Classify texts", _EMBEDDED, ("input",)),
     "/score": ("Score pairs of texts", _SCORED, ("text_1", "text_2")),
     "/v1/score": ("Score pairs of texts", _SCORED, ("text_1", "text_2")),
+    "/generative_scoring": (
+        "Score items by a model's next token",
+        {"query": _PROMPT, "items": _PROMPT},
+        ("query", "items"),
+    ),
     "/rerank": ("Order documents by a query", _RANKED, ("query", "documents")),
     "/v1/rerank": ("Order documents by a query", _RANKED, ("query", "documents")),
     "/v2/rerank": ("Order documents by a query", _RANKED, ("query", "documents")),
     "/tokenize": ("Text or chat to tokens", {"prompt": _TEXT, "messages": _MESSAGES}, ()),
     "/detokenize": ("Tokens to text", {"tokens": _TOKENS}, ("tokens",)),
+    "/invocations": ("Any of these, as SageMaker asks", {"messages": _MESSAGES, "prompt": _PROMPT}, ()),
 }
 _FORMS = {
     "/v1/audio/transcriptions": "Speech to text",
     "/v1/audio/translations": "Speech to English text",
 }
+PATHS = frozenset((*FORWARDED, *_FORMS))
 _ERROR = {
     "type": "object",
     "properties": {

@@ -243,7 +243,7 @@ def test_a_wrong_method_is_answered_with_the_right_one(
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/load"), ("POST", "/scale_elastic_ep"), ("POST", "/simulator/faults")],
+    [("GET", "/load"), ("POST", "/sleep"), ("POST", "/tokenize/"), ("POST", "/simulator/faults")],
 )
 def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path: str) -> None:
     error = refused(httpx.request(method, address + path), 404, "unknown_path")
