@@ -41,8 +41,9 @@ from serving.config import Affinity, ModelSpec
 from serving.engine.simulator.server import SimulatorServer
 from serving.engine.simulator.tokenizer import WORDS
 from serving.planning import plan
+from serving.router.answer import RelayedResponse
 from serving.router.ask import Ask
-from serving.router.relay import Relay, RelayedResponse
+from serving.router.relay import Relay
 from serving.router.table import SliceTable
 from serving.slices.board import BEAT_S, Entry, State
 

@@ -17,8 +17,9 @@ from starlette.routing import Route
 from serving.config import FailoverSpec
 from serving.engine.simulator.engine import Engine
 from serving.engine.simulator.physics import Factors
+from serving.router.answer import RelayedResponse
 from serving.router.ask import Ask
-from serving.router.relay import Relay, RelayedResponse
+from serving.router.relay import Relay
 from serving.router.table import SliceTable
 from serving.slices.board import Entry, State
 

@@ -25,13 +25,15 @@ from serving.errors import (
 from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router import page
+from serving.router.answer import RelayedResponse
 from serving.router.ask import Ask
 from serving.router.envelope import Envelope
 from serving.router.gate import Gate
 from serving.router.intake import check, fields_of
 from serving.router.journal import Journal
 from serving.router.record import RequestRecord
-from serving.router.relay import Relay, RelayedResponse, error_response
+from serving.router.refusals import error_response
+from serving.router.relay import Relay
 from serving.router.status import Status
 from serving.router.surface import PATHS, document
 from serving.router.table import SliceTable

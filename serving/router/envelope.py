@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ServingError
 from serving.router.journal import request_id
-from serving.router.relay import error_response
+from serving.router.refusals import error_response
 
 logger = logging.getLogger("ray.serve")
 

@@ -6,12 +6,11 @@ beats for all: it expires whoever waits too long, takes over the board's load, a
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from serving.asgi import disconnected
@@ -22,8 +21,9 @@ from serving.router.admission import Admission, Backlog, Outlook, Ticket, Where,
 from serving.router.ask import Ask
 from serving.router.intake import BYTES_PER_TOKEN, BodyReader, demand
 from serving.router.keys import ANYONE, KeyFile
-from serving.router.limits import Account, Refusal
+from serving.router.limits import Account
 from serving.router.record import RequestRecord
+from serving.router.refusals import refusal_response
 from serving.router.table import SliceTable
 from serving.slices import board
 from serving.slices.board import Demand, State
@@ -231,13 +231,3 @@ def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:
         return 0.0
     prompt = ticket.size_bytes / BYTES_PER_TOKEN if record.prompt_tokens is None else record.prompt_tokens
     return prompt + (record.output_tokens or 0)
-
-
-def refusal_response(refusal: Refusal) -> JSONResponse:
-    """With the time after which to ask again; where asking again is no use, OpenAI's clients are told so too."""
-    response = JSONResponse(refusal.error.openai_body(), status_code=refusal.error.status)
-    if refusal.retry_after_s is None:
-        response.headers["x-should-retry"] = "false"
-    else:
-        response.headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
-    return response

@@ -18,8 +18,9 @@ from serving.engine.server import HttpServer
 from serving.engine.simulator.engine import Engine
 from serving.engine.simulator.http import Api
 from serving.engine.simulator.physics import Physics
+from serving.router.answer import RelayedResponse
 from serving.router.ask import Ask
-from serving.router.relay import Relay, RelayedResponse
+from serving.router.relay import Relay
 from serving.router.table import SliceTable
 from serving.slices.board import Entry, State
 
