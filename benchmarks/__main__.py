@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from benchmarks import accounting, plot, ray_llm, relay, routers
+from benchmarks import accounting, bare, plot, ray_llm, relay, routers
 
 ROOT = Path(__file__).parent.parent
 SVG = Path(__file__).parent / "routers.svg"
@@ -47,8 +47,8 @@ def main() -> None:
     reports["routers"] = routers.report(*measured, size)
     svg = plot.svg(routers.panels(measured[0], measured[1], size))
     if not options.quick:
-        reports["relay"] = relay.report(*relay.measure(relay.FULL, console), relay.FULL)
-        reports["ray-llm"] = ray_llm.report(*ray_llm.measure(ray_llm.FULL, console), ray_llm.FULL)
+        reports["relay"] = bare.report(*relay.measure(bare.FULL, console), bare.FULL)
+        reports["ray-llm"] = bare.report(*ray_llm.measure(bare.FULL, console), bare.FULL)
     for name, report in reports.items():
         print(f"\n## {name}\n\n{report}")
     if path := options.svg or (SVG if options.readme else None):

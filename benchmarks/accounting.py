@@ -4,13 +4,14 @@ Processes are found by a tag in their environment, which what they start inherit
 them and nothing else.
 """
 
-import os
 import signal
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
 import psutil
+
+from serving.slices import tagged
 
 TAG = "SERVING_BENCH"
 OTHER = "Ray and the rest"
@@ -32,27 +33,15 @@ ROLES = (
 )
 CLIENT = "load client"
 ELSEWHERE = "not of this run"  # the machine was not quiet where this is not small
-_END_S = 10
 
 
 def role(command: str) -> str:
     return next((name for word, name in ROLES if word in command), OTHER)
 
 
-def tagged(tag: str, value: str) -> list[psutil.Process]:
-    """Every other process that has this in its environment."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if (
-                process.pid != os.getpid()
-                and process.environ().get(tag) == value
-                and process.status() != psutil.STATUS_ZOMBIE
-            ):
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+def of_bench(tag: str) -> list[psutil.Process]:
+    """Every other process that carries this bench's tag."""
+    return tagged.processes({TAG: tag})
 
 
 def unwind_on_sigterm() -> None:
@@ -60,18 +49,9 @@ def unwind_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
-def end(value: str) -> None:
+def end(tag: str) -> None:
     """Kill what carries this bench's tag until nothing does."""
-    for _ in range(_END_S):
-        if not (found := tagged(TAG, value)):
-            return
-        for process in found:
-            try:
-                process.send_signal(signal.SIGKILL)
-            except psutil.NoSuchProcess:
-                continue
-        psutil.wait_procs(found, timeout=1)
-    raise RuntimeError(f"processes {[process.pid for process in found]} survive SIGKILL")
+    tagged.kill(lambda: of_bench(tag))
 
 
 def by_role(processes: Iterable[psutil.Process], name: str = "") -> dict[psutil.Process, str]:

@@ -7,14 +7,11 @@ In an environment of its own (peers/ray-llm.txt): ray.serve.llm as it comes, and
 with an engine of its own, all of them with the same options. The model is this project's stand-in for a tiny Llama.
 """
 
-import argparse
 import json
-import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -22,17 +19,16 @@ import psutil
 from rich.console import Console
 
 from benchmarks import accounting, peers
-from benchmarks.client import Client, Load
+from benchmarks.bare import Size, loads, run
+from benchmarks.client import Client
 from benchmarks.rounds import Contestant, Results, compete
 from benchmarks.service import plan_of
-from benchmarks.tables import cpu_table, memory_table, missing_lines, times_table
 from serving.engine import stand_in
 from serving.slices.simulation import cache_directory
 
 BARE, DEFAULT, DIRECT = "vLLM's own server", "ray.serve.llm", "ray.serve.llm, direct streaming"
 PINS = "ray-llm.txt"
 MODEL = "llama"
-TOKENS = 32
 # Eager: compiling would take minutes and is not what is compared.
 _OPTIONS = {
     "max_model_len": stand_in.MAX_MODEL_LEN,
@@ -51,20 +47,6 @@ _ENGINE = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
 }
-
-
-@dataclass(frozen=True)
-class Size:
-    sets: int
-    seconds: float
-    concurrency: tuple[int, ...] = (1, 8, 32, 128)
-
-
-FULL = Size(sets=3, seconds=3.0)
-
-
-def loads(size: Size) -> dict[str, Load]:
-    return {f"c={c}": Load(c, TOKENS, size.seconds) for c in size.concurrency}
 
 
 def vllm_command(folder: Path, port: int) -> list[str]:
@@ -123,7 +105,7 @@ def contestant(
 
 
 def _processes(tag: str) -> dict[psutil.Process, str]:
-    return accounting.by_role(accounting.tagged(accounting.TAG, tag))
+    return accounting.by_role(accounting.of_bench(tag))
 
 
 def measure(size: Size, console: Console) -> tuple[Results, list[Contestant]]:
@@ -160,31 +142,5 @@ def measure(size: Size, console: Console) -> tuple[Results, list[Contestant]]:
     return results, contestants
 
 
-def report(results: Results, contestants: Sequence[Contestant], size: Size) -> str:
-    """Markdown."""
-    return "\n".join(
-        [
-            *times_table(results, contestants, list(loads(size)), "answers"),
-            "",
-            *cpu_table(results, contestants, "c=32", "answer"),
-            "",
-            *memory_table(results, contestants),
-            "",
-            *missing_lines(results),
-        ]
-    )
-
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    accounting.unwind_on_sigterm()
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--sets", type=int, default=FULL.sets, help="rounds of each")
-    options = parser.parse_args(arguments)
-    size = Size(options.sets, FULL.seconds)
-    print(report(*measure(size, Console(stderr=True)), size))
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__doc__, measure)

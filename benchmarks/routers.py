@@ -134,7 +134,7 @@ def in_front(
 
 
 def _processes(tag: str, name: str) -> dict[psutil.Process, str]:
-    return accounting.by_role(accounting.tagged(accounting.TAG, tag), name)
+    return accounting.by_role(accounting.of_bench(tag), name)
 
 
 def prepared(

@@ -44,7 +44,7 @@ def test_a_peer_that_does_not_come_up_is_told_with_its_last_words(
         peers.started("smg", HOME, ["python", "-c", script], 1, log=tmp_path / "log", tag=tag, timeout_s=1),
     ):
         pass
-    assert not accounting.tagged(accounting.TAG, tag)
+    assert not accounting.of_bench(tag)
 
 
 def test_an_environment_that_can_not_be_made_tells_pips_last_error() -> None:
@@ -59,12 +59,12 @@ def test_processes_are_found_and_ended_with_what_they_started() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", script], env=os.environ | {accounting.TAG: tag}, start_new_session=True
     ):
-        until(lambda: len(accounting.tagged(accounting.TAG, tag)) == 2, "both run")
-        roles = accounting.by_role(accounting.tagged(accounting.TAG, tag), "smg")
+        until(lambda: len(accounting.of_bench(tag)) == 2, "both run")
+        roles = accounting.by_role(accounting.of_bench(tag), "smg")
         assert accounting.pss_bytes(roles)["smg"] > 2**20
         assert accounting.cpu_s(roles)["smg"] >= 0
         accounting.end(tag)
-    assert not accounting.tagged(accounting.TAG, tag)
+    assert not accounting.of_bench(tag)
 
 
 @pytest.mark.parametrize(

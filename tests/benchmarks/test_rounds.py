@@ -1,5 +1,4 @@
 from collections import Counter
-from types import ModuleType
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -8,7 +7,7 @@ from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
-from benchmarks import plot, ray_llm, relay, routers, tables
+from benchmarks import bare, plot, routers, tables
 from benchmarks.__main__ import put
 from benchmarks.client import CHAT, Client, Load, Seen
 from benchmarks.rounds import Contestant, Results, Round, compete, turns
@@ -107,14 +106,13 @@ def test_the_report_on_routers_has_every_load_and_names_who_is_missing() -> None
     assert plot.svg(routers.panels(results, [BARE, OURS], size)).count("<circle") == 4
 
 
-@pytest.mark.parametrize("contest", [relay, ray_llm])
-def test_the_reports_on_real_engines_say_who_is_missing(contest: ModuleType) -> None:
-    size = contest.Size(1, 1.0, concurrency=(32,))
+def test_the_report_on_real_engines_says_who_is_missing() -> None:
+    size = bare.Size(1, 1.0, concurrency=(32,))
     rounds = [one(name, 1, 10, load="c=32") for name in ("bare", "ours")]
-    report = contest.report(Results(rounds, {"there": "no torch"}), [BARE, OURS], size)
+    report = bare.report(Results(rounds, {"there": "no torch"}), [BARE, OURS], size)
     assert "| c=32 | ours |" in report
     assert "- there was not measured: no torch" in report
-    assert "- there was not measured" in contest.report(Results([], {"there": "no torch"}), [], size)
+    assert "- there was not measured" in bare.report(Results([], {"there": "no torch"}), [], size)
 
 
 def test_the_ceiling_of_the_client_is_told() -> None:
