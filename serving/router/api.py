@@ -40,7 +40,6 @@ from serving.router.table import SliceTable
 
 logger = logging.getLogger("ray.serve")
 
-_ANY_METHOD = ["GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
 
@@ -73,6 +72,7 @@ class Api:
         app = FastAPI(
             title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
         )
+        app.add_route("/{path:path}", self.forward, methods=["POST"], include_in_schema=False)
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
         app.add_api_route("/health", self.health, response_class=Response)
@@ -80,7 +80,6 @@ class Api:
         for path, answer in page.routes():
             app.add_route(path, answer, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
-        app.add_route("/{path:path}", self.forward, methods=_ANY_METHOD, include_in_schema=False)
         app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
         app.add_exception_handler(ServingError, _on_serving_error)
@@ -128,10 +127,8 @@ class Api:
 
     async def _forward(self, request: Request, record: RequestRecord) -> Response:
         path = record.path
-        if request.method != "POST" or _takes(path) != "POST":
-            raise _refusal(request)
         if path not in PATHS:
-            raise UnknownPathError(f"There is no {path} here.")
+            raise _refusal(request)
         account = self._gate.account(request.headers.raw)
         body = await self._gate.bodies.read(request, time.monotonic())
         fields = await fields_of(request, body)
@@ -168,14 +165,17 @@ def _path(request: Request) -> str:
 
 
 def _takes(path: str) -> str:
-    return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else "POST"
+    """The method of a path; none where there is no such path."""
+    if path in PATHS:
+        return "POST"
+    return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
 
 
 def _refusal(request: Request) -> ServingError:
-    path = _path(request)
-    if request.method == "GET" and not path.startswith("/v1/"):
-        return UnknownPathError(f"There is no {path} here.")
-    return MethodError(f"{path} takes {_takes(path)}, not {request.method}.")
+    path, takes = _path(request), _takes(_path(request))
+    if takes and takes != request.method:
+        return MethodError(f"{path} takes {takes}, not {request.method}.")
+    return UnknownPathError(f"There is no {path} here.")
 
 
 async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
@@ -192,7 +192,7 @@ async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
 
 
 async def _on_http_error(request: Request, _: Exception) -> JSONResponse:
-    """Starlette's own refusal: a method nobody knows."""
+    """Starlette's own refusal: no such route, or another method."""
     return await _on_serving_error(request, _refusal(request))
 
 

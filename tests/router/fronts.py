@@ -48,7 +48,8 @@ def front(**spec: Any) -> Iterator[Front]:
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         relay = Relay(table)
         beating = asyncio.create_task(gate.run(0.05))
-        app.mount("/", Api([one], table, relay, gate, Journal(Recorder()), _status, _metrics).app())
+        # Not mounted: a mount takes no path with a line break.
+        app.router.default = Api([one], table, relay, gate, Journal(Recorder()), _status, _metrics).app()
         yield
         beating.cancel()
         await relay.close()

@@ -3,6 +3,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
+from urllib.parse import unquote
 
 import httpx
 import openai
@@ -72,7 +73,11 @@ def app_of(plans: list[Plan], entries: list[Entry], prefix: str = "/") -> FastAP
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Relay(table)
         gate = Gate(RouterSpec(), plans, table, KeyFile(None))
-        outer.mount(prefix, Api(plans, table, relay, gate, Journal(Recorder()), seen, no_metrics).app())
+        inner = Api(plans, table, relay, gate, Journal(Recorder()), seen, no_metrics).app()
+        if prefix == "/":
+            outer.router.default = inner  # not mounted: a mount takes no path with a line break
+        else:
+            outer.mount(prefix, inner)
         yield
         await relay.close()
 
@@ -243,11 +248,20 @@ def test_a_wrong_method_is_answered_with_the_right_one(
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/load"), ("POST", "/sleep"), ("POST", "/tokenize/"), ("POST", "/simulator/faults")],
+    [
+        ("GET", "/load"),
+        ("GET", "/v1/nothing"),
+        ("DELETE", "/v1/responses/7"),
+        ("POST", "/sleep"),
+        ("POST", "/tokenize/"),
+        ("POST", "/simulator/faults"),
+        ("GET", "/v1/models/a%0Ab"),
+        ("POST", "/v1/completions%0A"),
+    ],
 )
 def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path: str) -> None:
     error = refused(httpx.request(method, address + path), 404, "unknown_path")
-    assert error["message"] == f"There is no {path} here."
+    assert error["message"] == f"There is no {unquote(path)} here."
 
 
 async def test_a_client_that_leaves_while_it_sends_is_no_error_of_ours(
