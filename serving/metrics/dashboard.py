@@ -59,6 +59,12 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             "percentunit",
             "Clients' own errors and refusals by limit count as answered.",
         ),
+        Panel(
+            "Share of answers within the SLO's targets",
+            (("1 - tpu_serving:slo_missed:ratio_rate5m{" + _MODEL + "}", "{{model}} {{target}}"),),
+            "percentunit",
+            "Of models with `slo:` in the YAML.",
+        ),
         Panel("Time to first token", _quantiles("tpu_serving_ttft_seconds"), "s"),
         Panel("Between tokens", _quantiles("tpu_serving_inter_token_seconds"), "s", "Mean of each answer."),
         Panel(

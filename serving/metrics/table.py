@@ -131,6 +131,12 @@ REQUEST = _histogram(
     "Arrival of a request to the end of its answer.",
     _REQUEST_S,
 )
+SLO = _counter(
+    "slo_requests",
+    ("model", "target", "met"),
+    "requests",
+    "Answers by whether they met a target of the YAML's `slo:`, ttft or itl (mean of the answer); none without one.",
+)
 QUEUE = _histogram(
     "queue_seconds",
     ("model",),

@@ -66,6 +66,7 @@ class Router:
             self._recent,
             *([self._log] if self._log else []),
             spans=self._spans,
+            slos={plan.model.name: plan.model.slo for plan in plans},
             keep_content=spec.log_content,
         )
         self._replica = serve.get_replica_context().replica_tag

@@ -5,6 +5,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from serving.config import SloSpec
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
 from serving.router.record import RequestRecord
@@ -22,12 +23,14 @@ class Journal:
         recorder: Recorder,
         *writers: Callable[[RequestRecord], None],
         spans: Spans | None = None,
+        slos: Mapping[str, SloSpec] | None = None,
         keep_content: bool = False,
     ) -> None:
-        """`writers` are given each record at its end, with its prompt and answer if `keep_content` says so."""
+        """`slos` by model. `writers` are given each record at its end, with prompt and answer if `keep_content` says so."""
         self._recorder = recorder
         self._spans = spans
         self._writers = (spans.end, *writers) if spans else writers
+        self._slos = slos or {}
         self._keys = {table.NO_KEY}
         self._keep_content = keep_content
 
@@ -107,6 +110,13 @@ class Journal:
         if record.inter_token_s is not None:
             recorder.observe(table.INTER_TOKEN, record.inter_token_s, model, pool)
             recorder.observe(table.LONGEST_GAP, record.longest_gap_s, model, pool)
+        if slo := self._slos.get(model):
+            self._judge(model, "ttft", record.first_s - record.arrived_s, slo.ttft_s)
+            self._judge(model, "itl", record.inter_token_s, slo.itl_s)
+
+    def _judge(self, model: str, target: str, took_s: float | None, most_s: float | None) -> None:
+        if took_s is not None and most_s is not None:
+            self._recorder.add(table.SLO, 1, model, target, "yes" if took_s <= most_s else "no")
 
     def _key(self, key: str) -> str:
         if key not in self._keys:

@@ -90,12 +90,15 @@ BAD, GOOD = (
     'tpu_serving_requests_total{model="m",outcome="slice_lost"}',
     'tpu_serving_requests_total{model="m",outcome="ok"}',
 )
-LATE, ALL = 'tpu_serving_ttft_seconds_bucket{model="m",le="2.0"}', 'tpu_serving_ttft_seconds_count{model="m"}'
+MET, MISSED = (
+    f'tpu_serving_slo_requests_total{{model="m",target="ttft",met="{met}"}}' for met in ("yes", "no")
+)
 KV = 'tpu_serving_slice_kv_usage_ratio{model="m",slice="s"}'
 FIRES: dict[str, tuple[dict[str, str], int, int]] = {
     "RequestsFail": ({GOOD: "0+80x60", BAD: "0+0x9 0+20x50"}, 20, 9),
     "RequestsFailSlowly": ({GOOD: "0+95x400", BAD: "0+0x9 0+5x400"}, 370, 5),
-    "FirstTokensLate": ({ALL: "0+100x80", LATE: "0+100x9 900+10x70"}, 60, 9),
+    "SloMissed": ({MET: "0+100x9 900+10x70", MISSED: "0+0x9 0+90x70"}, 60, 9),
+    "SloMissedSlowly": ({MET: "0+100x9 900+80x400", MISSED: "0+0x9 0+20x400"}, 370, 9),
     "SliceMissing": ({'tpu_serving_slices_missing_seconds{model="m"}': "0+60x30"}, 16, 14),
     "SlicesComeAndGo": ({'tpu_serving_slice_starts_total{model="m",pool="0"}': "1x5 1+1x10"}, 12, 5),
     "KvSaturated": ({KV: "0.5x4 0.97x20"}, 12, 8),

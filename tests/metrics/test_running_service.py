@@ -34,7 +34,9 @@ LONG = "The same words, so that the cache knows them. " * 40
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with service(tmp_path_factory.mktemp("m") / "s", slices=1, engine="simulated") as started:
+    with service(
+        tmp_path_factory.mktemp("m") / "s", slices=1, engine="simulated", slo={"ttft_s": 2}
+    ) as started:
         yield started
 
 

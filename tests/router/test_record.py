@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from serving.config import SloSpec
 from serving.errors import (
     BadRequestError,
     NoSliceError,
@@ -155,6 +156,26 @@ def test_the_journal_counts_by_model_key_outcome_and_pool() -> None:
     record.end()
     assert recorder._counted[table.REQUESTS, ("llama", "k1", "ok", "1")] == 1
     assert recorder._counted[table.OUTPUT_TOKENS, ("llama", "k1", "1")] == 3
+
+
+def test_answers_are_held_to_the_targets_there_are_and_errors_to_none() -> None:
+    recorder = Recorder()
+    journal = Journal(recorder, slos={"llama": SloSpec(ttft_s=1.0), "qwen": SloSpec(itl_s=0.02)})
+    for model, ttft_s, itl_s, status in (
+        ("llama", 0.9, 5.0, 200),
+        ("llama", 1.1, 0.0, 200),
+        ("llama", 9.0, 0.0, 400),
+        ("qwen", 9.0, 0.01, 200),
+        ("none of them", 9.0, 9.0, 200),
+    ):
+        record = journal.begin(CHAT, {})
+        record.model = model
+        record.answered(status, streamed=True)
+        record.first_s = record.arrived_s + ttft_s
+        record.last_s, record.events = record.first_s + 10 * itl_s, 11
+        record.end()
+    judged = {labels: count for (row, labels), count in recorder._counted.items() if row is table.SLO}
+    assert judged == {("llama", "ttft", "yes"): 1, ("llama", "ttft", "no"): 1, ("qwen", "itl", "yes"): 1}
 
 
 def test_keys_beyond_the_bound_share_one_label() -> None:
