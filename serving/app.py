@@ -94,9 +94,7 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int) -> Any:
         user_config={
             "version": one.version,
             "shape": str(one.slice),
-            "drain_s": one.model.drain_s,
-            "stall_s": one.model.stall_s,
-            "surge_s": one.model.surge_s,
+            "model": one.model.model_dump(include={"drain_s", "stall_s", "surge_s"}),
         },
     )
 

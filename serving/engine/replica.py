@@ -9,10 +9,9 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from logging.handlers import MemoryHandler
 from typing import Any
 
@@ -30,7 +29,7 @@ from serving.slices.group import HeldSlice, held_slice
 from serving.slices.placement import is_waiting
 from serving.slices.rollout import Yielding
 from serving.slices.simulation import ENGINE
-from serving.slices.watch import HostWatch, watched_in_a_thread
+from serving.slices.watch import HostWatch, first, watched_in_a_thread
 
 # Time for requests in flight to carry their error to the client before the process ends.
 _LAST_WORDS_S = 1.0
@@ -45,8 +44,9 @@ class SliceReplica:
 
     async def __init__(self, plan: Plan, pool: int = 0) -> None:  # type: ignore[misc]  # Serve awaits it
         context = ray.get_runtime_context()
+        ours = serve.get_replica_context()
         self._plan = plan
-        self._settings: dict[str, Any] = {}
+        self._spec = plan.model
         self._failure: SliceLostError | None = None
         self._watch: asyncio.Task[None] | None = None
         self._started = time.monotonic()
@@ -60,7 +60,8 @@ class SliceReplica:
                 phase="placing",
                 shape=str(plan.slice),
                 pool=pool,
-                deployment=_deployment(),
+                deployment=f"{ours.app_name}#{ours.deployment}",
+                tag=ours.replica_id.unique_id,
                 since=time.time(),
                 version=plan.version,
                 simulated=simulated.is_simulated(),
@@ -103,11 +104,7 @@ class SliceReplica:
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """What the YAML may change while the engine runs; Serve calls it, also after the start."""
-        self._settings = settings
-
-    @property
-    def _drain_s(self) -> float:
-        return float(self._settings.get("drain_s", self._plan.model.drain_s))
+        self._spec = self._plan.model.model_copy(update=settings["model"])
 
     def check_health(self) -> None:
         """Serve's health check; raises SliceLostError once the slice is lost."""
@@ -129,14 +126,14 @@ class SliceReplica:
         await asyncio.sleep(2 * board.BEAT_S)  # routers read the board every beat
         if self._watch:
             self._watch.cancel()
-        await self._engine.drain(self._drain_s)
+        await self._engine.drain(self._spec.drain_s)
         self._hosts.close()
 
     async def _make_room(self) -> None:
         """End, once a changed engine of this deployment waits for a slice and this one is the first to go."""
         deployment = self._board.entry.deployment
         seen = Yielding()
-        while not seen.due(time.monotonic(), self._settings.get("surge_s", math.inf)):
+        while not seen.due(time.monotonic(), self._spec.surge_s):
             await asyncio.sleep(_LOOK_S)
             release = await asyncio.to_thread(board.released, deployment)
             changed = release is not None and release.version != self._board.entry.version
@@ -171,10 +168,10 @@ class SliceReplica:
         self._phase = (phase, now)
 
     async def _lost_while_starting(self) -> str:
-        return await _first(self._hosts.lost, self._engine.worker_died)
+        return await first(self._hosts.lost, self._engine.worker_died)
 
     async def _give_up_when_lost(self) -> None:
-        reason = await _first(self._hosts.lost, self._engine.died, self._engine_is_silent)
+        reason = await first(self._hosts.lost, self._engine.died, self._engine_is_silent)
         self._lose(reason)
         for _ in range(10):
             await asyncio.sleep(_LAST_WORDS_S / 10)
@@ -191,7 +188,7 @@ class SliceReplica:
         reason, left_s = await self._hosts.draining()
         logger.warning("%s: %s; no more requests", self._plan.model.name, reason)
         self._board.update(state=board.State.DRAINING, phase="draining", reason=reason)
-        drain_s = self._drain_s
+        drain_s = self._spec.drain_s
         until_s = time.monotonic() + max(0.0, min(drain_s, (left_s or drain_s) - _LAST_WORDS_S - _PROBE_S))
         await asyncio.sleep(2 * board.BEAT_S)
         while self._engine.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  the server has no event for it
@@ -217,7 +214,7 @@ class SliceReplica:
         """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
         while True:
             await asyncio.sleep(_PROBE_S)
-            stall_s = self._settings.get("stall_s", self._plan.model.stall_s)
+            stall_s = self._spec.stall_s
             probe = asyncio.create_task(self._engine.probe())
             asked_s = time.monotonic()
             while not probe.done():
@@ -228,17 +225,6 @@ class SliceReplica:
                 await asyncio.wait([probe], timeout=stall_s - silent_s)
             if error := probe.exception():
                 return f"the engine failed its probe: {error}"
-
-
-async def _first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
-    """What the first of them returns."""
-    tasks = [asyncio.create_task(wait()) for wait in waits]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        return next(iter(done)).result()
-    finally:
-        for task in tasks:
-            task.cancel()
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
@@ -264,11 +250,6 @@ def _serves_log_kept() -> Iterator[None]:
     finally:
         for buffer, target in buffers:
             buffer.setTarget(target)
-
-
-def _deployment() -> str:
-    ours = serve.get_replica_context()
-    return f"{ours.app_name}#{ours.deployment}"
 
 
 def _engine(plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> EngineServer:

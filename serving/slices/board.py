@@ -44,7 +44,7 @@ class Entry:
 
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since its start. The bytes are
     what the plan gives a chip: all it can use, and of that the weights and the cache. `since` is when it entered its state,
-    seconds since 1970 by its own clock.
+    seconds since 1970 by its own clock. `tag` is what Serve calls it within its deployment.
     """
 
     replica: str
@@ -71,6 +71,7 @@ class Entry:
     weight_bytes: int = 0
     cache_bytes: int = 0
     deployment: str = ""
+    tag: str = ""
     version: str = ""
     since: float = 0.0
     beat: int = 0

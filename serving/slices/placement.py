@@ -2,19 +2,22 @@
 
 Serve makes a replica's placement group itself and offers no way to say "all bundles on one slice". Ray's core can:
 `topology_strategy`. Serve also restarts every replica when anything in the YAML changes; a slice that takes minutes to
-load is restarted only where its engine would start otherwise. `install` is the controller callback that a
-deployments/*.yaml names in `controller_options`; it runs inside the Serve controller before its scheduler is made and
-replaces the function that creates groups and the one that reads a deployment's version.
+load is restarted only where its engine would start otherwise. And of several replicas Serve stops one by its
+node; here the slice that costs least to drain goes. `install` is the controller callback that a deployments/*.yaml names in
+`controller_options`; it runs inside the Serve controller before its scheduler is made and replaces the function that
+creates groups, the one that reads a deployment's version, and the one that picks who stops.
 Private names of Ray Serve are used in this module alone:
 
 - `ray.serve._private.default_impl._default_create_placement_group` (its header promises stability to extensions)
 - `ray.serve._private.application_state.deploy_args_to_deployment_info`, and `version`, `deployment_config.user_config`
   and `replica_config.placement_group_bundles` of what it returns
+- `ray.serve._private.deployment_scheduler.DeploymentScheduler._get_replicas_to_stop` and `_running_replicas`
 - the fields of `ray.serve._private.common.CreatePlacementGroupRequest` that it reads
 - `ray.serve.context._get_global_client`, for the address that the front door listens on
 """
 
 import inspect
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -22,7 +25,10 @@ import ray
 
 from serving.errors import ExtensionPointError
 from serving.slices import board
+from serving.slices.rollout import cost_to_drain
 from serving.tpu import POD_TYPE_LABEL
+
+logger = logging.getLogger("ray.serve")
 
 SLICE_LABEL = "ray.io/tpu-slice-name"
 WORKER_LABEL = "ray.io/tpu-worker-id"
@@ -31,6 +37,7 @@ CALLBACK = "serving.slices.placement.install"
 _REPLICA = "SERVE_REPLICA::"  # what Serve's names of replicas and their groups begin with
 _EXTENSION_POINT = "_default_create_placement_group"
 _VERSION_POINT = "deploy_args_to_deployment_info"
+_STOP_POINT = "_get_replicas_to_stop"
 
 
 def is_slice(bundles: Sequence[Mapping[str, float]]) -> bool:
@@ -84,6 +91,7 @@ def install() -> None:
 
     setattr(default_impl, _EXTENSION_POINT, create)
     _version_by_engine()
+    _stop_the_cheapest()
 
 
 def _version_by_engine() -> None:
@@ -105,6 +113,33 @@ def _version_by_engine() -> None:
         return info
 
     setattr(application_state, _VERSION_POINT, read_slice)
+
+
+def _stop_the_cheapest() -> None:
+    from ray.serve._private.deployment_scheduler import DeploymentScheduler  # noqa: PLC0415  as above
+
+    default = getattr(DeploymentScheduler, _STOP_POINT, None)
+    if default is None:
+        raise _lacks(DeploymentScheduler, _STOP_POINT, "the slice that costs least to drain is stopped first")
+
+    def to_stop(scheduler: Any, deployment_id: Any, most: int, *args: Any, **kwargs: Any) -> set[Any]:
+        chosen: set[Any] = default(scheduler, deployment_id, most, *args, **kwargs)
+        running: set[Any] = chosen & scheduler._running_replicas[deployment_id].keys()  # noqa: SLF001
+        if not running:
+            return chosen  # what waits for hardware or still starts costs nothing
+        name = f"{deployment_id.app_name}#{deployment_id.name}"
+        try:
+            costs = {one.tag: cost_to_drain(one) for one in board.read() if one.deployment == name}
+        except Exception:
+            logger.exception("the board can't be read: Serve's own choice of %s stops", name)
+            return chosen
+        known = [one for one in scheduler._running_replicas[deployment_id] if one.unique_id in costs]  # noqa: SLF001
+        if len(known) < len(running):
+            return chosen  # these are no slices
+        cheapest: set[Any] = set(sorted(known, key=lambda one: costs[one.unique_id])[: len(running)])
+        return (chosen - running) | cheapest
+
+    setattr(DeploymentScheduler, _STOP_POINT, to_stop)
 
 
 def http_host() -> str:

@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from typing import Any
 
 import ray
@@ -80,22 +81,24 @@ class HostWatch:
         """Wait until a host is gone or silent; returns which and how it was noticed."""
         if not self._hosts:
             await asyncio.Event().wait()
-        tasks = [
-            asyncio.create_task(watch(host, actor))
-            for host, actor in self._hosts
-            for watch in (_gone, silent)
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            return f"{next(iter(done)).result()} of slice {self._slice}"
-        finally:
-            for task in tasks:
-                task.cancel()
+        waits = [partial(watch, host, actor) for host, actor in self._hosts for watch in (_gone, silent)]
+        return f"{await first(*waits)} of slice {self._slice}"
 
     def close(self) -> None:
         for _, actor in self._hosts:
             ray.kill(actor)
         self._hosts = []
+
+
+async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """What the first of them returns; the others are cancelled."""
+    tasks = [asyncio.create_task(wait()) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def actor_died(name: str) -> str:

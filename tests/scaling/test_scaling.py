@@ -41,6 +41,17 @@ def load(running: Service, clients: int) -> Iterator[None]:
             thread.join()
 
 
+@contextmanager
+def stream(running: Service) -> Iterator[None]:
+    """A long answer of slow engines, under way while the block lasts."""
+    for one in running.serving():
+        httpx.post(f"{one.address}/simulator/faults", json={"slow": 10}).raise_for_status()
+    fields = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
+        assert answer.status_code == 200, answer.read()
+        yield
+
+
 def test_load_orders_a_second_slice_and_idleness_gives_it_back(short_directory: Path) -> None:
     with service(
         short_directory,
@@ -56,7 +67,13 @@ def test_load_orders_a_second_slice_and_idleness_gives_it_back(short_directory: 
             first, second = running.until_serving(2, timeout_s=60)
             assert first.slice != second.slice
             running.until(lambda: all(one.running for one in running.serving()), 20, "work for both slices")
-        running.until_serving(1, timeout_s=60)
+        running.until(lambda: not any(one.running for one in running.serving()), 20, "quiet")
+        with stream(running):
+            (busy,) = running.until(
+                lambda: [one for one in running.serving() if one.running], 10, "a stream on one of them"
+            )
+            (left,) = running.until_serving(1, timeout_s=60)
+            assert left.replica == busy.replica  # the other costs nothing to drain
         counts = [one.wanted for one in board.decisions()]
         assert counts == [1, 2, 1]
         for one in board.decisions():

@@ -1,10 +1,10 @@
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import placement
+from serving.slices import board, placement
 from serving.tpu import resolve
 
 pytestmark = pytest.mark.unit
@@ -29,6 +29,52 @@ def test_this_version_of_ray_has_the_extension_point() -> None:
     from ray.serve._private import default_impl
 
     assert callable(placement._extension_point(default_impl))
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # Ray's
+def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over Serve's own scheduler, which looks at nodes and not at what replicas do."""
+    from ray.serve._private import deployment_scheduler
+    from ray.serve._private.common import DeploymentID, ReplicaID
+
+    scheduler_class = deployment_scheduler.DeploymentScheduler
+    monkeypatch.setattr(
+        scheduler_class, placement._STOP_POINT, getattr(scheduler_class, placement._STOP_POINT)
+    )
+    placement._stop_the_cheapest()
+    nodes = SimpleNamespace(get_node_labels=lambda _: {})
+    scheduler = scheduler_class(nodes, "head", lambda _: None)
+    ours, other = DeploymentID(name="llama", app_name="a"), DeploymentID(name="router", app_name="a")
+    for deployment in (ours, other):
+        scheduler.on_deployment_created(deployment, deployment_scheduler.SpreadDeploymentSchedulingPolicy())
+        for number in range(3):
+            scheduler.on_replica_running(ReplicaID(str(number), deployment), f"node-{number}")
+    found = [
+        board.Entry(
+            str(number),
+            "llama",
+            board.State.SERVING,
+            "",
+            "",
+            tag=str(number),
+            deployment="a#llama",
+            running=running,
+        )
+        for number, running in enumerate((5, 1, 3))
+    ]
+    monkeypatch.setattr(board, "read", lambda: found)
+
+    def stopped(deployment: DeploymentID, most: int) -> set[str]:
+        return {one.unique_id for one in scheduler._get_replicas_to_stop(deployment, most)}
+
+    assert stopped(ours, 1) == {"1"}
+    assert stopped(ours, 2) == {"1", "2"}
+    assert stopped(other, 1) == {"0"}  # Serve's choice: not on the board
+    scheduler._pending_replicas[ours][ReplicaID("3", ours)] = None
+    assert stopped(ours, 1) == {"3"}
+    assert stopped(ours, 2) == {"3", "1"}
+    monkeypatch.setattr(board, "read", lambda: 1 / 0)
+    assert stopped(ours, 2) == {"3", "0"}
 
 
 def test_a_ray_without_the_extension_point_is_refused_by_version_and_name() -> None:
