@@ -16,7 +16,8 @@ torch=$(grep '^torch==' "$lock")
 say "$torch"
 pip install --quiet --no-deps "$torch" 2>/dev/null || pip install --no-deps --index-url "$TORCH_INDEX" "$torch"
 say "$(grep -c '==' "$lock") pinned packages (3 GB on disk; about two minutes on a fast network)"
-pip install --no-deps --only-binary :all: --progress-bar off -r "$lock" | grep --line-buffered -E '^(Collecting|Installing)' |
+pip install --no-deps --only-binary :all: --progress-bar off -r "$lock" |
+  { grep --line-buffered -E '^(Collecting|Installing)' || true; } | # nothing where all of it is there
   awk '{ if (/^Collecting/) n++; if (n % 25 == 0 || /^Installing/) { print "  " n " collected"; fflush() } }' | uniq
 say "tpu-serving"
 pip install --quiet --no-deps --no-build-isolation -e .
