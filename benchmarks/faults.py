@@ -71,8 +71,9 @@ def _hang_worker(trial: Trial, victim: board.Entry) -> None:
 def _kill_replica(trial: Trial, victim: board.Entry) -> None:
     port = int(victim.address.rpartition(":")[2])
     for process in trial.cluster.processes(victim.slice, 0):
-        if any(one.laddr and one.laddr.port == port for one in process.net_connections()):
+        if port in {listened for _, listened in _listens(process)}:
             process.kill()
+            return
 
 
 def _kill_host(worker_id: int) -> Act:
@@ -182,7 +183,7 @@ class Left:
 
     groups: int = 0
     processes: tuple[str, ...] = ()
-    ports: tuple[int, ...] = ()
+    ports: tuple[tuple[str, int], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.groups}, {len(self.processes)}, {len(self.ports)}"
@@ -196,7 +197,7 @@ class Belongings:
         self._replicas = replicas
         self._began = time.time()
         self._processes: dict[psutil.Process, str] = {}
-        self._ports: set[int] = set()
+        self._ports: set[tuple[str, int]] = set()
         for worker_id in range(len(victim.hosts)):
             for process in trial.cluster.processes(victim.slice, worker_id):
                 with contextlib.suppress(psutil.Error):
@@ -235,9 +236,11 @@ def _lives(process: psutil.Process) -> bool:
     return False
 
 
-def _listens(process: psutil.Process) -> set[int]:
+def _listens(process: psutil.Process) -> set[tuple[str, int]]:
+    """Address and port: every simulated host has its own address, and engines listen on the same ports of theirs."""
     with contextlib.suppress(psutil.Error):
-        return {one.laddr.port for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+        listening = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
+        return {(one.laddr.ip, one.laddr.port) for one in listening}
     return set()
 
 

@@ -8,7 +8,13 @@ pytestmark = pytest.mark.unit
 
 @pytest.mark.parametrize(
     ("host", "warns"),
-    [("0.0.0.0", True), ("10.0.0.7", True), ("127.0.0.1", False), ("127.77.0.1", False), ("localhost", False)],
+    [
+        ("0.0.0.0", True),
+        ("10.0.0.7", True),
+        ("127.0.0.1", False),
+        ("127.77.0.1", False),
+        ("localhost", False),
+    ],
 )
 def test_a_service_that_the_network_reaches_without_a_key_says_so(
     host: str, warns: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
