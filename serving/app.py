@@ -25,6 +25,8 @@ _HEALTH_TIMEOUT_S = 30
 _NO_TPU_HOST = {
     "ray.io/accelerator-type": f"!in({','.join(row.ray_accelerator_type for row in GENERATIONS.values())})"
 }
+# Nothing in a router blocks. In a thread of its own, as Serve runs user code, every chunk would change threads twice.
+_ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 # Beyond drain_s: two beats to leave the routers' tables, then engine and workers end.
 _STOP_MARGIN_S = 20
 # Serve rounds up: of any number of slices, one more than wanted while a changed engine is rolled out.
@@ -69,7 +71,11 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         max_surge_percent=100,
         # Its open answers end before it does.
         graceful_shutdown_timeout_s=max(pools[0].model.drain_s for pools in plans) + _STOP_MARGIN_S,
-        ray_actor_options={"num_cpus": 0, "label_selector": _NO_TPU_HOST},
+        ray_actor_options={
+            "num_cpus": 0,
+            "label_selector": _NO_TPU_HOST,
+            "runtime_env": {"env_vars": _ONE_LOOP},
+        },
         logging_config={"enable_access_log": False},
     )
     return router.bind([plan for pools in plans for plan in pools], config.router, *slices)

@@ -51,7 +51,7 @@ async def test_what_is_no_whole_answer_counts_as_failed(events: list[Any], end: 
 
 
 def test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure() -> None:
-    left = Left(groups=1, processes=("ray::sentinel",), ports=(8000, 8001))
+    left = Left(groups=1, processes=("ray::sentinel",), ports=(("127.77.1.1", 8000), ("127.77.1.2", 8000)))
     rows = table(
         [Outcome("engine", requests=7, failed=1, longest_gap_s=0.25, detected_s=1.5, left=left)]
     ).splitlines()
