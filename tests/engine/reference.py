@@ -29,6 +29,20 @@ def greedy(checkpoint: Path) -> list[list[int]]:
     return answers
 
 
+def embeddings(checkpoint: Path, texts: list[str]) -> list[list[float]]:
+    """The last token's hidden state, of length one."""
+    import torch
+    from transformers import AutoModel, AutoTokenizer
+
+    model, tokenizer = AutoModel.from_pretrained(checkpoint).eval(), AutoTokenizer.from_pretrained(checkpoint)
+    found = []
+    for text in texts:
+        with torch.no_grad():
+            last = model(**tokenizer(text, return_tensors="pt")).last_hidden_state[0, -1]
+        found.append(torch.nn.functional.normalize(last, dim=0).tolist())
+    return found
+
+
 def answers(running: Service) -> list[list[int]]:
     """The service's tokens for the same prompts, asked for all at once."""
 

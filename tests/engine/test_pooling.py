@@ -1,0 +1,51 @@
+"""An embedding model: the stand-in's last hidden state, through the front door."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from reference import embeddings
+from service import Service, leftovers, service
+
+from serving.config import load
+from serving.engine import stand_in
+from serving.planning import plan
+from serving.slices.simulation import cache_directory
+
+pytestmark = pytest.mark.engine
+ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}
+TEXTS = ["a river", "a clock in a lighthouse"]
+
+
+@pytest.fixture(scope="module")
+def running(short_directory: Path) -> Iterator[Service]:
+    options = {"max_model_len": 512, "runner": "pooling", "convert": "embed"}
+    with service(short_directory, slices=1, slice=ONE_HOST, options=options) as started:
+        yield started
+    assert leftovers(started.cluster.id) == []
+
+
+def test_embeddings_equal_hugging_face_s(running: Service) -> None:
+    spec = load(running.deployment).services["llama"].models[0]
+    expected = embeddings(stand_in.ensure(plan(spec).shape, cache_directory()), TEXTS)
+
+    answer = running.post("/v1/embeddings", input=TEXTS).json()
+
+    for one, right in zip(answer["data"], expected, strict=True):
+        assert one["embedding"] == pytest.approx(right, abs=1e-4)
+    assert answer["usage"]["prompt_tokens"] > 0
+
+
+def test_the_other_pooling_endpoints_answer(running: Service) -> None:
+    """Texts are nearest to themselves."""
+    assert running.post("/pooling", input="a river").json()["data"][0]["data"]
+    scores = running.post("/score", text_1="a river", text_2=["a river", "a clock"]).json()["data"]
+    assert scores[0]["score"] == pytest.approx(1, abs=1e-3)
+    assert scores[1]["score"] < 0.9
+    ranked = running.post("/v1/rerank", query="a river", documents=["a clock", "a river"]).json()["results"]
+    assert [one["index"] for one in ranked] == [1, 0]
+
+
+def test_a_chat_with_it_says_that_it_takes_none(running: Service) -> None:
+    answer = running.post("/v1/chat/completions", messages=[{"role": "user", "content": "Hello"}])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_path")
