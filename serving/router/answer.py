@@ -50,6 +50,9 @@ class RelayedResponse(Response):
                 work.result()
             else:
                 self._ask.record.cancelled()
+        except asyncio.CancelledError:  # Serve looks out for the client too
+            self._ask.record.cancelled()
+            raise
         finally:
             for task in (work, gone):
                 task.cancel()

@@ -220,6 +220,9 @@ class _Admitted(Response):
             if ticket.account.limited:
                 send = gate.with_limits(ticket.account, send)
             await response(scope, receive, send)
+        except asyncio.CancelledError:  # Serve looks out for the client too
+            record.cancelled()
+            raise
         finally:
             record.end()
             gate.leave(ticket, _used_tokens(record, ticket))
