@@ -14,7 +14,6 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import sys
 import tempfile
 import threading
@@ -31,7 +30,7 @@ from rich.console import Console
 
 from benchmarks.faults import FAULTS, SIMULATED_ONLY, Belongings, Fault, Left, controllers, mend, routers
 from serving.slices import board
-from serving.slices.simulation import default_directory
+from serving.slices.simulation import default_directory, free_port
 from serving.trial import Trial, running
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
@@ -286,8 +285,7 @@ def table(outcomes: Sequence[Outcome]) -> str:
 
 def deployment(path: Path, engine: str) -> None:
     raw = yaml.safe_load(LLAMA.read_text())
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        raw["http_options"]["port"] = probe.getsockname()[1]
+    raw["http_options"]["port"] = free_port()
     arguments = raw["applications"][0]["args"]
     arguments["models"][0] |= {"slice": SHAPE, "replicas": SLICES, "stall_s": SCALES[engine].stall_s}
     arguments["router"] = {"replicas": ROUTERS}

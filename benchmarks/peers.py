@@ -4,13 +4,10 @@ The environments are kept beside the stand-in models (~/.cache/tpu-serving/bench
 not answer raises PeerError; the bench names it in its tables with the reason.
 """
 
-import contextlib
 import hashlib
 import json
 import os
-import random
 import secrets
-import socket
 import subprocess
 import sys
 import time
@@ -22,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks import accounting
-from serving.slices.simulation import cache_directory
+from serving.slices.simulation import cache_directory, free_port
 
 _PINS = Path(__file__).parent / "peers"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
@@ -194,15 +191,6 @@ def answers(address: str) -> bool:
         return httpx.get(f"{address}/health", timeout=2).is_success
     except httpx.TransportError:
         return False
-
-
-def free_port() -> int:
-    """Below those that the kernel hands out to clients: it is taken only seconds later."""
-    while True:
-        port = random.randint(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
 
 
 def _run(command: Sequence[str]) -> None:

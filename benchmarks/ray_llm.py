@@ -24,7 +24,7 @@ from benchmarks.client import Client
 from benchmarks.rounds import Contestant, Results, compete
 from benchmarks.service import plan_of
 from serving.engine import stand_in
-from serving.slices.simulation import cache_directory
+from serving.slices.simulation import cache_directory, free_port
 
 BARE, DEFAULT, DIRECT = "vLLM's own server", "ray.serve.llm", "ray.serve.llm, direct streaming"
 PINS = "ray-llm.txt"
@@ -78,10 +78,10 @@ def haproxy(directory: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{directory}/admin.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(directory),
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{directory}/server-state",
-        "RAY_SERVE_HAPROXY_METRICS_PORT": str(peers.free_port()),
-        "RAY_SERVE_HAPROXY_STATS_PORT": str(peers.free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(peers.free_port()),
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(peers.free_port()),
+        "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+        "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
     }
 
 
@@ -125,7 +125,7 @@ def measure(size: Size, console: Console) -> tuple[Results, list[Contestant]]:
             stack.enter_context(tempfile.TemporaryDirectory(prefix="sv"))
         )  # Unix sockets: a short path
         for name, bare in ((BARE, ""), (DEFAULT, BARE), (DIRECT, BARE)):
-            port, directory = peers.free_port(), logs / str(len(contestants))
+            port, directory = free_port(), logs / str(len(contestants))
             directory.mkdir(exist_ok=True)
             command = vllm_command(folder, port) if name == BARE else ray_command(folder, port, directory)
             variables = haproxy(directory) if name == DIRECT else {}

@@ -39,6 +39,7 @@ from benchmarks.tables import (
     request_us,
     times_table,
 )
+from serving.slices.simulation import free_port
 
 BARE, HAPROXY, PYTHON_PROXY = "straight to the engines", "tpu-serving", "tpu-serving, Serve's Python proxy"
 SLICES = 4
@@ -116,7 +117,7 @@ def in_front(
     name: str, peer: peers.Peer, home: Path, engines: Sequence[str], model: str
 ) -> Iterator[Contestant]:
     """A peer's router in front of the engines, up; raises PeerError where it does not come up."""
-    port, tag = peers.free_port(), uuid.uuid4().hex
+    port, tag = free_port(), uuid.uuid4().hex
     with tempfile.TemporaryDirectory() as folder:
         command = peer.command(engines, model, port, Path(folder))
         with peers.started(

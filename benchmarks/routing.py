@@ -46,6 +46,7 @@ from serving.router.ask import Ask
 from serving.router.relay import Relay
 from serving.router.table import SliceTable
 from serving.slices.board import BEAT_S, Entry, State
+from serving.slices.simulation import free_port
 
 MODEL = "llama-70b"
 _SPEC = {
@@ -354,7 +355,7 @@ def engines(count: int) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def routers(policy: Policy, engines: Sequence[str]) -> Iterator[list[str]]:
     """The routers of a policy, answering; raises RuntimeError where one does not."""
-    ports = [peers.free_port() for _ in range(policy.routers)]
+    ports = [free_port() for _ in range(policy.routers)]
     with contextlib.ExitStack() as stack:
         for port in ports:
             command = (
@@ -396,7 +397,7 @@ def peer_command(peer: str, port: int, engines: Sequence[str]) -> list[str]:
     binary = str(peers.environment(f"{peer}.txt") / "bin" / peer)
     return [
         *([binary, "launch"] if peer == "smg" else [binary]),
-        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(peers.free_port())),
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
         *("--policy", "cache_aware", "--worker-urls", *engines),
     ]
 

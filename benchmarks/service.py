@@ -11,11 +11,11 @@ import psutil
 import yaml
 from rich.console import Console
 
-from benchmarks import accounting, peers
+from benchmarks import accounting
 from serving import config
 from serving.planning import Plan, plan
 from serving.slices import board
-from serving.slices.simulation import default_directory
+from serving.slices.simulation import default_directory, free_port
 from serving.trial import Trial, running
 
 DEPLOYMENTS = Path(__file__).parent.parent / "deployments"
@@ -51,7 +51,7 @@ def serving(deployment: str, slices: int, *, engine: str, console: Console) -> I
     In HAProxy mode Serve runs its Python proxy too, as what HAProxy falls back on: the same router behind it.
     """
     raw = yaml.safe_load((DEPLOYMENTS / f"{deployment}.yaml").read_text())
-    port, proxy_port = peers.free_port(), peers.free_port()
+    port, proxy_port = free_port(), free_port()
     raw["http_options"]["port"] = port
     variables = raw["controller_options"]["runtime_env"]["env_vars"]
     variables["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(proxy_port)

@@ -2,7 +2,6 @@
 
 import copy
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -17,7 +16,7 @@ import yaml
 from serving import config
 from serving.planning import plan
 from serving.slices import board
-from serving.slices.simulation import SimulatedCluster
+from serving.slices.simulation import SimulatedCluster, free_port
 
 ROOT = Path(__file__).parent.parent
 LLAMA = ROOT / "deployments" / "llama.yaml"
@@ -110,8 +109,7 @@ def service(
     `engine` is what runs on the slices, `options` what the YAML says under that key.
     """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     raw["http_options"]["port"] = port
     raw["applications"][0]["args"]["models"][0] |= changes | ({"engine": options} if options else {})
     raw["applications"][0]["args"]["router"] = router or {}

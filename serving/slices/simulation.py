@@ -5,8 +5,10 @@ of its own. All that runs on it inherits two tags in its environment, the simula
 these tags, not by process names, a host is killed and the simulation ended: nothing outlives it, nothing else is touched.
 """
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import socket
 import subprocess
@@ -33,11 +35,12 @@ HEAD = "head"
 ENGINES = ("vllm", "simulated")
 _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
-_RAY_AGENT_PORT = 52365  # of every node, whatever its address; `ray start` refuses to share it
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
-# For Serve's own servers, below the ports that the kernel hands out.
+# All below the ports that the kernel hands out to whoever asks, of which Ray alone takes hundreds: ranges for Serve's own
+# servers, and single ones.
 _FIRST_PORT, _PORTS, _PORT_RANGES = 12000, 100, 180
+_SINGLE_PORTS = (30_000, 32_700)
 
 # A step of the engine takes fresh buffers each time; with glibc's defaults two thirds of its time went into page faults
 # on mmap (prototype: 174 ms to 76 ms a step). One arena that keeps what it has.
@@ -124,7 +127,7 @@ class SimulatedCluster:
                 )
             old.down()
         (directory / "tmp").mkdir(parents=True, exist_ok=True)
-        cluster = cls(directory, uuid.uuid4().hex[:12], _free_port(_HEAD_IP), engine, startup)
+        cluster = cls(directory, uuid.uuid4().hex[:12], free_port(), engine, startup)
         cluster._save()
         try:
             report("starting the head")
@@ -258,8 +261,8 @@ class SimulatedCluster:
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(_free_port(_HEAD_IP)),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(_free_port(_HEAD_IP)),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
         }
 
     def _start_head(self) -> None:
@@ -273,7 +276,7 @@ class SimulatedCluster:
                 f"--num-cpus={os.cpu_count()}",
                 "--no-monitor",
             ]
-            + [f"--ray-client-server-port={_free_port(_HEAD_IP)}", "--include-dashboard=false"],
+            + [f"--ray-client-server-port={free_port()}", "--include-dashboard=false"],
         )
 
     def _start_hosts(self, entry: SimulatedSlice, workers: Iterable[int]) -> None:
@@ -352,10 +355,10 @@ def _finish(start: "subprocess.Popen[str]") -> None:
         raise SimulationError(f"`ray start` failed:\n{last}")
 
 
-def _free_port(ip: str) -> int:
+def free_port() -> int:
+    """For a server that starts later: nobody is handed it meanwhile."""
     while True:
-        with socket.socket() as probe:
-            probe.bind((ip, 0))
-            port = int(probe.getsockname()[1])
-        if port != _RAY_AGENT_PORT:
+        port = random.randint(*_SINGLE_PORTS)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
             return port

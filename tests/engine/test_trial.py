@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,8 @@ import psutil
 import pytest
 from service import ROOT
 
+from serving.slices.simulation import free_port
+
 pytestmark = pytest.mark.engine
 BIN = Path(sys.executable).parent
 
@@ -23,8 +24,7 @@ BIN = Path(sys.executable).parent
 @contextmanager
 def started(tmp_path: Path, name: str) -> Iterator[tuple["subprocess.Popen[str]", Path, str]]:
     """The command on a copy of the YAML with a free port: its process, what it prints, and the address."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     deployment = tmp_path / "two-models.yaml"
     text = (ROOT / "deployments" / "two-models.yaml").read_text()
     deployment.write_text(text.replace("port: 8000", f"port: {port}"))

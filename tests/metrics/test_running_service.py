@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -19,6 +18,7 @@ from test_monitoring import MONITORING, QUERIES, RECORDED, exported, names, prog
 
 from serving.metrics import table
 from serving.metrics.table import TABLE, VLLM, Kind
+from serving.slices.simulation import free_port
 
 pytestmark = pytest.mark.cluster
 
@@ -143,8 +143,7 @@ def prometheus(running: Service, tmp_path_factory: pytest.TempPathFactory) -> It
     config["rule_files"] = [str(MONITORING / name) for name in config["rule_files"]]
     config["scrape_configs"][0]["static_configs"][0]["targets"] = [running.address.removeprefix("http://")]
     (folder / "prometheus.yml").write_text(json.dumps(config))
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     started = subprocess.Popen(
         [
             program("prometheus"),

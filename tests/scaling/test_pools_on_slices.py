@@ -1,0 +1,60 @@
+"""Pools of a model: real Serve and its controller, simulated slices and engines."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from service import LLAMA, leftovers, service
+
+from serving.slices import board
+from serving.slices.simulation import SimulatedCluster
+from serving.tpu import resolve
+
+pytestmark = pytest.mark.cluster
+PREFERRED, NEXT = resolve("v6e", "2x4", 2), resolve("v6e", "2x4", 1)
+
+
+def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(
+    short_directory: Path, tmp_path: Path
+) -> None:
+    """The service's only hosts are of the second pool's shape, until a slice of the first one's comes."""
+    raw = yaml.safe_load(LLAMA.read_text())
+    (model,) = raw["applications"][0]["args"]["models"]
+    del model["slice"]
+    pools = [{"generation": "v6e", "topology": "2x4", "hosts": one.hosts} for one in (PREFERRED, NEXT)]
+    bounds = {"min": 0, "max": 1, "patience_s": 5}
+    del model["replicas"]
+    model["pools"] = [{"slice": one, "replicas": bounds} for one in pools]
+    source = tmp_path / "pools.yaml"
+    source.write_text(yaml.safe_dump(raw))
+
+    def only_the_second(cluster: SimulatedCluster) -> None:
+        cluster.kill_slice("slice-0")
+        cluster.add_slice(NEXT, name="second")
+
+    with service(
+        short_directory,
+        slices=1,
+        source=source,
+        wait=False,
+        engine="simulated",
+        before=only_the_second,
+        queue={"wait_s": 120},
+        cool_down_s=10,
+        drain_s=1,
+    ) as running:
+        running.until(
+            lambda: running.post("/v1/completions", prompt="a", max_tokens=1).is_success, 150, "an answer"
+        )
+        assert [(one.slice, one.pool) for one in running.serving()] == [("second", 1)]
+
+        def first_alone() -> bool:
+            running.post("/v1/completions", prompt="a", max_tokens=1)
+            return [(one.slice, one.pool) for one in running.serving()] == [("first", 0)]
+
+        running.cluster.add_slice(PREFERRED, name="first")
+        running.until(first_alone, 90, "the preferred pool alone")
+        assert running.post("/v1/completions", prompt="a", max_tokens=1).is_success
+        for one in board.decisions():
+            print(one)
+    assert leftovers(running.cluster.id) == []
