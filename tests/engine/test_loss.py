@@ -30,7 +30,7 @@ def running(short_directory: Path) -> Iterator[Service]:
 
 def stream(running: Service, number: int) -> dict[str, Any]:
     """What a client has of a long streamed greedy answer, however it ends: two of completions, two of chat."""
-    fields = {"model": MODEL, "max_tokens": 160, "stream": True, "ignore_eos": True, "temperature": 0}
+    fields = {"model": MODEL, "max_tokens": 240, "stream": True, "ignore_eos": True, "temperature": 0}
     fields["stream_options"] = {"include_usage": True}
     if number < 2:
         path = "/v1/completions"
@@ -110,11 +110,11 @@ def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_sp
         30,
         "a good part of every answer",
     )
+    assert not any(one.done() for one in asked)
     running.cluster.kill_host(victim, 1)
     killed = time.monotonic()
     running.until(lambda: len(running.serving()) == 1, 5, "the loss to be noticed")
     print(f"killed host noticed after {time.monotonic() - killed:.1f} s")
-    assert not any(one.done() for one in asked)
     for got, expected in zip([one.result(timeout=300) for one in asked], undisturbed, strict=True):
         assert {key: got[key] for key in got if got[key] != expected.get(key)} == {}
     assert running.post("/v1/completions", prompt="still there", max_tokens=2).is_success
