@@ -60,7 +60,7 @@ class SliceReplica:
                 phase="placing",
                 shape=str(plan.slice),
                 pool=pool,
-                deployment=f"{ours.app_name}#{ours.deployment}",
+                deployment=board.deployment(ours.app_name, ours.deployment),
                 tag=ours.replica_id.unique_id,
                 since=time.time(),
                 version=plan.version,
@@ -240,7 +240,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serves_log_kept() -> Iterator[None]:
-    """vLLM and uvicorn set logging up anew, which closes every handler there is; a Serve controller that comes back asks
+    """vLLM sets logging up anew, which closes every handler there is; a Serve controller that comes back asks
     its replicas for the file of theirs, and gives up those that can't say.
     """
     handlers = logging.getLogger("ray.serve").handlers

@@ -206,12 +206,17 @@ def wanted() -> list[Wanted]:
     return sorted((Wanted(**json.loads(raw)) for raw in _list("model/")), key=lambda each: each.model)
 
 
+def deployment(application: str, name: str) -> str:
+    """What the board calls a deployment, as Serve does in the names of its replicas."""
+    return f"{application}#{name}"
+
+
 def release(deployment: str, release: Release) -> None:
     _put(f"release/{deployment}", _dump(release))
 
 
 def released(deployment: str) -> Release | None:
-    """What was asked for last of a deployment, as `application#deployment`."""
+    """What was asked for last of a deployment."""
     raw = _get(f"release/{deployment}")
     return Release(**json.loads(raw)) if raw else None
 

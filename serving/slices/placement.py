@@ -97,9 +97,7 @@ def install() -> None:
 def _version_by_engine() -> None:
     from ray.serve._private import application_state  # noqa: PLC0415  as above
 
-    read = getattr(application_state, _VERSION_POINT, None)
-    if read is None:
-        raise _lacks(application_state, _VERSION_POINT, "slices are kept while their engine does not change")
+    read = _existing(application_state, _VERSION_POINT, "slices are kept while their engine does not change")
 
     def read_slice(*args: Any, **kwargs: Any) -> Any:
         info = read(*args, **kwargs)
@@ -107,7 +105,7 @@ def _version_by_engine() -> None:
             says = info.deployment_config.user_config
             info.version = says["version"]
             board.release(
-                f"{kwargs['app_name']}#{kwargs['deployment_name']}",
+                board.deployment(kwargs["app_name"], kwargs["deployment_name"]),
                 board.Release(says["version"], says["shape"]),
             )
         return info
@@ -118,16 +116,16 @@ def _version_by_engine() -> None:
 def _stop_the_cheapest() -> None:
     from ray.serve._private.deployment_scheduler import DeploymentScheduler  # noqa: PLC0415  as above
 
-    default = getattr(DeploymentScheduler, _STOP_POINT, None)
-    if default is None:
-        raise _lacks(DeploymentScheduler, _STOP_POINT, "the slice that costs least to drain is stopped first")
+    default = _existing(
+        DeploymentScheduler, _STOP_POINT, "the slice that costs least to drain is stopped first"
+    )
 
     def to_stop(scheduler: Any, deployment_id: Any, most: int, *args: Any, **kwargs: Any) -> set[Any]:
         chosen: set[Any] = default(scheduler, deployment_id, most, *args, **kwargs)
         running: set[Any] = chosen & scheduler._running_replicas[deployment_id].keys()  # noqa: SLF001
         if not running:
             return chosen  # what waits for hardware or still starts costs nothing
-        name = f"{deployment_id.app_name}#{deployment_id.name}"
+        name = board.deployment(deployment_id.app_name, deployment_id.name)
         try:
             costs = {one.tag: cost_to_drain(one) for one in board.read() if one.deployment == name}
         except Exception:
@@ -150,18 +148,20 @@ def http_host() -> str:
 
 
 def _extension_point(module: Any) -> Callable[[Any], Any]:
-    default = getattr(module, _EXTENSION_POINT, None)
-    if default is None:
-        raise _lacks(module, _EXTENSION_POINT, "replicas are put on whole TPU slices")
+    default = _existing(module, _EXTENSION_POINT, "replicas are put on whole TPU slices")
     if "topology_strategy" not in inspect.signature(ray.util.placement_group).parameters:
         raise ExtensionPointError(
             f"ray.util.placement_group of Ray {ray.__version__} takes no topology_strategy, which keeps a group on one "
             "TPU slice; install ray[serve]==2.60.0"
         )
-    return default  # type: ignore[no-any-return]
+    return default
 
 
-def _lacks(module: Any, name: str, purpose: str) -> ExtensionPointError:
-    return ExtensionPointError(
-        f"Ray {ray.__version__} has no {module.__name__}.{name}, through which {purpose}; install ray[serve]==2.60.0"
-    )
+def _existing(owner: Any, name: str, purpose: str) -> Callable[..., Any]:
+    """What this Ray has under a private name; raises ExtensionPointError where it lacks it."""
+    found: Callable[..., Any] | None = getattr(owner, name, None)
+    if found is None:
+        raise ExtensionPointError(
+            f"Ray {ray.__version__} has no {owner.__name__}.{name}, through which {purpose}; install ray[serve]==2.60.0"
+        )
+    return found
