@@ -13,7 +13,7 @@ import aiohttp
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from serving.asgi import disconnected
+from serving.asgi import unless_gone
 from serving.errors import ServingError, SliceLostError, UnknownPathError
 from serving.router.ask import Ask
 from serving.router.continuation import Transcript
@@ -42,21 +42,13 @@ class RelayedResponse(Response):
         self._started = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.ensure_future(self._respond(scope, receive, send))
-        gone = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
-            else:
+            if not await unless_gone(self._respond(scope, receive, send), receive):
                 self._ask.record.cancelled()
         except asyncio.CancelledError:  # Serve looks out for the client too
             self._ask.record.cancelled()
             raise
         finally:
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
             if self._transcript and self._transcript.tokens:
                 self._ask.record.used(self._transcript.prompt_tokens, self._transcript.tokens)
             self._ask.record.end()

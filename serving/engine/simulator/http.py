@@ -4,7 +4,6 @@ A request is answered by one task that waits for the engine's tokens and one tha
 first to end ends the other, and a request nobody reads is cancelled in the engine.
 """
 
-import asyncio
 import json
 import time
 import uuid
@@ -19,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from serving.asgi import disconnected
+from serving.asgi import unless_gone
 from serving.engine.simulator import tokenizer
 from serving.engine.simulator.engine import Engine, Stream
 from serving.engine.simulator.faults import Faults
@@ -167,17 +166,10 @@ class _Generated(Response):
             await _on_request_error(None, _internal(error.message))(scope, receive, send)
             return
         write = self._stream if self._order.stream else self._whole
-        work = asyncio.ensure_future(write(stream, scope, receive, send))
-        gone = asyncio.ensure_future(disconnected(receive))
         try:
-            await asyncio.wait((work, gone), return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                work.result()
+            await unless_gone(write(stream, scope, receive, send), receive)
         finally:
             self._engine.cancel(stream)
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
             if self._told:
                 self._told(stream)
 
