@@ -1,6 +1,7 @@
 import asyncio
 import csv
 import json
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from starlette.routing import Route
 pytestmark = pytest.mark.cluster
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
+STATISTICS = Path(__file__).with_name("locust_statistics.py")
 CHAT = "/v1/chat/completions"
 FIRST_S, NEXT_S, TOKENS = 0.3, 0.05, 5
 
@@ -77,16 +79,17 @@ class Run:
 
 
 def load(address: str, directory: Path, *options: str | Path) -> Run:
+    written = directory / "statistics.csv"
     done = subprocess.run(
-        [sys.executable, "-m", "locust", "-f", LOCUSTFILE, "--headless", "--only-summary"]
-        + ["--host", address, "--csv", directory / "run", *options],
+        [sys.executable, "-m", "locust", "-f", f"{LOCUSTFILE},{STATISTICS}", "--headless", "--only-summary"]
+        + ["--host", address, *options],
+        env=os.environ | {"STATISTICS": str(written)},
         capture_output=True,
         text=True,
         check=False,
         timeout=60,
     )
     assert "Traceback" not in done.stdout + done.stderr, done.stderr
-    written = directory / "run_stats.csv"
     if not written.exists():
         return Run(done.returncode, done.stdout + done.stderr, {})
     with written.open() as table:
