@@ -5,6 +5,7 @@ Locust's own --csv rewrites its file every second from a greenlet that may meet 
 
 import csv
 import os
+from pathlib import Path
 from typing import Any
 
 from locust import events
@@ -20,5 +21,5 @@ def write_at_the_end(environment: Environment, **_: Any) -> None:
 
     @environment.events.quit.add_listener
     def write(**_: Any) -> None:
-        with open(os.environ["STATISTICS"], "w", newline="") as table:
+        with Path(os.environ["STATISTICS"]).open("w", newline="") as table:
             StatsCSV(environment, PERCENTILES_TO_REPORT).requests_csv(csv.writer(table))
