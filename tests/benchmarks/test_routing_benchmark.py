@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from benchmarks import routing
-from benchmarks.routing import LOADS, OURS, POLICIES, Policy, Seen
+from benchmarks.routing.load import CHAT, LOADS, Seen, play
+from benchmarks.routing.picture import svg
+from benchmarks.routing.policies import MODEL, OURS, POLICIES, Policy
+from benchmarks.routing.processes import entry
 
 pytestmark = pytest.mark.unit
 
@@ -45,10 +47,10 @@ async def metrics(_: Request) -> Response:
 
 def test_conversations_grow_and_refusals_hits_and_times_are_counted() -> None:
     ASKED.clear()
-    app = Starlette(routes=[Route(routing.CHAT, chat, methods=["POST"]), Route("/metrics", metrics)])
+    app = Starlette(routes=[Route(CHAT, chat, methods=["POST"]), Route("/metrics", metrics)])
     load = replace(LOADS[0], per_s=20, turns=(3, 3), asked=(5, 9), answered=(2, 2), think_s=0.001)
     with asgi_server(app) as address:
-        seen = asyncio.run(routing.play(Policy("round robin"), [address], [address], load, 0.3))
+        seen = asyncio.run(play(Policy("round robin"), [address], [address], load, 0.3))
     assert seen.refused > 0  # the third turn of each, with which it ends
     assert seen.requests == 3 * seen.refused
     assert len(seen.first_s) == seen.good == 2 * seen.refused
@@ -59,13 +61,13 @@ def test_conversations_grow_and_refusals_hits_and_times_are_counted() -> None:
 
 
 def test_every_router_gets_the_same_conversations_with_a_first_word_of_its_own() -> None:
-    app = Starlette(routes=[Route(routing.CHAT, chat, methods=["POST"]), Route("/metrics", metrics)])
+    app = Starlette(routes=[Route(CHAT, chat, methods=["POST"]), Route("/metrics", metrics)])
     load = replace(LOADS[2], per_s=30, asked=(5, 9), answered=(2, 2))
     said = []
     with asgi_server(app) as address:
         for policy in POLICIES[:2]:
             ASKED.clear()
-            asyncio.run(routing.play(policy, [address], [address], load, 0.2))
+            asyncio.run(play(policy, [address], [address], load, 0.2))
             said.append(sorted(asked["messages"][0]["content"].split(": ") for asked in ASKED))
     first, second = said
     assert first
@@ -79,7 +81,7 @@ def test_the_plot_and_the_table_show_every_policy_under_every_load() -> None:
         for load in LOADS
         for policy in POLICIES
     ]
-    drawn = routing.svg(rows)
+    drawn = svg(rows)
     for row in rows:
         assert f">{row.policy}</text>" in drawn
         assert row.row().endswith("| 90.0% | 1 of 10 |")
@@ -88,7 +90,7 @@ def test_the_plot_and_the_table_show_every_policy_under_every_load() -> None:
 
 @pytest.mark.parametrize("policy", [policy for policy in POLICIES if not policy.peer])
 def test_our_policies_choose_what_they_are_named_for(policy: Policy) -> None:
-    table = policy.table(routing.MODEL)
+    table = policy.table(MODEL)
     figures = dict.fromkeys(
         (
             "num_requests_running",
@@ -100,9 +102,9 @@ def test_our_policies_choose_what_they_are_named_for(policy: Policy) -> None:
         ),
         0.0,
     )
-    table.update([routing.entry(name, figures, 1) for name in "ab"], 0.0)
+    table.update([entry(name, figures, 1) for name in "ab"], 0.0)
     chosen = []
     for _ in range(6):
-        chosen.append(table.choose(routing.MODEL).replica)
+        chosen.append(table.choose(MODEL).replica)
         table.begin(chosen[-1])
     assert chosen.count("a") == 3, OURS

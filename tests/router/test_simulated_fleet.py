@@ -1,4 +1,4 @@
-"""What the choice of slices is worth, on simulated engines in simulated time; benchmarks/routing.py measures it over HTTP."""
+"""What the choice of slices is worth, on simulated engines in simulated time; benchmarks/routing measures it over HTTP."""
 
 from functools import lru_cache
 

@@ -1,0 +1,168 @@
+"""The processes under measurement: engines, our routers, other projects' routers."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+import aiohttp
+import uvicorn
+from pydantic_core import from_json
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from benchmarks import peers
+from benchmarks.routing.load import CHAT, TIMEOUT_S, counted
+from benchmarks.routing.policies import MODEL, Policy
+from benchmarks.simulator import nowhere
+from serving.config import ModelSpec
+from serving.engine.simulator.server import SimulatorServer
+from serving.planning import plan
+from serving.router.answer import RelayedResponse
+from serving.router.ask import Ask
+from serving.router.relay import Relay
+from serving.slices.board import BEAT_S, Entry, State
+from serving.slices.simulation import free_port
+
+_SPEC = {
+    "name": MODEL,
+    "model": "meta-llama/Llama-3.3-70B-Instruct",
+    "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
+    "engine": {"max_model_len": 32768},
+}
+
+
+async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
+    """One of our routers: the relay over a table that is kept from the engines' metrics, as elsewhere from the board."""
+    table = policy.table(MODEL)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        app.state.relay = Relay(table)
+        async with aiohttp.ClientSession() as session:
+            await read(session, 1)
+            following = asyncio.create_task(follow(session))
+            yield
+            following.cancel()
+        await app.state.relay.close()
+
+    async def follow(session: aiohttp.ClientSession) -> None:
+        for beat in range(2, sys.maxsize):
+            await asyncio.sleep(BEAT_S)
+            await read(session, beat)
+
+    async def read(session: aiohttp.ClientSession, beat: int) -> None:
+        figures = [await counted(session, engine) for engine in engines]
+        table.update(
+            [entry(engine, now, beat) for engine, now in zip(engines, figures, strict=True)], beat * BEAT_S
+        )
+
+    async def forward(request: Request) -> Response:
+        body = await request.body()
+        return RelayedResponse(
+            app.state.relay, Ask.of(request, MODEL, request.scope["path"], body, from_json(body))
+        )
+
+    app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
+    config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
+    await uvicorn.Server(config).serve()
+
+
+def entry(engine: str, figures: dict[str, float], beat: int) -> Entry:
+    return Entry(
+        engine,
+        MODEL,
+        State.SERVING,
+        "serving",
+        "simulated",
+        address=engine,
+        simulated=True,
+        running=int(figures["num_requests_running"]),
+        waiting=int(figures["num_requests_waiting"]),
+        kv_usage=figures["kv_cache_usage_perc"],
+        prompt_tokens=int(figures["prompt_tokens_total"]),
+        cached_tokens=int(figures["prefix_cache_hits_total"]),
+        output_tokens=int(figures["generation_tokens_total"]),
+        beat=beat,
+    )
+
+
+async def serve() -> None:
+    """One engine: print its port, end with the input."""
+    server = SimulatorServer(plan(ModelSpec.model_validate(_SPEC)), nowhere(), "")
+    await server.start()
+    print(server.port, flush=True)
+    await asyncio.to_thread(sys.stdin.read)
+    server.kill()
+
+
+@contextlib.contextmanager
+def engines(count: int) -> Iterator[list[str]]:
+    """Simulated engines on ports of their own; they end with their input."""
+    with contextlib.ExitStack() as stack:
+        command = [sys.executable, "-m", "benchmarks.routing", "--engine"]
+        started = [
+            stack.enter_context(
+                subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            )
+            for _ in range(count)
+        ]
+        for each in started:
+            stack.callback(each.kill)
+        yield [f"http://127.0.0.1:{each.stdout.readline().strip()}" for each in started if each.stdout]
+
+
+@contextlib.contextmanager
+def routers(policy: Policy, engines: Sequence[str]) -> Iterator[list[str]]:
+    """The routers of a policy, answering; raises RuntimeError where one does not."""
+    ports = [free_port() for _ in range(policy.routers)]
+    with contextlib.ExitStack() as stack:
+        for port in ports:
+            command = (
+                peer_command(policy.peer, port, engines)
+                if policy.peer
+                else own_command(policy, port, engines)
+            )
+            process = subprocess.Popen(
+                command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
+            )
+            stack.callback(process.wait)
+            stack.callback(os.killpg, process.pid, signal.SIGKILL)
+        addresses = [f"http://127.0.0.1:{port}" for port in ports]
+        for address in addresses:
+            asyncio.run(answers(address))
+        yield addresses
+
+
+async def answers(address: str) -> None:
+    """Wait until a chat is answered: a router may be up before it knows its engines."""
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "ready?"}], "max_tokens": 1}
+    deadline_s = time.monotonic() + TIMEOUT_S
+    async with aiohttp.ClientSession() as session:
+        while time.monotonic() < deadline_s:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.post(address + CHAT, json=body) as answer:
+                    if answer.status == 200:
+                        return
+            await asyncio.sleep(0.2)
+    raise RuntimeError(f"{address} does not answer")
+
+
+def own_command(policy: Policy, port: int, engines: Sequence[str]) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.routing", "--route", policy.name, "--port", str(port), *engines]
+
+
+def peer_command(peer: str, port: int, engines: Sequence[str]) -> list[str]:
+    """With its own defaults, and its cache-aware policy by name."""
+    binary = str(peers.environment(f"{peer}.txt") / "bin" / peer)
+    return [
+        *([binary, "launch"] if peer == "smg" else [binary]),
+        *("--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())),
+        *("--policy", "cache_aware", "--worker-urls", *engines),
+    ]
