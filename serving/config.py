@@ -5,6 +5,7 @@ unknown keys, naming the nearest known one.
 """
 
 import difflib
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -190,7 +191,28 @@ class GkeSpec(_Spec):
         default=None, description="GCS bucket mounted at /weights by GCS FUSE."
     )
     token_secret: str = Field(default="hf-token", description="Secret whose key `token` is HF_TOKEN.")
+    control_store: str | None = Field(
+        default=None,
+        description="What keeps Ray's control store, so that slices outlive the head: `rocksdb`, a disk that KubeRay gives "
+        "the head, or host:port of a Redis.",
+    )
+    redis_secret: str | None = Field(default=None, description="Secret whose key `password` is that Redis's.")
     zone: str = Field(default="ZONE", description="Zone of the node pools, for gcloud.")
+
+    @field_validator("control_store")
+    @classmethod
+    def _is_a_store(cls, value: str | None) -> str | None:
+        if value is None or value == "rocksdb" or re.fullmatch(r"[^\s:/]+:\d+", value):
+            return value
+        raise ValueError("this is neither rocksdb nor host:port of a Redis")
+
+    @model_validator(mode="after")
+    def _redis_is_named(self) -> Self:
+        if self.redis_secret and self.control_store in (None, "rocksdb"):
+            raise ValueError(
+                "redis_secret is a Redis's, and control_store names none; set it to host:port of the Redis"
+            )
+        return self
 
 
 class FailoverSpec(_Spec):

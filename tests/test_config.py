@@ -115,6 +115,14 @@ def test_a_missing_key_is_named(raw: Any, says: str) -> None:
         (args(replicas={"min": 3, "max": 2}), "models.0.replicas: min 3 is above max 2"),
         (args(drain_s=-1), "models.0.drain_s: "),
         (args(stall_s=0), "models.0.stall_s: "),
+        (
+            args() | {"gke": {"control_store": "redis"}},
+            "gke.control_store: this is neither rocksdb nor host:port of a Redis (got 'redis')",
+        ),
+        (
+            args() | {"gke": {"control_store": "rocksdb", "redis_secret": "redis"}},
+            "gke: redis_secret is a Redis's, and control_store names none; set it to host:port of the Redis",
+        ),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_refused_with_its_place(raw: Any, says: str) -> None:

@@ -104,6 +104,7 @@ def _ray_service(
             "serveConfigV2": serve_config,
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
+                **_control_store(gke),
                 "enableInTreeAutoscaling": True,
                 "autoscalerOptions": {
                     "version": "v2",
@@ -115,6 +116,17 @@ def _ray_service(
             },
         },
     }
+
+
+def _control_store(gke: GkeSpec) -> dict[str, Any]:
+    """With it KubeRay also has workers wait 10 minutes for a head, where Ray's own minute would end their slices."""
+    if gke.control_store is None:
+        return {}
+    if gke.control_store == "rocksdb":
+        return {"gcsFaultToleranceOptions": {"backend": "rocksdb"}}
+    secret = {"name": gke.redis_secret, "key": "password"}
+    password = {"redisPassword": {"valueFrom": {"secretKeyRef": secret}}} if gke.redis_secret else {}
+    return {"gcsFaultToleranceOptions": {"redisAddress": gke.control_store, **password}}
 
 
 def _head(label: str, gke: GkeSpec) -> dict[str, Any]:

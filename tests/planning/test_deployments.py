@@ -147,3 +147,42 @@ def test_v7x_over_several_hosts_is_shaped_by_a_workload_policy() -> None:
     assert "resource-policies create workload-policy deepseek-r1-v7x-2x2x2" in text
     assert "--placement-policy=deepseek-r1-v7x-2x2x2" in text
     assert "--tpu-topology" not in text
+
+
+STORES: list[tuple[dict[str, str], dict[str, Any] | None]] = [
+    ({}, None),
+    ({"control_store": "rocksdb"}, {"backend": "rocksdb"}),
+    ({"control_store": "redis:6379"}, {"redisAddress": "redis:6379"}),
+    (
+        {"control_store": "redis:6379", "redis_secret": "redis"},
+        {
+            "redisAddress": "redis:6379",
+            "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}},
+        },
+    ),
+]
+
+
+def with_gke(gke: dict[str, str], folder: Path) -> dict[str, Any]:
+    """The RayService of a deployment with this `gke:`."""
+    raw = yaml.safe_load((ROOT / "deployments" / "llama.yaml").read_text())
+    raw["applications"][0]["args"]["gke"] = gke
+    path = folder / "llama.yaml"
+    path.write_text(yaml.safe_dump(raw))
+    (service,) = kinds(manifest(path))["RayService"]
+    return service
+
+
+@pytest.mark.parametrize(("gke", "options"), STORES)
+def test_the_control_store_is_kept_where_it_is_asked_to(
+    gke: dict[str, str], options: dict[str, Any] | None, tmp_path: Path
+) -> None:
+    cluster = with_gke(gke, tmp_path)["spec"]["rayClusterConfig"]
+    assert cluster.get("gcsFaultToleranceOptions") == options
+
+
+@pytest.mark.parametrize("gke", [gke for gke, _ in STORES])
+def test_a_kept_control_store_is_valid(gke: dict[str, str], tmp_path: Path, schema: dict[str, Any]) -> None:
+    service = with_gke(gke, tmp_path)
+    jsonschema.Draft202012Validator(schema).validate(service)
+    assert unknown_keys({**service, "metadata": {}}, schema) == []
