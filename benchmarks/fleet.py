@@ -2,6 +2,7 @@
 
     python benchmarks/fleet.py                    # the table: four policies on four traces
     python benchmarks/fleet.py --svg fleet.svg    # and what ours wanted, ordered and had
+    python benchmarks/fleet.py --hindsight        # the other policies' targets, each the best for its trace
     python benchmarks/fleet.py --check            # the fluid that the table rests on, beside requests one by one
     python benchmarks/fleet.py --size             # 1,000 slices for 24 hours: how long that takes, and a policy call
 
@@ -30,6 +31,9 @@ _DEPLOYMENT = Path(__file__).parent.parent / "deployments" / "llama-70b-v6e-8.ya
 _LENGTHS = Lengths(prompt=1000, answer=300)
 _TTFT_S, _ITL_S = 2.0, 0.04
 _MOST = 60
+# Targets to look back on, of a slice's sequences: requests that are with it, and requests that wait.
+_ONGOING = [share / 100 for share in range(30, 101, 5)]
+_WAITING = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 2)
 
 
 def world(most: int = _MOST, market: Market | None = None) -> World:
@@ -59,18 +63,40 @@ def needed(rate: float, one: Capacity) -> int:
 
 
 def compare(there: World, every: Sequence[traces.Trace]) -> list[Outcome]:
+    return [played(there, trace, policy) for trace in every for policy in policies(there, trace.peak)]
+
+
+def played(there: World, trace: traces.Trace, policy: Policy) -> Outcome:
+    """A trace from a fleet that is as large as it takes at its beginning."""
     one = capacity(there.pools[0], there.lengths, there.itl_s)
-    outcomes = []
+    opening = needed(trace.rate(0.0), one)
+    first = [policy.count] if isinstance(policy, Fixed) else [opening]
+    if isinstance(policy, ServeDefault | QueueLength):
+        policy.current = opening
+    if isinstance(policy, Ours):
+        policy.opening = first
+    return run(there, trace, policy, first)
+
+
+def hindsight(there: World, every: Sequence[traces.Trace]) -> str:
+    """The rivals at every target, each at the one that is best for the trace, beside ours at its only setting."""
+    one = capacity(there.pools[0], there.lengths, there.itl_s)
+    most, settings = there.pools[0].max, Settings("model", there.pools, there.ttft_s, there.itl_s)
+    lines = [
+        "| trace | ours | policy | goodput of its best target at no more slice-hours | slice-hours for our goodput |",
+        "|---|---|---|---|---|",
+    ]
     for trace in every:
-        opening = needed(trace.rate(0.0), one)
-        for policy in policies(there, trace.peak):
-            first = [policy.count] if isinstance(policy, Fixed) else [opening]
-            if isinstance(policy, ServeDefault | QueueLength):
-                policy.current = opening
-            if isinstance(policy, Ours):
-                policy.opening = first
-            outcomes.append(run(there, trace, policy, first))
-    return outcomes
+        ours = played(there, trace, Ours(settings))
+        for rival, shares in ((ServeDefault, _ONGOING), (QueueLength, _WAITING)):
+            found = [played(there, trace, rival(1, most, share * one.sequences)) for share in shares]
+            cheap = [each.goodput for each in found if each.slice_hours <= ours.slice_hours]
+            good = [each.slice_hours for each in found if each.goodput >= ours.goodput]
+            lines.append(
+                f"| {trace.name} | {ours.goodput:.2%}, {ours.slice_hours:.0f} slice-hours | {rival.name} "
+                f"| {f'{max(cheap):.2%}' if cheap else 'none'} | {f'{min(good):.0f}' if good else 'never'} |"
+            )
+    return "\n".join(lines)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
@@ -200,6 +226,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--svg", type=Path, help="where to draw the timelines")
     parser.add_argument("--size", action="store_true", help="only: 1,000 slices for 24 hours")
+    parser.add_argument("--hindsight", action="store_true", help="only: the rivals at their best targets")
     parser.add_argument("--check", action="store_true", help="only: the fluid against requests one by one")
     options = parser.parse_args()
     if options.check:
@@ -209,6 +236,9 @@ def main() -> None:
         print(size(1000, 24))
         return
     every = [traces.steady(40), traces.diurnal(40), traces.bursts(40), traces.spike(20)]
+    if options.hindsight:
+        print(hindsight(world(), every))
+        return
     outcomes = compare(world(), every)
     print(table(outcomes))
     if options.svg:
