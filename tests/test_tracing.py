@@ -3,18 +3,13 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any
 
 import httpx
 import pytest
 import simulated_engine
 from fastapi import FastAPI
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from otlp import Collector, collecting, said
 from servers import asgi_server, free_address
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from serving import tracing
 from serving.config import FailoverSpec, RouterSpec
@@ -37,35 +32,9 @@ CHAT = "/v1/chat/completions"
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
 
 
-class Collector:
-    """What an OTLP/HTTP collector was sent: spans by name, with their service."""
-
-    def __init__(self) -> None:
-        self.spans: list[Any] = []
-
-    async def take(self, request: Request) -> Response:
-        sent = ExportTraceServiceRequest.FromString(await request.body())
-        for resource in sent.resource_spans:
-            for scope in resource.scope_spans:
-                self.spans += scope.spans
-        return Response(b"", media_type="application/x-protobuf")
-
-    def named(self, name: str) -> list[Any]:
-        return [span for span in self.spans if span.name == name]
-
-    def one(self, name: str) -> Any:
-        (span,) = self.named(name)
-        return span
-
-
-def said(span: Any) -> dict[str, Any]:
-    return {pair.key: getattr(pair.value, pair.value.WhichOneof("value")) for pair in span.attributes}
-
-
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    made = Collector()
-    with asgi_server(Starlette(routes=[Route("/v1/traces", made.take, methods=["POST"])])) as address:
+    with collecting() as (made, address):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
         yield made
 
