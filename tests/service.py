@@ -62,10 +62,12 @@ class Service:
         found: list[board.Entry] = self.until(there, timeout_s, f"{slices} slices serving")
         return found
 
-    def deploy(self, **changes: Any) -> None:
+    def deploy(self, budget: dict[str, Any] | None = None, **changes: Any) -> None:
         """Deploy the YAML again with changes to its first model, as `serve deploy` does, and return at once."""
         raw = yaml.safe_load(self.deployment.read_text())
-        raw["applications"][0]["args"]["models"][0] |= changes
+        arguments = raw["applications"][0]["args"]
+        arguments["models"][0] |= changes
+        arguments |= {"budget": budget} if budget else {}
         self.deployment.write_text(yaml.safe_dump(raw))
         with self.log.open("a") as output:
             subprocess.run(
@@ -102,17 +104,19 @@ def service(
     startup: str = "",
     before: Callable[[SimulatedCluster], object] = lambda _: None,
     router: dict[str, Any] | None = None,
+    budget: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Iterator[Service]:
-    """`serve run` a YAML with `changes` to its first model and to `router` on fresh simulated slices; everything ends with the block.
+    """`serve run` a YAML with `changes` to its first model, `router` and `budget` on fresh simulated slices; all ends with the block.
 
     `engine` is what runs on the slices, `options` what the YAML says under that key.
     """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
     port = free_port()
     raw["http_options"]["port"] = port
-    raw["applications"][0]["args"]["models"][0] |= changes | ({"engine": options} if options else {})
-    raw["applications"][0]["args"]["router"] = router or {}
+    arguments = raw["applications"][0]["args"]
+    arguments["models"][0] |= changes | ({"engine": options} if options else {})
+    arguments |= {"router": router or {}, "budget": budget or {}}
     directory.mkdir(parents=True, exist_ok=True)
     deployment = directory.with_suffix(".yaml")
     deployment.write_text(yaml.safe_dump(raw))

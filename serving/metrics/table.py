@@ -220,7 +220,7 @@ DECISIONS = _counter(
     "scaling_decisions",
     ("model", "pool", "direction"),
     "scaling",
-    "Decisions on a pool by direction: start, up, down or hold; `serving status` has the reasons in words.",
+    "Decisions on a pool by direction: start, up, down, hold or short (of a limit); `serving status` has the reasons in words.",
 )
 UNREACHABLE = _gauge(
     "scrape_sources_unreachable",

@@ -106,12 +106,13 @@ class State:
 
 @dataclass(frozen=True)
 class Decision:
-    """Slices wanted, by pool, and why. `held` where a report could not be used."""
+    """Slices wanted, by pool, and why. `held` where a report could not be used, `short` where a limit keeps more away."""
 
     wanted: tuple[int, ...]
     reason: str
     held: bool
     state: State
+    short: bool = False
 
 
 def start(settings: Settings, wanted: Sequence[int] | None = None) -> State:
@@ -140,10 +141,10 @@ def decide(settings: Settings, state: State, report: Report, now_s: float) -> De
         state = replace(state, traffic=traffic, first_s=now_s)
     ones = _capacities(settings, state)
     state, need, why = _need(settings, state, report, sums, ones, now_s)
-    wanted, limits = _fill(settings, state, report.room, need, ones, now_s)
+    wanted, limits, short = _fill(settings, state, report.room, need, ones, now_s)
     pools = tuple(_ordered(pool, count, now_s) for pool, count in zip(state.pools, wanted, strict=True))
     state = replace(state, pools=pools)
-    return Decision(state.wanted, "; ".join([why, *limits]), held=False, state=state)
+    return Decision(state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short)
 
 
 def _held(before: State, problem: str, state: State) -> Decision:
@@ -316,8 +317,8 @@ def _window(
 
 def _fill(
     settings: Settings, state: State, room: Room, need: float, ones: Sequence[Capacity], now_s: float
-) -> tuple[list[int], list[str]]:
-    """Slices by pool for a rate: each pool's least, then the preferred first."""
+) -> tuple[list[int], list[str], bool]:
+    """Slices by pool for a rate, each pool's least, then the preferred first; remarks; whether a limit keeps more away."""
     rates = [one.requests_per_s for one in ones]
     least = [pool.min for pool in settings.pools]
     if now_s - state.first_s < settings.cool_down_s:
@@ -345,9 +346,14 @@ def _fill(
         if known.orders:
             waited = f"{pool.name}: {len(known.orders)} on order for {now_s - known.orders[0]:.0f} s"
             said.append(waited + (", out of patience" if known.late else ""))
-    if missing > _NOT_WORTH * rates[0]:
+    if short := missing > _NOT_WORTH * rates[0]:
         said.append(f"{missing:.2g} requests/s above what replicas.max can take")
-    return _within(settings, state, room, wanted, said), said
+    asked = sum(wanted)
+    wanted = _within(settings, state, room, wanted)
+    if sum(wanted) < asked:
+        short = True
+        said.append(f"the budget allows {sum(wanted)} of {asked} slices")
+    return wanted, said, short
 
 
 def _slices(rate: float, one: float, most: int) -> int:
@@ -356,7 +362,7 @@ def _slices(rate: float, one: float, most: int) -> int:
     return min(most, max(0, math.ceil(min(rate / one, 1e9) - _NOT_WORTH)))
 
 
-def _within(settings: Settings, state: State, room: Room, wanted: list[int], said: list[str]) -> list[int]:
+def _within(settings: Settings, state: State, room: Room, wanted: list[int]) -> list[int]:
     """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `min`."""
     order = list(reversed(range(len(wanted))))
     there = [max(pool.min, known.delivered) for pool, known in zip(settings.pools, state.pools, strict=True)]
@@ -365,7 +371,6 @@ def _within(settings: Settings, state: State, room: Room, wanted: list[int], sai
         *((at, there[at]) for at in order),
         *((at, settings.pools[at].min) for at in order),
     ]
-    asked = sum(wanted)
     for at, floor in cuts:
         excess = 0.0
         if room.slices is not None:
@@ -377,8 +382,6 @@ def _within(settings: Settings, state: State, room: Room, wanted: list[int], sai
             )
             excess = max(excess, (cost - room.dollars_per_hour) / price - 1e-9)
         wanted[at] -= max(0, min(wanted[at] - floor, math.ceil(excess)))
-    if sum(wanted) < asked:
-        said.append(f"the budget allows {sum(wanted)} of {asked} slices")
     return wanted
 
 

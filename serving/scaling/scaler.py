@@ -5,6 +5,7 @@ much longer while the head restarts. So Serve's calls only fetch what the thread
 """
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,6 +22,8 @@ _BUSY_SHARE = 0.1
 # Serve calls several times a second; an application without calls for so long is gone.
 _ABANDONED_S = 60.0
 _KEPT = 200
+# A limit that binds on and off is told once.
+_SHORT_S = 60.0
 logger = logging.getLogger("ray.serve")
 
 
@@ -31,6 +34,7 @@ class _Model:
     state: State | None = None
     told: tuple[int, ...] = ()
     hold: bool = False
+    short_s: float = -math.inf  # when a limit kept slices away last
 
 
 class Board:
@@ -148,11 +152,15 @@ class Scaler:
             )
 
     def _tell(self, model: _Model, decision: Decision) -> None:
-        """Log and keep what is new: another number for a pool, or that reports can't be used."""
+        """Log and keep what is new: another number for a pool, that reports can't be used, or that a limit binds."""
+        now_s = self._clock()
+        short = decision.short and now_s - model.short_s > _SHORT_S
+        if decision.short:
+            model.short_s = now_s
         news = [
             (at, pool.name, count)
             for at, (pool, count) in enumerate(zip(model.settings.pools, decision.wanted, strict=True))
-            if model.told[at : at + 1] != (count,) or decision.held > model.hold
+            if model.told[at : at + 1] != (count,) or decision.held > model.hold or short
         ]
         before, model.told, model.hold = model.told, decision.wanted, decision.held
         for at, pool, count in news:
@@ -180,7 +188,7 @@ class Scaler:
 def _direction(before: tuple[int, ...], count: int) -> str:
     if not before:
         return "start"
-    return "up" if count > before[0] else "down"
+    return "up" if count > before[0] else "down" if count < before[0] else "short"
 
 
 _SCALERS: dict[str, Scaler] = {}

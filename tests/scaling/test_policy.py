@@ -124,6 +124,7 @@ class TestBudget:
         decision = fleet.run(80, 60)
         assert decision.wanted == (2,)
         assert "the budget allows 2 of 10" in decision.reason
+        assert decision.short
 
     def test_dollars_are_capped(self) -> None:
         fleet = Fleet(settings(pool(dollars_per_hour=10)), room=Room(dollars_per_hour=35))

@@ -4,8 +4,8 @@ from dataclasses import asdict
 import pytest
 from fleet_of import pool, settings
 
-from serving.scaling.policy import Room
-from serving.scaling.scaler import Scaler
+from serving.scaling.policy import Decision, Room, start
+from serving.scaling.scaler import Scaler, _Model
 from serving.scaling.serve import SlicePolicy
 
 pytestmark = pytest.mark.unit
@@ -29,3 +29,15 @@ def test_what_serve_is_given_comes_back_as_it_was() -> None:
     asked = settings(pool("near", patience_s=100), pool("far", least=2), ttft_s=1.0)
     sent = json.loads(json.dumps(asdict(asked)))
     assert SlicePolicy(1, sent, {"slices": None})._settings == asked
+
+
+def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
+    time_s = [0.0]
+    scaler = Scaler("app", Room(), clock=lambda: time_s[0])
+    model = _Model(settings())
+    told = []
+    for at_s, short in ((0, False), (10, True), (11, True), (20, False), (30, True), (95, False), (96, True)):
+        time_s[0] = at_s
+        scaler._tell(model, Decision((1,), f"{at_s}", held=False, state=start(model.settings), short=short))
+        told.append(len(scaler._kept or ()))
+    assert told == [1, 2, 2, 2, 2, 2, 3]
