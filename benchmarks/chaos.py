@@ -128,7 +128,8 @@ class Load:
                 wrong = "" if found == self._right[number % len(QUESTIONS)] else "another answer"
             except (aiohttp.ClientError, AnswerError, TimeoutError) as error:
                 wrong = f"{type(error).__name__}: {error}"
-                await asyncio.sleep(0.1)
+                # Where nobody listens, a failure a client and second.
+                await asyncio.sleep(1 if isinstance(error, aiohttp.ClientConnectorError) else 0.1)
             if wrong:
                 self.outcome.failed += 1
                 self.outcome.errors.append(wrong[:200])
@@ -248,7 +249,8 @@ async def play(trial: Trial, fault: Fault) -> Outcome:
         load.over = True
         await asyncio.gather(*clients)
         await asyncio.sleep(6)  # Ray's agents gather what routers count every few seconds
-        outcome.resumed = await asyncio.to_thread(moved, trial) - before
+        after = await asyncio.to_thread(moved, trial)
+        outcome.resumed = after - before if after >= before else after  # new routers count from none
     if fault.takes_slice:
         await asyncio.to_thread(belongings.resume, victim)
         outcome.left = await asyncio.to_thread(belongings.left)
@@ -257,18 +259,18 @@ async def play(trial: Trial, fault: Fault) -> Outcome:
 
 
 def whole(trial: Trial) -> bool:
-    """As many slices and routers as the YAML asks for, and a Serve controller."""
+    """As many slices and routers as the YAML asks for, a Serve controller, and a front door that answers."""
     serving = [one for one in board.read() if one.serves]
-    healthy = [one for one in serving if not httpx_fails(one)]
+    healthy = [one for one in serving if answers(f"{one.address}/health")]
     there = len(routers(trial.cluster)) == ROUTERS and len(controllers(trial.cluster)) == 1
-    return len(healthy) == len(serving) == SLICES and there
+    return len(healthy) == len(serving) == SLICES and there and answers(f"{trial.address}/v1/models")
 
 
-def httpx_fails(entry: board.Entry) -> bool:
+def answers(url: str) -> bool:
     try:
-        return not httpx.get(f"{entry.address}/health", timeout=0.5).is_success
+        return httpx.get(url, timeout=0.5).is_success
     except httpx.TransportError:
-        return True
+        return False
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

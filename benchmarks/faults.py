@@ -103,6 +103,10 @@ def _kill_router(trial: Trial, _: board.Entry) -> None:
     routers(trial.cluster)[0].kill()
 
 
+def _restart_head(trial: Trial, _: board.Entry) -> None:
+    trial.cluster.restart_head()
+
+
 def _kill_controller(trial: Trial, _: board.Entry) -> None:
     controllers(trial.cluster)[0].kill()
 
@@ -125,6 +129,12 @@ FAULTS = (
     ),
     Fault("controller", "SIGKILL to the Serve controller", _kill_controller, takes_slice=False),
     Fault("router", "SIGKILL to one of two routers", _kill_router, takes_slice=False),
+    Fault(
+        "head",
+        "the head is gone and started again, its control store on disk",
+        _restart_head,
+        takes_slice=False,
+    ),
     Fault(
         "errors",
         "half of a slice's requests are answered with 500",

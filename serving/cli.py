@@ -87,8 +87,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     kill.add_argument("target", metavar="SLICE[/HOST]")
     kill.set_defaults(run=_sim_kill)
-    restart = actions.add_parser("restart", help="start a killed host (slice-0/1) again")
-    restart.add_argument("target", metavar="SLICE/HOST")
+    restart = actions.add_parser(
+        "restart",
+        help="start a killed host (slice-0/1) again, or end the head and start it again on its disk",
+    )
+    restart.add_argument("target", metavar="SLICE/HOST|head")
     restart.set_defaults(run=_sim_restart)
     actions.add_parser("status", help="the simulated slices and their hosts").set_defaults(run=_sim_status)
     actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)
@@ -180,9 +183,13 @@ def _sim_kill(options: argparse.Namespace) -> None:
 
 
 def _sim_restart(options: argparse.Namespace) -> None:
-    from serving.slices.simulation import SimulatedCluster
+    from serving.slices.simulation import HEAD, SimulatedCluster
 
-    SimulatedCluster.attach(_directory(options)).restart_host(*_host(options.target))
+    cluster = SimulatedCluster.attach(_directory(options))
+    if options.target == HEAD:
+        cluster.restart_head()
+    else:
+        cluster.restart_host(*_host(options.target))
 
 
 def _host(target: str) -> tuple[str, int]:

@@ -122,6 +122,13 @@ class NoSliceError(ServingError):
     code = "no_slice_ready"
 
 
+class NoRouterError(ServingError):
+    """The front door stands, and nobody is behind it now."""
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "no_router_ready"
+
+
 class UnauthorizedError(ServingError):
     """The client shows no API key, or none of this service's."""
 

@@ -42,4 +42,9 @@ def test_codes_tell_errors_apart() -> None:
 def test_only_what_may_pass_by_itself_is_a_503() -> None:
     """Clients and load balancers try a 503 again."""
     again = {kind for kind in TREE if kind.status is HTTPStatus.SERVICE_UNAVAILABLE}
-    assert again == {errors.NoSliceError, errors.SliceLostError, errors.OverloadedError}
+    assert again == {
+        errors.NoSliceError,
+        errors.NoRouterError,
+        errors.SliceLostError,
+        errors.OverloadedError,
+    }

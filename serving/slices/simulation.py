@@ -179,6 +179,16 @@ class SimulatedCluster:
             raise SimulationError(f"host {worker_id} of {name} is alive; kill it first")
         self._start_hosts(entry, [worker_id])
 
+    def restart_head(self) -> None:
+        """End the head as a power cut does, and start it again on its disk: the control store's records are kept.
+
+        With it go the Serve controller, the routers, HAProxy and every driver that stood there; slices wait for it.
+        """
+        tagged.kill(lambda: self._processes(HEAD))
+        # Here the slices' raylets are on the same machine: with this file, Ray takes them for a head that runs.
+        (self.directory / "ray" / "ray_current_cluster").unlink(missing_ok=True)
+        self._start_head()
+
     def kill_host(self, name: str, worker_id: int) -> int:
         """End a host as a power cut does: every process on it at once. Returns how many there were."""
         entry = self._slice(name)
@@ -242,6 +252,9 @@ class SimulatedCluster:
             # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
+            # The control store on disk, as a Redis keeps it on a cluster: slices outlive a head that comes back.
+            "RAY_gcs_storage": "rocksdb",
+            "RAY_gcs_storage_path": str(self.directory / "gcs"),
             # Someone watches; Ray's own 10 s are for a fleet.
             "RAY_metrics_report_interval_ms": "2000",
             # At Ray's 15, anything else on the machine starves an engine into looking hung.

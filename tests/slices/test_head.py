@@ -1,0 +1,51 @@
+"""The head ends and comes back on its disk: real Ray, Serve and HAProxy, simulated slices and engines."""
+
+from pathlib import Path
+
+import httpx
+import pytest
+from service import Service, leftovers, service
+
+from serving.slices import board
+
+pytestmark = pytest.mark.cluster
+
+
+def answers(running: Service) -> bool:
+    return running.post("/v1/completions", timeout_s=5, prompt="hello", max_tokens=4).is_success
+
+
+def test_slices_outlive_the_head_and_all_works_under_the_new_one(short_directory: Path) -> None:
+    with service(
+        short_directory, slices=3, engine="simulated", replicas={"min": 2, "max": 3}, cool_down_s=600
+    ) as running:
+        before = {one.replica: one.since for one in running.serving()}
+        decided = board.decisions()
+        workers = {
+            process
+            for one in running.serving()
+            for host in (0, 1)
+            for process in running.cluster.processes(one.slice, host)
+            if "ServeReplica" in " ".join(process.cmdline())
+        }
+        assert len(workers) >= len(before)
+        running.cluster.restart_head()
+        with pytest.raises(httpx.TransportError):  # the front door stood there too
+            answers(running)
+        running.until(lambda: answers(running), 60, "an answer")
+        running.until_serving(2)
+        assert {one.replica: one.since for one in running.serving()} == before
+        assert all(process.is_running() for process in workers)
+        assert board.decisions()[: len(decided)] == decided
+
+        lost = running.serving()[0]
+        running.cluster.kill_host(lost.slice, 1)
+        running.until(
+            lambda: (
+                len(running.serving()) == 2 and lost.replica not in {one.replica for one in running.serving()}
+            ),
+            60,
+            "the spare in place of a lost slice",
+        )
+        running.until(lambda: answers(running), 10, "an answer")
+    assert leftovers(running.cluster.id) == []
