@@ -18,7 +18,7 @@ from serving.scaling.policy import Settings
 from serving.scaling.serve import POLICY
 from serving.tpu import GENERATIONS
 
-# A lost slice ends its replica itself; this is for a replica that can't even do that.
+# Serve sees by it that a replica has ended: a router at once, a slice that is lost ends its replica itself.
 _HEALTH_PERIOD_S = 1
 _HEALTH_TIMEOUT_S = 30
 # A router must not die with a slice, nor take the cores that feed its chips.
@@ -69,6 +69,7 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         num_replicas=config.router.replicas,
         max_ongoing_requests=10_000,
         max_surge_percent=100,
+        health_check_period_s=_HEALTH_PERIOD_S,
         # Its open answers end before it does.
         graceful_shutdown_timeout_s=max(pools[0].model.drain_s for pools in plans) + _STOP_MARGIN_S,
         ray_actor_options={
