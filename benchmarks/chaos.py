@@ -65,7 +65,7 @@ class Outcome:
     longest_gap_s: float = 0.0
     detected_s: float | None = None
     recovered_s: float | None = None
-    left: Left = field(default_factory=Left)
+    left: Left | None = None  # of a slice that was given up
     load_average: float = 0.0
     errors: list[str] = field(default_factory=list)
 

@@ -58,6 +58,7 @@ def test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure() -> No
     assert len(rows) == 3
     assert rows[0].count("|") == rows[2].count("|") == 9
     assert rows[2].endswith("| 1.5 | 7 | 1 | 0 | 0.2 | - | 1, 1, 2 |")
+    assert table([Outcome("head")]).endswith("| - | - |")
 
 
 def test_every_loss_of_a_slice_is_a_fault() -> None:
