@@ -35,7 +35,8 @@ def _looks(address: str) -> Iterator[Status | str]:
             board.check(address)
             now_s = time.monotonic()
             entries, _ = reader.live(board.read(), now_s)
-            demands = window.observe(entries, board.demands(), now_s)
+            demands, _ = reader.asking(board.demands(), now_s)
+            window.observe(entries, demands, now_s)
             yield status(entries, board.wanted(), demands, told(board.decisions()), window, time.time())
         except ClusterError as error:
             yield f"{error.message}; trying again"

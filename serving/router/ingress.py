@@ -124,16 +124,18 @@ class Router:
             lambda: (board.read(), board.demands(), board.ordered(), board.decisions())
         )
         now_s = time.monotonic()
-        entries, forgotten = self._reader.live(found, now_s)
+        entries, lost = self._reader.live(found, now_s)
+        alive, gone = self._reader.asking(demands, now_s)
         for model in self._table.shapes.keys() & ordered.keys():
             self._table.want(model, ordered[model])
         self._table.update(entries, now_s)
-        self._entries, self._demands = entries, self._window.observe(entries, demands, now_s)
+        self._entries, self._demands = entries, alive
+        self._window.observe(entries, alive, now_s)
         self._relay.settle({entry.replica for entry in entries})
         self._gate.others(self._demands, self._replica)
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
-        await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, forgotten)
+        await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, lost, gone)
         await asyncio.to_thread(self._tell, entries, mine, now_s)
 
     def _demand(self, model: str) -> board.Demand:
@@ -166,10 +168,15 @@ def _warn_if_public() -> None:
         )
 
 
-def _write_board(wanted: list[board.Wanted], demands: list[board.Demand], forgotten: list[str]) -> None:
+def _write_board(
+    wanted: list[board.Wanted], demands: list[board.Demand], lost: list[str], gone: list[board.Demand]
+) -> None:
+    """What this router says, less what others left behind that ended without a word."""
     for one in wanted:
         board.want(one)
     for demand in demands:
         board.demand(demand)
-    for replica in forgotten:
+    for replica in lost:
         board.delete(replica)
+    for demand in gone:
+        board.undemand(demand.router, demand.model)

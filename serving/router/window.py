@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from serving.slices.board import STALE_S, Demand, Entry, State
+from serving.slices.board import Demand, Entry, State
 
 STEP_S = 2.0
 POINTS = 150  # five minutes
@@ -38,14 +38,13 @@ class Window:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
-        self._beats: dict[tuple[str, str], tuple[int, float]] = {}
         self._starts: dict[tuple[str, int], float] = {}
         self._points: dict[str, deque[Point]] = {}
         self._next_point_s: float | None = None
         self._now_s = 0.0
 
-    def observe(self, entries: Sequence[Entry], demands: Iterable[Demand], now_s: float) -> list[Demand]:
-        """Take a look at the board; returns the demands of routers that still beat."""
+    def observe(self, entries: Sequence[Entry], demands: Sequence[Demand], now_s: float) -> None:
+        """Take a look at the board, as a reader of it left it."""
         self._now_s = now_s
         seen = {}
         for entry in entries:
@@ -59,9 +58,7 @@ class Window:
             if entry.serves:
                 self._starts[entry.model, entry.pool] = sum(seconds for _, seconds in entry.phases)
         self._seen = seen
-        alive = self._beating(demands, now_s)
-        self._draw(entries, alive, now_s)
-        return alive
+        self._draw(entries, demands, now_s)
 
     def rates(self, replica: str) -> tuple[float, float]:
         """Output and prompt tokens a second of a slice, over the last seconds."""
@@ -82,19 +79,6 @@ class Window:
     def points(self, model: str) -> list[Point]:
         """A model's steps, the oldest first."""
         return list(self._points.get(model, ()))
-
-    def _beating(self, demands: Iterable[Demand], now_s: float) -> list[Demand]:
-        alive, beats = [], {}
-        for demand in demands:
-            key = demand.router, demand.model
-            beat, since_s = self._beats.get(key, (demand.beat, now_s))
-            if beat != demand.beat:
-                beat, since_s = demand.beat, now_s
-            beats[key] = beat, since_s
-            if now_s - since_s <= STALE_S:
-                alive.append(demand)
-        self._beats = beats
-        return alive
 
     def _draw(self, entries: Sequence[Entry], demands: Sequence[Demand], now_s: float) -> None:
         if self._next_point_s is None:

@@ -37,35 +37,15 @@ class _Model:
     short_s: float = -math.inf  # when a limit kept slices away last
 
 
-class Board:
-    """What the scaler reads and writes, with readers that tell who is gone."""
-
-    def __init__(self) -> None:
-        self._entries = board.Reader()
-        self._beats: dict[tuple[str, str], tuple[int, float]] = {}
-
-    def read(self, now_s: float) -> tuple[list[board.Entry], list[board.Demand]]:
-        entries, _ = self._entries.live(board.read(), now_s)
-        beats, demands = {}, []
-        for demand in board.demands():
-            key = (demand.router, demand.model)
-            beat, since = self._beats.get(key, (demand.beat, now_s))
-            beats[key] = (demand.beat, now_s if demand.beat != beat else since)
-            if now_s - beats[key][1] <= board.STALE_S:
-                demands.append(demand)
-        self._beats = beats
-        return entries, demands
-
-
 class Scaler:
-    """All models of one application. `wanted` and `add` are called by Serve's loop, `step` by the thread."""
+    """All models of one application. `wanted` is called by Serve's loop, `step` by the thread."""
 
     def __init__(self, application: str, budget: Room, clock: Callable[[], float] = time.monotonic) -> None:
         self._application = application
         self.budget = budget
         self._recorder = Recorder()
         self._clock = clock
-        self._board = Board()
+        self._reader = board.Reader()
         self._models: dict[str, _Model] = {}
         self._kept: list[board.Decision] | None = None
         self._unsaved = False
@@ -101,7 +81,8 @@ class Scaler:
         """Read the board and decide once for every model."""
         now_s = self._clock()
         try:
-            entries, demands = self._board.read(now_s)
+            entries, _ = self._reader.live(board.read(), now_s)
+            demands, _ = self._reader.asking(board.demands(), now_s)
         except Exception as error:  # noqa: BLE001  whatever the head's restart makes of a read, the fleet stays
             problem = f"the board can't be read ({error})"
             for model in self._models.values():

@@ -11,10 +11,10 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
 from ray.experimental import internal_kv
@@ -27,6 +27,7 @@ STALE_S = 2.5
 FORGOTTEN_S = 10.0
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
+_Beating = TypeVar("_Beating", "Entry", "Demand")
 
 
 class State(StrEnum):
@@ -325,20 +326,16 @@ class Publisher:
 
 
 class Reader:
-    """The board as one reader sees it: entries whose beat stands still are lost, then forgotten. Pure; time is given."""
+    """The board as one reader sees it: who no longer beats is lost, then forgotten. Pure; time is given."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, tuple[int, float]] = {}
+        self._slices = _Beats()
+        self._routers = _Beats()
 
     def live(self, entries: Iterable[Entry], now_s: float) -> tuple[list[Entry], list[str]]:
         """Entries with lost ones marked, and the replicas to delete from the board."""
-        marked, forgotten, seen = [], [], {}
-        for entry in entries:
-            beat, since = self._seen.get(entry.replica, (entry.beat, now_s))
-            if beat != entry.beat:
-                beat, since = entry.beat, now_s
-            seen[entry.replica] = (beat, since)
-            still_s = now_s - since
+        marked, forgotten = [], []
+        for entry, still_s in self._slices.still([(one.replica, one) for one in entries], now_s):
             if still_s > FORGOTTEN_S:
                 forgotten.append(entry.replica)
             elif still_s > STALE_S and entry.state is not State.LOST:
@@ -346,5 +343,41 @@ class Reader:
                 marked.append(dataclasses.replace(entry, state=State.LOST, reason=reason))
             else:
                 marked.append(entry)
-        self._seen = seen
         return marked, forgotten
+
+    def asking(self, demands: Iterable[Demand], now_s: float) -> tuple[list[Demand], list[Demand]]:
+        """Demands of routers that beat, and those to delete from the board."""
+        alive, forgotten = [], []
+        for demand, still_s in self._routers.still(
+            [((one.router, one.model), one) for one in demands], now_s
+        ):
+            if still_s <= STALE_S:
+                alive.append(demand)
+            elif still_s > FORGOTTEN_S:
+                forgotten.append(demand)
+        return alive, forgotten
+
+
+class _Beats:
+    """For how long each beat has stood still while somebody looked; one that is seen first has not, for all that is known.
+
+    A look that comes much later than the one before it did, as after a restart of the head, says nothing of who beat
+    meanwhile: that time does not count.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, tuple[int, float]] = {}
+        self._looked_s: float | None = None
+        self._period_s = 0.0
+
+    def still(self, named: Iterable[tuple[Hashable, _Beating]], now_s: float) -> list[tuple[_Beating, float]]:
+        seen, found = {}, []
+        period_s = 0.0 if self._looked_s is None else now_s - self._looked_s
+        blind_s = period_s - self._period_s if period_s - self._period_s > STALE_S else 0.0
+        self._looked_s, self._period_s = now_s, period_s
+        for name, one in named:
+            beat, since_s = self._seen.get(name, (one.beat, now_s - blind_s))
+            seen[name] = (beat, since_s + blind_s) if beat == one.beat else (one.beat, now_s)
+            found.append((one, now_s - seen[name][1]))
+        self._seen = seen
+        return found

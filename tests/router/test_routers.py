@@ -147,3 +147,6 @@ def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     assert all(0 <= late < 4 for late in after)
     assert {entry.replica for entry in running.serving()} == slices  # no slice was restarted
     running.until(lambda: len(live_routers()) == ROUTERS, 60, "a new router in its place")
+    running.until(
+        lambda: len(board.demands()) == ROUTERS, 30, "what the lost one had written to be taken off the board"
+    )

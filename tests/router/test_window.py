@@ -67,14 +67,6 @@ def test_times_to_first_token_are_the_slowest_routers() -> None:
     assert (window.points(LLAMA)[-1].ttft_p50_s, window.points(LLAMA)[-1].ttft_p90_s) == (0.3, 0.2)
 
 
-def test_a_router_whose_beat_stands_still_is_heard_no_more() -> None:
-    window = Window()
-    demand = Demand("one", LLAMA, held=7, beat=1)
-    assert window.observe([], [demand], 0.0) == [demand]
-    assert window.observe([], [demand], 2.0) == [demand]
-    assert window.observe([], [demand], 4.0) == []
-
-
 def test_a_start_is_measured_against_the_last_start_of_its_pool() -> None:
     window = Window()
     done = (("placing", 1.0), ("loading weights", 20.0), ("compiling", 39.0))
