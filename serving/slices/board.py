@@ -8,6 +8,7 @@ that hosts' clocks need not agree. `ray.experimental.internal_kv` and `ray._rayl
 
 import dataclasses
 import json
+import logging
 import socket
 import threading
 import time
@@ -27,6 +28,7 @@ STALE_S = 2.5
 FORGOTTEN_S = 10.0
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
+logger = logging.getLogger("ray.serve")
 _Beating = TypeVar("_Beating", "Entry", "Demand")
 
 
@@ -321,8 +323,12 @@ class Publisher:
 
     def _beat(self) -> None:
         while not self._stopped.wait(BEAT_S):
-            self.update()
-            self._beaten(self.entry)
+            try:
+                self.update()
+                self._beaten(self.entry)
+            except Exception:
+                # A slice whose thread ended here would be lost to all, though it serves.
+                logger.exception("the board can't be written; the next beat tries again")
 
 
 class Reader:

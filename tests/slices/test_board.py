@@ -1,8 +1,10 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from servers import until
 
-from serving.slices.board import FORGOTTEN_S, STALE_S, Demand, Entry, Reader, State
+from serving.slices import board
+from serving.slices.board import FORGOTTEN_S, STALE_S, Demand, Entry, Publisher, Reader, State
 
 pytestmark = pytest.mark.unit
 
@@ -121,3 +123,20 @@ def test_a_replica_that_left_the_board_leaves_nothing_behind() -> None:
     reader.live([entry(1)], now_s=0.0)
     reader.live([], now_s=1.0)
     assert reader.live([entry(1)], now_s=100.0) == ([entry(1)], [])
+
+
+def test_a_beat_that_cannot_be_written_is_followed_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[int] = []
+
+    def write(one: Entry) -> None:
+        if one.beat == 2:
+            raise ConnectionError("the head restarts")
+        written.append(one.beat)
+
+    monkeypatch.setattr(board, "BEAT_S", 0.001)
+    monkeypatch.setattr(board, "write", write)
+    monkeypatch.setattr(board, "delete", lambda _: None)
+    publisher = Publisher(entry(0))
+    until(lambda: len(written) > 3, "beats")
+    publisher.close()
+    assert written[:3] == [1, 3, 4]
