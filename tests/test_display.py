@@ -21,8 +21,8 @@ def drawn(entries: list[Entry], demands: list[Demand], decisions: list[Decision]
             for one in entries
         ]
         beating = [Demand(**{**vars(one), "beat": step}) for one in demands]
-        alive = window.observe(moved, beating, step * STEP_S)
-    return _plain(display.service(status(moved, [WANTED], alive, decisions, window, steps * STEP_S)))
+        window.observe(moved, beating, step * STEP_S)
+    return _plain(display.service(status(moved, [WANTED], beating, decisions, window, steps * STEP_S)))
 
 
 def test_the_terminal_shows_what_the_page_shows() -> None:

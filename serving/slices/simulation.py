@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 import psutil
 
@@ -37,8 +37,8 @@ _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
-# All below the ports that the kernel hands out to whoever asks, of which Ray alone takes hundreds: ranges for Serve's own
-# servers, and single ones.
+# All below the ports that the kernel hands out to whoever asks, of which Ray alone takes hundreds: a range a simulation,
+# for its head and Serve's servers, and single ones, for a YAML's front door.
 _FIRST_PORT, _PORTS, _PORT_RANGES = 12000, 100, 180
 _SINGLE_PORTS = (30_000, 32_700)
 
@@ -85,15 +85,39 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-serving"
 
 
+class _Ports(NamedTuple):
+    """Where a simulation's head listens: two servers drawn at random would meet once in some hundred simulations."""
+
+    control_store: int
+    ray_client: int
+    haproxy_metrics: int
+    haproxy_stats: int
+    fallback_http: int
+    fallback_grpc: int
+    first_router: int
+    last_router: int
+
+
+def _ports(simulation: str) -> _Ports:
+    first = _FIRST_PORT + int(simulation, 16) % _PORT_RANGES * _PORTS
+    return _Ports._make([*range(first, first + 7), first + _PORTS - 1])
+
+
+def _new_id() -> str:
+    """One whose ports nobody listens on."""
+    while not all(map(_is_free, _ports(simulation := uuid.uuid4().hex[:12]))):
+        continue
+    return simulation
+
+
 class SimulatedCluster:
     """A running simulation. Make one with `up` or find a running one with `attach`; `down` ends all of it."""
 
-    def __init__(
-        self, directory: Path, simulation: str, port: int, engine: str = "vllm", startup: str = ""
-    ) -> None:
+    def __init__(self, directory: Path, simulation: str, engine: str = "vllm", startup: str = "") -> None:
         self.directory = directory
         self.id = simulation
-        self.address = f"{_HEAD_IP}:{port}"
+        self._ports = _ports(simulation)
+        self.address = f"{_HEAD_IP}:{self._ports.control_store}"
         self.engine = engine
         self._startup = startup
         # Serve adds 67 characters for its socket, of the 97 that HAProxy takes.
@@ -127,7 +151,7 @@ class SimulatedCluster:
                 )
             old.down()
         (directory / "tmp").mkdir(parents=True, exist_ok=True)
-        cluster = cls(directory, uuid.uuid4().hex[:12], free_port(), engine, startup)
+        cluster = cls(directory, _new_id(), engine, startup)
         cluster._save()
         try:
             report("starting the head")
@@ -147,7 +171,7 @@ class SimulatedCluster:
             state = json.loads((directory / "cluster.json").read_text())
         except FileNotFoundError:
             raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
-        cluster = cls(directory, state["id"], state["port"], state["engine"], state["startup"])
+        cluster = cls(directory, state["id"], state["engine"], state["startup"])
         cluster._slices = {entry["name"]: SimulatedSlice(**entry) for entry in state["slices"]}
         return cluster
 
@@ -238,7 +262,7 @@ class SimulatedCluster:
         return self._slices[name]
 
     def _environment(self, host: str) -> dict[str, str]:
-        ports = _FIRST_PORT + int(self.id, 16) % _PORT_RANGES * _PORTS
+        ports = self._ports
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
         return inherited | {
             SIMULATION: self.id,
@@ -265,17 +289,17 @@ class SimulatedCluster:
             "PYTHONWARNINGS": "ignore",
             "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
             # Two simulations' proxies would share a fallback port, and each answer the other's clients.
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports + 1),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports + 2),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports + _PORTS - 1),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.first_router),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.last_router),
             # Serve's HAProxy keeps its files in one place for the whole machine.
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
         }
 
     def _start_head(self) -> None:
@@ -289,7 +313,7 @@ class SimulatedCluster:
                 f"--num-cpus={os.cpu_count()}",
                 "--no-monitor",
             ]
-            + [f"--ray-client-server-port={free_port()}", "--include-dashboard=false"],
+            + [f"--ray-client-server-port={self._ports.ray_client}", "--include-dashboard=false"],
         )
 
     def _start_hosts(self, entry: SimulatedSlice, workers: Iterable[int]) -> None:
@@ -345,7 +369,6 @@ class SimulatedCluster:
         slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
         state = {
             "id": self.id,
-            "port": int(self.address.split(":")[1]),
             "engine": self.engine,
             "startup": self._startup,
             "slices": slices,
@@ -370,8 +393,13 @@ def _finish(start: "subprocess.Popen[str]") -> None:
 
 def free_port() -> int:
     """For a server that starts later: nobody is handed it meanwhile."""
-    while True:
-        port = random.randint(*_SINGLE_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("", port))
-            return port
+    while not _is_free(port := random.randint(*_SINGLE_PORTS)):
+        continue
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
