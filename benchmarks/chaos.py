@@ -31,7 +31,7 @@ from rich.console import Console
 from benchmarks.faults import FAULTS, SIMULATED_ONLY, Belongings, Fault, Left, controllers, mend, routers
 from serving.slices import board
 from serving.slices.simulation import default_directory, free_port
-from serving.trial import Trial, running
+from serving.trial import Trial, answers, running
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
 SHAPE = {"generation": "v6e", "topology": "2x4", "hosts": 2}
@@ -40,6 +40,7 @@ ROUTERS = 2
 LEAD_S = 3.0  # of load before the fault, and after the service has recovered
 LONGEST_S = 240.0
 LOOK_S = 0.1
+LOOK_AT_S = 0.5  # for an answer, or it is none
 
 
 @dataclass(frozen=True)
@@ -261,16 +262,11 @@ async def play(trial: Trial, fault: Fault) -> Outcome:
 def whole(trial: Trial) -> bool:
     """As many slices and routers as the YAML asks for, a Serve controller, and a front door that answers."""
     serving = [one for one in board.read() if one.serves]
-    healthy = [one for one in serving if answers(f"{one.address}/health")]
+    healthy = [one for one in serving if answers(f"{one.address}/health", LOOK_AT_S)]
     there = len(routers(trial.cluster)) == ROUTERS and len(controllers(trial.cluster)) == 1
-    return len(healthy) == len(serving) == SLICES and there and answers(f"{trial.address}/v1/models")
-
-
-def answers(url: str) -> bool:
-    try:
-        return httpx.get(url, timeout=0.5).is_success
-    except httpx.TransportError:
-        return False
+    return (
+        len(healthy) == len(serving) == SLICES and there and answers(f"{trial.address}/v1/models", LOOK_AT_S)
+    )
 
 
 def table(outcomes: Sequence[Outcome]) -> str:

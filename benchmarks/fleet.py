@@ -49,13 +49,16 @@ def policies(there: World, peak: float) -> list[Policy]:
     """The rivals' targets as an operator would set them who knows what a slice takes: four fifths of it."""
     one = capacity(there.pools[0], there.lengths, there.itl_s)
     most = there.pools[0].max
-    settings = Settings("model", there.pools, there.ttft_s, there.itl_s)
     return [
-        Ours(settings),
+        Ours(settings(there)),
         ServeDefault(1, most, target=0.8 * one.sequences),
         QueueLength(1, most, target=0.05 * one.sequences),
         Fixed(needed(peak, one)),
     ]
+
+
+def settings(there: World) -> Settings:
+    return Settings("model", there.pools, there.ttft_s, there.itl_s)
 
 
 def needed(rate: float, one: Capacity) -> int:
@@ -81,13 +84,13 @@ def played(there: World, trace: traces.Trace, policy: Policy) -> Outcome:
 def hindsight(there: World, every: Sequence[traces.Trace]) -> str:
     """The rivals at every target, each at the one that is best for the trace, beside ours at its only setting."""
     one = capacity(there.pools[0], there.lengths, there.itl_s)
-    most, settings = there.pools[0].max, Settings("model", there.pools, there.ttft_s, there.itl_s)
+    most = there.pools[0].max
     lines = [
         "| trace | ours | policy | goodput of its best target at no more slice-hours | slice-hours for our goodput |",
         "|---|---|---|---|---|",
     ]
     for trace in every:
-        ours = played(there, trace, Ours(settings))
+        ours = played(there, trace, Ours(settings(there)))
         for rival, shares in ((ServeDefault, _ONGOING), (QueueLength, _WAITING)):
             found = [played(there, trace, rival(1, most, share * one.sequences)) for share in shares]
             cheap = [each.goodput for each in found if each.slice_hours <= ours.slice_hours]
@@ -180,7 +183,7 @@ def check() -> str:
         found = []
         for each in (run, requests.run):
             opening = [needed(trace.rate(0.0), one)]
-            policy = Ours(Settings("model", there.pools, there.ttft_s, there.itl_s), opening)
+            policy = Ours(settings(there), opening)
             found.append(each(there, trace, policy, opening))
         fluid, single = found
         lines.append(
@@ -210,7 +213,7 @@ def size(slices: int, hours: float) -> str:
     one = capacity(there.pools[0], there.lengths, there.itl_s)
     mean = slices * one.requests_per_s / 1.8 * 0.95
     trace = traces.diurnal(mean, hours)
-    timed = _Timed(Ours(Settings("model", there.pools, there.ttft_s, there.itl_s)))
+    timed = _Timed(Ours(settings(there)))
     began, cpu = time.monotonic(), time.process_time()
     outcome = run(there, trace, timed, [needed(trace.rate(0.0), one)], every_s=30)
     most = max(point.serving for point in outcome.timeline)

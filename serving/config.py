@@ -179,6 +179,9 @@ class ModelSpec(_Spec):
         ) or (self,)
 
 
+ON_DISK = "rocksdb"  # as KubeRay calls a control store on a disk of the head's
+
+
 class GkeSpec(_Spec):
     """Where and how `serving manifest` puts the service on GKE."""
 
@@ -202,13 +205,13 @@ class GkeSpec(_Spec):
     @field_validator("control_store")
     @classmethod
     def _is_a_store(cls, value: str | None) -> str | None:
-        if value is None or value == "rocksdb" or re.fullmatch(r"[^\s:/]+:\d+", value):
+        if value is None or value == ON_DISK or re.fullmatch(r"[^\s:/]+:\d+", value):
             return value
         raise ValueError("this is neither rocksdb nor host:port of a Redis")
 
     @model_validator(mode="after")
     def _redis_is_named(self) -> Self:
-        if self.redis_secret and self.control_store in (None, "rocksdb"):
+        if self.redis_secret and self.control_store in (None, ON_DISK):
             raise ValueError(
                 "redis_secret is a Redis's, and control_store names none; set it to host:port of the Redis"
             )

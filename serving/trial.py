@@ -171,7 +171,7 @@ def _wait_until_ready(console: Console, trial: Trial) -> None:
                 raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
             if refusal := _refusal(trial.log):
                 raise SimulationError(refusal)
-            if sum(entry.serves for entry in entries) == needed and _answers(trial.address):
+            if sum(entry.serves for entry in entries) == needed and answers(f"{trial.address}/v1/models"):
                 return
             _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
             time.sleep(_POLL_S)
@@ -181,9 +181,10 @@ def _phases(entries: list[board.Entry]) -> str:
     return ", ".join(f"{entry.model} on {entry.slice or '?'}: {entry.phase}" for entry in entries)
 
 
-def _answers(address: str) -> bool:
+def answers(url: str, timeout_s: float = 5) -> bool:
+    """Whether somebody is there and content."""
     try:
-        return httpx.get(f"{address}/v1/models", timeout=5).is_success
+        return httpx.get(url, timeout=timeout_s).is_success
     except httpx.TransportError:
         return False
 

