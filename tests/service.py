@@ -1,6 +1,7 @@
 """A service under test: a YAML of deployments/ on simulated slices, reached as a user reaches it."""
 
 import copy
+import json
 import os
 import subprocess
 import sys
@@ -86,9 +87,10 @@ class Service:
 
 
 def _tried(condition: Callable[[], Any]) -> Any:
+    """The condition's value; None where what it asked does not answer, or not yet in its own words."""
     try:
         return condition()
-    except httpx.TransportError:
+    except (httpx.HTTPError, json.JSONDecodeError):
         return None
 
 

@@ -155,6 +155,8 @@ def prometheus(running: Service, tmp_path_factory: pytest.TempPathFactory) -> It
         stderr=(folder / "log").open("w"),
     )
     try:
+        # Its port answers 503 in plain text until its store is open.
+        running.until(lambda: httpx.get(f"http://127.0.0.1:{port}/-/ready").is_success, 60, "Prometheus")
         yield f"http://127.0.0.1:{port}/api/v1"
     finally:
         started.send_signal(signal.SIGTERM)
