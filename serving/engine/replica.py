@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from logging.handlers import MemoryHandler
@@ -135,10 +136,14 @@ class SliceReplica:
         seen = Yielding()
         while not seen.due(time.monotonic(), self._spec.surge_s):
             await asyncio.sleep(_LOOK_S)
-            release = await asyncio.to_thread(board.released, deployment)
-            changed = release is not None and release.version != self._board.entry.version
-            entries = await asyncio.to_thread(board.read) if changed else []
-            waiting = changed and await asyncio.to_thread(is_waiting, deployment)
+            try:
+                release = await asyncio.to_thread(board.released, deployment)
+                changed = release is not None and release.version != self._board.entry.version
+                entries = await asyncio.to_thread(board.read) if changed else []
+                waiting = changed and await asyncio.to_thread(is_waiting, deployment)
+            except Exception:  # the head restarts; an update goes on after it
+                logger.exception("no word of whether a changed engine waits; asking again")
+                continue
             seen = seen.next(self._board.entry, entries, release, time.monotonic(), waiting=waiting)
         logger.info("%s: making room for a changed engine", self._plan.model.name)
         await self._drain()
@@ -207,8 +212,12 @@ class SliceReplica:
     def _lose(self, reason: str) -> None:
         self._failure = SliceLostError(f"slice lost: {reason}")
         logger.error("%s: %s; giving the slice up", self._plan.model.name, reason)
-        self._board.update(state=board.State.LOST, phase="lost", reason=reason)
         self._engine.kill()
+        # In a thread: while the head is away the board takes nothing, and what is left here is not to wait for it.
+        news = {"state": board.State.LOST, "phase": "lost", "reason": reason}
+        telling = threading.Thread(target=self._board.update, kwargs=news, daemon=True)
+        telling.start()
+        telling.join(_LAST_WORDS_S)
 
     async def _engine_is_silent(self) -> str:
         """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""

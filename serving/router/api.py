@@ -16,6 +16,7 @@ from starlette.requests import ClientDisconnect
 
 from serving.errors import (
     MethodError,
+    OverloadedError,
     ServingError,
     SlowBodyError,
     TooLargeError,
@@ -186,7 +187,7 @@ async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
             response.headers["allow"] = _takes(_path(request))
         case UnauthorizedError():
             response.headers["www-authenticate"] = "Bearer"
-        case TooLargeError() | SlowBodyError():
+        case TooLargeError() | SlowBodyError() | OverloadedError():
             response.headers["connection"] = "close"  # the rest of the body is not read
     return response
 

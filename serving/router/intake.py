@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from serving.config import RouterSpec
-from serving.errors import BadRequestError, SlowBodyError, TooLargeError
+from serving.errors import BadRequestError, OverloadedError, SlowBodyError, TooLargeError
 from serving.planning import Plan
 
 # No tokenizer of ours has a longer token (Llama 3: 128 spaces); text beyond is too long whatever it says.
@@ -28,6 +28,8 @@ _LONGEST_STOP_CHARS = 1024
 _MOST_SEQUENCES = 4096
 # Of English text in JSON, about; what a request used is put right afterwards.
 BYTES_PER_TOKEN = 4
+# Of all bodies that are being read by one router. Those that were read count with the queue, and with the seats of slices.
+_MOST_BYTES = 512 << 20
 # Of a body that is too large, so many times the allowed size is read before the connection is cut.
 _DROPPED = 4
 # Where requests put text that goes through a chat template or tokenizer, and media beside it.
@@ -46,15 +48,20 @@ _CONTENT = (
 
 
 class BodyReader:
-    """Reads bodies, at most so large and so slow. Deadlines are kept by `sweep`, without a timer for each request."""
+    """Reads bodies, at most so large and so slow, and so many bytes of all that are on their way.
 
-    def __init__(self, spec: RouterSpec) -> None:
+    Deadlines are kept by `sweep`, without a timer for each request.
+    """
+
+    def __init__(self, spec: RouterSpec, most_bytes: int = _MOST_BYTES) -> None:
         self._spec = spec
+        self._most_bytes = most_bytes
+        self.under_way_bytes = 0
         self._readers: dict[asyncio.Task[Any], float] = {}
         self._overdue: set[asyncio.Task[Any]] = set()
 
     async def read(self, request: Request, now_s: float) -> bytes:
-        """Raises TooLargeError, SlowBodyError, ClientDisconnect."""
+        """Raises TooLargeError, SlowBodyError, OverloadedError, ClientDisconnect."""
         said = request.headers.get("content-length", "")
         if said.isdecimal() and int(said[:20]) > self._spec.max_body_bytes and "expect" in request.headers:
             raise self._too_large()  # the client waits to be asked for the body
@@ -85,22 +92,33 @@ class BodyReader:
         """Of a body that is too large the rest is read and dropped: a client in the middle of sending hears no answer."""
         most = self._spec.max_body_bytes
         pieces: list[bytes] = []
-        size = 0
-        while True:
-            message = await request.receive()
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            piece = message.get("body", b"")
-            size += len(piece)
-            if size <= most:
-                pieces.append(piece)
-            elif pieces:
-                pieces.clear()
-            more = message.get("more_body")
-            if size > most and (not more or size > _DROPPED * most):
-                raise self._too_large()
-            if not more:
-                return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+        size = kept = 0
+        try:
+            while True:
+                message = await request.receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientDisconnect
+                piece = message.get("body", b"")
+                size += len(piece)
+                if size <= most:
+                    pieces.append(piece)
+                elif pieces:
+                    pieces.clear()
+                more = message.get("more_body")
+                if size > most and (not more or size > _DROPPED * most):
+                    raise self._too_large()
+                if not more:
+                    return b"".join(pieces) if len(pieces) != 1 else pieces[0]
+                self.under_way_bytes -= kept
+                kept = size if pieces else 0
+                self.under_way_bytes += kept
+                if self.under_way_bytes > self._most_bytes:
+                    raise OverloadedError(
+                        f"This router is reading {self.under_way_bytes} bytes of request bodies, more than it holds at a time; "
+                        "try again shortly."
+                    )
+        finally:
+            self.under_way_bytes -= kept
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(

@@ -5,15 +5,16 @@ import math
 
 from starlette.responses import JSONResponse
 
-from serving.errors import NoSliceError, ServingError
+from serving.errors import NoSliceError, OverloadedError, ServingError
 from serving.router.limits import Refusal
 
-# Where admission let a request pass and no slice took it; the breaker tries a slice again after 1 to 30 s.
+# Of what admission did not see: no slice took a request (the breaker tries one again after 1 to 30 s), or bodies came too fast.
 _RETRY_AFTER_S = 5
 
 
 def error_response(error: ServingError) -> JSONResponse:
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if isinstance(error, NoSliceError) else None
+    passing = isinstance(error, NoSliceError | OverloadedError)
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if passing else None
     return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
 
 

@@ -26,6 +26,7 @@ from serving.metrics.recorder import Recorder
 from serving.planning import Plan, plan
 from serving.router.api import Api
 from serving.router.gate import Gate
+from serving.router.intake import BodyReader
 from serving.router.journal import Journal
 from serving.router.keys import KeyFile, new
 from serving.router.relay import Relay
@@ -323,3 +324,23 @@ def test_a_body_that_is_too_large_or_too_slow_is_refused() -> None:
         assert "within 0.1 s" in error_of(front.client.post(CHAT, content=slowly()), 408, "request_timeout")
         assert front.count("arrived") == 0
         assert front.post().is_success
+
+
+def test_bodies_on_their_way_have_a_bound_together() -> None:
+    come = threading.Event()
+
+    def halted(seconds: float) -> Iterator[bytes]:
+        yield b'{"model": "' + MODEL.encode() + b'", "user": "' + b"x" * 600
+        come.wait(seconds)
+        yield b'"}'
+
+    with fronted() as front, ThreadPoolExecutor(1) as pool:
+        front.gate.bodies = BodyReader(RouterSpec(), most_bytes=1000)
+        first = pool.submit(front.client.post, CHAT, content=halted(10))
+        until(lambda: front.gate.bodies.under_way_bytes > 600, "half a body", timeout_s=10)
+        second = front.client.post(CHAT, content=halted(0.3))
+        assert "bytes of request bodies" in error_of(second, 503, "overloaded")
+        assert (second.headers["retry-after"], second.headers["connection"]) == ("5", "close")
+        come.set()
+        assert first.result().is_success
+        assert front.gate.bodies.under_way_bytes == 0
