@@ -26,7 +26,9 @@ class Scraper:
         self._agents = agents
         self._entries = entries
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=64)
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=64),
+            headers={"Accept-Encoding": "identity"},  # their pages take longer to squeeze than to send
         )
 
     async def page(self) -> str:
