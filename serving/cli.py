@@ -151,8 +151,7 @@ def _sim_up(options: argparse.Namespace) -> None:
     shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
     with Console(stderr=True).status("starting") as progress:
         cluster = SimulatedCluster.up(
-            shape,
-            options.slices,
+            [shape] * options.slices,
             directory=_directory(options),
             engine=options.engine,
             startup=_startup(options),

@@ -82,7 +82,13 @@ def running(
             with _step(console, "stand-in model"):
                 _write_stand_ins(plans)
         with _step(console, "simulated slices") as status:
-            cluster = _start(shapes, directory, engine, startup, status)
+            cluster = SimulatedCluster.up(
+                shapes,
+                directory=directory,
+                engine=engine,
+                startup=startup,
+                report=lambda text: _detail(status, text),
+            )
         # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
         log = directory.with_suffix(".log")
         os.environ.update(cluster.environment)
@@ -138,25 +144,6 @@ def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
             "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
         )
     return shapes
-
-
-def _start(
-    shapes: list[Slice], directory: Path, engine: str, startup: str, status: Status
-) -> SimulatedCluster:
-    cluster = SimulatedCluster.up(
-        shapes[0],
-        directory=directory,
-        engine=engine,
-        startup=startup,
-        report=lambda text: _detail(status, text),
-    )
-    try:
-        for shape in shapes[1:]:
-            cluster.add_slice(shape, report=lambda text: _detail(status, text))
-    except BaseException:
-        cluster.down()
-        raise
-    return cluster
 
 
 def _wait_until_ready(console: Console, trial: Trial) -> None:

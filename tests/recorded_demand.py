@@ -65,7 +65,7 @@ def record() -> dict[str, Any]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="svt") as directory:
-        cluster = SimulatedCluster.up(HELD, directory=Path(directory) / "sim")
+        cluster = SimulatedCluster.up([HELD], directory=Path(directory) / "sim")
         try:
             os.environ.update(cluster.environment)
             print(json.dumps(record(), separators=(",", ":")))

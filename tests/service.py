@@ -124,7 +124,7 @@ def service(
     deployment.write_text(yaml.safe_dump(raw))
     models = [model for one in config.load(deployment).services.values() for model in one.models]
     cluster = SimulatedCluster.up(
-        plan(models[0]).slice, slices, directory=directory, engine=engine, startup=startup
+        [plan(models[0]).slice] * slices, directory=directory, engine=engine, startup=startup
     )
     try:
         log = directory.with_suffix(".log")

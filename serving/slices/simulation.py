@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -35,6 +35,7 @@ HEAD = "head"
 ENGINES = ("vllm", "simulated")
 _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
+_HOSTS_A_CORE = 2  # Ray gives a host 30 s from its start to its place in the cluster; alone it takes six
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
 # All below the ports that the kernel hands out to whoever asks, of which Ray alone takes hundreds: a range a simulation,
@@ -127,15 +128,14 @@ class SimulatedCluster:
     @classmethod
     def up(
         cls,
-        shape: Slice,
-        slices: int = 1,
+        shapes: Sequence[Slice],
         *,
         directory: Path | None = None,
         engine: str = "vllm",
         startup: str = "",
         report: Report = lambda _: None,
     ) -> Self:
-        """Start a head and `slices` slices of one shape; raises SimulationError if one runs in this directory already.
+        """Start a head and slices of these shapes; raises SimulationError if one runs in this directory already.
 
         `engine` is what replicas on them run, one of ENGINES; `startup` how long the simulated one takes to start.
         """
@@ -156,8 +156,9 @@ class SimulatedCluster:
         try:
             report("starting the head")
             cluster._start_head()
-            for _ in range(slices):
-                cluster.add_slice(shape, report=report)
+            entries = [cluster._added(shape) for shape in shapes]
+            hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
+            cluster._start_hosts(hosts, report)
         except BaseException:
             cluster.down()
             raise
@@ -180,28 +181,18 @@ class SimulatedCluster:
         """What a driver on this machine (`serve run`) needs in its environment to talk to the simulation."""
         return {"RAY_ADDRESS": self.address, **self._environment(HEAD)}
 
-    def add_slice(self, shape: Slice, *, name: str | None = None, report: Report = lambda _: None) -> str:
+    def add_slice(self, shape: Slice, *, name: str | None = None) -> str:
         """Start every host of one more slice; returns its name."""
-        taken = {entry.subnet for entry in self._slices.values()}
-        subnet = next(number for number in range(1, 255) if number not in taken)
-        name = name or f"slice-{subnet - 1}"
-        if name in self._slices:
-            raise SimulationError(
-                f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}"
-            )
-        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet)
-        self._slices[name] = entry
-        self._save()
-        report(f"starting {name}: {shape}")
-        self._start_hosts(entry, range(shape.hosts))
-        return name
+        entry = self._added(shape, name)
+        self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)])
+        return entry.name
 
     def restart_host(self, name: str, worker_id: int) -> None:
         """Start a killed host of a slice again, as a new VM under the old name."""
         entry = self._slice(name)
         if self.status(name)[0].alive[worker_id]:
             raise SimulationError(f"host {worker_id} of {name} is alive; kill it first")
-        self._start_hosts(entry, [worker_id])
+        self._start_hosts([(entry, worker_id)])
 
     def restart_head(self) -> None:
         """End the head as a power cut does, and start it again on its disk: the control store's records are kept.
@@ -304,7 +295,7 @@ class SimulatedCluster:
 
     def _start_head(self) -> None:
         ip, port = self.address.split(":")
-        self._ray_start(
+        start = self._ray_start(
             self._environment(HEAD),
             [
                 "--head",
@@ -315,41 +306,55 @@ class SimulatedCluster:
             ]
             + [f"--ray-client-server-port={self._ports.ray_client}", "--include-dashboard=false"],
         )
+        _finish(start)
 
-    def _start_hosts(self, entry: SimulatedSlice, workers: Iterable[int]) -> None:
+    def _added(self, shape: Slice, name: str | None = None) -> SimulatedSlice:
+        taken = {entry.subnet for entry in self._slices.values()}
+        subnet = next(number for number in range(1, 255) if number not in taken)
+        name = name or f"slice-{subnet - 1}"
+        if name in self._slices:
+            raise SimulationError(
+                f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}"
+            )
+        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet)
+        self._slices[name] = entry
+        self._save()
+        return entry
+
+    def _start_hosts(
+        self, hosts: Sequence[tuple[SimulatedSlice, int]], report: Report = lambda _: None
+    ) -> None:
+        """So many at once that the machine's cores have something to do while each waits for its own parts."""
+        at_once = _HOSTS_A_CORE * (os.cpu_count() or 1)
+        for first in range(0, len(hosts), at_once):
+            some = hosts[first : first + at_once]
+            report(f"starting host {first + 1} to {first + len(some)} of {len(hosts)}, {some[0][0].shape}")
+            for start in [self._start_host(entry, worker_id) for entry, worker_id in some]:
+                _finish(start)
+
+    def _start_host(self, entry: SimulatedSlice, worker_id: int) -> "subprocess.Popen[str]":
         shape = entry.shape
-        starts = []
-        for worker_id in workers:
-            environment = (
-                self._environment(f"{entry.name}/{worker_id}")
-                | shape.host_environment(entry.name, worker_id)
-                | (_MALLOC if self.engine == "vllm" else {})
-                | {
-                    "JAX_PLATFORMS": "cpu",
-                    "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.devices_per_host}",
-                    "OMP_NUM_THREADS": "1",
-                    "SKIP_JAX_PRECOMPILE": "1",
-                }
-            )
-            resources = json.dumps({"TPU": shape.chips_per_host})
-            starts.append(
-                self._ray_start_process(
-                    environment,
-                    [f"--address={self.address}", f"--node-ip-address={entry.ip(worker_id)}"]
-                    # Hosts that start together in one folder would pick the same socket names.
-                    + [f"--temp-dir={self.directory / f'{entry.name}-{worker_id}'}"]
-                    + ["--num-cpus=2", f"--resources={resources}"],
-                )
-            )
-        for start in starts:
-            _finish(start)
+        environment = (
+            self._environment(f"{entry.name}/{worker_id}")
+            | shape.host_environment(entry.name, worker_id)
+            | (_MALLOC if self.engine == "vllm" else {})
+            | {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.devices_per_host}",
+                "OMP_NUM_THREADS": "1",
+                "SKIP_JAX_PRECOMPILE": "1",
+            }
+        )
+        resources = json.dumps({"TPU": shape.chips_per_host})
+        return self._ray_start(
+            environment,
+            [f"--address={self.address}", f"--node-ip-address={entry.ip(worker_id)}"]
+            # Hosts that start together in one folder would pick the same socket names.
+            + [f"--temp-dir={self.directory / f'{entry.name}-{worker_id}'}"]
+            + ["--num-cpus=2", f"--resources={resources}"],
+        )
 
-    def _ray_start(self, environment: Mapping[str, str], arguments: list[str]) -> None:
-        _finish(self._ray_start_process(environment, arguments))
-
-    def _ray_start_process(
-        self, environment: Mapping[str, str], arguments: list[str]
-    ) -> "subprocess.Popen[str]":
+    def _ray_start(self, environment: Mapping[str, str], arguments: list[str]) -> "subprocess.Popen[str]":
         return subprocess.Popen(
             [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
             + ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]

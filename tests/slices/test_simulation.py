@@ -19,10 +19,10 @@ SHAPE = resolve("v6e", "2x4", hosts=2)
 
 
 def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) -> None:
-    cluster = SimulatedCluster.up(SHAPE, 1, directory=short_directory)
+    cluster = SimulatedCluster.up([SHAPE], directory=short_directory)
     try:
         with pytest.raises(SimulationError, match="already runs"):
-            SimulatedCluster.up(SHAPE, directory=short_directory)
+            SimulatedCluster.up([SHAPE], directory=short_directory)
         assert cluster.kill_host("slice-0", 1) > 0
         assert cluster.status()[0].alive == (True, False)
         assert cluster.processes("slice-0", 1) == []
