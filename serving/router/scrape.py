@@ -26,9 +26,7 @@ class Scraper:
         self._agents = agents
         self._entries = entries
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
-            connector=aiohttp.TCPConnector(limit=64),
-            headers={"Accept-Encoding": "identity"},  # their pages take longer to squeeze than to send
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=64)
         )
 
     async def page(self) -> str:
