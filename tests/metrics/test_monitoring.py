@@ -1,14 +1,19 @@
 """The dashboard and the rules of deployments/monitoring, by name, by promtool's own tests, and over a running service."""
 
+import copy
 import json
 import re
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from serving.metrics import dashboard, guide
 from serving.metrics.table import TABLE, VLLM, Kind
@@ -55,6 +60,31 @@ def test_the_dashboard_in_the_folder_is_what_the_panels_make() -> None:
     assert written == dashboard.dashboard(), (
         "python -m serving.metrics.dashboard > deployments/monitoring/dashboard.json"
     )
+
+
+@pytest.mark.unit
+def test_every_field_of_the_dashboard_is_one_of_grafanas() -> None:
+    """What Grafana's own types do not have is lost on the way through them."""
+    plugins.register_default_plugins()
+    written = dashboard.dashboard()
+    kept = json.loads(JSONEncoder().encode(Dashboard.from_json(copy.deepcopy(written))))
+    assert list(lost(written, kept)) == []
+    written["panels"][1]["targets"][0]["exprr"] = "up"
+    assert list(lost(written, kept)) == ["/panels/1/targets/0/exprr"]
+
+
+def lost(written: Any, kept: Any, at: str = "") -> Iterator[str]:
+    """Where a document has what another has not, or something else."""
+    if isinstance(written, dict) and isinstance(kept, dict):
+        pairs = [(key, value, kept.get(key)) for key, value in written.items()]
+    elif isinstance(written, list) and isinstance(kept, list) and len(written) == len(kept):
+        pairs = [(number, *both) for number, both in enumerate(zip(written, kept, strict=True))]
+    else:
+        if written != kept:
+            yield at
+        return
+    for key, one, other in pairs:
+        yield from lost(one, other, f"{at}/{key}")
 
 
 @pytest.mark.unit
