@@ -76,7 +76,7 @@ class RelayedResponse(Response):
         """Whole events only, so that what follows never lands inside one that was cut off. False: ask another slice."""
         transcript, rest, new = self._transcript, b"", True
         response, timing = stream.response, self._relay.timing
-        if transcript:
+        if transcript and transcript.speaks:
             self._relay.watch(stream)
         try:
             async for chunk in response.content.iter_any():
@@ -94,6 +94,7 @@ class RelayedResponse(Response):
                         self._relay.answered(stream.entry, self._tries)
                         self._tries = self._relay.tries()
                     await self._say(events, response, send)
+                stream.told(time.monotonic())
             else:
                 if transcript is None or transcript.done:
                     await self._say(rest, response, send, end=True)

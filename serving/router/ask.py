@@ -27,6 +27,10 @@ class Ask:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     record: RequestRecord = field(default_factory=lambda: RequestRecord(""), compare=False)
 
+    @property
+    def streams(self) -> bool:
+        return self.fields.get("stream") is True
+
     @classmethod
     def of(
         cls,

@@ -65,7 +65,12 @@ class Transcript:
     @classmethod
     def of(cls, ask: Ask) -> Self | None:
         """None for what is no stream of tokens."""
-        return cls(ask) if ask.path in (_CHAT, _COMPLETIONS) and ask.fields.get("stream") is True else None
+        return cls(ask) if ask.path in (_CHAT, _COMPLETIONS) and ask.streams else None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether every token shows; a model that hides its thoughts is silent while it thinks."""
+        return self._ask.fields.get("include_reasoning") is not False
 
     @property
     def movable(self) -> bool:

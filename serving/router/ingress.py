@@ -56,6 +56,7 @@ class Router:
         self._relay = Relay(self._table, spec.failover)
         self._window = Window()
         self._entries: list[board.Entry] = []
+        self._serving: set[str] = set()
         self._demands: list[board.Demand] = []
         self._log = RequestLog(_log_path()) if spec.request_log else None
         self._recent = Recent()
@@ -131,8 +132,12 @@ class Router:
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, alive
         self._window.observe(entries, alive, now_s)
-        self._relay.settle({entry.replica for entry in entries})
+        self._relay.settle(entries)
         self._gate.others(self._demands, self._replica)
+        serving = {entry.replica for entry in entries if entry.serves}
+        if serving != self._serving:  # at once: the relay finds none where the gate still counts seats
+            self._serving = serving
+            self._gate.beat()
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, lost, gone)

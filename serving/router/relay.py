@@ -21,7 +21,7 @@ from serving.router.streams import Stream, stalled
 from serving.router.table import SliceTable
 from serving.router.timing import Timing
 from serving.router.upstream import NotConnected, Upstream
-from serving.slices.board import Entry
+from serving.slices.board import Entry, State
 
 _CONNECT_TIMEOUT_S = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -67,7 +67,9 @@ class Relay:
         self.timing = Timing()
         self._table = table
         self._upstream = Upstream(connect_timeout_s)
+        self._asking: dict[asyncio.Timeout, Entry] = {}
         self._streams: set[Stream] = set()
+        self._lost: set[str] = set()
         self._watching = asyncio.create_task(self._watch())
 
     def tries(self) -> Tries:
@@ -85,9 +87,10 @@ class Relay:
             ask.record.sent(entry)
             asked_s = time.monotonic()
             trial = self.breaker.began(entry.replica, asked_s)
+            # The headers of a stream come with its first token, those of a whole answer with its last.
+            within_s = self.timing.first_s(entry.replica) if trial and ask.streams else None
             try:
-                async with asyncio.timeout(self.timing.first_s(entry.replica) if trial else None):
-                    response = await self._upstream.post(entry, ask, ask.body if body is None else body)
+                response = await self._post(entry, ask, ask.body if body is None else body, within_s)
             except (aiohttp.ClientError, TimeoutError) as error:
                 self.broke(entry)
                 self._end(entry)
@@ -98,6 +101,7 @@ class Relay:
                 raise
             else:
                 stream = Stream(entry, response, asked_s, trial)
+                self._streams.add(stream)
                 if not failed(response.status):
                     return stream
                 tries.accused.add(entry.replica)
@@ -107,7 +111,7 @@ class Relay:
 
     def watch(self, stream: Stream) -> None:
         """Take care that it does not fall silent."""
-        self._streams.add(stream)
+        stream.watched = True
 
     def give_back(self, stream: Stream) -> None:
         """End a request. A response not read to its end closes its connection: the engine aborts the request."""
@@ -116,10 +120,24 @@ class Relay:
         response = stream.response
         response.close() if not response.content.at_eof() else response.release()
 
-    def settle(self, replicas: Collection[str]) -> None:
-        """Once a beat: these are the slices there are."""
+    def settle(self, entries: Collection[Entry]) -> None:
+        """Once a beat: these are the slices there are.
+
+        What a lost one still has goes on elsewhere, and ends where there is no elsewhere once it is forgotten: the
+        kernel of a host whose processes are stopped keeps every connection up.
+        """
+        replicas = {entry.replica for entry in entries}
         self.timing.settle(replicas)
-        self.breaker.keep(set(replicas))
+        self.breaker.keep(replicas)
+        forgotten = self._lost - replicas
+        self._lost = {entry.replica for entry in entries if entry.state is State.LOST}
+        now_s = self._watching.get_loop().time()
+        for limit, entry in self._asking.items():
+            if self._is_over(entry, forgotten):
+                limit.reschedule(now_s)
+        for stream in self._streams:
+            if self._is_over(stream.entry, forgotten):
+                stream.cut()
 
     def broke(self, entry: Entry) -> None:
         """It broke a connection off."""
@@ -147,6 +165,20 @@ class Relay:
                         stream.entry.model,
                     )
                     stream.cut()
+
+    async def _post(
+        self, entry: Entry, ask: Ask, body: bytes, within_s: float | None
+    ) -> aiohttp.ClientResponse:
+        """Raises what aiohttp raises, and TimeoutError where the slice is lost or late."""
+        async with asyncio.timeout(within_s) as limit:
+            self._asking[limit] = entry
+            try:
+                return await self._upstream.post(entry, ask, body)
+            finally:
+                del self._asking[limit]
+
+    def _is_over(self, entry: Entry, forgotten: Collection[str]) -> bool:
+        return entry.replica in forgotten or (entry.replica in self._lost and self._elsewhere(entry))
 
     def _elsewhere(self, entry: Entry) -> bool:
         left_out = self.breaker.left_out(time.monotonic()) | {entry.replica}

@@ -19,7 +19,10 @@ class StalledError(aiohttp.ClientError):
 
 @dataclass(eq=False, slots=True)
 class Stream:
-    """A stream of tokens from one slice. `trial`: it tries a slice that has failed."""
+    """An answer from one slice. `trial`: it tries a slice that has failed; `watched`: its silence tells of a stall.
+
+    `telling`: its client has not taken yet what came last; that the slice is silent meanwhile says nothing of it.
+    """
 
     entry: Entry
     response: aiohttp.ClientResponse
@@ -27,6 +30,8 @@ class Stream:
     trial: bool
     heard_s: float = 0.0
     movable: bool = True
+    watched: bool = False
+    telling: bool = False
 
     def heard(self, timing: Timing, now_s: float) -> None:
         if self.heard_s:
@@ -34,6 +39,11 @@ class Stream:
         else:
             timing.first(self.entry.replica, now_s - self.asked_s)
         self.heard_s = now_s
+        self.telling = True
+
+    def told(self, now_s: float) -> None:
+        self.heard_s = now_s
+        self.telling = False
 
     def cut(self) -> None:
         """End it for its reader, as if the connection had broken."""
@@ -50,7 +60,8 @@ def stalled(
     """
     of_slice: defaultdict[str, list[Stream]] = defaultdict(list)
     for stream in streams:
-        of_slice[stream.entry.replica].append(stream)
+        if stream.watched and not stream.telling:
+            of_slice[stream.entry.replica].append(stream)
     found = []
     for replica, those in of_slice.items():
         begun = [stream for stream in those if stream.heard_s]

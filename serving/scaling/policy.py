@@ -127,7 +127,8 @@ def decide(settings: Settings, state: State, report: Report, now_s: float) -> De
         sums, traffic = add_up(report.entries, report.demands, state.traffic)
     except NonsenseError as error:
         return _held(state, f"{error}", replace(state, at_s=now_s))
-    passed_s = 0.0 if state.at_s is None else now_s - state.at_s
+    # What was counted while reports could not be used did not happen in the last second: no rate is learned of it.
+    passed_s = 0.0 if state.at_s is None or state.hold else now_s - state.at_s
     if state.at_s is not None and not 0 <= passed_s <= _LONGEST_STEP_S:
         moved = _moved(replace(state, at_s=now_s, traffic=traffic), passed_s)
         return _held(state, f"the clock jumped by {passed_s:.0f} s", moved)

@@ -114,7 +114,7 @@ def test_a_stream_leaves_a_slice_that_hangs_and_one_that_is_only_slow_stays() ->
                     done += data
                     if not at_fault and done.count(b"\n\n") > 60:
                         at_fault = True
-                        found.relay.settle({"a", "b"})
+                        found.relay.settle(found.table.entries(MODEL))
                         found.fault("a", **fault)
             assert (found.written("b") > alone) is moves
             events = done.split(b"\n\n")

@@ -5,8 +5,9 @@ import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import httpx
@@ -38,6 +39,7 @@ class Front:
     address: str
     table: SliceTable
     state: Any
+    entries: list[Entry] = field(default_factory=list)
 
     def left_out(self) -> set[str]:
         found: set[str] = self.state.relay.breaker.left_out(time.monotonic())
@@ -45,11 +47,19 @@ class Front:
 
     def serve(self, *upstreams: str) -> None:
         """Slices a, b, ... at these addresses; a is asked first."""
-        entries = [
+        self.entries = [
             Entry(replica, MODEL, State.SERVING, "serving", "v6e 2x4", address=address)
             for replica, address in zip("abc", upstreams, strict=False)
         ]
+        self.table.update(self.entries, 0.0)
+
+    def lose(self, *, forget: bool = False) -> None:
+        """The board says that a is lost, or nothing of it any more."""
+        lost, others = replace(self.entries[0], state=State.LOST), self.entries[1:]
+        entries = others if forget else [lost, *others]
         self.table.update(entries, 0.0)
+        relay: Relay = self.state.relay
+        relay._watching.get_loop().call_soon_threadsafe(relay.settle, entries)
 
     def post(self, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
         return httpx.post(self.address + path, **({"content": b"{}"} | more))
@@ -392,6 +402,61 @@ def test_a_client_that_goes_away_ends_the_request_on_the_slice(
     gone = time.monotonic()
     assert closed.wait(1)
     assert time.monotonic() - gone < 1
+
+
+HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"
+
+
+@pytest.mark.parametrize("first", [HALF, b""], ids=["half an answer", "before its headers"])
+def test_what_a_lost_slice_has_goes_elsewhere_though_its_connections_stand(
+    front: Front, raw: RawServers, first: bytes
+) -> None:
+    script, asked, _ = holding(first)
+    front.serve(raw.start(script), raw.start(answering(whole(b"from b"))))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(front.post)
+        assert asked.wait(2)
+        front.lose()
+        assert call.result().text == "from b"
+
+
+@pytest.mark.parametrize("first", [HALF, b""], ids=["half an answer", "before its headers"])
+def test_what_the_only_slice_has_waits_until_it_is_forgotten(
+    front: Front, raw: RawServers, first: bytes
+) -> None:
+    script, asked, _ = holding(first)
+    front.serve(raw.start(script))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(front.post)
+        assert asked.wait(2)
+        front.lose()
+        with pytest.raises(TimeoutError):
+            call.result(0.2)
+        front.lose(forget=True)
+        assert call.result().status_code == 503
+
+
+def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Front, raw: RawServers) -> None:
+    go, asked = threading.Event(), threading.Event()
+
+    async def slowly(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.set()
+        await asyncio.to_thread(go.wait, 10)
+        writer.write(whole(b"from a"))
+
+    front.serve(raw.start(slowly), raw.start(answering(whole(b"from b"))))
+    relay: Relay = front.state.relay
+    relay.breaker.failed("a", time.monotonic() - 10, broken=True)
+    relay.timing.settle({"a", "b"})
+    relay.timing._of("a").first_s = 0.1
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(front.post)
+        assert asked.wait(2)
+        with pytest.raises(TimeoutError):
+            call.result(0.3)
+        go.set()
+        assert call.result().text == "from a"
+    assert front.left_out() == set()
 
 
 def test_the_kernel_watches_connections_to_hosts_that_may_vanish() -> None:

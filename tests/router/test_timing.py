@@ -62,11 +62,19 @@ class Response:
 
 def stream(replica: str = "a", *, heard: float = 0.0, asked: float = 1.0, **more: Any) -> Stream:
     entry = Entry(replica, "llama", State.SERVING, "serving", "v6e 2x4")
-    return Stream(entry, Response(), asked, heard_s=heard, **({"trial": False} | more))  # type: ignore[arg-type]
+    return Stream(entry, Response(), asked, heard_s=heard, **({"trial": False, "watched": True} | more))  # type: ignore[arg-type]
 
 
 def found(streams: list[Stream], now_s: float, in_flight: int | None = None) -> list[Stream]:
     return stalled(streams, timing(), lambda _: len(streams) if in_flight is None else in_flight, now_s)
+
+
+def test_silence_while_a_client_takes_its_time_is_not_the_slice_s() -> None:
+    slow = stream(heard=10, telling=True)
+    assert found([slow], 100) == []
+    slow.told(100)
+    assert found([slow], 101) == []
+    assert found([slow], 105) == [slow]
 
 
 def test_a_slice_that_has_gone_silent_loses_its_streams() -> None:
