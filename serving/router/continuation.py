@@ -48,6 +48,7 @@ class Transcript:
         self._ask = ask
         self._chat = ask.path == _CHAT
         self._indivisible = _indivisible(ask.fields, chat=self._chat)
+        self._unread = bool(self._indivisible)  # its ids are not asked for, or not given
         self._shows_ids = bool(ask.fields.get("return_token_ids"))
         self._has_tools = bool(ask.fields.get("tools"))
         self._counts_text = not self._chat and ask.fields.get("logprobs") is not None
@@ -79,7 +80,8 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        return self._ids.count(b",")
+        """Zero where they are not counted."""
+        return 0 if self._unread else self._ids.count(b",")
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -89,7 +91,7 @@ class Transcript:
     def take(self, events: bytes) -> bytes:
         """Whole events of an engine as the client is to have them, up to its failure if it has one."""
         taken = None
-        if self._indivisible and self._begun:
+        if self._unread and self._begun:
             taken = self._take_unread(events)
         elif self._opening and not self._later and not self._counts_text:
             taken = self._take_tokens(events)
@@ -126,7 +128,7 @@ class Transcript:
         return _event({**self._opening, "choices": [], "usage": usage}) + DONE
 
     def _take_unread(self, events: bytes) -> bytes | None:
-        """What could not go on elsewhere anyway. None where an engine fails, or may have."""
+        """What could not go on elsewhere in any case. None where an engine fails, or may have."""
         if _ERROR in events:
             return None
         self._last = events
@@ -192,6 +194,7 @@ class Transcript:
                 self._ids += b"".join(b"%d," % each for each in ids)
             elif ids is None and "role" not in delta:
                 self._indivisible = self._indivisible or "its engine does not say which tokens it is made of"
+                self._unread = True
             if delta.get("tool_calls"):
                 self._indivisible = "a tool call is half-way"
             if self._counts_text:

@@ -82,7 +82,7 @@ class _Wrapping:
                 return _nothing()
         elif self._error is not None:
             return self._collect(message)
-        elif self._anthropic and message.get("body", b"").startswith(_ERROR_EVENT):
+        elif message.get("body", b"").startswith(_ERROR_EVENT):
             message = {**message, "body": self._event(message["body"])}
         self.started = True
         return self._send(message)
@@ -110,10 +110,14 @@ class _Wrapping:
             return {"error": error}
         return _anthropic(error["message"], status, self._id)
 
-    def _event(self, event: bytes) -> bytes:
+    def _event(self, events: bytes) -> bytes:
+        """A stream's error in the route's own shape; what follows it stays."""
+        event, end, rest = events.partition(b"\n\n")
         error = told(event.removeprefix(b"data: "), HTTPStatus.INTERNAL_SERVER_ERROR)
+        if not self._anthropic:
+            return b"data: " + json.dumps({"error": error}).encode() + end + rest
         said = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._id)
-        return b"event: error\ndata: " + json.dumps(said).encode() + b"\n\n"
+        return b"event: error\ndata: " + json.dumps(said).encode() + end + rest
 
 
 def told(body: bytes, status: int) -> dict[str, Any]:
@@ -125,7 +129,11 @@ def told(body: bytes, status: int) -> dict[str, Any]:
     error = fields.get("error", fields) if isinstance(fields, dict) else {}
     error = error if isinstance(error, dict) else {"message": error}
     kind, code = error.get("type"), error.get("code")
-    ours = isinstance(code, str) and code != ""  # an engine's code is the status again
+    ours = isinstance(code, str) and code != ""
+    if (
+        isinstance(code, int) and code in responses
+    ):  # an engine's code is the status, in a stream the only one
+        status = code
     message = error.get("message") or error.get("detail")
     if not isinstance(message, str) or (status == HTTPStatus.INTERNAL_SERVER_ERROR and not ours):
         message = _ENGINE_FAILED if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _phrase(status)

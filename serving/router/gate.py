@@ -232,5 +232,6 @@ def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:
     """What the answer says it used; an event is a token where it does not say, and an error costs nothing."""
     if not record.status or record.status >= HTTPStatus.BAD_REQUEST:
         return 0.0
-    prompt = ticket.size_bytes / BYTES_PER_TOKEN if record.prompt_tokens is None else record.prompt_tokens
+    guessed = min(ticket.size_bytes / BYTES_PER_TOKEN, ticket.tokens)  # most of a body may be a picture
+    prompt = guessed if record.prompt_tokens is None else record.prompt_tokens
     return prompt + (record.output_tokens or 0)

@@ -24,6 +24,14 @@ _LONGEST_TOKEN_CHARS = 128
 # vLLM compares every stop text with every new piece of every answer.
 _MOST_STOPS = 64
 _LONGEST_STOP_CHARS = 1024
+_WHOLE_NUMBERS = (
+    "n",
+    "best_of",
+    "max_tokens",
+    "max_completion_tokens",
+    "max_output_tokens",
+    "min_tokens",
+)
 # Prompts of one request times answers to each.
 _MOST_SEQUENCES = 4096
 # Of English text in JSON, about; what a request used is put right afterwards.
@@ -139,7 +147,20 @@ async def fields_of(request: Request, body: bytes) -> dict[str, Any]:
         raise BadRequestError(f"The request body is not JSON: {str(error)[:200]}.") from None
     if not isinstance(fields, dict):
         raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
+    _check_types(fields)
     return fields
+
+
+def _check_types(fields: dict[str, Any]) -> None:
+    """Of what the router counts with. vLLM would take "16" for 16, past every limit that is looked at here."""
+    for name in _WHOLE_NUMBERS:
+        value = fields.get(name)
+        if isinstance(value, float) and value.is_integer():
+            fields[name] = int(value)  # 16.0 is an integer of JSON's
+        elif value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise BadRequestError(f"{name} is {_short(value)}; send a whole number.")
+    if not isinstance(streams := fields.get("stream"), bool | None):
+        raise BadRequestError(f"stream is {_short(streams)}; send true or false.")
 
 
 async def _form(request: Request, body: bytes) -> dict[str, Any]:
@@ -174,8 +195,9 @@ def check(fields: Mapping[str, Any], plan: Plan, spec: RouterSpec) -> None:
     local = bool(plan.engine.get("allowed_local_media_path"))
     for name in _CONTENT:
         if isinstance(content := fields.get(name), list | dict):
-            for url in _urls(content):
-                _check_url(url, allowed, local=local)
+            for where, text in _texts(content):
+                if where == "url" or where.endswith("_url"):
+                    _check_url(text, allowed, local=local)
 
 
 def demand(fields: Mapping[str, Any], body: bytes) -> tuple[float, int]:
@@ -185,7 +207,21 @@ def demand(fields: Mapping[str, Any], body: bytes) -> tuple[float, int]:
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
         if isinstance(asked := fields.get(name), int) and asked > 0:
             most = max(most, min(asked, 1 << 30))
-    return len(body) / BYTES_PER_TOKEN + most * sequences, min(sequences, _MOST_SEQUENCES)
+    return _text_bytes(fields, body) / BYTES_PER_TOKEN + most * sequences, min(sequences, _MOST_SEQUENCES)
+
+
+def _text_bytes(fields: Mapping[str, Any], body: bytes) -> int:
+    """Of a body, what may become tokens of text: a picture becomes some hundred, whatever its size; a form's file is no field."""
+    if not body.lstrip().startswith(b"{"):
+        return sum(len(value) for value in fields.values() if isinstance(value, str))
+    contents = (fields.get(name) for name in _CONTENT)
+    return len(body) - sum(
+        len(text)
+        for content in contents
+        if isinstance(content, list | dict)
+        for where, text in _texts(content)
+        if where == "data" or text.startswith("data:")
+    )
 
 
 def _sequences(fields: Mapping[str, Any]) -> int:
@@ -225,8 +261,8 @@ def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
                 )
 
 
-def _urls(content: Any) -> Iterator[str]:
-    """Every URL that a part of a request's content gives: OpenAI's image_url and its like, Anthropic's source."""
+def _texts(content: Any) -> Iterator[tuple[str, str]]:
+    """Every text in the parts of a request's content, with its key: OpenAI's image_url and its like, Anthropic's source."""
     todo: list[Any] = [content]
     while todo:
         value = todo.pop()
@@ -237,8 +273,8 @@ def _urls(content: Any) -> Iterator[str]:
             for name, inner in value.items():
                 if isinstance(inner, list | dict):
                     todo.append(inner)
-                elif isinstance(inner, str) and (name == "url" or name.endswith("_url")):
-                    yield inner
+                elif isinstance(inner, str):
+                    yield name, inner
 
 
 def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:

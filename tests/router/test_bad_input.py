@@ -13,6 +13,8 @@ from fronts import Front, front
 from servers import until
 from simulated_engine import MODEL
 
+from serving.router.intake import demand
+
 pytestmark = pytest.mark.unit
 
 CHAT = "/v1/chat/completions"
@@ -75,14 +77,17 @@ def anthropic_image(url: str) -> bytes:
         pytest.param(body(messages="Hello"), 400, "", id="messages of the wrong type"),
         pytest.param(body(messages=None), 400, "", id="no messages"),
         pytest.param(body(messages=[[]] * 10), 400, "", id="messages of lists"),
-        pytest.param(body(stream="maybe"), 400, "", id="stream of the wrong type"),
+        pytest.param(body(stream="maybe"), 400, "send true or false", id="stream of the wrong type"),
         pytest.param(body(max_tokens=-1), 400, "", id="negative max_tokens"),
-        pytest.param(body(max_tokens="many"), 400, "", id="max_tokens of the wrong type"),
+        pytest.param(body(max_tokens="100"), 400, "send a whole number", id="max_tokens of the wrong type"),
         pytest.param(body(max_tokens=1 << 80), 400, "", id="max_tokens of 80 bits"),
         pytest.param(body(n=-1), 400, "", id="negative n"),
         pytest.param(body(n=129), 400, "n is 129; at most 128", id="huge n"),
         pytest.param(body(n=10**400), 400, "n is a number of 1329 bits", id="endless n"),
         pytest.param(body(n={"a": 1}), 400, "", id="n of the wrong type"),
+        pytest.param(body(n="16384"), 400, "n is '16384'; send a whole number", id="n in a text"),
+        pytest.param(body(n=16384.0), 400, "n is 16384; at most 128", id="huge n as JSON has it too"),
+        pytest.param(body(stream=1), 400, "stream is 1; send true or false", id="stream as a number"),
         pytest.param(body(best_of=1000), 400, "best_of is 1000", id="huge best_of"),
         pytest.param(body(stop=["a"] * 65), 400, "stop has 65 entries", id="many stops"),
         pytest.param(body(stop=["a" * 1025]), 400, "stop has a text of 1025", id="long stop"),
@@ -116,6 +121,19 @@ def test_a_body_of_50_mb_is_read_to_its_end_and_refused() -> None:
         assert answer.status_code == 413
         assert "larger than 33554432 bytes" in answer.json()["error"]["message"]
         assert client.post(CHAT, json=GOOD).status_code == 200
+
+
+def test_media_in_a_request_are_not_counted_as_text() -> None:
+    url = "data:image/png;base64," + "A" * (1 << 20)
+    for part in (
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "input_audio", "input_audio": {"data": "A" * (1 << 20), "format": "wav"}},
+    ):
+        fields = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 10}
+        tokens, _ = demand(fields, json.dumps(fields).encode())
+        assert 10 < tokens < 100
+    tokens, _ = demand({"model": "whisper", "prompt": "a word"}, b"--boundary" + b"\0" * (1 << 20))
+    assert tokens < 10
 
 
 @pytest.mark.parametrize(

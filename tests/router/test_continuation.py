@@ -161,6 +161,32 @@ def test_a_tool_call_that_the_model_chose_can_t_be_continued_once_it_is_written(
     assert transcript.resume() == "a tool call is half-way"
 
 
+def test_a_tool_call_is_shown_without_ids_and_counted_to_its_end() -> None:
+    tool = {"function": {"name": "add", "parameters": {"type": "object"}}}
+    fields = {"tools": [tool], "tool_choice": "auto", "stream_options": {"include_usage": True}}
+    asked = ask(CHAT, messages=[{"role": "user", "content": "add"}], **fields)
+    transcript = Transcript(asked)
+    stream = record(asked, transcript.body, created=1000)
+    assert b'"token_ids":[' in stream
+    shown = b"".join(transcript.take(event) for event in events_of(stream))
+    assert shown == undisturbed(asked)
+    *_, usage, _ = events_of(shown)
+    assert transcript.tokens == json.loads(usage.removeprefix(b"data: "))["usage"]["completion_tokens"] > 1
+
+
+def test_what_is_not_read_is_not_counted_either() -> None:
+    asked = ask(COMPLETIONS, prompt="x", max_tokens=9, n=2, return_token_ids=True)
+    transcript = Transcript(asked)
+    for event in events_of(record(asked, transcript.body, created=1000)):
+        assert transcript.take(event) == event
+    assert transcript.tokens == 0
+
+
+def test_a_model_that_hides_its_thoughts_is_not_watched_for_silence() -> None:
+    assert Transcript(ask(CHAT, messages=HELLO)).speaks
+    assert not Transcript(ask(CHAT, messages=HELLO, include_reasoning=False)).speaks
+
+
 def test_a_parser_s_silent_events_are_not_shown_but_count() -> None:
     asked = ask(CHAT, messages=HELLO)
     transcript = Transcript(asked)

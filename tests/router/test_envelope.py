@@ -155,6 +155,22 @@ def test_errors_on_anthropic_s_route_have_its_shape(status: int, kind: str) -> N
     }
 
 
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [(500, "The engine failed on this request."), (400, "no such token")],
+    ids=["its own failure", "the client's"],
+)
+def test_an_engine_s_own_failure_in_a_stream_is_told_without_its_words(code: int, says: str) -> None:
+    words = says if code == 400 else "CUDA at 0x7f3"
+    error = {"message": words, "type": "X", "param": None, "code": code}
+    event = b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
+    head = answer(200, b"")[0]
+    _, said, _ = enveloped(head, {"type": "http.response.body", "body": event})
+    told_event, end = said.removeprefix(b"data: ").split(b"\n\n", 1)
+    assert json.loads(told_event)["error"]["message"] == says
+    assert end == b"data: [DONE]\n\n"
+
+
 def test_an_error_event_in_an_anthropic_stream_is_anthropic_s() -> None:
     event = b'data: {"error": {"message": "lost", "type": "server_error", "param": null, "code": "slice_lost"}}\n\n'
     head = {"type": "http.response.start", "status": 200, "headers": []}

@@ -172,6 +172,14 @@ class TestNonsense:
         decision = fleet.step(1, replace(fleet.report(1), demands=[Demand("r", "m", **wrong)]))  # type: ignore[arg-type]
         assert (decision.held, decision.wanted) == (True, before)
 
+    def test_what_was_counted_meanwhile_is_no_burst_afterwards(self) -> None:
+        fleet = Fleet(settings())
+        assert fleet.run(2, 120).wanted == (1,)
+        for _ in range(300):
+            report = fleet.report(2)
+            assert fleet.step(2, replace(report, demands=[Demand("r", "m", held=-1)])).held
+        assert {fleet.step(2).wanted for _ in range(60)} == {(1,)}
+
     @pytest.mark.parametrize("jump_s", [-500.0, 86400.0])
     def test_of_the_clock(self, jump_s: float) -> None:
         fleet = Fleet(settings(), delivery_s=1000)
