@@ -14,7 +14,7 @@ from serving.planning import Plan, plan
 from serving.planning.prices import slice_hour
 from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
-from serving.scaling.policy import Settings
+from serving.scaling.policy import Room, Settings
 from serving.scaling.serve import POLICY
 from serving.tpu import GENERATIONS
 
@@ -58,8 +58,9 @@ def _check_names(plans: list[Plan]) -> None:
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
+    room = _room(config, plans)
     slices = [
-        _slice_deployment(config, pools, at).bind(pools[at], at)
+        _slice_deployment(config, pools, at, room).bind(pools[at], at)
         for pools in plans
         for at in range(len(pools))
     ]
@@ -82,7 +83,22 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
     return router.bind([plan for pools in plans for plan in pools], config.router, *slices)
 
 
-def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int) -> Any:
+def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
+    """What the budget leaves to the models that scale: the others never ask."""
+    slices, dollars = 0, 0.0
+    for pools in plans:
+        if not any(pool.model.replicas.scales for pool in pools):
+            for pool in pools:
+                slices += pool.model.replicas.min
+                dollars += pool.model.replicas.min * slice_hour(pool.model.slice, pool.slice, config.prices)
+    budget = config.budget
+    return Room(
+        None if budget.slices is None else budget.slices - slices,
+        None if budget.dollars_per_hour is None else budget.dollars_per_hour - dollars,
+    )
+
+
+def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> Any:
     """The slices of one pool of a model."""
     one = pools[at]
     pool = "" if len(pools) == 1 else f"-{one.slice.generation}-{one.slice.topology}-{one.slice.hosts}h"
@@ -95,7 +111,7 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int) -> Any:
         health_check_period_s=_HEALTH_PERIOD_S,
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=one.model.drain_s + _STOP_MARGIN_S,
-        **_count(config, pools, at),
+        **_count(config, pools, at, room),
         max_surge_percent=_ONE_MORE,
         # What changes without a restart, and `version` and `shape` for the controller (see serving.slices.placement).
         user_config={
@@ -106,10 +122,10 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int) -> Any:
     )
 
 
-def _count(config: ServiceConfig, pools: list[Plan], at: int) -> dict[str, Any]:
+def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dict[str, Any]:
     """How many slices: a fixed number, or what the policy says within its bounds. Delays are the policy's own business."""
     counts = pools[at].model.replicas
-    if counts.min == counts.max:
+    if not counts.scales:
         return {"num_replicas": counts.min}
     settings = Settings(
         model=pools[0].model.name,
@@ -131,7 +147,7 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int) -> dict[str, Any]:
                 "policy_kwargs": {
                     "pool": at,
                     "settings": asdict(settings),
-                    "budget": config.budget.model_dump(),
+                    "budget": asdict(room),
                 },
             },
         }

@@ -84,6 +84,10 @@ class ReplicaSpec(_Spec):
             raise ValueError(f"min {self.min} is above max {self.max}")
         return self
 
+    @property
+    def scales(self) -> bool:
+        return self.min < self.max
+
 
 class SloSpec(_Spec):
     """What nine of ten requests should see; scaling buys slices for it, and a plan that can't keep it is refused."""

@@ -28,3 +28,19 @@ def model(name: str, *adapters: str) -> dict[str, Any]:
 def test_an_adapter_with_the_name_of_another_is_refused(models: list[dict[str, Any]]) -> None:
     with pytest.raises(RayServeException, match="has the name of another; rename it"):
         build({"models": models})
+
+
+def test_a_budget_leaves_to_models_that_scale_what_the_fixed_ones_do_not_take() -> None:
+    fixed = model("fixed") | {"replicas": 3}
+    scaled = model("scaled") | {"replicas": {"min": 1, "max": 9}}
+    application = build(
+        {"models": [fixed, scaled], "budget": {"slices": 5, "dollars_per_hour": 100}}
+        | {"prices": {"v6e": {"on-demand": 1.0}}}
+    )
+    slices = {
+        bound.name: bound
+        for bound in (one._bound_deployment for one in application._bound_deployment.init_args[2:])
+    }
+    assert slices["fixed"].num_replicas == 3
+    policy = slices["scaled"]._deployment_config.autoscaling_config.policy
+    assert policy.policy_kwargs["budget"] == {"slices": 2, "dollars_per_hour": 100 - 3 * 8.0}

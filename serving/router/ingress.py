@@ -52,6 +52,7 @@ class Router:
             affinity=spec.affinity,
             routers=spec.replicas,
         )
+        self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
         self._reader = board.Reader()
         self._relay = Relay(self._table, spec.failover)
         self._window = Window()
@@ -127,7 +128,9 @@ class Router:
         now_s = time.monotonic()
         entries, lost = self._reader.live(found, now_s)
         alive, gone = self._reader.asking(demands, now_s)
-        for model in self._table.shapes.keys() & ordered.keys():
+        for model in (
+            self._scaled & ordered.keys()
+        ):  # what was ordered for a model stays there when its number is fixed
             self._table.want(model, ordered[model])
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, alive

@@ -19,7 +19,7 @@ from serving.slices import board
 _EVERY_S = 1.0
 # Reading may take this share of the thread's time: with a thousand slices on the board it reads less often.
 _BUSY_SHARE = 0.1
-# Serve calls several times a second; an application without calls for so long is gone.
+# Serve calls several times a second; a model or an application without calls for so long is gone.
 _ABANDONED_S = 60.0
 _KEPT = 200
 # A limit that binds on and off is told once.
@@ -30,6 +30,7 @@ logger = logging.getLogger("ray.serve")
 @dataclass
 class _Model:
     settings: Settings
+    called_s: float
     targets: dict[int, int] = field(default_factory=dict)  # by pool, what Serve has
     state: State | None = None
     told: tuple[int, ...] = ()
@@ -59,8 +60,8 @@ class Scaler:
             self._called_s = self._clock()
             model = self._models.get(settings.model)
             if model is None or len(model.settings.pools) != len(settings.pools):
-                model = self._models[settings.model] = _Model(settings)
-            model.settings = settings
+                model = self._models[settings.model] = _Model(settings, self._called_s)
+            model.settings, model.called_s = settings, self._called_s
             model.targets[pool] = target
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="scaling", daemon=True)
@@ -80,6 +81,7 @@ class Scaler:
     def step(self) -> None:
         """Read the board and decide once for every model."""
         now_s = self._clock()
+        self._forget_removed(now_s)
         try:
             entries, _ = self._reader.live(board.read(), now_s)
             demands, _ = self._reader.asking(board.demands(), now_s)
@@ -91,6 +93,13 @@ class Scaler:
         for model in list(self._models.values()):
             self._decide(model, entries, demands, now_s)
         self._save()
+
+    def _forget_removed(self, now_s: float) -> None:
+        """A model that a changed YAML no longer has, or no longer scales, must not hold a share of the budget."""
+        with self._lock:
+            kept = {name: one for name, one in self._models.items() if now_s - one.called_s < _ABANDONED_S}
+            self._unsaved |= len(kept) < len(self._models)
+            self._models = kept
 
     def _decide(
         self, model: _Model, entries: list[board.Entry], demands: list[board.Demand], now_s: float

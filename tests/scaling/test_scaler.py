@@ -1,5 +1,5 @@
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 from fleet_of import pool, settings
@@ -31,10 +31,29 @@ def test_what_serve_is_given_comes_back_as_it_was() -> None:
     assert SlicePolicy(1, sent, {"slices": None})._settings == asked
 
 
+def test_a_model_that_is_served_no_more_gives_its_share_of_the_budget_back() -> None:
+    time_s = [0.0]
+    scaler = Scaler("app", Room(slices=6), clock=lambda: time_s[0])
+    gone, stays = settings(pool(least=4, most=5)), replace(settings(), model="stays")
+    scaler.wanted(gone, 0, target=4)
+    scaler.wanted(stays, 0, target=1)
+    assert scaler._room("stays").slices == 2
+    time_s[0] = 59.0
+    scaler.wanted(stays, 0, target=1)
+    scaler.step()
+    assert scaler._room("stays").slices == 2
+    time_s[0] = 61.0
+    scaler.step()
+    assert scaler._room("stays").slices == 6
+    time_s[0] = 1000.0
+    assert scaler._thread is not None
+    scaler._thread.join(timeout=5)
+
+
 def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
     time_s = [0.0]
     scaler = Scaler("app", Room(), clock=lambda: time_s[0])
-    model = _Model(settings())
+    model = _Model(settings(), called_s=0.0)
     told = []
     for at_s, short in ((0, False), (10, True), (11, True), (20, False), (30, True), (95, False), (96, True)):
         time_s[0] = at_s
