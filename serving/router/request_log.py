@@ -3,7 +3,9 @@
 Lines are kept for a beat and then written by another thread: a slow disk costs no request anything.
 """
 
+import errno
 import logging
+import os
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -14,6 +16,8 @@ from typing import Any
 from pydantic_core import to_json
 
 from serving.router.record import RequestRecord
+
+logger = logging.getLogger("ray.serve")
 
 _MOST_BYTES = 64 << 20
 _FILES = 4
@@ -29,32 +33,56 @@ class RequestLog:
         self.path = path
         self.dropped = 0
         self._most_lines = most_lines
-        self._file = RotatingFileHandler(path, maxBytes=_MOST_BYTES, backupCount=_FILES, delay=True)
+        self._files = RotatingFileHandler(path, backupCount=_FILES, delay=True)
         self._lines: list[bytes] = []
+        self._refused = False
+        self._taking = threading.Lock()  # never held while the disk is busy
         self._writing = threading.Lock()
 
     def __call__(self, record: RequestRecord) -> None:
         """Take a record's line."""
-        if len(self._lines) < self._most_lines:
-            self._lines.append(to_json(line(record)))
-        else:
-            self.dropped += 1
+        said = to_json(line(record))
+        with self._taking:
+            if len(self._lines) < self._most_lines:
+                self._lines.append(said)
+            else:
+                self.dropped += 1
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write what waits; what the disk does not take waits on."""
         with self._writing:
-            lines, self._lines = self._lines, []
+            with self._taking:
+                lines, self._lines = self._lines, []
+                dropped, self.dropped = self.dropped, 0
             if not lines:
                 return
-            text = b"\n".join(lines).decode()
-            self._file.emit(logging.makeLogRecord({"msg": text}))
-            if self.dropped:
-                dropped, self.dropped = self.dropped, 0
-                self._file.emit(logging.makeLogRecord({"msg": f'{{"dropped":{dropped}}}'}))
+            told = [b'{"dropped":%d}' % dropped] if dropped else []
+            try:
+                self._write(b"".join(each + b"\n" for each in lines + told))
+            except OSError as error:
+                if not self._refused:  # once, not every beat
+                    logger.warning("request log %s: %s; its lines wait", self.path, error.strerror)
+                self._refused = True
+                with self._taking:
+                    waiting = lines + self._lines
+                    self._lines = waiting[: self._most_lines]
+                    self.dropped += dropped + len(waiting) - len(self._lines)
+            else:
+                self._refused = False
 
     def close(self) -> None:
         self.flush()
-        self._file.close()
+
+    def _write(self, text: bytes) -> None:
+        """All of it, or nothing and an OSError."""
+        if self.path.exists() and 0 < self.path.stat().st_size > _MOST_BYTES - len(text):
+            self._files.doRollover()
+        # Logging's own handler swallows errors, and a buffer would write what it holds once more.
+        with self.path.open("ab", buffering=0) as file:
+            begun = file.tell()
+            if file.write(text) < len(text):
+                file.truncate(begun)  # half of a line would spoil the next one
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def line(record: RequestRecord) -> Mapping[str, Any]:

@@ -1,4 +1,6 @@
 import json
+import resource
+import signal
 import time
 from pathlib import Path
 
@@ -239,6 +241,58 @@ def test_lines_that_no_disk_takes_are_counted_not_kept(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in log.path.read_text().splitlines()]
     assert len(lines) == 4
     assert lines[-1] == {"dropped": 2}
+
+
+def test_a_line_that_is_made_while_others_are_written_is_not_lost(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl")
+
+    class Beaten(RequestRecord):
+        @property
+        def router_s(self) -> None:
+            log.flush()
+
+    Beaten(CHAT, "id", on_end=log).end()
+    log.close()
+    assert len(log.path.read_text().splitlines()) == 1
+
+
+def test_lines_wait_while_the_disk_is_full_and_what_is_too_many_is_counted(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl", most_lines=3)
+    log.path.symlink_to("/dev/full")
+    for number in range(5):
+        RequestRecord(CHAT, f"id-{number}", on_end=log).end()
+        log.flush()
+    log.path.unlink()
+    log.close()
+    lines = [json.loads(line) for line in log.path.read_text().splitlines()]
+    assert [line.get("request_id") for line in lines] == ["id-0", "id-1", "id-2", None]
+    assert lines[-1] == {"dropped": 2}
+
+
+def test_a_disk_that_fills_within_a_line_leaves_no_half_of_it(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))  # a write is cut where the file reaches it
+        RequestRecord(CHAT, "id", on_end=log).end()
+        log.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert log.path.read_bytes() == b""
+    log.close()
+    assert json.loads(log.path.read_text())["request_id"] == "id"
+
+
+def test_a_file_that_would_grow_too_large_is_put_aside(tmp_path: Path) -> None:
+    log = RequestLog(tmp_path / "requests.jsonl")
+    with log.path.open("wb") as file:
+        file.truncate(64 << 20)  # takes no room on the disk
+    RequestRecord(CHAT, "id", on_end=log).end()
+    log.close()
+    assert json.loads(log.path.read_text())["request_id"] == "id"
+    assert (tmp_path / "requests.jsonl.1").stat().st_size == 64 << 20
 
 
 @pytest.mark.parametrize("asked", [None, "", "x" * 129, "a\nb", "ü"])
