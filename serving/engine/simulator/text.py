@@ -130,10 +130,11 @@ def _cut(source: Iterator[int], wish: Wish) -> Answer:
             return Answer(tokens, texts, "stop")
         if token in wish.stop_tokens and len(tokens) > wish.least:
             return Answer(tokens, [*texts[:-1], ""], "stop", token)
-        if wish.stop and len(tokens) > wish.least:
-            before = so_far
+        if wish.stop:
+            before = len(so_far)
             so_far += texts[-1]
-            if found := _first_stop(so_far, len(before), wish.stop):
+            # As in vLLM, a stop may begin within the least tokens, only not be complete within them.
+            if len(tokens) > wish.least and (found := _first_stop(so_far, before, wish.stop)):
                 stop, at = found
                 return Answer(tokens, _shorten(texts, at + len(stop) * wish.keep_stop - said), "stop", stop)
         if len(tokens) == wish.most:

@@ -100,6 +100,16 @@ def test_a_stop_string_ends_the_text_before_it_or_with_it(keep: bool) -> None:
     assert (cut.finish, cut.stop_reason) == ("stop", stop)
 
 
+def test_a_stop_string_counts_from_the_token_after_the_least_ones_that_completes_it() -> None:
+    free = text.answer(HELLO, Wish(most=60, ignore_end=True))
+    early, across = "".join(free.texts[3:5]), "".join(free.texts[19:21])
+    said = "".join(free.texts)
+    assert said.count(early) == said.count(across) == 1
+    cut = text.answer(HELLO, Wish(most=60, least=20, ignore_end=True, stop=(early, across)))
+    assert "".join(cut.texts) == "".join(free.texts[:19])
+    assert (cut.tokens, cut.stop_reason) == (free.tokens[:21], across)
+
+
 def test_a_stop_token_ends_the_answer_without_its_text() -> None:
     free = text.answer(HELLO, Wish(most=10))
     cut = text.answer(HELLO, Wish(most=10, stop_tokens=(free.tokens[4],)))
