@@ -20,6 +20,8 @@ from typing import Any
 from bad_input import BadInputError
 
 BLOCK_TOKENS = 512
+_MOST_S = 1e11  # the year 5138 as Unix time: what is beyond it is in another unit
+_MOST_TOKENS = 10_000_000  # of a prompt or an answer: several times what any model takes
 _SECONDS = {"timestamp_s": 1.0, "timestamp": 1e-3, "TIMESTAMP": 1.0}  # of a number in each field
 _PROMPT = ("prompt_tokens", "input_length", "ContextTokens")
 _OUTPUT = ("output_tokens", "output_length", "GeneratedTokens")
@@ -51,6 +53,10 @@ def load(path: Path) -> list[Record]:
             raise BadInputError(
                 f"trace {path}, line {number}: {error.msg} at column {error.colno}: {line[:120]}"
             ) from None
+        except RecursionError:
+            raise BadInputError(
+                f"trace {path}, line {number}: nested too deeply; a request is one flat object: {line[:120]}"
+            ) from None
         except ValueError as error:
             raise BadInputError(f"trace {path}, line {number}: {error}: {line[:120]}") from None
     if not records:
@@ -78,6 +84,10 @@ def _at_s(fields: dict[str, Any]) -> float:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ValueError(f"{name} is neither a number nor a date")  # noqa: TRY004
+    most = _MOST_S / _SECONDS[name]
+    if not abs(value) <= most:  # nor is NaN, and a whole number may be too large for a float
+        unit = "seconds" if _SECONDS[name] == 1 else "milliseconds"
+        raise ValueError(f"{name} is not between -{most:g} and {most:g}; is it in {unit}?")
     return value * _SECONDS[name]
 
 
@@ -85,6 +95,8 @@ def _tokens(fields: dict[str, Any], names: tuple[str, ...]) -> int:
     name, value = _field(fields, names)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ValueError(f"{name} is not a whole number above 0")
+    if value > _MOST_TOKENS:
+        raise ValueError(f"{name} is above {_MOST_TOKENS:,}; give the tokens of one request")
     return value
 
 

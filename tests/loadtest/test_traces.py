@@ -1,4 +1,5 @@
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,14 @@ GOOD = {"timestamp": 0, "input_length": 1, "output_length": 1}
         ({**GOOD, "timestamp": None}, "line 2: timestamp is neither"),
         ({**GOOD, "timestamp": "noon"}, "line 2: Invalid isoformat"),
         ({**GOOD, "hash_ids": "46"}, "line 2: hash_ids"),
+        ({**GOOD, "timestamp": math.nan}, "line 2: timestamp is not between .* is it in milliseconds"),
+        ({**GOOD, "timestamp": math.inf}, "line 2: timestamp is not between"),
+        ('{"timestamp_s": -1e999, "input_length": 1, "output_length": 1}', "line 2: .* is it in seconds"),
+        ({**GOOD, "timestamp": 10**400}, "line 2: timestamp is not between"),
+        ({**GOOD, "timestamp": 1700000000 * 10**9}, "line 2: timestamp is not between"),
+        ({**GOOD, "input_length": 999999999999}, "line 2: input_length is above 10,000,000"),
+        ({**GOOD, "output_length": 10**400}, "line 2: output_length is above 10,000,000"),
+        ("[" * 100_000, "line 2: nested too deeply"),
     ],
 )
 def test_a_broken_line_is_named(tmp_path: Path, line: Any, says: str) -> None:
