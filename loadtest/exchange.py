@@ -101,6 +101,7 @@ def ask(
         response.request_meta["response_time"] = latency_s * 1000
         if text is not None:
             response.success()
+            recorder.time("latency", latency_s)
             recorder.count("tokens", tokens)
             if slo.good(ttft_s=ttft_s, latency_s=latency_s, tokens=tokens):
                 recorder.count("good")

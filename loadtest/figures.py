@@ -13,7 +13,7 @@ AT_MOST, AT_LEAST = "at most", "at least"
 STATISTICS = {
     **{f"ttft_{name}_ms": (AT_MOST, "time to first token") for name in _SHARES},
     **{f"itl_{name}_ms": (AT_MOST, "inter-token latency") for name in _SHARES},
-    **{f"latency_{name}_ms": (AT_MOST, "the whole answer") for name in _SHARES},
+    **{f"latency_{name}_ms": (AT_MOST, "a whole answer, or the wait for it") for name in _SHARES},
     "start_delay_p99_ms": (AT_MOST, "sent after the intended moment; the load generator's own fault"),
     "late_starts": (AT_MOST, f"share of requests sent over {LATE_MS:g} ms after the intended moment"),
     "dropped": (AT_MOST, "share of requests never sent: too many were in flight"),

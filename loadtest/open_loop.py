@@ -115,12 +115,14 @@ class OpenLoop(AskingUser):
     def _start(self, kind: Ask, intended: float) -> None:
         prompt, key = self.next(kind)
         name = exchange.label(prompt, key)
-        Recorder(self.environment.stats, name).time("start", time.perf_counter() - intended)
+        recorder = Recorder(self.environment.stats, name)
+        recorder.time("start", time.perf_counter() - intended)
         try:
             self.send(prompt, key, intended)
         except GreenletExit:
             if self.arrived:
                 waited_s = time.perf_counter() - intended
+                recorder.time("latency", waited_s)
                 self._fail(name, UnfinishedError("no whole answer when the run ended"), waited_s)
         except Exception as error:  # noqa: BLE001  as locust does for what a task of its own raises
             self.environment.events.user_error.fire(

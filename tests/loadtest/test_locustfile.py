@@ -1,5 +1,6 @@
 import asyncio
 import csv
+import itertools
 import json
 import os
 import subprocess
@@ -186,6 +187,34 @@ def test_refusals_are_their_own_statistic_and_each_key_has_its_rows(tmp_path: Pa
     assert run.count("refused short chat, batch") == run.failures("POST short chat, batch") > 0
     assert run.count("good rag, interactive") == run.count("POST rag, interactive") > 0
     assert "429: no room" in run.said
+
+
+def test_latency_is_of_answers_and_of_what_is_still_awaited_not_of_refusals_and_failures(
+    tmp_path: Path,
+) -> None:
+    """One request answered, one that never is, and many that end at once without an answer."""
+    asked = itertools.count()
+
+    async def chat(_: Request) -> Response:
+        number = next(asked)
+        if number < 2:
+            await asyncio.sleep(60 if number else 0.5)
+            return JSONResponse({"choices": [{"text": "yes"}], "usage": {"completion_tokens": 1}})
+        return JSONResponse({"error": {"message": "no room"}}, 503 if number % 2 else 500)
+
+    limits = tmp_path / "limits.yaml"
+    limits.write_text("thresholds: {latency_p50_ms: 400, failures: 1, refusals: 1}")
+    routes = [Route("/v1/models", models), Route("/v1/completions", chat, methods=["POST"])]
+    with asgi_server(Starlette(routes=routes)) as address:
+        run = load(
+            address, tmp_path, "Completion", "--arrivals", "constant", "--rate", "10", "-t", "2s", "--streamed", "0",
+            "--drain-s", "1", "--thresholds", limits,
+        )  # fmt: skip
+    assert run.count("refused completion") > 2
+    assert run.failures("POST completion") > run.count("refused completion") + 2
+    assert run.count("latency completion") == 2
+    assert run.status == 1
+    assert "broken latency_p50_ms" in run.said
 
 
 def test_a_replay_sends_every_record_on_all_workers(tmp_path: Path) -> None:
