@@ -140,6 +140,21 @@ def test_retries_and_continuations_are_spans_of_their_own(collector: Collector) 
     assert said(collector.one("continuation"))["serving.slice"] == "slice-2"
 
 
+def test_a_lease_that_gave_no_byte_lasts_until_the_request_ends(collector: Collector) -> None:
+    spans = router_spans()
+    record = RequestRecord(CHAT, model="llama", on_end=spans.end)
+    spans.begin(record, {})
+    record.sent(Entry("0", "llama", State.SERVING, "", "v6e", slice="slice-0"))
+    record.passed_on(b"a\n\n", 1)
+    record.sent(Entry("1", "llama", State.SERVING, "", "v6e", slice="slice-1"))
+    record.failed(SliceLostError("gone"))
+    record.end()
+    spans.close()
+    lease, continuation, root = (collector.one(name) for name in ("lease", "continuation", "chat llama"))
+    assert lease.end_time_unix_nano == continuation.start_time_unix_nano
+    assert continuation.start_time_unix_nano < continuation.end_time_unix_nano == root.end_time_unix_nano
+
+
 def test_a_trace_that_the_client_does_not_sample_is_passed_on_and_not_recorded(collector: Collector) -> None:
     spans = router_spans()
     record = RequestRecord(CHAT, on_end=spans.end)

@@ -70,7 +70,9 @@ class Spans:
         if not record.leases:
             return
         self._child("choose slice", under, record, admitted_s, first_lease_s, {"why": record.leases[0].why})
-        ends = [lease.at_s for lease in record.leases[1:]] + [record.last_s or record.ended_s]
+        # The last byte may be an earlier slice's: the last one then gave none until the end.
+        last_s = record.last_s if record.last_s >= record.leases[-1].at_s else record.ended_s
+        ends = [lease.at_s for lease in record.leases[1:]] + [last_s]
         for number, (lease, end_s) in enumerate(zip(record.leases, ends, strict=True)):
             kind = "continuation" if record.first_s and lease.at_s > record.first_s else "lease"
             told = {"slice": lease.slice, "pool": lease.pool, "attempt": number + 1, "why": lease.why}
