@@ -14,7 +14,7 @@ from servers import asgi_server, free_address
 from serving import tracing
 from serving.config import FailoverSpec, RouterSpec
 from serving.engine.simulator import spans as engine_spans
-from serving.errors import SliceLostError
+from serving.errors import BadRequestError, OverloadedError, RateLimitError, ServingError, SliceLostError
 from serving.metrics.recorder import Recorder
 from serving.router.api import Api
 from serving.router.gate import Gate
@@ -122,6 +122,33 @@ def test_a_failed_request_is_an_error_with_its_type(collector: Collector) -> Non
     assert root.status.code == root.status.STATUS_CODE_ERROR
     assert said(root)["error.type"] == "no_slice_ready"
     assert said(collector.one("lease"))["serving.attempt"] == 1  # within wait_s nobody else is there
+
+
+@pytest.mark.parametrize(
+    ("error", "begun", "broken"),
+    [
+        (BadRequestError("x"), False, False),
+        (RateLimitError("x"), False, False),
+        (OverloadedError("x"), False, True),
+        (SliceLostError("x"), True, True),
+        (BadRequestError("x"), True, True),
+    ],
+)
+def test_what_the_client_did_wrong_is_no_error_of_the_server_and_a_broken_stream_is(
+    collector: Collector, error: ServingError, begun: bool, broken: bool
+) -> None:
+    spans = router_spans()
+    record = RequestRecord(CHAT, on_end=spans.end)
+    spans.begin(record, {})
+    if begun:
+        record.answered(200, streamed=True)
+        record.passed_on(b"a\n\n", 1)
+    record.failed(error)
+    record.end()
+    spans.close()
+    (root,) = (span for span in collector.spans if span.name != "admission")
+    assert (root.status.code == root.status.STATUS_CODE_ERROR) is broken
+    assert said(root)["error.type"] == error.code
 
 
 def test_retries_and_continuations_are_spans_of_their_own(collector: Collector) -> None:

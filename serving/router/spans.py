@@ -54,7 +54,7 @@ class Spans:
             operation = _OPERATIONS.get(record.path)
             span.update_name(f"{operation or record.path} {record.model}")
             span.set_attributes(_attributes(record, operation))
-            if record.outcome not in {"ok", "cancelled"}:
+            if _broken(record):
                 span.set_status(self._otel.StatusCode.ERROR, record.code or record.outcome)
             self._children(record, self._otel.set_span_in_context(span))
         span.end(_at(record, record.ended_s))
@@ -98,6 +98,12 @@ class Spans:
         if name in {"admission", "choose slice"}:
             span.end(_at(record, end_s))
         return span
+
+
+def _broken(record: RequestRecord) -> bool:
+    """By the HTTP conventions a server's span is no error where the client is at fault, whatever it is answered."""
+    clients = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return record.outcome not in {"ok", "cancelled"} and not clients
 
 
 def _attributes(record: RequestRecord, operation: str | None) -> dict[str, Any]:
