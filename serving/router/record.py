@@ -33,7 +33,6 @@ class Lease:
     slice: str
     pool: int
     at_s: float
-    why: str = ""
 
 
 @dataclass(slots=True)
@@ -76,13 +75,13 @@ class RequestRecord:
         """Let in, for the holder of this key (its id, never the key), after this time in a queue."""
         self.key, self.queued_s, self.admitted_s = key, queued_s, time.monotonic()
 
-    def sent(self, entry: Entry, why: str = "") -> None:
+    def sent(self, entry: Entry) -> None:
         """Handed to a slice. Before the first token a second call is a retry, after it a continuation."""
         if self.first_s:
             self.continuations += 1
         elif self.leases:
             self.retries += 1
-        self.leases.append(Lease(entry.slice, entry.pool, time.monotonic(), why))
+        self.leases.append(Lease(entry.slice, entry.pool, time.monotonic()))
 
     def answered(self, status: int, *, streamed: bool) -> None:
         """The slice's headers are there."""

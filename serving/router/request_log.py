@@ -103,7 +103,6 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         said["slice"] = record.slice
         said["pool"] = record.leases[-1].pool
         said["slices"] = [lease.slice for lease in record.leases] if len(record.leases) > 1 else None
-        said["why"] = record.leases[-1].why or None
     said |= {
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,

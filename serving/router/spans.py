@@ -69,13 +69,13 @@ class Spans:
         self._child("admission", under, record, record.arrived_s, admitted_s, {"queued_s": record.queued_s})
         if not record.leases:
             return
-        self._child("choose slice", under, record, admitted_s, first_lease_s, {"why": record.leases[0].why})
+        self._child("choose slice", under, record, admitted_s, first_lease_s, {})
         # The last byte may be an earlier slice's: the last one then gave none until the end.
         last_s = record.last_s if record.last_s >= record.leases[-1].at_s else record.ended_s
         ends = [lease.at_s for lease in record.leases[1:]] + [last_s]
         for number, (lease, end_s) in enumerate(zip(record.leases, ends, strict=True)):
             kind = "continuation" if record.first_s and lease.at_s > record.first_s else "lease"
-            told = {"slice": lease.slice, "pool": lease.pool, "attempt": number + 1, "why": lease.why}
+            told = {"slice": lease.slice, "pool": lease.pool, "attempt": number + 1}
             made = self._child(kind, under, record, lease.at_s, end_s, told)
             if lease.at_s <= record.first_s <= end_s:
                 made.add_event("first token", timestamp=_at(record, record.first_s))
