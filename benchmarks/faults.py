@@ -80,9 +80,12 @@ def _kill_host(worker_id: int) -> Act:
     return lambda trial, victim: [trial.cluster.kill_host(victim.slice, worker_id)].clear()
 
 
-def _stop_host(trial: Trial, victim: board.Entry) -> None:
-    for process in trial.cluster.processes(victim.slice, _FAR):
-        process.suspend()
+def _stop_host(worker_id: int) -> Act:
+    def stop(trial: Trial, victim: board.Entry) -> None:
+        for process in trial.cluster.processes(victim.slice, worker_id):
+            process.suspend()
+
+    return stop
 
 
 def _give_notice(trial: Trial, victim: board.Entry) -> None:
@@ -118,7 +121,12 @@ FAULTS = (
     Fault("replica", "SIGKILL to a slice's replica", _kill_replica),
     Fault("host", "a host is gone", _kill_host(_FAR)),
     Fault("first-host", "a host is gone, the one with the replica", _kill_host(0)),
-    Fault("hung-host", "a host and its raylet hang, as with a cut network", _stop_host),
+    Fault("hung-host", "a host and its raylet hang, as with a cut network", _stop_host(_FAR)),
+    Fault(
+        "hung-first-host",
+        "the same of the host with the replica, whose connections stand",
+        _stop_host(0),
+    ),
     Fault("preempted", "all hosts of a slice are gone at once", _preempt),
     Fault(
         "notice",

@@ -128,9 +128,8 @@ class Router:
         now_s = time.monotonic()
         entries, lost = self._reader.live(found, now_s)
         alive, gone = self._reader.asking(demands, now_s)
-        for model in (
-            self._scaled & ordered.keys()
-        ):  # what was ordered for a model stays there when its number is fixed
+        # What was ordered for a model stays on the board when its number is fixed.
+        for model in self._scaled & ordered.keys():
             self._table.want(model, ordered[model])
         self._table.update(entries, now_s)
         self._entries, self._demands = entries, alive
