@@ -210,13 +210,13 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Requests held and with slices",
             (
-                (f"tpu_serving_requests_held{{{_MODEL}}}", "held {{model}}"),
-                (f"tpu_serving_requests_in_flight{{{_MODEL}}}", "with slices {{model}}"),
+                (f"sum by (model) (tpu_serving_requests_held{{{_MODEL}}})", "held {{model}}"),
+                (f"sum by (model) (tpu_serving_requests_in_flight{{{_MODEL}}})", "with slices {{model}}"),
             ),
         ),
         Panel(
             "CPU of all routers, cores",
-            ((f"rate(tpu_serving_router_cpu_seconds_total[{_RATE}])", "routers"),),
+            ((f"sum (rate(tpu_serving_router_cpu_seconds_total[{_RATE}]))", "routers"),),
         ),
         Panel(
             "Retries and continued answers/s",

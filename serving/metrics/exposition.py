@@ -1,14 +1,16 @@
 """One page of metrics for the whole service from those of Ray's agents and of the engines. Text in, text out.
 
 Of the agents' pages it takes the rows of the table, without Ray's prefix and without the labels that grow with every
-process (WorkerId); of the engines' pages all of vLLM's, with the names of model, slice and pool.
+process (WorkerId); of the engines' pages all of vLLM's, with the names of model, slice and pool. What processes add to is
+added up within a node alone: a sum over nodes would fall whenever an agent is late or its host goes, and Prometheus would
+take that for a counter that began anew.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serving.metrics.table import TABLE, Across, Kind, Row
+from serving.metrics.table import NODE, TABLE, Across, Kind, Row
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RAY = "ray_"
@@ -37,12 +39,16 @@ class _Family:
     lines: list[str] = field(default_factory=list)
 
 
-def page(agents: Iterable[str], engines: Sequence[tuple[Engine, str]], more: Mapping[str, float]) -> str:
-    """The service's page. `more` are rows of the table without labels that only the page's maker knows."""
+def page(
+    agents: Iterable[tuple[str, str]], engines: Sequence[tuple[Engine, str]], more: Mapping[str, float]
+) -> str:
+    """The service's page. `agents` are nodes' addresses and what their agents say, `more` rows without labels that only the
+    page's maker knows.
+    """
     where = {host: engine for engine, _ in engines for host in engine.hosts}
     series: dict[str, dict[Labels, float]] = {}
-    for text in agents:
-        _collect(text, where, series)
+    for node, text in agents:
+        _collect(node, text, where, series)
     for name, value in more.items():
         series[name] = {(): value}
     out = [_own(row, series) for row in TABLE.values()]
@@ -68,7 +74,9 @@ def _line(name: str, labels: Labels, value: float) -> str:
     return f"{name}{{{said}}} {value!r}\n" if said else f"{name} {value!r}\n"
 
 
-def _collect(text: str, where: Mapping[str, Engine], series: dict[str, dict[Labels, float]]) -> None:
+def _collect(
+    node: str, text: str, where: Mapping[str, Engine], series: dict[str, dict[Labels, float]]
+) -> None:
     """Add an agent's series of the table; label values stay escaped as they are."""
     for line in text.splitlines():
         if not line.startswith(_OURS):
@@ -79,10 +87,10 @@ def _collect(text: str, where: Mapping[str, Engine], series: dict[str, dict[Labe
         row = TABLE.get(name) or TABLE.get(_stem(name))
         if row is None:
             continue
-        found = dict(_LABEL.findall(said))
+        found = dict(_LABEL.findall(said)) | {NODE: node}
         if "TpuIndex" in found:
             found |= _chip(found, where)
-        labels = tuple((key, found.get(key, "")) for key in row.labels)
+        labels = tuple((key, found.get(key, "")) for key in row.page_labels)
         if "le" in found:
             labels += (("le", found["le"]),)
         values = series.setdefault(name, {})

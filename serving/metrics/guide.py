@@ -16,7 +16,7 @@ ALERTS = Path(__file__).parents[2] / "deployments" / "monitoring" / "alerts.yml"
 def metrics() -> str:
     """A line a row."""
     lines = ["| metric | labels | what it tells |", "|---|---|---|"]
-    lines += [f"| `{row.name}` | {', '.join(row.labels)} | {row.tells} |" for row in TABLE.values()]
+    lines += [f"| `{row.name}` | {', '.join(row.page_labels)} | {row.tells} |" for row in TABLE.values()]
     known = ", ".join(f"`{name.removeprefix('vllm:')}`" for name in VLLM)
     return "\n".join(
         [

@@ -2,7 +2,8 @@
 
 Nothing else in this project makes up a metric's name. Labels are bounded: models, pools, slices, states, reasons and
 outcomes are those of the service, `key` is a key id of the YAML's key file (MOST_KEYS of them at most), and what a client
-wrote is never a label. README's table and the dashboards are held to these rows by tests.
+wrote is never a label. On the service's page a row that processes add up carries `node` besides, the address of the host
+they are on, of which there are as many as the cluster has. README's table and the dashboards are held to these rows by tests.
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ NO_KEY = "none"
 OTHER_KEYS = "other"
 NO_MODEL = "none"  # of a request that never got as far as a model of this service
 NO_POOL = "none"  # of a request that no slice has taken
+NODE = "node"
 
 
 class Kind(StrEnum):
@@ -24,7 +26,7 @@ class Kind(StrEnum):
 
 
 class Across(StrEnum):
-    """What one series is made of where several processes write it."""
+    """What one series is made of where several processes write it: on the page, those of a node or of all nodes."""
 
     SUM = "sum"
     MAX = "max"
@@ -41,6 +43,11 @@ class Row:
     tells: str
     buckets: tuple[float, ...] = ()
     across: Across = Across.SUM
+
+    @property
+    def page_labels(self) -> tuple[str, ...]:
+        """As the service's page has them."""
+        return (*self.labels, NODE) if self.across is Across.SUM else self.labels
 
 
 # From a token of a small model on a quiet slice to an answer that waited for a slice to start.

@@ -6,6 +6,7 @@ beforehand, and Ray's agents repeat a series for every process.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -41,7 +42,11 @@ class Scraper:
             for entry, text in zip(engines, texts[len(agents) :], strict=True)
         ]
         unread = sum(text is None for text in texts)
-        found = [text for text in texts[: len(agents)] if text]
+        found = [
+            (urlsplit(address).hostname or "", text)
+            for address, text in zip(agents, texts, strict=False)
+            if text
+        ]
         return await asyncio.to_thread(exposition.page, found, named, {UNREACHABLE.name: unread})
 
     async def close(self) -> None:

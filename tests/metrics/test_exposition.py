@@ -6,6 +6,7 @@ from serving.metrics.exposition import Engine
 
 pytestmark = pytest.mark.unit
 
+NODE = "10.0.0.1"
 ENGINE = Engine("llama", "slice-0", 1, ("10.0.0.1", "10.0.0.2"))
 AGENT = """# HELP ray_tpu_serving_requests_total Requests.
 # TYPE ray_tpu_serving_requests_total counter
@@ -46,19 +47,25 @@ def value(text: str, name: str, **labels: str) -> float:
     return samples(text)[name, tuple(sorted(labels.items()))]
 
 
-def test_processes_are_added_up_or_the_highest_taken_as_the_table_says() -> None:
-    agents = [AGENT.format(worker="a", count=2), AGENT.format(worker="b", count=5)]
-    page = exposition.page(agents, [], {})
-    labels = {"model": "llama", "key": "none", "outcome": "ok", "pool": "0"}
-    assert value(page, "tpu_serving_requests_total", **labels) == 7
-    assert value(page, "tpu_serving_requests_held", model="llama") == 7
+def test_processes_of_a_node_are_added_up_or_the_highest_taken_as_the_table_says() -> None:
+    agent = AGENT.format(worker="a", count=2) + AGENT.format(worker="b", count=5)
+    page = exposition.page([(NODE, agent)], [], {})
+    here = {"model": "llama", "node": NODE}
+    assert value(page, "tpu_serving_requests_total", **here, key="none", outcome="ok", pool="0") == 7
+    assert value(page, "tpu_serving_requests_held", **here) == 7
     assert value(page, "tpu_serving_slices_wanted", model="llama") == 5
-    assert value(page, "tpu_serving_ttft_seconds_bucket", model="llama", pool="0", le="0.5") == 7
-    assert value(page, "tpu_serving_ttft_seconds_count", model="llama", pool="0") == 7
+    assert value(page, "tpu_serving_ttft_seconds_bucket", **here, pool="0", le="0.5") == 7
+    assert value(page, "tpu_serving_ttft_seconds_count", **here, pool="0") == 7
+
+
+def test_no_series_falls_when_a_node_goes() -> None:
+    one, other = (NODE, AGENT.format(worker="a", count=2)), ("10.0.0.2", AGENT.format(worker="b", count=2))
+    both, alone = samples(exposition.page([one, other], [], {})), samples(exposition.page([one], [], {}))
+    assert alone.items() <= both.items()
 
 
 def test_nothing_but_the_table_is_taken_from_an_agent_and_no_label_of_a_process() -> None:
-    page = exposition.page([AGENT.format(worker="a", count=1)], [], {})
+    page = exposition.page([(NODE, AGENT.format(worker="a", count=1))], [], {})
     assert "made_up" not in page
     assert "node_cpu" not in page
     assert "WorkerId" not in page
@@ -84,13 +91,14 @@ def test_engines_share_one_head_for_each_metric() -> None:
 
 def test_a_chip_that_rays_agent_reads_is_given_its_slice() -> None:
     chip = 'ray_tpu_duty_cycle{ip="10.0.0.2",TpuIndex="3",TpuDeviceName="x-3",TpuType="v6e"} 41.5\n'
-    page = exposition.page([chip], [(ENGINE, "")], {})
+    page = exposition.page([(NODE, chip)], [(ENGINE, "")], {})
     labels = {"model": "llama", "slice": "slice-0", "host": "10.0.0.2", "chip": "3", "simulated": "false"}
     assert value(page, "tpu_duty_cycle", **labels) == 41.5
 
 
 def test_a_chip_of_a_host_that_serves_nothing_is_shown_all_the_same() -> None:
-    page = exposition.page(['ray_tpu_duty_cycle{ip="10.9.9.9",TpuIndex="0"} 0.0\n'], [], {})
+    chip = 'ray_tpu_duty_cycle{ip="10.9.9.9",TpuIndex="0"} 0.0\n'
+    page = exposition.page([(NODE, chip)], [], {})
     labels = {"model": "", "slice": "", "host": "10.9.9.9", "chip": "0", "simulated": "false"}
     assert value(page, "tpu_duty_cycle", **labels) == 0
 

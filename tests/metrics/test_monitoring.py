@@ -16,7 +16,7 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from serving.metrics import dashboard, guide
-from serving.metrics.table import TABLE, VLLM, Kind
+from serving.metrics.table import TABLE, VLLM, Across, Kind
 
 MONITORING = Path(__file__).parent.parent.parent / "deployments" / "monitoring"
 RULES = yaml.safe_load((MONITORING / "alerts.yml").read_text())
@@ -52,6 +52,22 @@ def exported(name: str) -> bool:
 def test_a_query_asks_only_for_what_the_table_has(expression: str) -> None:
     assert names(expression)
     assert {name for name in names(expression) if not exported(name)} == set()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("expression", QUERIES + EXPRESSIONS)
+def test_a_query_adds_up_what_the_page_has_by_node(expression: str) -> None:
+    added_up = {name for name, row in TABLE.items() if row.across is Across.SUM}
+    in_a_sum: list[bool] = []
+    for sums, mark, name in re.findall(
+        r"(\bsum(?: by \([^)]*\))? )?([()])|\b(tpu_serving_[a-z_]+)", expression
+    ):
+        if mark == "(":
+            in_a_sum.append(bool(sums))
+        elif mark:
+            in_a_sum.pop()
+        elif {name, name.rpartition("_")[0]} & added_up:
+            assert any(in_a_sum), name
 
 
 @pytest.mark.unit
@@ -147,25 +163,60 @@ FIRES: dict[str, tuple[dict[str, str], int, int]] = {
 }
 
 
+# Starts of slices as the page has them, by node; the service has been known for longer.
+WANTED = {'tpu_serving_slices_wanted{model="m"}': "2x150"}
+STARTS = 'tpu_serving_slice_starts_total{{model="m",pool="0",node="{}"}}'.format
+COME_AND_GO: dict[str, tuple[dict[str, str], dict[int, bool]]] = {
+    "every slice on a host of its own, the last ones gone again": (
+        WANTED | {STARTS(at): f"_x{80 + 5 * at} 1x10 stale" for at in range(4)},
+        {90: False, 97: True},
+    ),
+    "a scale-down takes a node with its four starts along, another is late": (
+        WANTED | {STARTS(1): "4x80 stale", STARTS(2): "4x80 _x5 4x60"},
+        dict.fromkeys(range(75, 150), False),
+    ),
+    "a Prometheus that is new to eight slices": (
+        {'tpu_serving_slices_wanted{model="m"}': "8x150"} | {STARTS(at): "1x150" for at in range(8)},
+        dict.fromkeys((5, 30, 59, 61, 90, 149), False),
+    ),
+}
+
+
 @pytest.mark.cluster
 def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     assert set(FIRES) == set(ALERTS)
-    tests = [
-        {
-            "interval": "1m",
-            "name": name,
-            "input_series": [{"series": one, "values": values} for one, values in series.items()],
-            "promql_expr_test": [
-                {
-                    "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
-                    "eval_time": f"{minute}m",
-                }
-                | ({"exp_samples": [{"value": 1}]} if fires else {})
-                for minute, fires in ((at, True), (before, False))
-            ],
-        }
-        for name, (series, at, before) in FIRES.items()
-    ]
+    promtool(
+        tmp_path,
+        [rule_test(name, series, {at: True, before: False}) for name, (series, at, before) in FIRES.items()],
+    )
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", COME_AND_GO.values(), ids=COME_AND_GO)
+def test_slices_come_and_go_by_their_starts_and_not_by_nodes_that_are_gone(
+    tmp_path: Path, case: tuple[dict[str, str], dict[int, bool]]
+) -> None:
+    promtool(tmp_path, [rule_test("SlicesComeAndGo", *case)])
+
+
+def rule_test(alert: str, series: dict[str, str], fires: dict[int, bool]) -> dict[str, Any]:
+    """As promtool reads it; `fires` by minute."""
+    return {
+        "interval": "1m",
+        "name": alert,
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {
+                "expr": f'count(ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                "eval_time": f"{minute}m",
+            }
+            | ({"exp_samples": [{"value": 1}]} if firing else {})
+            for minute, firing in fires.items()
+        ],
+    }
+
+
+def promtool(tmp_path: Path, tests: list[dict[str, Any]]) -> None:
     file = tmp_path / "tests.yaml"
     file.write_text(
         json.dumps(

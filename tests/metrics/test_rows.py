@@ -10,7 +10,7 @@ ROWS = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
 # A client writes none of these; every one is a name of the YAML, of the hardware, or of a short list in the code.
 BOUNDED = {
     "model", "key", "outcome", "pool", "slice", "state", "phase", "direction", "host", "chip", "simulated",
-    "target", "met",
+    "target", "met", "node",
 }  # fmt: skip
 
 
@@ -25,7 +25,7 @@ def test_a_name_says_type_and_unit_as_prometheus_wants_it(row: Row) -> None:
 
 @ROWS
 def test_no_label_is_unbounded(row: Row) -> None:
-    assert set(row.labels) <= BOUNDED
+    assert set(row.page_labels) <= BOUNDED
 
 
 @ROWS

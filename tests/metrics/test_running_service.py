@@ -83,7 +83,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else(running: Service) -> 
     for name, row in TABLE.items():
         assert found[name].type == row.kind
         for sample in found[name].samples:
-            assert set(sample.labels) - {"le"} == set(row.labels), sample
+            assert set(sample.labels) - {"le"} == set(row.page_labels), sample
     for name, kind in VLLM.items():
         assert found[name].type == kind
         for sample in found[name].samples:
