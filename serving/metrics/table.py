@@ -114,7 +114,7 @@ TTFT = _histogram(
     "ttft_seconds",
     ("model", "pool"),
     "requests",
-    "Arrival of a request to the first bytes of its answer: queue, router and slice.",
+    "Arrival of a request to the first bytes of its streamed answer: queue, router and slice.",
     _WAIT_S,
 )
 INTER_TOKEN = _histogram(
@@ -142,7 +142,7 @@ SLO = _counter(
     "slo_requests",
     ("model", "target", "met"),
     "requests",
-    "Answers by whether they met a target of the YAML's `slo:`, ttft or itl (mean of the answer); none without one.",
+    "Streamed answers by whether they met a target of the YAML's `slo:`, ttft or itl (mean of the answer); none without one.",
 )
 QUEUE = _histogram(
     "queue_seconds",
@@ -162,7 +162,7 @@ SLICE_TTFT = _histogram(
     "slice_ttft_seconds",
     ("model", "pool"),
     "requests",
-    "The slice's share of the time to first token: handed over to first bytes.",
+    "The slice's share of a streamed answer's time to first token: handed over to first bytes.",
     _WAIT_S,
 )
 IN_FLIGHT = _gauge(

@@ -101,17 +101,23 @@ class Journal:
         if record.router_s is not None:
             recorder.observe(table.ROUTER, record.router_s, model)
             recorder.observe(table.QUEUE, record.queued_s, model)
-        if record.outcome != "ok":
-            return  # an error's times would hide how long answers take
-        recorder.observe(table.TTFT, record.first_s - record.arrived_s, model, pool)
+        if record.outcome == "ok":  # an error's times would hide how long answers take
+            self._time(record)
+
+    def _time(self, record: RequestRecord) -> None:
+        recorder, model, pool = self._recorder, record.model, record.pool
         recorder.observe(table.REQUEST, record.ended_s - record.arrived_s, model, pool)
-        if record.slice_ttft_s is not None:
-            recorder.observe(table.SLICE_TTFT, record.slice_ttft_s, model, pool)
+        # An answer in one piece has all of its tokens before its first bytes.
+        ttft_s = record.first_s - record.arrived_s if record.streamed and record.first_s else None
+        if ttft_s is not None:
+            recorder.observe(table.TTFT, ttft_s, model, pool)
+            if record.slice_ttft_s is not None:
+                recorder.observe(table.SLICE_TTFT, record.slice_ttft_s, model, pool)
         if record.inter_token_s is not None:
             recorder.observe(table.INTER_TOKEN, record.inter_token_s, model, pool)
             recorder.observe(table.LONGEST_GAP, record.longest_gap_s, model, pool)
         if slo := self._slos.get(model):
-            self._judge(model, "ttft", record.first_s - record.arrived_s, slo.ttft_s)
+            self._judge(model, "ttft", ttft_s, slo.ttft_s)
             self._judge(model, "itl", record.inter_token_s, slo.itl_s)
 
     def _judge(self, model: str, target: str, took_s: float | None, most_s: float | None) -> None:

@@ -180,6 +180,24 @@ def test_answers_are_held_to_the_targets_there_are_and_errors_to_none() -> None:
     assert judged == {("llama", "ttft", "yes"): 1, ("llama", "ttft", "no"): 1, ("qwen", "itl", "yes"): 1}
 
 
+def test_an_answer_in_one_piece_has_no_time_to_first_token() -> None:
+    recorder = Recorder()
+    journal = Journal(recorder, slos={"llama": SloSpec(ttft_s=1.0)})
+    for streamed in (True, False):
+        record = journal.begin(CHAT, {})
+        record.model = "llama"
+        record.sent(entry())
+        record.answered(200, streamed=streamed)
+        record.passed_on(USAGE, 1)
+        record.end()
+        observed = {row for row, _ in recorder._series} & {table.TTFT, table.SLICE_TTFT}
+        assert observed == ({table.TTFT, table.SLICE_TTFT} if streamed else set())
+        judged = [labels for row, labels in recorder._counted if row is table.SLO]
+        assert judged == ([("llama", "ttft", "yes")] if streamed else [])
+        recorder._series.clear()
+        recorder._counted.clear()
+
+
 def test_keys_beyond_the_bound_share_one_label() -> None:
     recorder = Recorder()
     journal = Journal(recorder)
