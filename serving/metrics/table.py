@@ -121,7 +121,7 @@ INTER_TOKEN = _histogram(
     "inter_token_seconds",
     ("model", "pool"),
     "requests",
-    "Mean time between the events of one streamed answer.",
+    "Mean time between the tokens of one streamed answer.",
     _TOKEN_S,
 )
 LONGEST_GAP = _histogram(

@@ -148,7 +148,10 @@ class RequestRecord:
 
     @property
     def inter_token_s(self) -> float | None:
-        return (self.last_s - self.first_s) / (self.events - 1) if self.streamed and self.events > 1 else None
+        """By tokens, as vLLM has it: some events are none, such as a chat's first, the usage and the stream's end."""
+        if not self.streamed or self.output_tokens is None or self.output_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.output_tokens - 1)
 
     def _read_usage(self) -> None:
         tail = (self._before + self._tail)[-_USAGE_BYTES:]

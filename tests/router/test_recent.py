@@ -10,7 +10,7 @@ NOTHING = {"ttft_p50_s": 0.0, "ttft_p90_s": 0.0, "itl_p50_s": 0.0, "itl_p90_s": 
 
 
 def answered(
-    ttft_s: float, *, events: int = 11, between_s: float = 0.02, streamed: bool = True
+    ttft_s: float, *, tokens: int = 11, between_s: float = 0.02, streamed: bool = True
 ) -> RequestRecord:
     first_s = 100.0 + ttft_s
     return RequestRecord(
@@ -20,8 +20,8 @@ def answered(
         outcome="ok",
         arrived_s=100.0,
         first_s=first_s,
-        last_s=first_s + between_s * (events - 1),
-        events=events,
+        last_s=first_s + between_s * (tokens - 1),
+        output_tokens=tokens,
     )
 
 

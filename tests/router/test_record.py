@@ -101,6 +101,18 @@ def test_times_are_split_into_queue_router_and_slice() -> None:
 
 
 @pytest.mark.parametrize(
+    ("streamed", "tokens", "between_s"),
+    [(True, 3, 0.5), (True, 1, None), (True, 0, None), (True, None, None), (False, 3, None)],
+)
+def test_the_time_between_tokens_is_by_tokens_and_not_by_events(
+    streamed: bool, tokens: int | None, between_s: float | None
+) -> None:
+    """Role, usage and end are events too."""
+    record = RequestRecord(CHAT, streamed=streamed, first_s=10.0, last_s=11.0, events=6, output_tokens=tokens)
+    assert record.inter_token_s == between_s
+
+
+@pytest.mark.parametrize(
     ("error", "outcome"),
     [
         (BadRequestError("x"), "client_error"),
@@ -174,7 +186,7 @@ def test_answers_are_held_to_the_targets_there_are_and_errors_to_none() -> None:
         record.model = model
         record.answered(status, streamed=True)
         record.first_s = record.arrived_s + ttft_s
-        record.last_s, record.events = record.first_s + 10 * itl_s, 11
+        record.last_s, record.output_tokens = record.first_s + 10 * itl_s, 11
         record.end()
     judged = {labels: count for (row, labels), count in recorder._counted.items() if row is table.SLO}
     assert judged == {("llama", "ttft", "yes"): 1, ("llama", "ttft", "no"): 1, ("qwen", "itl", "yes"): 1}
