@@ -20,9 +20,8 @@ from serving.slices.board import Entry
 # The usage object of vLLM's answers; Anthropic's route and the responses API say input and output.
 _USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
 _WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
-_USAGE_BYTES = (
-    4096  # usage stands at an answer's end; a stream's last event, alone in its chunk, comes after it
-)
+_USAGE_OBJECT = re.compile(rb'"usage":\s*\{[^{}]*"(?:prompt|input)_tokens":')
+_USAGE_BYTES = 4096  # usage stands at a stream's end; its last event, alone in its chunk, comes after it
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -154,15 +153,29 @@ class RequestRecord:
         return (self.last_s - self.first_s) / (self.output_tokens - 1)
 
     def _read_usage(self) -> None:
-        tail = (self._before + self._tail)[-_USAGE_BYTES:]
-        at = tail.rfind(b'"usage"')
-        prompt, written = _USAGE.search(tail, max(at, 0)), _WRITTEN.search(tail, max(at, 0))
-        if at >= 0 and prompt:
+        if self.streamed:
+            said = (self._before + self._tail)[-_USAGE_BYTES:]
+            at = said.rfind(b'"usage"')
+        else:
+            said = self._tail
+            at = _usage_at(said)
+        if at >= 0 and (prompt := _USAGE.search(said, at)):
+            written = _WRITTEN.search(said, at)
             self.prompt_tokens = int(prompt[1])
             self.output_tokens = int(written[1]) if written else 0
         elif self.streamed and self.output_tokens is None:
             # The last event says that it is over, a chat's first one that the assistant speaks.
             self.output_tokens = max(0, self.events - 1 - self.path.endswith("/chat/completions"))
+
+
+def _usage_at(body: bytes) -> int:
+    """Where the usage of an answer in one piece begins, -1 without one. The prompt's ids and logprobs, of any length, may
+    come after it, with tokens in them that read `usage`.
+    """
+    at = body.rfind(b'"usage"')
+    while at >= 0 and not _USAGE_OBJECT.match(body, at):
+        at = body.rfind(b'"usage"', 0, at)
+    return at
 
 
 def outcome_of(error: ServingError) -> str:

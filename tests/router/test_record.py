@@ -57,6 +57,34 @@ def test_usage_is_read_off_an_answer_in_one_piece() -> None:
     assert (record.prompt_tokens, record.output_tokens) == (7, 2)
 
 
+@pytest.mark.parametrize("spaces", [(",", ":"), (", ", ": ")])
+def test_usage_is_found_before_a_prompts_ids_and_logprobs(spaces: tuple[str, str]) -> None:
+    """vLLM's order of a chat's fields; a token may read like the field itself."""
+    body = {
+        "choices": [{"message": {"content": '"usage":{"prompt_tokens":1,"completion_tokens":1}'}}],
+        "usage": {"prompt_tokens": 9000, "total_tokens": 9002, "completion_tokens": 2},
+        "prompt_logprobs": [{"7": {"decoded_token": "usage", "rank": 1}}] * 2000,
+        "prompt_token_ids": [12345] * 9000,
+    }
+    record = RequestRecord(CHAT)
+    record.sent(entry())
+    record.answered(200, streamed=False)
+    record.passed_on(json.dumps(body, separators=spaces).encode())
+    record.end()
+    assert (record.prompt_tokens, record.output_tokens) == (9000, 2)
+
+
+@pytest.mark.parametrize(
+    "body", [b"", b'{"usage": null}', b'{"usage": {"seconds": 3}}', b'["usage", "usage"]']
+)
+def test_an_answer_without_usage_has_none(body: bytes) -> None:
+    record = RequestRecord(CHAT)
+    record.answered(200, streamed=False)
+    record.passed_on(body)
+    record.end()
+    assert (record.prompt_tokens, record.output_tokens) == (None, None)
+
+
 def test_usage_of_anthropics_route_is_read_too() -> None:
     last = b'event: message_delta\ndata: {"usage":{"input_tokens":5,"output_tokens":4}}\n\n'
     record = streamed(last, b"event: message_stop\ndata: {}\n\n", path="/v1/messages")
