@@ -209,14 +209,15 @@ class _Admitted(Response):
         gate, ticket, record = self._gate, self._ticket, self._record
         gate.ask(ticket)
         try:
-            if ticket.where is Where.HELD and not await gate.turn(ticket, receive):
+            if not await self._turn(receive):
                 record.cancelled()
                 return
-            record.admitted(ticket.account.key.name, gate.waited_s(ticket))
             response = self._response
             if ticket.refusal:
                 record.failed(ticket.refusal.error)
                 response = refusal_response(ticket.refusal)
+            else:
+                record.admitted()
             if ticket.account.limited:
                 send = gate.with_limits(ticket.account, send)
             await response(scope, receive, send)
@@ -226,6 +227,14 @@ class _Admitted(Response):
         finally:
             record.end()
             gate.leave(ticket, _used_tokens(record, ticket))
+
+    async def _turn(self, receive: Receive) -> bool:
+        """False where the client has gone; how long it waited is known either way, and where Serve cancels it."""
+        gate, ticket = self._gate, self._ticket
+        try:
+            return ticket.where is not Where.HELD or await gate.turn(ticket, receive)
+        finally:
+            self._record.waited(gate.waited_s(ticket))
 
 
 def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:

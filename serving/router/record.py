@@ -1,8 +1,8 @@
 """What is known of one request: filled in by the parts it passes, written out once at its end.
 
-Each part says what it did in one call: admission `admitted`, the relay `sent`, `answered`, `passed_on`, `continued`, and
-whoever ends it `failed`, `cancelled` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of them is
-paid for while tokens stream. Times are of the monotonic clock; `arrived_at` is the same moment by the calendar.
+Each part says what it did in one call: admission `waited` and `admitted`, the relay `sent`, `answered`, `passed_on` and `used`,
+and whoever ends it `failed`, `cancelled` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of
+them is paid for while tokens stream. Times are of the monotonic clock; `arrived_at` is the same moment by the calendar.
 `carried` are headers that go on to the slice, so that its spans belong to this request's.
 """
 
@@ -70,9 +70,13 @@ class RequestRecord:
     _before: bytes = b""
     _tail: bytes = b""
 
-    def admitted(self, key: str = NO_KEY, queued_s: float = 0.0) -> None:
-        """Let in, for the holder of this key (its id, never the key), after this time in a queue."""
-        self.key, self.queued_s, self.admitted_s = key, queued_s, time.monotonic()
+    def waited(self, queued_s: float) -> None:
+        """Its time in a queue is over, however it ended."""
+        self.queued_s = queued_s
+
+    def admitted(self) -> None:
+        """Let in."""
+        self.admitted_s = time.monotonic()
 
     def sent(self, entry: Entry) -> None:
         """Handed to a slice. Before the first token a second call is a retry, after it a continuation."""

@@ -23,12 +23,14 @@ from starlette.routing import Route
 from serving.config import ModelSpec, RouterSpec
 from serving.errors import ConfigError
 from serving.metrics.recorder import Recorder
+from serving.metrics.table import NO_KEY
 from serving.planning import Plan, plan
 from serving.router.api import Api
 from serving.router.gate import Gate
 from serving.router.intake import BodyReader
 from serving.router.journal import Journal
 from serving.router.keys import KeyFile, new
+from serving.router.record import RequestRecord
 from serving.router.relay import Relay
 from serving.router.status import Status, status
 from serving.router.table import SliceTable
@@ -92,6 +94,7 @@ class Front:
     engine: Engine
     table: SliceTable
     gate: Gate
+    records: list[RequestRecord]
 
     def post(self, key: str = "", **fields: Any) -> httpx.Response:
         headers = {"authorization": f"Bearer {key}"} if key else {}
@@ -118,6 +121,7 @@ def fronted(
     engine = Engine()
     table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
     made: list[Gate] = []
+    records: list[RequestRecord] = []
     upstream: list[str] = []
 
     @asynccontextmanager
@@ -128,7 +132,8 @@ def fronted(
         gate = Gate(RouterSpec.model_validate(spec or {}), [one], table, keys or KeyFile(None), clock)
         made.append(gate)
         beating = asyncio.create_task(gate.run(beat_s))
-        app.mount("/", Api([one], table, relay, gate, Journal(Recorder()), nothing_seen, no_metrics).app())
+        journal = Journal(Recorder(), records.append)
+        app.mount("/", Api([one], table, relay, gate, journal, nothing_seen, no_metrics).app())
         yield
         beating.cancel()
         await relay.close()
@@ -137,7 +142,7 @@ def fronted(
     with asgi_server(Starlette(routes=[Route("/{path:path}", engine.answer, methods=["POST"])])) as address:
         upstream.append(address)
         with asgi_server(app) as found, httpx.Client(base_url=found, timeout=20) as client:
-            front = Front(client, found, address, engine, table, made[0])
+            front = Front(client, found, address, engine, table, made[0], records)
             yield front
             engine.free.set()
             until(front.idle, "nothing held and nothing in flight", timeout_s=10)
@@ -188,6 +193,16 @@ def test_a_key_lets_in_and_goes_no_further_than_the_router(tmp_path: Path) -> No
         assert "x-api-key" not in anthropic.json()["headers"]
         assert front.client.get("/v1/models").is_success
         assert front.engine.order == ["None", "None"]
+
+
+def test_what_is_refused_behind_the_key_is_counted_for_it(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path)
+    with fronted(keys, spec={"max_body_bytes": 1024}) as front:
+        front.post()
+        for content in (b"{", b'{"model": "other"}', b" " * 2000, b'{"model": "llama", "n": 1000}'):
+            headers = {"authorization": f"Bearer {key}"}
+            assert front.client.post(CHAT, content=content, headers=headers).is_client_error
+        assert [record.key for record in front.records] == [NO_KEY] + 4 * ["batch"]
 
 
 def test_new_keys_are_in_force_without_a_restart(tmp_path: Path) -> None:
@@ -272,14 +287,26 @@ def test_a_held_request_is_refused_at_its_deadline_with_the_time_to_come_back() 
         answer = front.post()
         assert "waits for a free v6e 2x4 slice" in error_of(answer, 503, "no_slice_ready")
         assert int(answer.headers["retry-after"]) >= 1
+        (record,) = front.records
+        assert record.queued_s >= 0.2
+        assert not record.admitted_s
 
 
-def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once() -> None:
-    with fronted(serves=False) as front:
+def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once_but_for_its_key_and_its_wait(
+    tmp_path: Path,
+) -> None:
+    key, keys = key_file(tmp_path)
+    with fronted(keys, serves=False) as front:
         with pytest.raises(httpx.ReadTimeout):
-            front.client.post(CHAT, json={"model": MODEL}, timeout=0.1)
+            front.client.post(
+                CHAT, json={"model": MODEL}, headers={"authorization": f"Bearer {key}"}, timeout=0.1
+            )
         until(lambda: front.count("held") == 0, "nothing is held", timeout_s=1)
         assert front.engine.order == []
+        until(lambda: front.records, "its record", timeout_s=1)
+        (record,) = front.records
+        assert (record.outcome, record.key) == ("cancelled", "batch")
+        assert record.queued_s > 0
 
 
 def test_a_quiet_key_is_not_kept_waiting_by_a_loud_one(tmp_path: Path) -> None:

@@ -118,7 +118,8 @@ def test_another_slice_is_a_retry_before_the_first_token_and_a_continuation_afte
 
 def test_times_are_split_into_queue_router_and_slice() -> None:
     record = RequestRecord(CHAT, arrived_s=time.monotonic() - 1.0)
-    record.admitted("k1", queued_s=0.7)
+    record.waited(0.7)
+    record.admitted()
     record.sent(entry())
     record.passed_on(b"data: a\n\n", 1)
     assert record.router_s == pytest.approx(0.3, abs=0.1)
@@ -191,7 +192,7 @@ def test_the_journal_counts_by_model_key_outcome_and_pool() -> None:
     journal = Journal(recorder)
     record = journal.begin(CHAT, {})
     record.model = "llama"
-    record.admitted("k1")
+    record.key = "k1"
     record.sent(entry(pool=1))
     record.answered(200, streamed=False)
     record.passed_on(USAGE)
