@@ -54,7 +54,10 @@ def _parser() -> argparse.ArgumentParser:
         "keys",
         help="make an API key: its line for the file of router.keys_file on stdout, the key itself on stderr",
     )
-    keys.add_argument("name", help="whose key it is, for errors and the log")
+    keys.add_argument(
+        "name",
+        help="whose key it is, for the file and errors; metrics and logs have the first 12 digits of its hash",
+    )
     keys.add_argument("--requests-per-minute", type=float, metavar="N")
     keys.add_argument("--tokens-per-minute", type=float, metavar="N")
     keys.add_argument("--concurrency", type=int, metavar="N", help="requests at once")

@@ -131,7 +131,7 @@ class Api:
         if path not in PATHS:
             raise _refusal(request)
         account = self._gate.account(request.headers.raw)
-        record.key = account.key.name
+        record.key = account.key.id
         body = await self._gate.bodies.read(request, time.monotonic())
         fields = await fields_of(request, body)
         model = self._table.resolve(fields.get("model"))

@@ -1,7 +1,8 @@
 """API keys: who asks, and what that key may use. A file of hashes, read anew when it changes.
 
 A key is 32 random bytes, so one SHA-256 of it is enough: nothing can be guessed from the hash that could not be guessed
-without it. Of the key itself nothing is kept, and no error or log line repeats it.
+without it. Of the key itself nothing is kept, and no error or log line repeats it. Metrics, log and spans, which more people
+read than the file, have the beginning of its hash in the place of its name.
 """
 
 import hashlib
@@ -17,11 +18,13 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from serving.errors import ConfigError, UnauthorizedError
+from serving.metrics.table import NO_KEY
 
 # The secret itself, in the form of the file, where no file is mounted.
 VARIABLE = "SERVING_KEYS"
 _PREFIX = "sk-"
 _HEX_DIGITS = 64
+_ID_DIGITS = 12  # enough to tell a file's keys apart, and short in a graph's legend
 
 
 class Key(BaseModel):
@@ -36,6 +39,11 @@ class Key(BaseModel):
     concurrency: int | None = Field(default=None, ge=1)
     priority: int = Field(default=0, ge=-100, le=100)
     weight: float = Field(default=1, gt=0, le=1000)
+
+    @property
+    def id(self) -> str:
+        """Whose request it is, for those who do not know the file."""
+        return NO_KEY if self is ANYONE else self.sha256[:_ID_DIGITS]
 
 
 # Who asks where the service has no keys, and who a request without one is where it has none to give.

@@ -160,6 +160,10 @@ def replaced(address: str, **more: Any) -> Entry:
     return Entry(**{**vars(SERVING), "address": address, **more})
 
 
+def id_of(keys: KeyFile) -> str:
+    return keys.ring.keys[0].sha256[:12]
+
+
 def key_file(tmp_path: Path, **limits: float) -> tuple[str, KeyFile]:
     key, line = new("batch", **limits)
     path = tmp_path / "keys.yaml"
@@ -202,7 +206,7 @@ def test_what_is_refused_behind_the_key_is_counted_for_it(tmp_path: Path) -> Non
         for content in (b"{", b'{"model": "other"}', b" " * 2000, b'{"model": "llama", "n": 1000}'):
             headers = {"authorization": f"Bearer {key}"}
             assert front.client.post(CHAT, content=content, headers=headers).is_client_error
-        assert [record.key for record in front.records] == [NO_KEY] + 4 * ["batch"]
+        assert [record.key for record in front.records] == [NO_KEY] + 4 * [id_of(keys)]
 
 
 def test_new_keys_are_in_force_without_a_restart(tmp_path: Path) -> None:
@@ -305,7 +309,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once_but_for_its_ke
         assert front.engine.order == []
         until(lambda: front.records, "its record", timeout_s=1)
         (record,) = front.records
-        assert (record.outcome, record.key) == ("cancelled", "batch")
+        assert (record.outcome, record.key) == ("cancelled", id_of(keys))
         assert record.queued_s > 0
 
 

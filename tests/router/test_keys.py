@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from serving.errors import ConfigError, UnauthorizedError
+from serving.metrics.table import NO_KEY
 from serving.router.keys import ANYONE, KeyFile, KeyRing, new, parse
 
 pytestmark = pytest.mark.unit
@@ -22,6 +23,13 @@ def test_a_new_key_is_let_in_by_its_line_and_is_not_in_it() -> None:
     assert holder.concurrency is None
     assert ring.holder([(b"x-api-key", key.encode())]) is holder  # as Anthropic's clients send it
     assert new("batch")[0] != key
+
+
+def test_a_key_is_known_by_how_its_hash_begins_and_not_by_its_name() -> None:
+    _, line = new("Jane Doe")
+    (key,) = parse(line, "file").keys
+    assert key.id == key.sha256[:12]
+    assert ANYONE.id == NO_KEY
 
 
 @pytest.mark.parametrize(
