@@ -126,7 +126,8 @@ class Router:
             lambda: (board.read(), board.demands(), board.ordered(), board.decisions())
         )
         now_s = time.monotonic()
-        entries, lost = self._reader.live(found, now_s)
+        entries, forgotten = self._reader.live(found, now_s)
+        silent = [entry for entry in found if entry.replica in forgotten]
         alive, gone = self._reader.asking(demands, now_s)
         # What was ordered for a model stays on the board when its number is fixed.
         for model in self._scaled & ordered.keys():
@@ -142,7 +143,7 @@ class Router:
             self._gate.beat()
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
-        await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, lost, gone)
+        await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, silent, gone)
         await asyncio.to_thread(self._tell, entries, mine, now_s)
 
     def _demand(self, model: str) -> board.Demand:
@@ -176,14 +177,18 @@ def _warn_if_public() -> None:
 
 
 def _write_board(
-    wanted: list[board.Wanted], demands: list[board.Demand], lost: list[str], gone: list[board.Demand]
+    wanted: list[board.Wanted],
+    demands: list[board.Demand],
+    silent: list[board.Entry],
+    gone: list[board.Demand],
 ) -> None:
-    """What this router says, less what others left behind that ended without a word."""
+    """What this router says, less what others left behind that ended without a word, or hang."""
     for one in wanted:
         board.want(one)
     for demand in demands:
         board.demand(demand)
-    for replica in lost:
-        board.delete(replica)
+    for entry in silent:
+        placement.end_replica(entry.deployment, entry.tag)
+        board.delete(entry.replica)
     for demand in gone:
         board.undemand(demand.router, demand.model)

@@ -16,6 +16,7 @@ Private names of Ray Serve are used in this module alone:
 - `ray.serve.context._get_global_client`, for the address that the front door listens on
 """
 
+import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ WORKER_LABEL = "ray.io/tpu-worker-id"
 NODE_LABEL = "ray.io/node-id"
 CALLBACK = "serving.slices.placement.install"
 _REPLICA = "SERVE_REPLICA::"  # what Serve's names of replicas and their groups begin with
+_NAMESPACE = "serve"
 _EXTENSION_POINT = "_default_create_placement_group"
 _VERSION_POINT = "deploy_args_to_deployment_info"
 _STOP_POINT = "_get_replicas_to_stop"
@@ -138,6 +140,12 @@ def _stop_the_cheapest() -> None:
         return (chosen - running) | cheapest
 
     setattr(DeploymentScheduler, _STOP_POINT, to_stop)
+
+
+def end_replica(deployment: str, tag: str) -> None:
+    """End one that has fallen silent, so that Serve starts another: Ray takes a minute to call a host dead that is stopped."""
+    with contextlib.suppress(ValueError):  # it has ended by itself
+        ray.kill(ray.get_actor(f"{_REPLICA}{deployment}#{tag}", namespace=_NAMESPACE))
 
 
 def http_host() -> str:
