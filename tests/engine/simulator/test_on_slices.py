@@ -78,10 +78,8 @@ def lose_its_host(running: Service, victim: Entry) -> None:
     running.cluster.restart_host(victim.slice, 0)
 
 
-@pytest.mark.parametrize("end", [die, lose_its_host])
-def test_a_slice_that_ends_under_load_takes_only_its_own_requests(
-    running: Service, end: Callable[[Service, Entry], None]
-) -> None:
+def load(running: Service) -> tuple[list[httpx.Response], list[threading.Thread]]:
+    """Nine clients that each ask six times, and what they are answered; every slice has some of it."""
     answers: list[httpx.Response] = []
 
     def ask() -> None:
@@ -92,6 +90,14 @@ def test_a_slice_that_ends_under_load_takes_only_its_own_requests(
     for asker in askers:
         asker.start()
     running.until(lambda: any(entry.running for entry in running.serving()), 10, "load")
+    return answers, askers
+
+
+@pytest.mark.parametrize("end", [die, lose_its_host])
+def test_a_slice_that_ends_under_load_takes_only_its_own_requests(
+    running: Service, end: Callable[[Service, Entry], None]
+) -> None:
+    answers, askers = load(running)
     victim = running.serving()[0]
     end(running, victim)
     for asker in askers:
@@ -115,3 +121,19 @@ def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
     httpx.post(f"{victim.address}/simulator/faults", json={"hang": True})
     running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
+
+
+def test_what_a_slice_on_a_stopped_host_has_goes_elsewhere(running: Service) -> None:
+    """Its kernel keeps every connection up."""
+    answers, askers = load(running)
+    victim = next(entry for entry in running.serving() if entry.running)
+    for process in running.cluster.processes(victim.slice, 0):
+        process.suspend()
+    try:
+        for asker in askers:
+            asker.join(timeout=30)
+        assert [asker for asker in askers if asker.is_alive()] == []
+        assert {answer.status_code for answer in answers} == {200}
+    finally:
+        lose_its_host(running, victim)
+    running.until(lambda: replaced(running, victim), 90, "another replica in the place of the stopped one")
