@@ -94,6 +94,7 @@ class RelayedResponse(Response):
                         self._relay.answered(stream.entry, self._tries)
                         self._tries = self._relay.tries()
                     await self._say(events, response, send)
+                    stream.movable = stream.movable and transcript is not None
                 stream.told(time.monotonic())
             else:
                 if transcript is None or transcript.done:

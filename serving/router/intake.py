@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from serving.config import RouterSpec
-from serving.errors import BadRequestError, OverloadedError, SlowBodyError, TooLargeError
+from serving.errors import BadRequestError, OverloadedError, ServingError, SlowBodyError, TooLargeError
 from serving.planning import Plan
 
 # No tokenizer of ours has a longer token (Llama 3: 128 spaces); text beyond is too long whatever it says.
@@ -38,7 +38,7 @@ _MOST_SEQUENCES = 4096
 BYTES_PER_TOKEN = 4
 # Of all bodies that are being read by one router. Those that were read count with the queue, and with the seats of slices.
 _MOST_BYTES = 512 << 20
-# Of a body that is too large, so many times the allowed size is read before the connection is cut.
+# Of a body that is refused, so many times the allowed size is read before the connection is cut.
 _DROPPED = 4
 # Where requests put text that goes through a chat template or tokenizer, and media beside it.
 _CONTENT = (
@@ -63,7 +63,7 @@ class BodyReader:
 
     def __init__(self, spec: RouterSpec, most_bytes: int = _MOST_BYTES) -> None:
         self._spec = spec
-        self._most_bytes = most_bytes
+        self._most_bytes = max(most_bytes, spec.max_body_bytes)
         self.under_way_bytes = 0
         self._readers: dict[asyncio.Task[Any], float] = {}
         self._overdue: set[asyncio.Task[Any]] = set()
@@ -97,10 +97,11 @@ class BodyReader:
                 task.cancel()
 
     async def _pieces(self, request: Request) -> bytes:
-        """Of a body that is too large the rest is read and dropped: a client in the middle of sending hears no answer."""
+        """Of a body that is refused the rest is read and dropped: a client in the middle of sending hears no answer."""
         most = self._spec.max_body_bytes
         pieces: list[bytes] = []
         size = kept = 0
+        refusal: ServingError | None = None
         try:
             while True:
                 message = await request.receive()
@@ -108,25 +109,31 @@ class BodyReader:
                     raise ClientDisconnect
                 piece = message.get("body", b"")
                 size += len(piece)
-                if size <= most:
+                if refusal is None:
                     pieces.append(piece)
-                elif pieces:
-                    pieces.clear()
+                    self.under_way_bytes += len(piece)
+                    kept = size
+                    if size > most:
+                        refusal = self._too_large()
+                    elif self.under_way_bytes > self._most_bytes:
+                        refusal = self._too_many()
+                    if refusal:
+                        pieces.clear()
+                        self.under_way_bytes -= kept
+                        kept = 0
                 more = message.get("more_body")
-                if size > most and (not more or size > _DROPPED * most):
-                    raise self._too_large()
+                if refusal and (not more or size > _DROPPED * most):
+                    raise refusal
                 if not more:
                     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
-                self.under_way_bytes -= kept
-                kept = size if pieces else 0
-                self.under_way_bytes += kept
-                if self.under_way_bytes > self._most_bytes:
-                    raise OverloadedError(
-                        f"This router is reading {self.under_way_bytes} bytes of request bodies, more than it holds at a time; "
-                        "try again shortly."
-                    )
         finally:
             self.under_way_bytes -= kept
+
+    def _too_many(self) -> OverloadedError:
+        return OverloadedError(
+            f"This router is reading {self.under_way_bytes} bytes of request bodies, more than it holds at a time; "
+            "try again shortly."
+        )
 
     def _too_large(self) -> TooLargeError:
         return TooLargeError(
@@ -195,8 +202,8 @@ def check(fields: Mapping[str, Any], plan: Plan, spec: RouterSpec) -> None:
     local = bool(plan.engine.get("allowed_local_media_path"))
     for name in _CONTENT:
         if isinstance(content := fields.get(name), list | dict):
-            for where, text in _texts(content):
-                if where == "url" or where.endswith("_url"):
+            for _, where, text in _texts(content):
+                if _is_url(where):
                     _check_url(text, allowed, local=local)
 
 
@@ -219,8 +226,9 @@ def _text_bytes(fields: Mapping[str, Any], body: bytes) -> int:
         len(text)
         for content in contents
         if isinstance(content, list | dict)
-        for where, text in _texts(content)
-        if where == "data" or text.startswith("data:")
+        for holder, where, text in _texts(content)
+        if (_is_url(where) and text.startswith("data:"))
+        or (where == "data" and ("format" in holder or holder.get("type") == "base64"))
     )
 
 
@@ -261,8 +269,12 @@ def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
                 )
 
 
-def _texts(content: Any) -> Iterator[tuple[str, str]]:
-    """Every text in the parts of a request's content, with its key: OpenAI's image_url and its like, Anthropic's source."""
+def _is_url(name: str) -> bool:
+    return name == "url" or name.endswith("_url")
+
+
+def _texts(content: Any) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Every text in the parts of a request's content, with the object it stands in and its key there."""
     todo: list[Any] = [content]
     while todo:
         value = todo.pop()
@@ -274,7 +286,7 @@ def _texts(content: Any) -> Iterator[tuple[str, str]]:
                 if isinstance(inner, list | dict):
                     todo.append(inner)
                 elif isinstance(inner, str):
-                    yield name, inner
+                    yield value, name, inner
 
 
 def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:

@@ -21,7 +21,7 @@ from serving.router.streams import Stream, stalled
 from serving.router.table import SliceTable
 from serving.router.timing import Timing
 from serving.router.upstream import NotConnected, Upstream
-from serving.slices.board import Entry, State
+from serving.slices.board import STALE_S, Entry, State
 
 _CONNECT_TIMEOUT_S = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
@@ -123,20 +123,21 @@ class Relay:
     def settle(self, entries: Collection[Entry]) -> None:
         """Once a beat: these are the slices there are.
 
-        What a lost one still has goes on elsewhere, and ends where there is no elsewhere once it is forgotten: the
-        kernel of a host whose processes are stopped keeps every connection up.
+        What a lost one still has goes on elsewhere, and what can't ends once it is forgotten: the kernel of a host
+        whose processes are stopped keeps every connection up.
         """
         replicas = {entry.replica for entry in entries}
         self.timing.settle(replicas)
         self.breaker.keep(replicas)
         forgotten = self._lost - replicas
         self._lost = {entry.replica for entry in entries if entry.state is State.LOST}
-        now_s = self._watching.get_loop().time()
         for limit, entry in self._asking.items():
-            if self._is_over(entry, forgotten):
-                limit.reschedule(now_s)
+            if (entry.replica in forgotten or self._is_elsewhere(entry)) and not limit.expired():
+                limit.reschedule(0.0)
+        silent_since_s = time.monotonic() - STALE_S
         for stream in self._streams:
-            if self._is_over(stream.entry, forgotten):
+            moves = stream.movable and stream.heard_s < silent_since_s and self._is_elsewhere(stream.entry)
+            if moves or stream.entry.replica in forgotten:
                 stream.cut()
 
     def broke(self, entry: Entry) -> None:
@@ -177,8 +178,9 @@ class Relay:
             finally:
                 del self._asking[limit]
 
-    def _is_over(self, entry: Entry, forgotten: Collection[str]) -> bool:
-        return entry.replica in forgotten or (entry.replica in self._lost and self._elsewhere(entry))
+    def _is_elsewhere(self, entry: Entry) -> bool:
+        """Whether its place is, since the board calls it lost."""
+        return entry.replica in self._lost and self._elsewhere(entry)
 
     def _elsewhere(self, entry: Entry) -> bool:
         left_out = self.breaker.left_out(time.monotonic()) | {entry.replica}

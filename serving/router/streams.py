@@ -60,19 +60,21 @@ def stalled(
     """
     of_slice: defaultdict[str, list[Stream]] = defaultdict(list)
     for stream in streams:
-        if stream.watched and not stream.telling:
+        if stream.watched:
             of_slice[stream.entry.replica].append(stream)
     found = []
     for replica, those in of_slice.items():
         begun = [stream for stream in those if stream.heard_s]
         limit_s = timing.silence_s(replica, reading=len(begun) < in_flight(replica))
-        silent = begun and now_s - max(stream.heard_s for stream in begun) > limit_s
+        heard_s = [stream.heard_s for stream in begun if not stream.telling]
+        silent = heard_s and now_s - max(heard_s) > limit_s
         # What has no token yet is only late, unless it tries a slice that has failed or lies on one that is silent.
         late_s = timing.first_s(replica)
         found += [
             stream
             for stream in those
             if stream.movable
+            and not stream.telling
             and (silent or (stream.trial and not stream.heard_s and now_s - stream.asked_s > late_s))
         ]
     return found

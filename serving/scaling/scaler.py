@@ -64,18 +64,20 @@ class Scaler:
             model.settings, model.called_s = settings, self._called_s
             model.targets[pool] = target
             if self._thread is None or not self._thread.is_alive():
+                for one in self._models.values():  # Serve itself stood still: none of them is gone for that
+                    one.called_s = self._called_s
                 self._thread = threading.Thread(target=self._run, name="scaling", daemon=True)
                 self._thread.start()
             return model.state.pools[pool].wanted if model.state else target
 
     def _run(self) -> None:
         while self._clock() - self._called_s < _ABANDONED_S:
-            began_s = self._clock()
+            began_s = time.monotonic()
             try:
                 self.step()
             except Exception:
                 logger.exception("scaling of %s failed; every model keeps its slices", self._application)
-            took_s = self._clock() - began_s
+            took_s = time.monotonic() - began_s
             time.sleep(max(_EVERY_S, took_s / _BUSY_SHARE))
 
     def step(self) -> None:

@@ -132,6 +132,13 @@ def test_media_in_a_request_are_not_counted_as_text() -> None:
         fields = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 10}
         tokens, _ = demand(fields, json.dumps(fields).encode())
         assert 10 < tokens < 100
+    for part in (
+        {"type": "text", "text": "data: " + "word " * 10_000},
+        {"type": "document", "source": {"type": "text", "data": "word " * 10_000}},
+    ):
+        fields = {"messages": [{"role": "user", "content": [part]}]}
+        tokens, _ = demand(fields, json.dumps(fields).encode())
+        assert tokens > 10_000
     tokens, _ = demand({"model": "whisper", "prompt": "a word"}, b"--boundary" + b"\0" * (1 << 20))
     assert tokens < 10
 

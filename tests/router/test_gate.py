@@ -366,7 +366,7 @@ def test_bodies_on_their_way_have_a_bound_together() -> None:
         yield b'"}'
 
     with fronted() as front, ThreadPoolExecutor(1) as pool:
-        front.gate.bodies = BodyReader(RouterSpec(), most_bytes=1000)
+        front.gate.bodies = BodyReader(RouterSpec(max_body_bytes=1024), most_bytes=1000)
         first = pool.submit(front.client.post, CHAT, content=halted(10))
         until(lambda: front.gate.bodies.under_way_bytes > 600, "half a body", timeout_s=10)
         second = front.client.post(CHAT, content=halted(0.3))

@@ -436,6 +436,22 @@ def test_what_the_only_slice_has_waits_until_it_is_forgotten(
         assert call.result().status_code == 503
 
 
+def test_a_stream_that_can_t_go_on_elsewhere_stays_with_a_slice_that_only_says_nothing(
+    front: Front, raw: RawServers
+) -> None:
+    script, asked, _ = holding(SSE_HEAD + chunk(EVENTS[0]))
+    front.serve(raw.start(script), raw.start(answering(whole(b"from b"))))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(front.post, "/v1/responses")
+        assert asked.wait(2)
+        until(lambda: any(not one.movable for one in front.state.relay._streams), "its first event sent")
+        front.lose()
+        with pytest.raises(TimeoutError):
+            call.result(0.2)
+        front.lose(forget=True)
+        assert "another can't go on" in call.result().text
+
+
 def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Front, raw: RawServers) -> None:
     go, asked = threading.Event(), threading.Event()
 

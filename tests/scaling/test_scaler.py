@@ -50,6 +50,22 @@ def test_a_model_that_is_served_no_more_gives_its_share_of_the_budget_back() -> 
     scaler._thread.join(timeout=5)
 
 
+def test_a_controller_that_stood_still_forgets_no_model() -> None:
+    time_s = [0.0]
+    scaler = Scaler("app", Room(slices=6), clock=lambda: time_s[0])
+    one, other = settings(), replace(settings(pool(least=4, most=5)), model="other")
+    scaler.wanted(one, 0, target=1)
+    scaler.wanted(other, 0, target=4)
+    time_s[0] = 61.0
+    assert scaler._thread is not None
+    scaler._thread.join(timeout=5)
+    scaler.wanted(one, 0, target=1)
+    scaler.step()
+    assert scaler._room("m").slices == 2
+    time_s[0] = 1000.0
+    scaler._thread.join(timeout=5)
+
+
 def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
     time_s = [0.0]
     scaler = Scaler("app", Room(), clock=lambda: time_s[0])
