@@ -19,7 +19,8 @@ from serving.errors import ConfigError
 from serving.planning import Plan
 from serving.router.admission import Admission, Backlog, Outlook, Ticket, Where, seats
 from serving.router.ask import Ask
-from serving.router.intake import BYTES_PER_TOKEN, BodyReader, demand
+from serving.router.bodies import BodyReader
+from serving.router.intake import BYTES_PER_TOKEN, demand
 from serving.router.keys import ANYONE, KeyFile
 from serving.router.limits import Account
 from serving.router.record import RequestRecord

@@ -1,11 +1,10 @@
-"""A request's body, read within a size and a time, and refused where no engine could answer it.
+"""What a request's body says, and its refusal where no engine could answer it.
 
 Only what would cost an engine, or would make it reach out into the network, is looked at; what fields mean, and whether
 there are such fields, is vLLM's business: it ignores unknown ones, as OpenAI's clients of any age rely on, and so do we.
 A key that stands twice in one object is refused: the two readers of a body must not read two requests in it.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
 from typing import Any
 from urllib.parse import urlsplit
@@ -13,10 +12,9 @@ from urllib.parse import urlsplit
 import jiter
 from fastapi import Request
 from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect
 
 from serving.config import RouterSpec
-from serving.errors import BadRequestError, OverloadedError, ServingError, SlowBodyError, TooLargeError
+from serving.errors import BadRequestError
 from serving.planning import Plan
 
 # No tokenizer of ours has a longer token (Llama 3: 128 spaces); text beyond is too long whatever it says.
@@ -36,10 +34,6 @@ _WHOLE_NUMBERS = (
 _MOST_SEQUENCES = 4096
 # Of English text in JSON, about; what a request used is put right afterwards.
 BYTES_PER_TOKEN = 4
-# Of all bodies that are being read by one router. Those that were read count with the queue, and with the seats of slices.
-_MOST_BYTES = 512 << 20
-# Of a body that is refused, so many times the allowed size is read before the connection is cut.
-_DROPPED = 4
 # Where requests put text that goes through a chat template or tokenizer, and media beside it.
 _CONTENT = (
     "messages",
@@ -53,93 +47,6 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
-
-
-class BodyReader:
-    """Reads bodies, at most so large and so slow, and so many bytes of all that are on their way.
-
-    Deadlines are kept by `sweep`, without a timer for each request.
-    """
-
-    def __init__(self, spec: RouterSpec, most_bytes: int = _MOST_BYTES) -> None:
-        self._spec = spec
-        self._most_bytes = max(most_bytes, spec.max_body_bytes)
-        self.under_way_bytes = 0
-        self._readers: dict[asyncio.Task[Any], float] = {}
-        self._overdue: set[asyncio.Task[Any]] = set()
-
-    async def read(self, request: Request, now_s: float) -> bytes:
-        """Raises TooLargeError, SlowBodyError, OverloadedError, ClientDisconnect."""
-        said = request.headers.get("content-length", "")
-        if said.isdecimal() and int(said[:20]) > self._spec.max_body_bytes and "expect" in request.headers:
-            raise self._too_large()  # the client waits to be asked for the body
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  a coroutine runs in one
-        self._readers[task] = now_s + self._spec.body_timeout_s
-        try:
-            return await self._pieces(request)
-        except asyncio.CancelledError:
-            if task not in self._overdue:
-                raise
-            task.uncancel()
-            raise SlowBodyError(
-                f"The request body did not come within {self._spec.body_timeout_s:g} s."
-            ) from None
-        finally:
-            del self._readers[task]
-            self._overdue.discard(task)
-
-    def sweep(self, now_s: float) -> None:
-        """End the reading of bodies whose time is up."""
-        for task, deadline_s in self._readers.items():
-            if now_s >= deadline_s and task not in self._overdue:
-                self._overdue.add(task)
-                task.cancel()
-
-    async def _pieces(self, request: Request) -> bytes:
-        """Of a body that is refused the rest is read and dropped: a client in the middle of sending hears no answer."""
-        most = self._spec.max_body_bytes
-        pieces: list[bytes] = []
-        size = kept = 0
-        refusal: ServingError | None = None
-        try:
-            while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                piece = message.get("body", b"")
-                size += len(piece)
-                if refusal is None:
-                    pieces.append(piece)
-                    self.under_way_bytes += len(piece)
-                    kept = size
-                    if size > most:
-                        refusal = self._too_large()
-                    elif self.under_way_bytes > self._most_bytes:
-                        refusal = self._too_many()
-                    if refusal:
-                        pieces.clear()
-                        self.under_way_bytes -= kept
-                        kept = 0
-                more = message.get("more_body")
-                if refusal and (not more or size > _DROPPED * most):
-                    raise refusal
-                if not more:
-                    return b"".join(pieces) if len(pieces) != 1 else pieces[0]
-        finally:
-            self.under_way_bytes -= kept
-
-    def _too_many(self) -> OverloadedError:
-        return OverloadedError(
-            f"This router is reading {self.under_way_bytes} bytes of request bodies, more than it holds at a time; "
-            "try again shortly."
-        )
-
-    def _too_large(self) -> TooLargeError:
-        return TooLargeError(
-            f"The request body is larger than {self._spec.max_body_bytes} bytes, the most this service takes "
-            "(router.max_body_bytes)."
-        )
 
 
 async def fields_of(request: Request, body: bytes) -> dict[str, Any]:

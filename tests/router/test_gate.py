@@ -26,8 +26,8 @@ from serving.metrics.recorder import Recorder
 from serving.metrics.table import NO_KEY
 from serving.planning import Plan, plan
 from serving.router.api import Api
+from serving.router.bodies import BodyReader
 from serving.router.gate import Gate
-from serving.router.intake import BodyReader
 from serving.router.journal import Journal
 from serving.router.keys import KeyFile, new
 from serving.router.record import RequestRecord
