@@ -58,6 +58,7 @@ class Router:
         self._window = Window()
         self._entries: list[board.Entry] = []
         self._serving: set[str] = set()
+        self._endings: set[asyncio.Task[None]] = set()
         self._demands: list[board.Demand] = []
         self._log = RequestLog(_log_path()) if spec.request_log else None
         self._recent = Recent()
@@ -143,8 +144,20 @@ class Router:
             self._gate.beat()
         self._beats += 1
         mine = [self._demand(model) for model in self._table.shapes]
+        for entry in silent:
+            ending = asyncio.create_task(self._end_if_silent(entry))
+            self._endings.add(ending)
+            ending.add_done_callback(self._endings.discard)
         await asyncio.to_thread(_write_board, self._table.wanted(now_s), mine, silent, gone)
         await asyncio.to_thread(self._tell, entries, mine, now_s)
+
+    async def _end_if_silent(self, entry: board.Entry) -> None:
+        """One that answers only can't write the board, as after a restart of the head: its engine is worth more."""
+        if entry.address and not await self._relay.reaches(entry):
+            logger.warning(
+                "slice %s of %s neither beats nor answers: its replica ends", entry.slice, entry.model
+            )
+            await asyncio.to_thread(placement.end_replica, entry.deployment, entry.tag)
 
     def _demand(self, model: str) -> board.Demand:
         times = self._recent.percentiles(model)
@@ -182,13 +195,12 @@ def _write_board(
     silent: list[board.Entry],
     gone: list[board.Demand],
 ) -> None:
-    """What this router says, less what others left behind that ended without a word, or hang."""
+    """What this router says, less what others left behind that ended without a word."""
     for one in wanted:
         board.want(one)
     for demand in demands:
         board.demand(demand)
     for entry in silent:
-        placement.end_replica(entry.deployment, entry.tag)
         board.delete(entry.replica)
     for demand in gone:
         board.undemand(demand.router, demand.model)

@@ -27,6 +27,7 @@ _CONNECT_TIMEOUT_S = 3
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 2.0
 _LOOK_AGAIN_S = 0.1
 _WATCH_S = 0.5
+_REACHED_S = 3.0
 
 logger = logging.getLogger("ray.serve")
 
@@ -136,9 +137,13 @@ class Relay:
                 limit.reschedule(0.0)
         silent_since_s = time.monotonic() - STALE_S
         for stream in self._streams:
-            moves = stream.movable and stream.heard_s < silent_since_s and self._is_elsewhere(stream.entry)
-            if moves or stream.entry.replica in forgotten:
+            over = stream.entry.replica in forgotten or (stream.movable and self._is_elsewhere(stream.entry))
+            if over and stream.heard_s < silent_since_s:  # one that speaks is not on a stopped host
                 stream.cut()
+
+    async def reaches(self, entry: Entry) -> bool:
+        """Whether a slice answers at all, whatever the board says of it."""
+        return await self._upstream.reaches(entry, _REACHED_S)
 
     def broke(self, entry: Entry) -> None:
         """It broke a connection off."""

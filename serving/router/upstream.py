@@ -4,6 +4,7 @@ aiohttp rather than httpx, because every streamed chunk passes here: httpx takes
 token of a stream (benchmarks/http_clients.py).
 """
 
+import asyncio
 import socket
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -56,6 +57,14 @@ class Upstream:
             headers=_forwarded(ask.headers, ask.record.carried),
             allow_redirects=False,
         )
+
+    async def reaches(self, entry: Entry, within_s: float) -> bool:
+        """Whether anything comes back from a slice."""
+        try:
+            async with asyncio.timeout(within_s), self._session.get(f"{entry.address}/health"):
+                return True
+        except (aiohttp.ClientError, TimeoutError):
+            return False
 
     async def close(self) -> None:
         await self._session.close()

@@ -448,8 +448,21 @@ def test_a_stream_that_can_t_go_on_elsewhere_stays_with_a_slice_that_only_says_n
         front.lose()
         with pytest.raises(TimeoutError):
             call.result(0.2)
+        for stream in front.state.relay._streams:
+            stream.heard_s -= 10
         front.lose(forget=True)
         assert "another can't go on" in call.result().text
+
+
+def test_a_slice_is_reached_where_anything_comes_back(front: Front, raw: RawServers) -> None:
+    script, _, _ = holding(b"")
+    front.serve(raw.start(answering(whole(b"", status=b"503 Busy"))), raw.start(script), free_address())
+    relay: Relay = front.state.relay
+    found = [
+        asyncio.run_coroutine_threadsafe(relay._upstream.reaches(entry, 0.3), relay._watching.get_loop())
+        for entry in front.entries
+    ]
+    assert [one.result() for one in found] == [True, False, False]
 
 
 def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Front, raw: RawServers) -> None:
