@@ -14,6 +14,7 @@ from two_engines import CHAT, COMPLETIONS, HELLO, Pair, pair
 from serving.config import FailoverSpec
 
 pytestmark = pytest.mark.unit
+LONG = 240  # tokens: on a busy machine a fault comes half a second after it was asked for
 
 
 def read(pair: Pair, path: str, fields: dict[str, Any], kill_after: int) -> list[bytes]:
@@ -40,17 +41,17 @@ def alike(event: bytes) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        (CHAT, {**HELLO, "max_tokens": 60}),
+        (CHAT, {**HELLO, "max_tokens": LONG}),
         (
             CHAT,
             {
                 **HELLO,
-                "max_tokens": 60,
+                "max_tokens": LONG,
                 "logprobs": True,
                 "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             },
         ),
-        (COMPLETIONS, {"prompt": "Once", "max_tokens": 60, "ignore_eos": True, "logprobs": 1}),
+        (COMPLETIONS, {"prompt": "Once", "max_tokens": LONG, "ignore_eos": True, "logprobs": 1}),
     ],
     ids=["chat", "chat with logprobs and usage", "completions with logprobs"],
 )

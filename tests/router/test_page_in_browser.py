@@ -273,7 +273,7 @@ def test_an_answer_is_shown_as_it_comes_and_says_so_if_it_breaks_off(browser: "B
     async def pieces() -> AsyncIterator[str]:
         yield 'data: {"choices": [{"delta": {"content": "Half of"}}]}\n\n'
         await asyncio.to_thread(seen.wait, 10)
-        yield 'data: {"error": {"message": "The slice is lost."}}\n\n'
+        yield 'data: {"error": {"message": "The slice is lost.", "code": "slice_lost"}}\n\n'
 
     async def broken(_: Request) -> StreamingResponse:
         return StreamingResponse(pieces(), media_type="text/event-stream")
