@@ -90,7 +90,7 @@ def test_a_whole_answer_is_run_anew() -> None:
 
 def test_what_can_t_go_on_ends_with_an_error_event() -> None:
     with pair() as found:
-        fields = {**HELLO, "max_tokens": 100, "n": 2, "stream": True}
+        fields = {**HELLO, "max_tokens": LONG, "n": 2, "stream": True}
         events = read(found, CHAT, fields, 20)
     error = json.loads(events[-2].removeprefix(b"data: "))["error"]
     assert error["code"] == 500
@@ -99,13 +99,13 @@ def test_what_can_t_go_on_ends_with_an_error_event() -> None:
 
 def test_switched_off_a_stream_that_breaks_stays_broken() -> None:
     with pair(FailoverSpec(continue_streams=False)) as found:
-        events = read(found, CHAT, {**HELLO, "max_tokens": 60, "stream": True}, 20)
+        events = read(found, CHAT, {**HELLO, "max_tokens": LONG, "stream": True}, 20)
     assert b'"error"' in events[-2]
     assert events[-1] == b"data: [DONE]"
 
 
 def test_a_stream_leaves_a_slice_that_hangs_and_one_that_is_only_slow_stays() -> None:
-    fields = {"model": MODEL, **HELLO, "max_tokens": 120, "stream": True}
+    fields = {"model": MODEL, **HELLO, "max_tokens": LONG, "stream": True}
     with pair() as found:
         expected = found.client.post(found.engines["b"][0] + CHAT, json=fields).content.split(b"\n\n")
         for fault, moves in (({"stall_s": 1.5}, False), ({"hang": True}, True)):
