@@ -25,7 +25,7 @@ from serving.errors import ClusterError
 BEAT_S = 0.5
 # Five beats: a replica whose event loop waits for a slow step still beats, its thread needs the GIL only now and then.
 STALE_S = 2.5
-FORGOTTEN_S = 10.0
+FORGOTTEN_S = 8.0  # as a host of a slice may be silent (slices.watch)
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
 _Beating = TypeVar("_Beating", "Entry", "Demand")

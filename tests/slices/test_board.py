@@ -92,14 +92,14 @@ def test_who_looks_seldom_still_sees_who_is_lost() -> None:
 
 def test_a_slice_that_beats_again_is_back() -> None:
     reader = Reader()
-    assert looked(reader, [entry(1)], 0.0, 9.0)[0][0].state is State.LOST
+    assert looked(reader, [entry(1)], 0.0, 7.0)[0][0].state is State.LOST
     assert reader.live([entry(2)], now_s=10.0)[0] == [entry(2)]
     assert reader.live([entry(2)], now_s=10.0 + STALE_S)[0] == [entry(2)]
 
 
 def test_a_slice_that_said_itself_why_it_is_lost_keeps_its_reason() -> None:
     lost = Entry("a", "llama", State.LOST, "lost", "v6e 2x4", reason="host 1 is gone")
-    assert looked(Reader(), [lost], 0.0, 9.0)[0] == [lost]
+    assert looked(Reader(), [lost], 0.0, 7.0)[0] == [lost]
 
 
 @pytest.mark.parametrize("state", State)
