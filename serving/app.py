@@ -91,11 +91,7 @@ def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
             for pool in pools:
                 slices += pool.model.replicas.min
                 dollars += pool.model.replicas.min * slice_hour(pool.model.slice, pool.slice, config.prices)
-    budget = config.budget
-    return Room(
-        None if budget.slices is None else budget.slices - slices,
-        None if budget.dollars_per_hour is None else budget.dollars_per_hour - dollars,
-    )
+    return Room(config.budget.slices, config.budget.dollars_per_hour).less(slices, dollars)
 
 
 def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> Any:

@@ -91,10 +91,10 @@ class RelayedResponse(Response):
                 if events:
                     if new:
                         new = False
+                        stream.movable = transcript is not None and stream.movable
                         self._relay.answered(stream.entry, self._tries)
                         self._tries = self._relay.tries()
                     await self._say(events, response, send)
-                    stream.movable = stream.movable and transcript is not None
                 stream.told(time.monotonic())
             else:
                 if transcript is None or transcript.done:

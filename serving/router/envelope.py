@@ -130,10 +130,8 @@ def told(body: bytes, status: int) -> dict[str, Any]:
     error = error if isinstance(error, dict) else {"message": error}
     kind, code = error.get("type"), error.get("code")
     ours = isinstance(code, str) and code != ""
-    if (
-        isinstance(code, int) and code in responses
-    ):  # an engine's code is the status, in a stream the only one
-        status = code
+    if isinstance(code, int) and code in responses:
+        status = code  # an engine's code is the status, in a stream the only one
     message = error.get("message") or error.get("detail")
     if not isinstance(message, str) or (status == HTTPStatus.INTERNAL_SERVER_ERROR and not ours):
         message = _ENGINE_FAILED if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _phrase(status)

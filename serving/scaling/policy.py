@@ -49,6 +49,13 @@ class Room:
     slices: float | None = None
     dollars_per_hour: float | None = None
 
+    def less(self, slices: float, dollars_per_hour: float) -> "Room":
+        """What is left where others take so much."""
+        return Room(
+            None if self.slices is None else self.slices - slices,
+            None if self.dollars_per_hour is None else self.dollars_per_hour - dollars_per_hour,
+        )
+
 
 @dataclass(frozen=True)
 class Report:

@@ -131,11 +131,7 @@ class Scaler:
                     count * pool.dollars_per_hour
                     for count, pool in zip(wanted, other.settings.pools, strict=True)
                 )
-        budget = self.budget
-        return Room(
-            None if budget.slices is None else budget.slices - slices,
-            None if budget.dollars_per_hour is None else budget.dollars_per_hour - dollars,
-        )
+        return self.budget.less(slices, dollars)
 
     def _hold(self, model: _Model, problem: str) -> None:
         if model.state and not model.hold:
