@@ -29,9 +29,9 @@ import yaml
 from rich.console import Console
 
 from benchmarks.faults import FAULTS, SIMULATED_ONLY, Belongings, Fault, Left, controllers, mend, routers
+from serving.cli.sim import Trial, answers, running
 from serving.slices import board
 from serving.slices.simulation import default_directory, free_port
-from serving.trial import Trial, answers, running
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
 SHAPE = {"generation": "v6e", "topology": "2x4", "hosts": 2}

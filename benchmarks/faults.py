@@ -16,10 +16,10 @@ from ray._private.state import GlobalState
 from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+from serving.cli.sim import Trial
 from serving.errors import SimulationError
 from serving.slices import board
 from serving.slices.simulation import SimulatedCluster
-from serving.trial import Trial
 
 NOTICE_S = 5
 _FAR = 1  # the host that does not have the replica

@@ -13,10 +13,10 @@ from rich.console import Console
 
 from benchmarks import accounting
 from serving import config
+from serving.cli.sim import Trial, running
 from serving.planning import Plan, plan
 from serving.slices import board
 from serving.slices.simulation import default_directory, free_port
-from serving.trial import Trial, running
 
 DEPLOYMENTS = Path(__file__).parent.parent / "deployments"
 FRONT = ("HAProxy", "router replica")

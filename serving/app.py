@@ -7,6 +7,7 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
+from serving import hub
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
 from serving.errors import PlanError, ServingError
@@ -40,7 +41,7 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = parse(args)
-        plans = [[plan(pool) for pool in model.per_pool()] for model in config.models]
+        plans = [[plan(pool, hub.config_of) for pool in model.per_pool()] for model in config.models]
         _check_names([one for pools in plans for one in pools])
     except ServingError as error:
         raise RayServeException(error.message) from None

@@ -1,6 +1,6 @@
 import pytest
-from page_service import entry
 from rich.console import Console
+from support.page_service import entry
 
 from serving import display
 from serving.router.status import Decision, status

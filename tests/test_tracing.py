@@ -6,10 +6,10 @@ from contextlib import asynccontextmanager, contextmanager
 
 import httpx
 import pytest
-import simulated_engine
 from fastapi import FastAPI
-from otlp import Collector, collecting, said
-from servers import asgi_server, free_address
+from support import simulated_engine
+from support.otlp import Collector, collecting, said
+from support.servers import asgi_server, free_address
 
 from serving import tracing
 from serving.config import FailoverSpec, RouterSpec

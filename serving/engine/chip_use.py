@@ -34,13 +34,11 @@ def chip_use(plan: Plan, before: Entry, after: Entry, seconds: float) -> ChipUse
     if prefilled + written and seconds > 0:
         sequences = max(1, after.running, before.running)
         context = int(after.kv_usage * fit.cache_tokens / sequences)
-        speed = predict(
-            plan.shape, plan.demand, plan.slice, plan.layout, sequences=sequences, context=context
-        )
+        speed = predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)
         busy = (written / speed.decode_tokens_per_s + prefilled / speed.prefill_tokens_per_s) / seconds
         active = sum(2 * group.active for group in fit.groups)
         flops = active * (prefilled + written) / seconds / plan.slice.chips / hardware.bf16_flops
-        steps_a_second = (written / sequences + prefilled / plan.demand.batched_tokens) / seconds
+        steps_a_second = (written / sequences + prefilled / plan.sizes.batched_tokens) / seconds
         read = steps_a_second * used * each / hardware.hbm_bytes_per_s
     return ChipUse(
         tensorcore=100 * min(1.0, flops),

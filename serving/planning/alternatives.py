@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from serving.config import ParallelSpec
 from serving.errors import PlanError
 from serving.planning import parallelism
-from serving.planning.demand import Demand
+from serving.planning.engine_sizes import EngineSizes
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.prices import chip_hour
@@ -28,7 +28,7 @@ class Candidate:
 
 
 def slices_that_fit(
-    shape: ModelShape, demand: Demand, prices: Mapping[str, Mapping[str, float]] | None = None
+    shape: ModelShape, sizes: EngineSizes, prices: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[Candidate]:
     """Every slice up to 256 chips that the model fits, cheapest first."""
     found = []
@@ -36,10 +36,10 @@ def slices_that_fit(
         if slice_.chips > _MOST_CHIPS:
             continue
         try:
-            layout, _ = parallelism.derive(shape, demand, slice_, ParallelSpec())
+            layout, _ = parallelism.derive(shape, sizes, slice_, ParallelSpec())
         except PlanError:
             continue
-        fit = measure(shape, demand, slice_, layout)
+        fit = measure(shape, sizes, slice_, layout)
         if not fit.problems:
             price = slice_.chips * chip_hour(slice_.generation, prices)["on-demand"]
             found.append(Candidate(slice_, layout, fit, price))
@@ -54,23 +54,23 @@ def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def advice(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout, fit: Fit) -> str:
+def advice(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout, fit: Fit) -> str:
     """One sentence a way out: a shorter context here, smaller formats here, other slices."""
     ways = []
     if 0 < fit.longest < fit.max_model_len:
         ways.append(f"engine.max_model_len up to {fit.longest} fits here")
-    if smaller := _smaller_format(shape, demand, slice_, layout):
+    if smaller := _smaller_format(shape, sizes, slice_, layout):
         ways.append(f"it fits here with {smaller}")
-    if others := cheapest_by_generation(slices_that_fit(shape, demand)):
+    if others := cheapest_by_generation(slices_that_fit(shape, sizes)):
         listed = ", ".join(f"{candidate.slice} at ${candidate.per_hour:.2f}/h" for candidate in others)
         ways.append(f"as it is it fits {listed}")
     return "; ".join(ways) or f"it fits no slice of up to {_MOST_CHIPS} chips"
 
 
-def _smaller_format(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) -> str | None:
-    eight = replace(demand, quantization=demand.quantization or Quantization("fp8"), loads_full_size=False)
+def _smaller_format(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> str | None:
+    eight = replace(sizes, quantization=sizes.quantization or Quantization("fp8"), loads_full_size=False)
     ways = {
-        "engine.kv_cache_dtype: fp8": replace(demand, cache_itemsize=1),
+        "engine.kv_cache_dtype: fp8": replace(sizes, cache_itemsize=1),
         "an fp8 checkpoint of it": eight,
         "an fp8 checkpoint of it and engine.kv_cache_dtype: fp8": replace(eight, cache_itemsize=1),
     }
@@ -78,7 +78,7 @@ def _smaller_format(shape: ModelShape, demand: Demand, slice_: Slice, layout: La
         (
             name
             for name, way in ways.items()
-            if way != demand and not measure(shape, way, slice_, layout).problems
+            if way != sizes and not measure(shape, way, slice_, layout).problems
         ),
         None,
     )

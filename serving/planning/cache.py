@@ -7,7 +7,7 @@ E2B on one v5e chip holds 321,376 tokens in 5.52 GiB, 18 KiB a token.
 
 import math
 
-from serving.planning.demand import JAX_MODELS, Demand
+from serving.planning.engine_sizes import JAX_MODELS, EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import AttentionLayers, ModelShape
 
@@ -15,27 +15,27 @@ _LANES = 128  # a kernel's last axis is padded to this
 _SUBLANE_BYTES = 4  # narrower values are packed to this
 
 
-def token_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> float:
+def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
     """Bytes one more token takes on a device, in layers that keep every token."""
     layers = sum(
-        _layer_bytes(shape, kind, demand, layout) * kind.cached
+        _layer_bytes(shape, kind, sizes, layout) * kind.cached
         for kind in shape.attention
         if not _window(shape, kind)
     )
-    return layers * _stage(shape, layout) + _draft_bytes(demand, layout)
+    return layers * _stage(shape, layout) + _draft_bytes(sizes, layout)
 
 
-def sequence_bytes(shape: ModelShape, demand: Demand, layout: Layout, length: int) -> float:
+def sequence_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: int) -> float:
     """Bytes a sequence of that length takes on a device; layers with a window keep it and the running batch."""
     windowed = sum(
-        _layer_bytes(shape, kind, demand, layout) * kind.cached * min(length, window + demand.batched_tokens)
+        _layer_bytes(shape, kind, sizes, layout) * kind.cached * min(length, window + sizes.batched_tokens)
         for kind in shape.attention
         if (window := _window(shape, kind))
     )
-    return windowed * _stage(shape, layout) + token_bytes(shape, demand, layout) * length
+    return windowed * _stage(shape, layout) + token_bytes(shape, sizes, layout) * length
 
 
-def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
+def state_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
     """Fixed states of linear attention on a device, one a sequence it may run and one spare.
 
     A state is float32, its convolution's tail bf16: 4,268,032 bytes a layer of Qwen3.5-397B, as its boot log says.
@@ -46,7 +46,7 @@ def state_bytes(shape: ModelShape, demand: Demand, layout: Layout) -> int:
         linear.value_heads * linear.key_dim * linear.value_dim * 4 + linear.channels * (linear.kernel - 1) * 2
     )
     each = state * linear.count / layout.attention_tensor * _stage(shape, layout)
-    return math.ceil(each * (demand.sequences + 1))
+    return math.ceil(each * (sizes.sequences + 1))
 
 
 def requests_apart(layout: Layout) -> int:
@@ -54,26 +54,24 @@ def requests_apart(layout: Layout) -> int:
     return layout.data * layout.attention_data
 
 
-def attention_data_size(shape: ModelShape, demand: Demand, tensor: int) -> int:
+def attention_data_size(shape: ModelShape, sizes: EngineSizes, tensor: int) -> int:
     """Devices that share attention by requests: as many as heads can't fill (ShardingConfigManager)."""
-    if not demand.attention_data_parallel:
+    if not sizes.attention_data_parallel:
         return 1
     heads = 1 if shape.latent else shape.num_key_value_heads
-    packing = _SUBLANE_BYTES // demand.cache_itemsize * (2 if shape.head_dim == 64 else 1)
+    packing = _SUBLANE_BYTES // sizes.cache_itemsize * (2 if shape.head_dim == 64 else 1)
     return max(int(tensor // max(1, heads * 2 / packing)), 1)
 
 
-def _draft_bytes(demand: Demand, layout: Layout) -> float:
+def _draft_bytes(sizes: EngineSizes, layout: Layout) -> float:
     """A draft model keeps every token too."""
-    if demand.draft is None:
+    if sizes.draft is None:
         return 0.0
-    return sum(
-        _layer_bytes(demand.draft, kind, demand, layout) * kind.cached for kind in demand.draft.attention
-    )
+    return sum(_layer_bytes(sizes.draft, kind, sizes, layout) * kind.cached for kind in sizes.draft.attention)
 
 
-def _layer_bytes(shape: ModelShape, kind: AttentionLayers, demand: Demand, layout: Layout) -> float:
-    size = demand.cache_itemsize
+def _layer_bytes(shape: ModelShape, kind: AttentionLayers, sizes: EngineSizes, layout: Layout) -> float:
+    size = sizes.cache_itemsize
     packing = _SUBLANE_BYTES // size
     if shape.latent:  # one vector a token, whole on each device that attends to it
         return (

@@ -1,22 +1,27 @@
-"""Where a model's `config.json` comes from: a local folder, the library, Hugging Face's cache, or its site.
+"""Where a model's `config.json` comes from: a local folder, the known models, Hugging Face's cache, or its site.
 
-Only the last one needs a network; nothing but `config.json` is ever read. The variables are Hugging Face's own.
+Nothing but `config.json` is ever read. The site is asked by the caller's `Hub`, so that a plan needs no network of its own.
 """
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from serving.errors import PlanError
-from serving.planning.library import CONFIGS
+from serving.planning.known_models import CONFIGS
 
-_FETCH_S = 5.0  # a plan answers or says why not while someone watches
+# From a Hugging Face id to its config.json; raises PlanError.
+Hub = Callable[[str], dict[str, Any]]
 
 
-def config_of(model: str) -> dict[str, Any]:
+def no_hub(model: str) -> dict[str, Any]:
+    """The hub of a caller that has no network."""
+    raise unknown(model, "no site is asked here")
+
+
+def config_of(model: str, hub: Hub = no_hub) -> dict[str, Any]:
     """The config of a checkpoint folder or a Hugging Face id."""
     path = Path(model).expanduser()
     if path.is_dir():
@@ -27,7 +32,7 @@ def config_of(model: str) -> dict[str, Any]:
         raise PlanError(
             f"{model} is not read for a plan; give engine.hf_config_path: a Hugging Face id or a local path"
         )
-    return CONFIGS.get(model) or _cached(model) or _fetched(model)
+    return CONFIGS.get(model) or _cached(model) or hub(model)
 
 
 def _local(folder: Path) -> dict[str, Any]:
@@ -62,33 +67,7 @@ def _cached(model: str) -> dict[str, Any] | None:
     return _read_json(found[-1]) if found else None
 
 
-def _fetched(model: str) -> dict[str, Any]:
-    if os.environ.get("HF_HUB_OFFLINE") == "1":
-        raise PlanError(_unknown(model, "HF_HUB_OFFLINE=1 forbids to ask Hugging Face"))
-    hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
-    token = os.environ.get("HF_TOKEN")
-    headers = {"Authorization": f"Bearer {token}"} if token else {}
-    try:
-        answer = httpx.get(
-            f"{hub}/{model}/resolve/main/config.json",
-            headers=headers,
-            follow_redirects=True,
-            timeout=_FETCH_S,
-        )
-        answer.raise_for_status()
-        config = answer.json()
-    except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        why = "is gated: set HF_TOKEN" if status in (401, 403) else f"answers {status}"
-        raise PlanError(_unknown(model, f"Hugging Face {why}")) from None
-    except (httpx.HTTPError, ValueError) as error:
-        raise PlanError(_unknown(model, f"Hugging Face can't be asked ({type(error).__name__})")) from None
-    if not isinstance(config, dict):
-        raise PlanError(_unknown(model, "its config.json is no config"))
-    return config
-
-
-def _unknown(model: str, why: str) -> str:
-    return (
+def unknown(model: str, why: str) -> PlanError:
+    return PlanError(
         f"no config.json is known for model {model!r} and {why}; give the path of a local checkpoint instead"
     )

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, replace
 
 from serving.planning.cache import requests_apart, sequence_bytes, state_bytes
-from serving.planning.demand import Demand
+from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
 from serving.planning.weights import TensorGroup, device_bytes, tensor_groups
@@ -50,22 +50,22 @@ class Fit:
         return round(self.usable_bytes * (1 - self.utilization))
 
 
-def measure(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) -> Fit:
+def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> Fit:
     """The budget of a layout on a slice; whatever is wrong with it is in `problems`."""
-    groups = tensor_groups(shape, demand, layout)
+    groups = tensor_groups(shape, sizes, layout)
     usable = slice_.hardware.usable_hbm_bytes // slice_.hardware.devices_per_chip
     weights = device_bytes(groups, shape, layout)
-    state = state_bytes(shape, demand, layout)
-    workspace = _workspace(shape, demand, layout)
-    cache = max(0, int(usable * demand.utilization) - weights - RESIDENT_BYTES - state)
-    longest = _longest(shape, demand, layout, cache)
-    length = demand.max_model_len or max(longest, 1)
+    state = state_bytes(shape, sizes, layout)
+    workspace = _workspace(shape, sizes, layout)
+    cache = max(0, int(usable * sizes.utilization) - weights - RESIDENT_BYTES - state)
+    longest = _longest(shape, sizes, layout, cache)
+    length = sizes.max_model_len or max(longest, 1)
     apart = requests_apart(layout)
-    each = sequence_bytes(shape, demand, layout, length)
+    each = sequence_bytes(shape, sizes, layout, length)
     fit = Fit(
         groups=groups,
         usable_bytes=usable,
-        utilization=demand.utilization,
+        utilization=sizes.utilization,
         weight_bytes=weights,
         state_bytes=state,
         workspace_bytes=workspace,
@@ -73,12 +73,12 @@ def measure(shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) ->
         max_model_len=length,
         longest=longest,
         cache_tokens=int(cache / each * length) * apart if each else 0,
-        sequences=int(cache / each) * apart if each else demand.sequences,
+        sequences=int(cache / each) * apart if each else sizes.sequences,
         problems=(),
         notes=(),
     )
-    problems = (*_shortfalls(fit, each), *_loading(shape, demand, layout, fit), *_reports(shape, slice_))
-    notes = () if problems else (*_warnings(fit), *_slow_formats(demand, slice_))
+    problems = (*_shortfalls(fit, each), *_loading(shape, sizes, layout, fit), *_reports(shape, slice_))
+    notes = () if problems else (*_warnings(fit), *_slow_formats(sizes, slice_))
     return replace(fit, problems=problems, notes=notes)
 
 
@@ -106,11 +106,11 @@ def _shortfalls(fit: Fit, one_sequence: float) -> list[str]:
     return []
 
 
-def _loading(shape: ModelShape, demand: Demand, layout: Layout, fit: Fit) -> list[str]:
+def _loading(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) -> list[str]:
     """What loading holds for a while beyond the loaded weights."""
-    if demand.loads_full_size:
+    if sizes.loads_full_size:
         full_size = device_bytes(
-            tensor_groups(shape, replace(demand, quantization=None), layout), shape, layout
+            tensor_groups(shape, replace(sizes, quantization=None), layout), shape, layout
         )
         if full_size > fit.usable_bytes:
             return [
@@ -121,7 +121,7 @@ def _loading(shape: ModelShape, demand: Demand, layout: Layout, fit: Fit) -> lis
             ]
     # 4-bit float experts are unpacked to float32 one layer at a time, on one device, and reordered there, with the rest
     # already loaded (tpu_inference/layers/vllm/quantization/mxfp4.py, process_weights_after_loading).
-    if shape.experts and demand.quantization and demand.quantization.format in ("mxfp4", "nvfp4"):
+    if shape.experts and sizes.quantization and sizes.quantization.format in ("mxfp4", "nvfp4"):
         unpacked = 2 * 4 * 3 * shape.hidden_size * shape.experts.width * shape.experts.count
         if (missing := unpacked + fit.weight_bytes - fit.usable_bytes) > 0:
             return [
@@ -161,32 +161,32 @@ def _warnings(fit: Fit) -> list[str]:
     ]
 
 
-def _slow_formats(demand: Demand, slice_: Slice) -> list[str]:
+def _slow_formats(sizes: EngineSizes, slice_: Slice) -> list[str]:
     row = slice_.hardware
-    if demand.quantization and demand.quantization.format == "fp8" and (row.fp8_flops or 0) <= row.bf16_flops:
+    if sizes.quantization and sizes.quantization.format == "fp8" and (row.fp8_flops or 0) <= row.bf16_flops:
         return [
             f"fp8 weights save memory on {row.name}, not time: it multiplies them at the bf16 rate at best"
         ]
     return []
 
 
-def _workspace(shape: ModelShape, demand: Demand, layout: Layout) -> int:
-    tokens, item = demand.batched_tokens, 4 if demand.weight_format == "float32" else 2
+def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
+    tokens, item = sizes.batched_tokens, 4 if sizes.weight_format == "float32" else 2
     stream = _STREAMS * tokens * shape.hidden_size * item
     widest = max((width for _, width in shape.mlp_widths), default=0)
     if experts := shape.experts:
         widest = max(widest, experts.per_token * experts.width + experts.shared_width)
     heads = 3 * shape.num_attention_heads * shape.head_dim / layout.attention_tensor
-    logits = 2 * 4 * demand.sequences * shape.vocab_size / layout.tensor
+    logits = 2 * 4 * sizes.sequences * shape.vocab_size / layout.tensor
     return math.ceil(PROGRAM_BYTES + stream + tokens * item * (2 * widest / layout.tensor + heads) + logits)
 
 
-def _longest(shape: ModelShape, demand: Demand, layout: Layout, cache: int) -> int:
+def _longest(shape: ModelShape, sizes: EngineSizes, layout: Layout, cache: int) -> int:
     """The longest sequence the cache holds, by halving: bytes grow with length but not evenly."""
     low, high = 0, shape.max_position_embeddings // _BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2
-        if sequence_bytes(shape, demand, layout, middle * _BLOCK_TOKENS) <= cache:
+        if sequence_bytes(shape, sizes, layout, middle * _BLOCK_TOKENS) <= cache:
             low = middle
         else:
             high = middle - 1

@@ -7,21 +7,21 @@ a host; copies of the model in a slice share one host; attention heads are cut e
 from serving.config import ParallelSpec
 from serving.errors import PlanError
 from serving.planning.cache import attention_data_size
-from serving.planning.demand import Demand
+from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
 from serving.tpu import Slice
 
 
 def derive(
-    shape: ModelShape, demand: Demand, slice_: Slice, asked: ParallelSpec
+    shape: ModelShape, sizes: EngineSizes, slice_: Slice, asked: ParallelSpec
 ) -> tuple[Layout, tuple[str, ...]]:
     """The layout and the reasons for it, or PlanError with what would work."""
-    sizes, why = _asked(slice_, asked) if any(vars(asked).values()) else _default(shape, slice_)
-    if problems := _problems(shape, slice_, *sizes):
+    mesh, why = _asked(slice_, asked) if any(vars(asked).values()) else _default(shape, slice_)
+    if problems := _problems(shape, slice_, *mesh):
         raise PlanError(f"{'; '.join(problems)}; {_what_works(shape, slice_)}")
-    tensor, pipeline, data = sizes
-    attention_data = attention_data_size(shape, demand, tensor)
+    tensor, pipeline, data = mesh
+    attention_data = attention_data_size(shape, sizes, tensor)
     layout = Layout(tensor=tensor, pipeline=pipeline, data=data, attention_data=attention_data)
     return layout, (why, *_notes(shape, slice_, layout))
 

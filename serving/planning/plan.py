@@ -13,7 +13,8 @@ from typing import Any
 from serving.config import ModelSpec
 from serving.errors import PlanError
 from serving.planning import adapters, alternatives, engine_options, parallelism
-from serving.planning.demand import JAX_FORMATS, JAX_MODELS, Demand, demand_of
+from serving.planning.checkpoints import Hub, no_hub
+from serving.planning.engine_sizes import JAX_FORMATS, JAX_MODELS, EngineSizes, engine_sizes
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
@@ -28,7 +29,7 @@ class Plan:
     model: ModelSpec
     slice: Slice
     shape: ModelShape
-    demand: Demand
+    sizes: EngineSizes
     layout: Layout
     fit: Fit
     engine: dict[str, Any]
@@ -49,7 +50,7 @@ class Plan:
     @property
     def most_sequences(self) -> int:
         """Sequences the slice runs at once: `max_num_seqs` for each group of devices that schedules apart."""
-        return self.demand.sequences * self.layout.data * self.layout.attention_data
+        return self.sizes.sequences * self.layout.data * self.layout.attention_data
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -60,11 +61,11 @@ class Plan:
     def environment(self) -> dict[str, str]:
         """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
         variables = {}
-        if self.demand.attention_data_parallel:
+        if self.sizes.attention_data_parallel:
             variables["NEW_MODEL_DESIGN"] = "1"
         if self.data > 1:  # one process for all copies; its launcher would start one for each
             variables["TPU_MULTIPROCESS_DP"] = "0"
-        quantization = self.demand.quantization
+        quantization = self.sizes.quantization
         if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
             variables["MODEL_IMPL_TYPE"] = "vllm"
         return variables
@@ -83,38 +84,45 @@ class Plan:
         return hashlib.sha256(json.dumps(started_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def plan(spec: ModelSpec) -> Plan:
-    """Raises TopologyError, ConfigError or PlanError where the YAML asks for what can't be."""
+def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
+    """Lay a model out on its slice; `hub` gives the config.json of a checkpoint that is not known here.
+
+    Raises TopologyError, ConfigError or PlanError where the YAML asks for what can't be.
+    """
     engine_options.check(spec.engine)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
-    shape = shape_of(str(spec.engine.get("hf_config_path") or spec.model), spec.engine.get("hf_overrides"))
-    demand = demand_of(spec.engine, shape)
-    layout, reasons = parallelism.derive(shape, demand, slice_, spec.parallel)
-    if demand.lora_rank and layout.data * layout.attention_data > 1:
+    shape = shape_of(
+        str(spec.engine.get("hf_config_path") or spec.model), spec.engine.get("hf_overrides"), hub
+    )
+    sizes = engine_sizes(spec.engine, shape, hub)
+    layout, reasons = parallelism.derive(shape, sizes, slice_, spec.parallel)
+    if sizes.lora_rank and layout.data * layout.attention_data > 1:
         raise PlanError(
             f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora or parallel.data"
         )
     adapters.adapters(spec.engine)
-    fit = measure(shape, demand, slice_, layout)
+    fit = measure(shape, sizes, slice_, layout)
     if fit.problems:
-        ways = alternatives.advice(shape, demand, slice_, layout, fit)
+        ways = alternatives.advice(shape, sizes, slice_, layout, fit)
         raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(fit.problems)}; {ways}")
-    _keeps_targets(spec, shape, demand, slice_, layout)
+    _keeps_targets(spec, shape, sizes, slice_, layout)
     return Plan(
         model=spec,
         slice=slice_,
         shape=shape,
-        demand=demand,
+        sizes=sizes,
         layout=layout,
         fit=fit,
-        engine=_engine(spec.engine, demand, fit),
+        engine=_engine(spec.engine, sizes, fit),
         reasons=(*reasons, *fit.notes),
     )
 
 
-def _keeps_targets(spec: ModelSpec, shape: ModelShape, demand: Demand, slice_: Slice, layout: Layout) -> None:
+def _keeps_targets(
+    spec: ModelSpec, shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
+) -> None:
     """Refuse targets that the roofline of an idle slice misses: no number of slices keeps them."""
-    alone = predict(shape, demand, slice_, layout, sequences=1, context=1)
+    alone = predict(shape, sizes, slice_, layout, sequences=1, context=1)
     if spec.slo.itl_s is not None and alone.step_s > spec.slo.itl_s:
         raise PlanError(
             f"{spec.name}: slo.itl_s is {spec.slo.itl_s:g} s, and one step of {slice_} takes {alone.step_s:.2g} s with a single "
@@ -127,12 +135,12 @@ def _keeps_targets(spec: ModelSpec, shape: ModelShape, demand: Demand, slice_: S
         )
 
 
-def _engine(asked: Mapping[str, Any], demand: Demand, fit: Fit) -> dict[str, Any]:
+def _engine(asked: Mapping[str, Any], sizes: EngineSizes, fit: Fit) -> dict[str, Any]:
     """The options as asked, with what follows from the model: the length that fits, attention data parallelism."""
     engine = dict(asked)
-    if demand.max_model_len is None:
+    if sizes.max_model_len is None:
         engine["max_model_len"] = fit.longest
-    if demand.attention_data_parallel:
+    if sizes.attention_data_parallel:
         additional = dict(engine.get("additional_config") or {})
         sharding = dict(additional.get("sharding") or {})
         strategy = {**(sharding.get("sharding_strategy") or {}), "enable_dp_attention": True}

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import PlanError
-from serving.planning.keys import Keys
+from serving.planning.checked_config import Keys
 
 # Bytes of one weight with its share of the scales: fp8 blocks are 128x128 with a float32, mxfp4 32 and nvfp4 16 with a
 # byte; int4 has a bf16 for a group of 128 unless the checkpoint says another size.

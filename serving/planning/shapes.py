@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.checkpoints import config_of
-from serving.planning.keys import Keys, missing
+from serving.planning.checked_config import Keys, missing
+from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
 
 # Architectures this reader was checked on, and what their config.json may leave to a default of transformers.
@@ -125,11 +125,11 @@ class ModelShape:
     quantization: Quantization | None = None
 
 
-def shape_of(model: str, overrides: Any = None) -> ModelShape:
-    """The shape of a local checkpoint or a known model id; overrides are vLLM's `hf_overrides`."""
+def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape:
+    """The shape of a checkpoint; overrides are vLLM's `hf_overrides`, and `hub` is asked for what is not known here."""
     if not isinstance(overrides or {}, Mapping):
         raise ConfigError(f"engine.hf_overrides: a mapping of config.json keys (got {overrides!r})")
-    return read_config(_merged(config_of(model), overrides or {}), where=model)
+    return read_config(_merged(config_of(model, hub), overrides or {}), where=model)
 
 
 def read_config(config: Mapping[str, Any], where: str) -> ModelShape:

@@ -9,7 +9,7 @@ overlaps and nothing queues. Published measurements are beside it, with how far 
 from dataclasses import dataclass
 
 from serving.planning.cache import sequence_bytes
-from serving.planning.demand import Demand
+from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
 from serving.planning.weights import TensorGroup, tensor_groups
@@ -98,7 +98,7 @@ MEASURED = (
 
 def predict(
     shape: ModelShape,
-    demand: Demand,
+    sizes: EngineSizes,
     slice_: Slice,
     layout: Layout,
     *,
@@ -107,9 +107,9 @@ def predict(
 ) -> Speed:
     """Decode with that many sequences of that many tokens in flight; prefill of full batches."""
     rates = _Rates(slice_)
-    groups = tensor_groups(shape, demand, layout)
+    groups = tensor_groups(shape, sizes, layout)
     per_copy = max(1, sequences // layout.data)
-    cache = sequence_bytes(shape, demand, layout, context) * layout.tensor * layout.pipeline * per_copy
+    cache = sequence_bytes(shape, sizes, layout, context) * layout.tensor * layout.pipeline * per_copy
     cache /= layout.attention_data
     read = (_weights_read(groups, shape, per_copy) + cache) / (layout.tensor * layout.pipeline)
     step = (
@@ -119,7 +119,7 @@ def predict(
         + _exchange_s(shape, rates, layout, per_copy)
         + _HOST_S
     )
-    batch = demand.batched_tokens
+    batch = sizes.batched_tokens
     prefill = (
         max(
             _weights_read(groups, shape, batch) / (layout.tensor * layout.pipeline) / rates.hbm,
@@ -138,9 +138,9 @@ def predict(
     )
 
 
-def measured_for(shape: ModelShape, demand: Demand, slice_: Slice) -> tuple[Measured, ...]:
+def measured_for(shape: ModelShape, sizes: EngineSizes, slice_: Slice) -> tuple[Measured, ...]:
     """What was published of this model on this slice."""
-    same = (shape.architecture, shape.layers, demand.quantization is not None)
+    same = (shape.architecture, shape.layers, sizes.quantization is not None)
     return tuple(
         row
         for row in MEASURED

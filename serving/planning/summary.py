@@ -113,7 +113,7 @@ def _speed(plan: Plan) -> dict[str, Any]:
 
 def _measured(plan: Plan) -> list[dict[str, Any]]:
     rows = []
-    for published in speed.measured_for(plan.shape, plan.demand, plan.slice):
+    for published in speed.measured_for(plan.shape, plan.sizes, plan.slice):
         for (prompt, answer, sequences), measured in published.tokens_per_s.items():
             predicted = speed.output_rate(_predict(plan, prompt, answer, sequences), prompt, answer)
             rows.append(
@@ -133,10 +133,10 @@ def _measured(plan: Plan) -> list[dict[str, Any]]:
 def _predict(plan: Plan, prompt: int, answer: int, sequences: int) -> speed.Speed:
     """With as many sequences at once as asked, allowed and held, half of each answer written."""
     context = prompt + answer // 2
-    each = sequence_bytes(plan.shape, plan.demand, plan.layout, context)
+    each = sequence_bytes(plan.shape, plan.sizes, plan.layout, context)
     held = int(plan.fit.cache_bytes / each) * requests_apart(plan.layout) if each else sequences
     at_once = max(1, min(sequences, plan.most_sequences, held))
-    return speed.predict(plan.shape, plan.demand, plan.slice, plan.layout, sequences=at_once, context=context)
+    return speed.predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=at_once, context=context)
 
 
 def _costs(chips: int, per_chip: Mapping[str, float], tokens_per_s: float) -> dict[str, dict[str, float]]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from serving.planning.demand import Demand
+from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
 from serving.planning.shapes import LatentAttention, ModelShape
@@ -36,9 +36,9 @@ class TensorGroup:
         return round(self.active * bytes_per_weight(self.format))
 
 
-def tensor_groups(shape: ModelShape, demand: Demand, layout: Layout) -> tuple[TensorGroup, ...]:
+def tensor_groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> tuple[TensorGroup, ...]:
     """Every weight once, in groups that are stored and cut alike; empty groups are left out."""
-    return tuple(group for group in _groups(shape, demand, layout) if group.params)
+    return tuple(group for group in _groups(shape, sizes, layout) if group.params)
 
 
 def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Layout) -> int:
@@ -52,14 +52,14 @@ def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Lay
     return math.ceil((layered + worst_end) / layout.tensor)
 
 
-def _groups(shape: ModelShape, demand: Demand, layout: Layout) -> Iterator[TensorGroup]:
-    full_size = demand.weight_format
+def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[TensorGroup]:
+    full_size = sizes.weight_format
 
     def stored(module: str) -> str:
         name = f"model.layers.{shape.layers // 2}.{module}"
         return (
-            demand.quantization.format
-            if demand.quantization and demand.quantization.applies_to(name)
+            sizes.quantization.format
+            if sizes.quantization and sizes.quantization.applies_to(name)
             else full_size
         )
 
@@ -96,13 +96,13 @@ def _groups(shape: ModelShape, demand: Demand, layout: Layout) -> Iterator[Tenso
         inputs = shape.vocab_size * width * shape.layers
         mixing = 3 * shape.hidden_size * width * shape.layers
         yield TensorGroup("per-layer embeddings", inputs + mixing, mixing + width * shape.layers, full_size)
-    if demand.towers:
+    if sizes.towers:
         yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.tensor, layered=False)
-    if demand.draft:
-        plain = replace(demand, quantization=demand.draft.quantization, draft=None, lora_rank=0)
-        for group in _groups(demand.draft, plain, layout):
+    if sizes.draft:
+        plain = replace(sizes, quantization=sizes.draft.quantization, draft=None, lora_rank=0)
+        for group in _groups(sizes.draft, plain, layout):
             yield replace(group, name=f"draft {group.name}", layered=False)
-    adapters = _adapters(shape, demand.lora_rank)
+    adapters = _adapters(shape, sizes.lora_rank)
     yield TensorGroup("LoRA adapters", adapters, adapters, full_size)
 
 

@@ -115,7 +115,7 @@ def pool_of(plan: Plan, dollars_per_hour: float) -> Pool:
     context = plan.fit.max_model_len // 2
     at = sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)})
     speeds = [
-        predict(plan.shape, plan.demand, plan.slice, plan.layout, sequences=each, context=context)
+        predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=each, context=context)
         for each in at
     ]
     counts = plan.model.replicas

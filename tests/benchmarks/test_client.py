@@ -2,11 +2,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from servers import SSE_HEAD, RawServers, asgi_server, chunk, free_address
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.servers import SSE_HEAD, RawServers, asgi_server, chunk, free_address
 
 from benchmarks.client import CHAT, Client, Load, LoadError, put
 from benchmarks.rounds import quantile

@@ -5,7 +5,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from servers import until
+from support.servers import until
 
 from benchmarks import accounting, peers
 

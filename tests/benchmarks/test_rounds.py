@@ -2,10 +2,10 @@ from collections import Counter
 from xml.etree import ElementTree as ET
 
 import pytest
-from servers import asgi_server, free_address
 from starlette.applications import Starlette
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from support.servers import asgi_server, free_address
 
 from benchmarks import bare, plot, routers, tables
 from benchmarks.__main__ import put

@@ -5,11 +5,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from servers import asgi_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.servers import asgi_server
 
 from benchmarks.routing.load import CHAT, LOADS, Seen, play
 from benchmarks.routing.picture import svg

@@ -1,7 +1,7 @@
 import dataclasses
 
 import pytest
-from simulated_engine import small_plan
+from support.simulated_engine import small_plan
 
 from serving.engine.chip_use import chip_use
 from serving.slices.board import Entry, State

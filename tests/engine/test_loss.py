@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from service import MODEL, Service, leftovers, service
+from support.service import MODEL, Service, leftovers, service
 
 from serving.slices import board
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import httpx
 import pytest
-from one_engine import MODEL
-from otlp import Collector, collecting, said
-from recorded import CHAT, COMPLETIONS, ask, events_of
-from servers import until
+from support.one_engine import MODEL
+from support.otlp import Collector, collecting, said
+from support.recorded import CHAT, COMPLETIONS, ask, events_of
+from support.servers import until
 
 from serving.router.ask import Ask
 from serving.router.continuation import Transcript
@@ -37,7 +37,7 @@ ASKS: dict[str, Ask] = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[tuple[str, Collector]]:
-    command = [sys.executable, str(Path(__file__).parent / "one_engine.py")]
+    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "one_engine.py")]
     with contextlib.ExitStack() as stack:
         collector, endpoint = stack.enter_context(collecting())
         environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}

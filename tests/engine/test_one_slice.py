@@ -12,8 +12,8 @@ import httpx
 import openai
 import psutil
 import pytest
-from reference import answers, greedy
-from service import MODEL, ROOT, Service, leftovers, service
+from support.reference import answers, greedy
+from support.service import MODEL, ROOT, Service, leftovers, service
 
 from serving.config import load
 from serving.engine import stand_in

@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-from reference import answers, greedy
-from service import service
+from support.reference import answers, greedy
+from support.service import service
 
 from serving.config import load
 from serving.engine import stand_in

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from reference import embeddings
-from service import Service, leftovers, service
+from support.reference import embeddings
+from support.service import Service, leftovers, service
 
 from serving.config import load
 from serving.engine import stand_in

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from service import ROOT
+from support.service import ROOT
 
 from serving.slices.simulation import free_port
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from servers import free_address
+from support.servers import free_address
 
 pytestmark = pytest.mark.cluster
 

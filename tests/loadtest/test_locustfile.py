@@ -12,16 +12,16 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import asgi_server, free_address, until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.servers import asgi_server, free_address, until
 
 pytestmark = pytest.mark.cluster
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
-STATISTICS = Path(__file__).with_name("locust_statistics.py")
+STATISTICS = Path(__file__).parents[1] / "support" / "locust_statistics.py"
 CHAT = "/v1/chat/completions"
 FIRST_S, NEXT_S, TOKENS = 0.3, 0.05, 5
 

@@ -3,48 +3,27 @@
 import copy
 import json
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from grafana_foundation_sdk.cog import plugins
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
+from support.monitoring import (
+    ALERTS,
+    EXPRESSIONS,
+    MONITORING,
+    QUERIES,
+    exported,
+    names,
+    program,
+)
 
 from serving.metrics import dashboard, guide
-from serving.metrics.table import TABLE, VLLM, Across, Kind
-
-MONITORING = Path(__file__).parent.parent.parent / "deployments" / "monitoring"
-RULES = yaml.safe_load((MONITORING / "alerts.yml").read_text())
-ALERTS = {rule["alert"]: rule for group in RULES["groups"] for rule in group["rules"] if "alert" in rule}
-RECORDED = {rule["record"] for group in RULES["groups"] for rule in group["rules"] if "record" in rule}
-QUERIES = [query for panels in dashboard.SECTIONS.values() for panel in panels for query, _ in panel.queries]
-EXPRESSIONS = [rule["expr"] for group in RULES["groups"] for rule in group["rules"]]
-
-
-def program(name: str) -> str:
-    found = shutil.which(name)
-    assert found, (
-        f"queries and rules are tested by Prometheus itself: install {name} (Debian: apt-get install prometheus)"
-    )
-    return found
-
-
-def names(expression: str) -> set[str]:
-    """The metrics that an expression asks for."""
-    return set(re.findall(r"\b(?:tpu_|vllm:)[a-z_:0-9]+", re.sub(r'"[^"]*"', "", expression)))
-
-
-def exported(name: str) -> bool:
-    kinds = {row.name: row.kind for row in TABLE.values()} | VLLM
-    if name in RECORDED or kinds.get(name) in (Kind.COUNTER, Kind.GAUGE):
-        return True
-    stem, _, part = name.rpartition("_")
-    return part in ("bucket", "count", "sum") and kinds.get(stem) is Kind.HISTOGRAM
+from serving.metrics.table import TABLE, Across
 
 
 @pytest.mark.unit

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from service import MODEL, Service, service
-from test_monitoring import MONITORING, QUERIES, RECORDED, exported, names, program
+from support.monitoring import MONITORING, QUERIES, RECORDED, exported, names, program
+from support.service import MODEL, Service, service
 
 from serving.metrics import table
 from serving.metrics.table import TABLE, VLLM, Kind

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from serving import hub
 from serving.errors import PlanError
 from serving.planning.checkpoints import config_of
-from serving.planning.library import CONFIGS
+from serving.planning.known_models import CONFIGS
 
 pytestmark = pytest.mark.unit
 
@@ -35,7 +36,7 @@ class _Hub(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+def own_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """A Hugging Face of our own, and an empty cache."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
@@ -51,14 +52,14 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     thread.join()
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("own_hub")
 def test_an_unknown_id_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config_of("someone/public") == {"hidden_size": 8}
+    assert config_of("someone/public", hub.config_of) == {"hidden_size": 8}
     monkeypatch.setenv("HF_TOKEN", "good")
-    assert config_of("someone/gated") == {"hidden_size": 9}
+    assert config_of("someone/gated", hub.config_of) == {"hidden_size": 9}
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("own_hub")
 @pytest.mark.parametrize(
     ("model", "says"),
     [
@@ -70,24 +71,24 @@ def test_an_unknown_id_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_the_hub_can_not_give_is_asked_as_a_path(model: str, says: str) -> None:
     with pytest.raises(PlanError, match="give the path of a local checkpoint instead") as refusal:
-        config_of(model)
+        config_of(model, hub.config_of)
     assert says in refusal.value.message
 
 
 def test_offline_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(PlanError, match="HF_HUB_OFFLINE=1"):
-        config_of("someone/public")
+        config_of("someone/public", hub.config_of)
 
 
-@pytest.mark.usefixtures("hub")
+@pytest.mark.usefixtures("own_hub")
 def test_the_newest_cached_snapshot_comes_before_the_network(tmp_path: Path) -> None:
     for age, name in enumerate(["new", "old"]):
         folder = tmp_path / "hub" / "models--someone--public" / "snapshots" / name
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps({"snapshot": name}))
         os.utime(folder / "config.json", (1000 - age, 1000 - age))
-    assert config_of("someone/public") == {"snapshot": "new"}
+    assert config_of("someone/public", hub.config_of) == {"snapshot": "new"}
 
 
 def test_an_adapter_names_its_base(tmp_path: Path) -> None:

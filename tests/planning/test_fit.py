@@ -9,7 +9,7 @@ from serving.config import ModelSpec
 from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import plan
 from serving.planning.alternatives import slices_that_fit
-from serving.planning.demand import demand_of
+from serving.planning.engine_sizes import engine_sizes
 from serving.planning.shapes import shape_of
 
 pytestmark = pytest.mark.unit
@@ -125,9 +125,9 @@ def test_the_smallest_slice_of_a_model_is_the_one_known(
     model: str, engine: dict[str, Any], smallest: dict[str, str]
 ) -> None:
     shape = shape_of(model, engine.get("hf_overrides"))
-    demand = demand_of({"max_model_len": 8192, "gpu_memory_utilization": 0.95, **engine}, shape)
+    sizes = engine_sizes({"max_model_len": 8192, "gpu_memory_utilization": 0.95, **engine}, shape)
     found: dict[str, str] = {}
-    for candidate in sorted(slices_that_fit(shape, demand), key=lambda one: one.slice.chips):
+    for candidate in sorted(slices_that_fit(shape, sizes), key=lambda one: one.slice.chips):
         found.setdefault(candidate.slice.generation, candidate.slice.topology)
     assert {generation: found[generation] for generation in smallest} == smallest
 
@@ -213,7 +213,7 @@ def test_an_option_of_the_wrong_kind_is_refused_by_name(engine: dict[str, Any], 
 
 def test_ngrams_need_no_draft_model() -> None:
     engine = {**SHORT, "speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}
-    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).demand.draft is None
+    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).sizes.draft is None
 
 
 def qwix(weight: str, **more: Any) -> dict[str, Any]:

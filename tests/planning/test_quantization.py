@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.demand import demand_of
+from serving.planning.engine_sizes import engine_sizes
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight, read_quantization
 from serving.planning.shapes import shape_of
@@ -66,7 +66,7 @@ def test_a_format_the_engine_has_not_is_refused(config: dict[str, Any], says: st
 def test_modules_that_are_skipped_keep_full_size(skipped: list[str], formats: dict[str, str]) -> None:
     overrides = {"quantization_config": {"quant_method": "fp8", "ignored_layers": skipped}}
     shape = shape_of("meta-llama/Llama-3.1-8B-Instruct", overrides)
-    groups = {group.name: group.format for group in tensor_groups(shape, demand_of({}, shape), Layout(1))}
+    groups = {group.name: group.format for group in tensor_groups(shape, engine_sizes({}, shape), Layout(1))}
     assert {name: groups[name] for name in formats} == formats
     assert groups["embedding"] == groups["output head"] == "bf16"
 
@@ -77,11 +77,13 @@ def test_a_rule_for_every_module_quantises_while_loading() -> None:
         {"module_path": ".*attn.*", "weight_qtype": "int4"},
         {"module_path": ".*", "weight_qtype": "int8"},
     ]
-    demand = demand_of({"additional_config": {"quantization": {"qwix": {"rules": rules}}}}, shape)
-    assert demand.quantization is not None
-    assert demand.quantization.format == "int8"
+    sizes = engine_sizes({"additional_config": {"quantization": {"qwix": {"rules": rules}}}}, shape)
+    assert sizes.quantization is not None
+    assert sizes.quantization.format == "int8"
 
 
 def test_rules_that_are_no_list_are_named() -> None:
     with pytest.raises(ConfigError, match=r"qwix\.rules: a list"):
-        demand_of({"additional_config": {"quantization": {"qwix": {"rules": 3}}}}, shape_of("Qwen/Qwen3-32B"))
+        engine_sizes(
+            {"additional_config": {"quantization": {"qwix": {"rules": 3}}}}, shape_of("Qwen/Qwen3-32B")
+        )

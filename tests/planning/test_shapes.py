@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
 from serving.errors import PlanError, ServingError
-from serving.planning.demand import demand_of
+from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import measure
-from serving.planning.library import CONFIGS
+from serving.planning.known_models import CONFIGS
 from serving.planning.parallelism import derive
 from serving.planning.shapes import read_config, shape_of
 from serving.tpu import resolve
@@ -167,6 +167,6 @@ def test_a_config_of_any_kind_is_read_or_refused(model: str, data: st.DataObject
     holder[key] = data.draw(JUNK)
     with contextlib.suppress(ServingError):
         shape = read_config(config, where=model)
-        demand = demand_of({"max_model_len": -1}, shape)
-        layout, _ = derive(shape, demand, resolve("v7x", "2x2x1"), ParallelSpec())
-        measure(shape, demand, resolve("v7x", "2x2x1"), layout)
+        sizes = engine_sizes({"max_model_len": -1}, shape)
+        layout, _ = derive(shape, sizes, resolve("v7x", "2x2x1"), ParallelSpec())
+        measure(shape, sizes, resolve("v7x", "2x2x1"), layout)

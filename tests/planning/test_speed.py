@@ -48,7 +48,7 @@ def test_predictions_are_as_far_off_the_published_as_they_say(deployment: str, b
 def test_a_larger_batch_gives_more_tokens_and_a_longer_step() -> None:
     found = llama_70b()
     steps = [
-        predict(found.shape, found.demand, found.slice, found.layout, sequences=sequences, context=1024)
+        predict(found.shape, found.sizes, found.slice, found.layout, sequences=sequences, context=1024)
         for sequences in (1, 8, 64)
     ]
     assert [step.step_s for step in steps] == sorted(step.step_s for step in steps)
@@ -57,14 +57,14 @@ def test_a_larger_batch_gives_more_tokens_and_a_longer_step() -> None:
 
 def test_a_single_sequence_is_bound_by_reading_the_weights() -> None:
     found = llama_70b()
-    alone = predict(found.shape, found.demand, found.slice, found.layout, sequences=1, context=128)
+    alone = predict(found.shape, found.sizes, found.slice, found.layout, sequences=1, context=128)
     reading_s = 139e9 / 8 / (1638e9 * 0.72)
     assert alone.step_s == pytest.approx(reading_s + 4e-3, rel=0.1)
 
 
 def test_prompts_cost_what_their_prefill_takes() -> None:
     found = llama_70b()
-    step = predict(found.shape, found.demand, found.slice, found.layout, sequences=64, context=1024)
+    step = predict(found.shape, found.sizes, found.slice, found.layout, sequences=64, context=1024)
     assert output_rate(step, prompt=1, answer=1000) > output_rate(step, prompt=8000, answer=1000)
     assert output_rate(step, prompt=1000, answer=1000) < step.decode_tokens_per_s
 

@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 from serving.config import ParallelSpec
 from serving.errors import PlanError
 from serving.planning.cache import requests_apart, sequence_bytes, token_bytes
-from serving.planning.demand import demand_of
+from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import measure
+from serving.planning.known_models import CONFIGS
 from serving.planning.layout import Layout
-from serving.planning.library import CONFIGS
 from serving.planning.parallelism import derive
 from serving.planning.shapes import shape_of
 from serving.planning.weights import device_bytes, tensor_groups
@@ -56,7 +56,7 @@ PUBLISHED_GB = {
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_parameters_are_those_of_the_model_card(model: str) -> None:
     shape = shape_of(model)
-    groups = tensor_groups(shape, demand_of({}, shape), Layout(1))
+    groups = tensor_groups(shape, engine_sizes({}, shape), Layout(1))
     total, active = PUBLISHED[model]
     assert sum(group.params for group in groups) / 1e9 == pytest.approx(total, rel=0.01)
     assert sum(group.active for group in groups) / 1e9 == pytest.approx(active, rel=0.08)
@@ -65,7 +65,7 @@ def test_parameters_are_those_of_the_model_card(model: str) -> None:
 @pytest.mark.parametrize("model", PUBLISHED_GB)
 def test_bytes_are_those_of_the_checkpoint(model: str) -> None:
     shape = shape_of(model)
-    groups = tensor_groups(shape, demand_of({}, shape), Layout(1))
+    groups = tensor_groups(shape, engine_sizes({}, shape), Layout(1))
     assert sum(group.bytes for group in groups) / 1e9 == pytest.approx(PUBLISHED_GB[model], rel=0.02)
 
 
@@ -91,13 +91,13 @@ def test_a_token_takes_what_the_engine_lays_out(
 ) -> None:
     shape = shape_of(model)
     layout = Layout(tensor)
-    assert token_bytes(shape, demand_of(engine, shape), layout) * tensor / 1024 == pytest.approx(kib)
+    assert token_bytes(shape, engine_sizes(engine, shape), layout) * tensor / 1024 == pytest.approx(kib)
 
 
 def test_a_window_bounds_what_a_sequence_keeps() -> None:
     shape = shape_of("google/gemma-3-27b-it")
-    demand = demand_of({"max_num_batched_tokens": 1024}, shape)
-    short, long = (sequence_bytes(shape, demand, Layout(1), length) for length in (2048, 131072))
+    sizes = engine_sizes({"max_num_batched_tokens": 1024}, shape)
+    short, long = (sequence_bytes(shape, sizes, Layout(1), length) for length in (2048, 131072))
     layer = 2 * 16 * 128 * 2
     assert short == 2048 * 62 * layer
     assert long == (131072 * 10 + 2048 * 52) * layer
@@ -105,28 +105,28 @@ def test_a_window_bounds_what_a_sequence_keeps() -> None:
 
 def check_conserved(slice_: Slice, model: str, cache: str) -> None:
     shape = shape_of(model)
-    demand = demand_of({"kv_cache_dtype": cache}, shape)
+    sizes = engine_sizes({"kv_cache_dtype": cache}, shape)
     try:
-        layout, _ = derive(shape, demand, slice_, ParallelSpec())
+        layout, _ = derive(shape, sizes, slice_, ParallelSpec())
     except PlanError:
         assert shape.num_attention_heads % slice_.devices
         return
     assert layout.devices == slice_.devices
     assert shape.num_attention_heads % layout.tensor == 0
     assert layout.attention_data * layout.attention_tensor == layout.tensor
-    groups = tensor_groups(shape, demand, layout)
-    single = tensor_groups(shape, demand, Layout(1))
+    groups = tensor_groups(shape, sizes, layout)
+    single = tensor_groups(shape, sizes, Layout(1))
     assert [(group.name, group.params, group.bytes) for group in groups] == [
         (group.name, group.params, group.bytes) for group in single
     ]
     held = device_bytes(groups, shape, layout) * layout.tensor * layout.pipeline
     assert held >= sum(group.bytes for group in groups)
-    fit = measure(shape, demand, slice_, layout)
+    fit = measure(shape, sizes, slice_, layout)
     if not fit.problems:
         assert fit.weight_bytes + fit.state_bytes + fit.cache_bytes + fit.withheld_bytes <= fit.usable_bytes
         in_one_group = fit.sequences // requests_apart(layout)
-        assert in_one_group * sequence_bytes(shape, demand, layout, fit.max_model_len) <= fit.cache_bytes
-        assert sequence_bytes(shape, demand, layout, fit.longest) <= fit.cache_bytes
+        assert in_one_group * sequence_bytes(shape, sizes, layout, fit.max_model_len) <= fit.cache_bytes
+        assert sequence_bytes(shape, sizes, layout, fit.longest) <= fit.cache_bytes
 
 
 @pytest.mark.parametrize("model", CONFIGS)

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from servers import until
-from simulated_engine import MODEL
-from two_engines import CHAT, HELLO, Pair, pair
+from support.servers import until
+from support.simulated_engine import MODEL
+from support.two_engines import CHAT, HELLO, Pair, pair
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
-from servers import asgi_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from support.servers import asgi_server
 
 from serving.config import ModelSpec, RouterSpec
 from serving.metrics.recorder import Recorder

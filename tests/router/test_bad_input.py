@@ -9,9 +9,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fronts import Front, front
-from servers import until
-from simulated_engine import MODEL
+from support.fronts import Front, front
+from support.servers import until
+from support.simulated_engine import MODEL
 
 from serving.router.intake import demand
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded import CHAT, COMPLETIONS, HELLO, ask, events_of, record
+from support.recorded import CHAT, COMPLETIONS, HELLO, ask, events_of, record
 
 from serving.router.ask import Ask
 from serving.router.continuation import DONE, Transcript

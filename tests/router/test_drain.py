@@ -7,12 +7,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from simulated_engine import MODEL, small_plan
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from two_engines import CHAT, HELLO, STEPS_OF_3_MS
+from support.simulated_engine import MODEL, small_plan
+from support.two_engines import CHAT, HELLO, STEPS_OF_3_MS
 
 from serving.engine.server import HttpServer
 from serving.engine.simulator.engine import Engine

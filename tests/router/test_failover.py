@@ -7,9 +7,9 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import until
-from simulated_engine import MODEL
-from two_engines import CHAT, COMPLETIONS, HELLO, Pair, pair
+from support.servers import until
+from support.simulated_engine import MODEL
+from support.two_engines import CHAT, COMPLETIONS, HELLO, Pair, pair
 
 from serving.config import FailoverSpec
 

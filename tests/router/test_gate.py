@@ -14,11 +14,11 @@ import httpx
 import openai
 import pytest
 from fastapi import FastAPI
-from servers import asgi_server, until
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.servers import asgi_server, until
 
 from serving.config import ModelSpec, RouterSpec
 from serving.errors import ConfigError

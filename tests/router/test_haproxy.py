@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from ray.serve._private import haproxy_templates
-from servers import free_address, until
+from support.servers import free_address, until
 
 pytestmark = pytest.mark.unit
 

@@ -3,7 +3,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from page_service import Shown, entry, shown
+from support.page_service import Shown, entry, shown
 
 from serving.router import page
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-import simulated_engine
-from browser import PHONE, chromium, opened, screenshot
-from page_service import Shown, entry, shown
-from servers import asgi_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
+from support import simulated_engine
+from support.browser import PHONE, chromium, opened, screenshot
+from support.page_service import Shown, entry, shown
+from support.servers import asgi_server
 
 from serving.router import keys
 from serving.router.status import Decision

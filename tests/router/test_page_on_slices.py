@@ -12,8 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from browser import chromium, opened, screenshot
-from service import MODEL, Service, leftovers, service
+from support.browser import chromium, opened, screenshot
+from support.service import MODEL, Service, leftovers, service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
 STARTUP = "download=1,load=2,compile=4,warmup=1"

@@ -12,11 +12,11 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import SSE_HEAD, RawServers, Script, asgi_server, chunk, free_address, until, whole
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from support.servers import SSE_HEAD, RawServers, Script, asgi_server, chunk, free_address, until, whole
 
 from serving.config import FailoverSpec
 from serving.router import upstream

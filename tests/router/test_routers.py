@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service import MODEL, Service, service
+from support.service import MODEL, Service, service
 
 from serving.router.keys import new
 from serving.slices import board

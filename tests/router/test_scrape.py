@@ -1,9 +1,9 @@
 import pytest
-from servers import asgi_server, free_address
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from support.servers import asgi_server, free_address
 
 from serving.router.scrape import Scraper
 

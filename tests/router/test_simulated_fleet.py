@@ -3,8 +3,8 @@
 from functools import lru_cache
 
 import pytest
-from simulated_engine import small_plan
-from simulated_fleet import MODEL, Outcome, Talk, play, talks
+from support.simulated_engine import small_plan
+from support.simulated_fleet import MODEL, Outcome, Talk, play, talks
 
 from serving.config import Affinity
 from serving.planning import Plan

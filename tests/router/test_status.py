@@ -3,7 +3,7 @@ import json
 
 import httpx
 import pytest
-from page_service import GIB, Shown, entry, shown
+from support.page_service import GIB, Shown, entry, shown
 
 from serving.router.status import Decision, Status, status
 from serving.router.window import Window

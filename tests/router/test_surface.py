@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from fronts import Front, front
 from hypothesis import HealthCheck, Phase, given, settings
-from servers import until
+from support.fronts import Front, front
+from support.servers import until
 
 from serving.router.surface import FORWARDED
 

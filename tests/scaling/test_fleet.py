@@ -4,8 +4,8 @@ import random
 from types import SimpleNamespace
 
 import pytest
-from fleet_of import pool
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
+from support.fleet_of import pool
 
 from serving.scaling.capacity import Lengths
 from serving.scaling.fleet import fluid, requests, traces

@@ -2,10 +2,10 @@ import math
 from dataclasses import replace
 
 import pytest
-from fleet_of import Fleet, pool, settings
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
+from support.fleet_of import Fleet, pool, settings
 
 from serving.scaling.policy import Room, start
 from serving.slices.board import Demand

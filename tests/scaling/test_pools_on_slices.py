@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from service import LLAMA, leftovers, service
+from support.service import LLAMA, leftovers, service
 
 from serving.slices import board
 from serving.slices.simulation import SimulatedCluster

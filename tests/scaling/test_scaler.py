@@ -2,7 +2,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
-from fleet_of import pool, settings
+from support.fleet_of import pool, settings
 
 from serving.scaling.policy import Decision, Room, start
 from serving.scaling.scaler import Scaler, _Model

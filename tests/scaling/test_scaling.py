@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service import MODEL, Service, leftovers, service
+from support.service import MODEL, Service, leftovers, service
 
 from serving.slices import board
 

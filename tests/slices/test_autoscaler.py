@@ -10,18 +10,18 @@ from typing import Any
 import pytest
 import yaml
 from google.protobuf.json_format import ParseDict
-from kuberay import Autoscaled
 from ray.autoscaler._private.kuberay.autoscaling_config import _generate_available_node_types_from_ray_cr_spec
 from ray.core.generated.autoscaler_pb2 import GangResourceRequest
-from recorded_demand import nameless, recorded
+from support.kuberay import Autoscaled
+from support.recorded_demand import nameless, recorded
 
 from serving.config import GkeSpec, ModelSpec
+from serving.gke.manifest import render
 from serving.planning import plan
-from serving.planning.manifest import render
 from serving.tpu import Slice, resolve
 
 pytestmark = pytest.mark.unit
-GOLDENS = sorted((Path(__file__).parents[1] / "planning" / "goldens").glob("*.yaml"))
+GOLDENS = sorted((Path(__file__).parents[1] / "gke" / "goldens").glob("*.yaml"))
 
 SHAPES = [
     resolve("v6e", "2x2"),

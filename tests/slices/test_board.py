@@ -1,7 +1,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from servers import until
+from support.servers import until
 
 from serving.slices import board
 from serving.slices.board import FORGOTTEN_S, STALE_S, Demand, Entry, Publisher, Reader, State

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from service import Service, leftovers, service
+from support.service import Service, leftovers, service
 
 from serving.slices import board
 

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import recorded_demand
 import yaml
-from service import LLAMA, Service, leftovers, service
+from support import recorded_demand
+from support.service import LLAMA, Service, leftovers, service
 
 from serving.errors import SimulationError
 from serving.slices.simulation import SimulatedCluster

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import until
-from service import MODEL, Service, leftovers, service
+from support.servers import until
+from support.service import MODEL, Service, leftovers, service
 
 from serving.slices.board import Entry
 

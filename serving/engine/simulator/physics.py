@@ -96,9 +96,7 @@ class Physics:
 
     def _predict(self, sequences: int, context: int) -> float:
         plan = self._plan
-        speed = predict(
-            plan.shape, plan.demand, plan.slice, plan.layout, sequences=sequences, context=context
-        )
+        speed = predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)
         return speed.step_s
 
 

@@ -32,7 +32,7 @@ class Limits:
         block_tokens = plan.engine.get("block_size") or page_tokens(plan.fit.max_model_len)
         return cls(
             sequences=plan.most_sequences,
-            batched_tokens=plan.demand.batched_tokens * apart,
+            batched_tokens=plan.sizes.batched_tokens * apart,
             blocks=max(plan.fit.cache_tokens, plan.fit.max_model_len) // block_tokens + 1,
             block_tokens=block_tokens,
             # tpu-inference turns it off for models with a state beside the cache

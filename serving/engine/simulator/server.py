@@ -101,7 +101,7 @@ class SimulatorServer:
 
 def _refuse_what_vllm_refuses(plan: Plan) -> None:
     """vLLM's SchedulerConfig: without chunks, the longest prompt has to go into one step."""
-    most, longest = plan.demand.batched_tokens, plan.fit.max_model_len
+    most, longest = plan.sizes.batched_tokens, plan.fit.max_model_len
     if plan.engine.get("enable_chunked_prefill") is False and most < longest:
         raise EngineStartError(
             f"{plan.model.name}: max_num_batched_tokens ({most}) is smaller than max_model_len ({longest}), and "

@@ -11,8 +11,8 @@ import jsonschema
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from servers import until
-from simulated_engine import MODEL, serving
+from support.servers import until
+from support.simulated_engine import MODEL, serving
 
 from serving.engine.simulator.engine import Engine
 from serving.engine.simulator.physics import Factors

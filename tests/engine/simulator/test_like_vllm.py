@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
-from simulated_engine import serving
+from support.simulated_engine import serving
 
 pytestmark = pytest.mark.engine
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from service import MODEL, Service, service
+from support.service import MODEL, Service, service
 
 from serving.slices.board import Entry
 from serving.slices.simulation import SimulatedCluster

@@ -22,7 +22,7 @@ def physics(**factors: float) -> Physics:
 
 def test_a_step_of_decodes_takes_what_the_roofline_says() -> None:
     found = physics().seconds(Batch(64, 0, 64, 64 * 1024))
-    said = predict(LLAMA.shape, LLAMA.demand, LLAMA.slice, LLAMA.layout, sequences=64, context=1024)
+    said = predict(LLAMA.shape, LLAMA.sizes, LLAMA.slice, LLAMA.layout, sequences=64, context=1024)
     assert found == pytest.approx(said.step_s, rel=0.01)
 
 

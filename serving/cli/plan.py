@@ -14,15 +14,16 @@ import yaml
 from rich.console import Console
 from rich.text import Text
 
+from serving import hub
+from serving.cli.plan_view import show_candidates, show_plans
 from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
+from serving.gke.manifest import render
 from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
-from serving.planning.demand import demand_of
-from serving.planning.manifest import render
+from serving.planning.engine_sizes import engine_sizes
 from serving.planning.plan import plan
 from serving.planning.prices import check as check_prices
-from serving.planning.report import show_candidates, show_plans
 from serving.planning.shapes import shape_of
 from serving.planning.summary import candidate_summary, summary
 
@@ -85,8 +86,11 @@ def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_js
     try:
         options = _options(engine)
         engine_options.check(options)
-        shape = shape_of(model, options.get("hf_overrides"))
-        rows = [candidate_summary(one, {}) for one in slices_that_fit(shape, demand_of(options, shape))]
+        shape = shape_of(model, options.get("hf_overrides"), hub.config_of)
+        rows = [
+            candidate_summary(one, {})
+            for one in slices_that_fit(shape, engine_sizes(options, shape, hub.config_of))
+        ]
     except ServingError as error:
         return _fail(console, error, as_json=as_json)
     if as_json:
@@ -109,7 +113,9 @@ def manifest_file(path: str, output: TextIO, console: Console) -> int:
     try:
         deployment = load(Path(path))
         name, service = _only(deployment)
-        text = render(name, service.gke, deployment.document, [plan(spec) for spec in _specs(service)])
+        text = render(
+            name, service.gke, deployment.document, [plan(spec, hub.config_of) for spec in _specs(service)]
+        )
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED
@@ -133,7 +139,7 @@ def _specs(service: ServiceConfig) -> list[ModelSpec]:
 
 def _planned(spec: ModelSpec, prices: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
     try:
-        return summary(plan(spec), prices)
+        return summary(plan(spec, hub.config_of), prices)
     except ConfigError as error:
         return {"model": spec.name, "fits": False, "code": error.code, "error": error.message}
 

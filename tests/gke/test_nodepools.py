@@ -3,8 +3,9 @@ from typing import Any
 import pytest
 
 from serving.config import GkeSpec, ModelSpec
-from serving.planning import Plan, nodepools, plan
-from serving.planning.manifest import render
+from serving.gke import nodepools
+from serving.gke.manifest import render
+from serving.planning import Plan, plan
 
 pytestmark = pytest.mark.unit
 

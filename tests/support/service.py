@@ -19,7 +19,7 @@ from serving.planning import plan
 from serving.slices import board
 from serving.slices.simulation import SimulatedCluster, free_port
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "deployments" / "llama.yaml"
 MODEL = "llama-3.1-8b-instruct"
 

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from serving.config import ON_DISK, GkeSpec
-from serving.planning import nodepools
+from serving.gke import nodepools
 from serving.planning.plan import Plan
 from serving.tpu import POD_TYPE_LABEL
 

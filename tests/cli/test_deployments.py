@@ -1,5 +1,5 @@
 """Every YAML of deployments/ is read, planned and rendered. A golden is renewed by hand:
-`serving manifest deployments/X.yaml > tests/planning/goldens/X.yaml`.
+`serving manifest deployments/X.yaml > tests/gke/goldens/X.yaml`.
 """
 
 import functools
@@ -13,14 +13,14 @@ import pytest
 import yaml
 from rich.console import Console
 
-from serving.planning.commands import OK, manifest_file, plan_file
+from serving.cli.plan import OK, manifest_file, plan_file
 
 pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 DEPLOYMENTS = sorted((ROOT / "deployments").glob("*.yaml"))
 DRAIN_S = 60  # of every YAML there
-GOLDENS = Path(__file__).parent / "goldens"
+GOLDENS = Path(__file__).parents[1] / "gke" / "goldens"
 # KubeRay's schema is not part of this repository; beside it where the project is worked on.
 SCHEMA = ROOT.parent / "shared" / "crds" / "rayservice.v1.schema.json"
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.cli import main
+from serving.cli.main import main
 from serving.router.keys import KeyFile
 
 pytestmark = pytest.mark.unit
 
-LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
+LLAMA = Path(__file__).parents[2] / "deployments" / "llama.yaml"
 
 Refusal = Callable[..., str]
 

@@ -4,7 +4,7 @@ import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from service import Service
+from support.service import Service
 
 PROMPT_LENGTHS = (3, 9, 17, 40, 90, 130)
 TOKENS = 32

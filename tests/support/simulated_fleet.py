@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from simulated_engine import small_plan
-
 from serving.engine.simulator.calibration import factors_for
 from serving.engine.simulator.physics import Physics
 from serving.engine.simulator.scheduler import Limits, Request, Scheduler, Step
@@ -22,6 +20,7 @@ from serving.planning import Plan
 from serving.router.ask import Ask
 from serving.router.table import SliceTable
 from serving.slices.board import BEAT_S, Entry, State
+from support.simulated_engine import small_plan
 
 MODEL = "llama"
 _VOCABULARY = range(1, 30_000)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
+from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape, shape_of
 
@@ -31,7 +32,7 @@ _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "
 
 
 @dataclass(frozen=True)
-class Demand:
+class EngineSizes:
     """Sizes the engine will be started with. `quantization` is what the weights will lie in HBM as."""
 
     max_model_len: int | None  # None: as long as fits
@@ -48,7 +49,7 @@ class Demand:
     draft: ModelShape | None  # the model that speculates beside it
 
 
-def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
+def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub) -> EngineSizes:
     """Reads the options a plan depends on; ConfigError where one is not of its kind."""
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
@@ -59,7 +60,7 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
         raise ConfigError(
             f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
         )
-    return Demand(
+    return EngineSizes(
         max_model_len=_max_model_len(engine, shape),
         sequences=sequences,
         batched_tokens=batched_tokens,
@@ -76,7 +77,7 @@ def demand_of(engine: Mapping[str, Any], shape: ModelShape) -> Demand:
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,
-        draft=_draft(engine),
+        draft=_draft(engine, hub),
     )
 
 
@@ -134,14 +135,14 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
     return next((Quantization(name) for name in formats if name), None)
 
 
-def _draft(engine: Mapping[str, Any]) -> ModelShape | None:
+def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:
     speculative = engine.get("speculative_config") or {}
     if not isinstance(speculative, Mapping):
         raise ConfigError(f"engine.speculative_config: a mapping (got {speculative!r})")
     if not speculative.get("model"):  # n-grams need none
         return None
     try:
-        return shape_of(str(speculative["model"]))
+        return shape_of(str(speculative["model"]), hub=hub)
     except PlanError as error:
         raise PlanError(f"engine.speculative_config.model: {error.message}") from None
 

@@ -11,8 +11,8 @@ from types import FrameType
 
 from rich.console import Console
 
+from serving.cli.plan import add_commands as add_planning
 from serving.errors import ServingError
-from serving.planning.commands import add_commands as add_planning
 
 # Of the last 200 that are kept.
 _DECISIONS = 10
@@ -135,7 +135,7 @@ def _startup(options: argparse.Namespace) -> str:
 
 
 def _sim_run(options: argparse.Namespace) -> None:
-    from serving.trial import run
+    from serving.cli.sim import run
 
     run(
         options.yaml,

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
 # Kept after a run, to be looked at; git ignores it.
-SCREENSHOTS = Path(__file__).parent.parent / ".screenshots"
+SCREENSHOTS = Path(__file__).parents[2] / ".screenshots"
 DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 390, "height": 844}
 _PATIENCE_MS = 60_000  # a condition that is awaited; a machine with other work may be slow to meet it

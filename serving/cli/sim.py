@@ -14,7 +14,7 @@ import psutil
 from rich.console import Console
 from rich.status import Status
 
-from serving import config, display
+from serving import config, display, hub
 from serving.errors import ServingError, SimulationError
 from serving.planning import Plan, plan
 from serving.slices import board
@@ -73,7 +73,7 @@ def running(
     """
     deployment = config.load(path)
     models = [model for service in deployment.services.values() for model in service.models]
-    plans = [plan(pool) for model in models for pool in model.per_pool()]
+    plans = [plan(pool, hub.config_of) for model in models for pool in model.per_pool()]
     shapes = _shapes(plans, spare)
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import httpx
-from servers import asgi_server, until
-from simulated_engine import MODEL, serving
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,6 +20,8 @@ from serving.router.ask import Ask
 from serving.router.relay import Relay
 from serving.router.table import SliceTable
 from serving.slices.board import Entry, State
+from support.servers import asgi_server, until
+from support.simulated_engine import MODEL, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "ignore_eos": True}

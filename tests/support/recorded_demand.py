@@ -1,6 +1,6 @@
 """What Ray's control store tells its autoscaler of our pending groups, and of a host before and after one holds it.
 
-`python tests/recorded_demand.py > tests/recorded_demand.json` records it anew on a simulated cluster of one host.
+`python tests/support/recorded_demand.py > tests/support/recorded_demand.json` records it anew on a simulated cluster of one host.
 """
 
 import json

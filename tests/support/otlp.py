@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-from servers import asgi_server
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from support.servers import asgi_server
 
 
 class Collector:

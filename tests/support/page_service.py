@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 
 from fastapi import FastAPI
-from servers import asgi_server
 
 from serving.config import ModelSpec, RouterSpec
 from serving.metrics.recorder import Recorder
@@ -20,6 +19,7 @@ from serving.router.status import Decision, Status, status
 from serving.router.table import SliceTable
 from serving.router.window import STEP_S, Window
 from serving.slices.board import Demand, Entry, State
+from support.servers import asgi_server
 
 GIB = 2**30
 

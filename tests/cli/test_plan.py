@@ -11,9 +11,9 @@ import pytest
 import yaml
 from rich.console import Console
 
-from serving.cli import main
+from serving.cli.main import main
+from serving.cli.plan import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits
 from serving.config import IMPORT_PATH
-from serving.planning.commands import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits
 
 pytestmark = pytest.mark.unit
 
@@ -191,7 +191,7 @@ def test_a_plan_takes_less_than_a_second_and_neither_ray_nor_vllm() -> None:
     script = (
         "import sys\n"
         "from rich.console import Console\n"
-        "from serving.planning.commands import plan_file\n"
+        "from serving.cli.plan import plan_file\n"
         "status = plan_file('deployments/llama-70b-v6e-8.yaml', Console())\n"
         "heavy = {'ray', 'vllm', 'tpu_inference', 'jax', 'torch', 'transformers'} & sys.modules.keys()\n"
         "sys.exit(status or (f'imported {heavy}' if heavy else 0))\n"

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import FastAPI
-from servers import asgi_server
-from simulated_engine import MODEL, serving, small_plan
 
 from serving.config import RouterSpec
 from serving.engine.simulator.engine import Engine
@@ -22,6 +20,8 @@ from serving.router.status import Status, status
 from serving.router.table import SliceTable
 from serving.router.window import Window
 from serving.slices.board import Entry, State
+from support.servers import asgi_server
+from support.simulated_engine import MODEL, serving, small_plan
 
 
 @dataclass

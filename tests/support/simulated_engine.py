@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from servers import asgi_server
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.config import ModelSpec
@@ -15,6 +14,7 @@ from serving.engine.simulator.http import Api
 from serving.engine.simulator.physics import Factors, Physics
 from serving.engine.simulator.spans import Spans
 from serving.planning import Plan, plan
+from support.servers import asgi_server
 
 MODEL = "llama"
 # Steps of some 0.2 ms: the engine's own time is not what these tests wait for.

@@ -1,0 +1,1 @@
+"""What tests share: services, engines and servers to test against, and what they are held to."""
