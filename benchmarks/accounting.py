@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 import psutil
 
-from serving.slices import tagged
+from serving.simulation import processes
 
 TAG = "SERVING_BENCH"
 OTHER = "Ray and the rest"
@@ -41,7 +41,7 @@ def role(command: str) -> str:
 
 def of_bench(tag: str) -> list[psutil.Process]:
     """Every other process that carries this bench's tag."""
-    return tagged.processes({TAG: tag})
+    return processes.processes({TAG: tag})
 
 
 def unwind_on_sigterm() -> None:
@@ -51,7 +51,7 @@ def unwind_on_sigterm() -> None:
 
 def end(tag: str) -> None:
     """Kill what carries this bench's tag until nothing does."""
-    tagged.kill(lambda: of_bench(tag))
+    processes.kill(lambda: of_bench(tag))
 
 
 def by_role(processes: Iterable[psutil.Process], name: str = "") -> dict[psutil.Process, str]:

@@ -16,10 +16,10 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from benchmarks.service import plan_of
-from serving.engine.simulator.calibration import FACTORS, PUBLISHED, Published, family
-from serving.engine.simulator.physics import Factors, Parts
-from serving.engine.simulator.replay import Outcome, replay
 from serving.planning import Plan
+from serving.simulation.engine.calibration import FACTORS, PUBLISHED, Published, family
+from serving.simulation.engine.physics import Factors, Parts
+from serving.simulation.engine.replay import Outcome, replay
 
 # A factor may be off by e for what 10% of a run's time cost: few rows decide four factors, the rest stay near 1.
 _STIFFNESS = 0.01

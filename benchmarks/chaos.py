@@ -29,9 +29,10 @@ import yaml
 from rich.console import Console
 
 from benchmarks.faults import FAULTS, SIMULATED_ONLY, Belongings, Fault, Left, controllers, mend, routers
-from serving.cli.sim import Trial, answers, running
-from serving.slices import board
-from serving.slices.simulation import default_directory, free_port
+from serving.cli.simulated_service import SimulatedService, answers, running
+from serving.simulation.cluster import default_directory, free_port
+from serving.state.gcs import Store
+from serving.state.liveness import Liveness
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
 SHAPE = {"generation": "v6e", "topology": "2x4", "hosts": 2}
@@ -184,7 +185,7 @@ class AnswerError(Exception):
     """An answer that is not one."""
 
 
-def moved(trial: Trial) -> int:
+def moved(trial: SimulatedService) -> int:
     """Requests that routers have sent to a slice more than once."""
     page = httpx.get(f"{trial.address}/metrics", timeout=10).text
     names = ("tpu_serving_retries_total{", "tpu_serving_continuations_total{")
@@ -194,7 +195,8 @@ def moved(trial: Trial) -> int:
 class Watch:
     """Looks at the board as a router does, and notes when a slice no longer counts as serving."""
 
-    def __init__(self, replica: str) -> None:
+    def __init__(self, store: Store, replica: str) -> None:
+        self._store = store
         self._replica = replica
         self._over = threading.Event()
         self.seen_s: float | None = None  # by the monotonic clock
@@ -206,14 +208,14 @@ class Watch:
         self._thread.join()
 
     def _look(self) -> None:
-        reader = board.Reader()
+        liveness = Liveness()
         while self.seen_s is None and not self._over.wait(LOOK_S):
-            entries, _ = reader.live(board.read(), time.monotonic())
+            entries, _ = liveness.slices(self._store.slices(), time.monotonic())
             if self._replica not in {one.replica for one in entries if one.serves}:
                 self.seen_s = time.monotonic()
 
 
-async def play(trial: Trial, fault: Fault) -> Outcome:
+async def play(trial: SimulatedService, fault: Fault) -> Outcome:
     """Load, the fault, and load until the service is back; then what was left, and a spare for the next fault."""
     engine = trial.cluster.engine
     scale = SCALES[engine]
@@ -229,9 +231,9 @@ async def play(trial: Trial, fault: Fault) -> Outcome:
         before = await asyncio.to_thread(moved, trial)
         clients = [asyncio.create_task(load.client(session, number)) for number in range(scale.clients)]
         await asyncio.sleep(LEAD_S)
-        victim = max((one for one in board.read() if one.serves), key=lambda one: one.running)
+        victim = max((one for one in trial.store.slices() if one.serves), key=lambda one: one.running)
         belongings = await asyncio.to_thread(Belongings, trial, victim, SLICES)
-        watch = Watch(victim.replica)
+        watch = Watch(trial.store, victim.replica)
         began_s = time.monotonic()
         await asyncio.to_thread(fault.happens, trial, victim)
         await asyncio.sleep(fault.follows_s)
@@ -259,9 +261,9 @@ async def play(trial: Trial, fault: Fault) -> Outcome:
     return outcome
 
 
-def whole(trial: Trial) -> bool:
+def whole(trial: SimulatedService) -> bool:
     """As many slices and routers as the YAML asks for, a Serve controller, and a front door that answers."""
-    serving = [one for one in board.read() if one.serves]
+    serving = [one for one in trial.store.slices() if one.serves]
     healthy = [one for one in serving if answers(f"{one.address}/health", LOOK_AT_S)]
     there = len(routers(trial.cluster)) == ROUTERS and len(controllers(trial.cluster)) == 1
     return (

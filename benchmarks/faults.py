@@ -16,10 +16,10 @@ from ray._private.state import GlobalState
 from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
-from serving.cli.sim import Trial
+from serving.cli.simulated_service import SimulatedService
 from serving.errors import SimulationError
-from serving.slices import board
-from serving.slices.simulation import SimulatedCluster
+from serving.simulation.cluster import SimulatedCluster
+from serving.state.records import SliceRecord
 
 NOTICE_S = 5
 _FAR = 1  # the host that does not have the replica
@@ -28,10 +28,10 @@ _ENDING_S = 30.0  # for Ray to end what belonged to a lost slice
 _DAEMONS = ("raylet", "DashboardAgent", "RuntimeEnvAgent", "log_monitor", "ray::IDLE", "agent")
 _REMOVED = "REMOVED"
 
-Act = Callable[[Trial, board.Entry], None]
+Act = Callable[[SimulatedService, SliceRecord], None]
 
 
-def _nothing(_: Trial, __: board.Entry) -> None:
+def _nothing(_: SimulatedService, __: SliceRecord) -> None:
     return
 
 
@@ -50,25 +50,25 @@ class Fault:
     follows_s: float = 1.0
 
 
-def _tell(victim: board.Entry, **faults: float) -> None:
+def _tell(victim: SliceRecord, **faults: float) -> None:
     httpx.post(f"{victim.address}/simulator/faults", json=faults, timeout=5)
 
 
-def _kill_engine(trial: Trial, victim: board.Entry) -> None:
+def _kill_engine(trial: SimulatedService, victim: SliceRecord) -> None:
     if trial.cluster.engine == "simulated":
         _tell(victim, die=True)
     for process in called("EngineCore", trial.cluster.processes(victim.slice, 0)):
         process.kill()
 
 
-def _hang_worker(trial: Trial, victim: board.Entry) -> None:
+def _hang_worker(trial: SimulatedService, victim: SliceRecord) -> None:
     if trial.cluster.engine == "simulated":
         _tell(victim, hang=True)
     for process in called("RayWorkerProc", trial.cluster.processes(victim.slice, _FAR)):
         process.suspend()
 
 
-def _kill_replica(trial: Trial, victim: board.Entry) -> None:
+def _kill_replica(trial: SimulatedService, victim: SliceRecord) -> None:
     port = int(victim.address.rpartition(":")[2])
     for process in trial.cluster.processes(victim.slice, 0):
         if port in {listened for _, listened in _listens(process)}:
@@ -81,14 +81,14 @@ def _kill_host(worker_id: int) -> Act:
 
 
 def _stop_host(worker_id: int) -> Act:
-    def stop(trial: Trial, victim: board.Entry) -> None:
+    def stop(trial: SimulatedService, victim: SliceRecord) -> None:
         for process in trial.cluster.processes(victim.slice, worker_id):
             process.suspend()
 
     return stop
 
 
-def _give_notice(trial: Trial, victim: board.Entry) -> None:
+def _give_notice(trial: SimulatedService, victim: SliceRecord) -> None:
     """What `ray drain-node` does, and Ray itself on a pod's SIGTERM: every host of the slice will go."""
     client = GcsClient(address=trial.cluster.address)
     until_ms = int((time.time() + NOTICE_S) * 1000)
@@ -98,19 +98,19 @@ def _give_notice(trial: Trial, victim: board.Entry) -> None:
             client.drain_node(node.hex(), reason, "chaos", until_ms)
 
 
-def _preempt(trial: Trial, victim: board.Entry) -> None:
+def _preempt(trial: SimulatedService, victim: SliceRecord) -> None:
     trial.cluster.kill_slice(victim.slice)
 
 
-def _kill_router(trial: Trial, _: board.Entry) -> None:
+def _kill_router(trial: SimulatedService, _: SliceRecord) -> None:
     routers(trial.cluster)[0].kill()
 
 
-def _restart_head(trial: Trial, _: board.Entry) -> None:
+def _restart_head(trial: SimulatedService, _: SliceRecord) -> None:
     trial.cluster.restart_head()
 
 
-def _kill_controller(trial: Trial, _: board.Entry) -> None:
+def _kill_controller(trial: SimulatedService, _: SliceRecord) -> None:
     controllers(trial.cluster)[0].kill()
 
 
@@ -171,7 +171,7 @@ def controllers(cluster: SimulatedCluster) -> list[psutil.Process]:
     return called("ServeController", cluster.processes())
 
 
-def mend(trial: Trial, victim: board.Entry) -> None:
+def mend(trial: SimulatedService, victim: SliceRecord) -> None:
     """Hosts that hang go on, lost ones come back as new VMs: the spare of the next fault."""
     cluster = trial.cluster
     (shape,) = {one.shape for one in cluster.status()}
@@ -210,7 +210,7 @@ class Left:
 class Belongings:
     """What a slice's replica has before a fault: its processes on all hosts and the ports they listen on."""
 
-    def __init__(self, trial: Trial, victim: board.Entry, replicas: int) -> None:
+    def __init__(self, trial: SimulatedService, victim: SliceRecord, replicas: int) -> None:
         self._trial = trial
         self._replicas = replicas
         self._began = time.time()
@@ -224,7 +224,7 @@ class Belongings:
                         self._processes[process] = line[:100]
                         self._ports |= _listens(process)
 
-    def resume(self, victim: board.Entry) -> None:
+    def resume(self, victim: SliceRecord) -> None:
         """Let what was stopped go on: it has to end by itself."""
         for worker_id in range(len(victim.hosts)):
             for process in self._trial.cluster.processes(victim.slice, worker_id):

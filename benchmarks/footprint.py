@@ -12,7 +12,6 @@ from rich.console import Console
 
 from benchmarks import accounting
 from benchmarks.service import serving
-from serving.slices import board
 
 _GIB = 2**30
 
@@ -32,7 +31,7 @@ def measure(replicas: int) -> str:
     began = time.monotonic()
     with serving("llama", replicas, engine="vllm", console=Console(stderr=True)) as service:
         seconds = time.monotonic() - began
-        phases = [entry.phases for entry in board.read()]
+        phases = [entry.phases for entry in service.trial.store.slices()]
         memory = accounting.pss_bytes(service.processes())
     rows = [f"| {name} | {used / _GIB:.2f} |" for name, used in memory.most_common()]
     table = [

@@ -13,15 +13,15 @@ import ray
 from serving.metrics import exposition
 from serving.metrics.exposition import Engine
 from serving.metrics.recorder import Recorder
-from serving.router.journal import Journal
-from serving.router.record import RequestRecord
-from serving.router.request_log import RequestLog
-from serving.slices.board import Entry, State
+from serving.router.telemetry.journal import Journal
+from serving.router.telemetry.record import RequestRecord
+from serving.router.telemetry.request_log import RequestLog
+from serving.state.records import SliceRecord, SliceState
 
 REQUESTS = 10_000
 REQUESTS_A_SECOND = 500
 ROUNDS = 5
-ENTRY = Entry("r", "llama", State.SERVING, "serving", "v6e 2x4", slice="slice-0")
+ENTRY = SliceRecord("r", "llama", SliceState.SERVING, "serving", "v6e 2x4", slice="slice-0")
 CHUNK = b'data: {"id":"x","choices":[{"index":0,"delta":{"content":" word"}}]}\n\n'
 LAST = b'data: {"usage":{"prompt_tokens":12,"total_tokens":15,"completion_tokens":3}}\n\ndata: [DONE]\n\n'
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import httpx
 
 from benchmarks import accounting
-from serving.slices.simulation import cache_directory, free_port
+from serving.simulation.cluster import cache_directory, free_port
 
 _PINS = Path(__file__).parent / "peers"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"

@@ -13,10 +13,9 @@ from rich.console import Console
 
 from benchmarks import accounting
 from serving import config
-from serving.cli.sim import Trial, running
+from serving.cli.simulated_service import SimulatedService, running
 from serving.planning import Plan, plan
-from serving.slices import board
-from serving.slices.simulation import default_directory, free_port
+from serving.simulation.cluster import default_directory, free_port
 
 DEPLOYMENTS = Path(__file__).parent.parent / "deployments"
 FRONT = ("HAProxy", "router replica")
@@ -26,7 +25,7 @@ FRONT = ("HAProxy", "router replica")
 class Service:
     """What runs, and where: through HAProxy, through Serve's Python proxy, and the slices' own addresses."""
 
-    trial: Trial
+    trial: SimulatedService
     model: str
     address: str
     proxy_address: str
@@ -66,5 +65,5 @@ def serving(deployment: str, slices: int, *, engine: str, console: Console) -> I
                 trial.plans[0].model.name,
                 f"http://127.0.0.1:{port}",
                 f"http://127.0.0.1:{proxy_port}",
-                tuple(sorted(entry.address for entry in board.read() if entry.serves)),
+                tuple(sorted(entry.address for entry in trial.store.slices() if entry.serves)),
             )

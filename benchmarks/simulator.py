@@ -17,15 +17,15 @@ import psutil
 
 from benchmarks.service import plan_of
 from serving.engine.server import EngineServer
-from serving.engine.simulator.server import SimulatorServer
-from serving.slices.group import HeldSlice, Host
+from serving.simulation.engine.server import SimulatorServer
+from serving.slices.held_slice import HeldSlice, SliceHost
 
 _PROMPT_WORDS = 100
 
 
 def nowhere() -> HeldSlice:
     """A slice of one host that is only this machine."""
-    return HeldSlice("slice-0", (Host(worker_id=0, node_id="none", ip="127.0.0.1", bundle=0),))
+    return HeldSlice("slice-0", (SliceHost(worker_id=0, node_id="none", ip="127.0.0.1", bundle=0),))
 
 
 async def serve(deployment: str) -> None:

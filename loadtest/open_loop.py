@@ -28,13 +28,13 @@ import exchange
 import traces
 from bad_input import BadInputError
 from figures import Counts
-from prompts import Ask, Prompts
+from prompts import InferenceRequest, Prompts
 from ramping import Ramping
 from rows import REQUEST, Recorder, count
 from thresholds import Thresholds
 from users import AskingUser, ClosedLoopUser
 
-Arrival = tuple[float, Ask]
+Arrival = tuple[float, InferenceRequest]
 
 
 class NotStartedError(Exception):
@@ -112,7 +112,7 @@ class OpenLoop(AskingUser):
         self.in_flight.join()
         raise StopUser
 
-    def _start(self, kind: Ask, intended: float) -> None:
+    def _start(self, kind: InferenceRequest, intended: float) -> None:
         prompt, key = self.next(kind)
         name = exchange.label(prompt, key)
         recorder = Recorder(self.environment.stats, name)

@@ -112,7 +112,7 @@ class Prompts:
         return " ".join(self._random.choices(_WORDS, k=self._random.randint(1, 2 * mean - 1)))
 
 
-Ask = Callable[[Prompts], Prompt]
+InferenceRequest = Callable[[Prompts], Prompt]
 
 
 @lru_cache(maxsize=4096)

@@ -15,9 +15,9 @@ from types import FrameType
 
 from rich.console import Console
 
-from serving.cli.sim import running
+from serving.cli.simulated_service import running
 from serving.errors import ServingError
-from serving.slices.simulation import default_directory
+from serving.simulation.cluster import default_directory
 
 HERE = Path(__file__).parent
 DEFAULTS = (

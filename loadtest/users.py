@@ -14,7 +14,7 @@ from locust.exception import StopUser
 import exchange
 import keys
 from figures import Slo
-from prompts import Ask, Prompt, Prompts, Sizes
+from prompts import InferenceRequest, Prompt, Prompts, Sizes
 
 _numbers = itertools.count()
 
@@ -36,7 +36,7 @@ class AskingUser(FastHttpUser):
             raise StopUser
         self.model = found
 
-    def next(self, kind: Ask) -> tuple[Prompt, keys.Key | None]:
+    def next(self, kind: InferenceRequest) -> tuple[Prompt, keys.Key | None]:
         return kind(self.prompts), keys.pick(self.api_keys, self.random)
 
     def send(self, prompt: Prompt, key: keys.Key | None, intended: float) -> None:
@@ -50,7 +50,7 @@ class AskingUser(FastHttpUser):
 
 class ClosedLoopUser(AskingUser):
     abstract = True
-    kind: ClassVar[Ask]
+    kind: ClassVar[InferenceRequest]
 
     def wait_time(self) -> float:
         return self.random.uniform(0, 2 * self.environment.parsed_options.think_s)

@@ -17,19 +17,17 @@ from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
 from serving.scaling.policy import Room, Settings
 from serving.scaling.serve import POLICY
+from serving.simulation.chip_use import chip_use
+from serving.simulation.choice import engine_here
+from serving.timings import TIMINGS
 from serving.tpu import GENERATIONS
 
-# Serve sees by it that a replica has ended: a router at once, a slice that is lost ends its replica itself.
-_HEALTH_PERIOD_S = 1
-_HEALTH_TIMEOUT_S = 30
 # A router must not die with a slice, nor take the cores that feed its chips.
 _NO_TPU_HOST = {
     "ray.io/accelerator-type": f"!in({','.join(row.ray_accelerator_type for row in GENERATIONS.values())})"
 }
 # Nothing in a router blocks. In a thread of its own, as Serve runs user code, every chunk would change threads twice.
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-# Beyond drain_s: two beats to leave the routers' tables, then engine and workers end.
-_STOP_MARGIN_S = 20
 # Serve rounds up: of any number of slices, one more than wanted while a changed engine is rolled out.
 _ONE_MORE = 1
 
@@ -61,7 +59,7 @@ def _check_names(plans: list[Plan]) -> None:
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
     room = _room(config, plans)
     slices = [
-        _slice_deployment(config, pools, at, room).bind(pools[at], at)
+        _slice_deployment(config, pools, at, room).bind(pools[at], engine_here, chip_use)
         for pools in plans
         for at in range(len(pools))
     ]
@@ -71,9 +69,9 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         num_replicas=config.router.replicas,
         max_ongoing_requests=10_000,
         max_surge_percent=100,
-        health_check_period_s=_HEALTH_PERIOD_S,
+        health_check_period_s=TIMINGS.health_period_s,
         # Its open answers end before it does.
-        graceful_shutdown_timeout_s=max(pools[0].model.drain_s for pools in plans) + _STOP_MARGIN_S,
+        graceful_shutdown_timeout_s=max(pools[0].model.drain_s for pools in plans) + TIMINGS.stop_margin_s,
         ray_actor_options={
             "num_cpus": 0,
             "label_selector": _NO_TPU_HOST,
@@ -105,15 +103,15 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=one.slice.bundles(),
         placement_group_strategy="STRICT_SPREAD",
-        health_check_period_s=_HEALTH_PERIOD_S,
-        health_check_timeout_s=_HEALTH_TIMEOUT_S,
-        graceful_shutdown_timeout_s=one.model.drain_s + _STOP_MARGIN_S,
+        health_check_period_s=TIMINGS.health_period_s,
+        health_check_timeout_s=TIMINGS.health_timeout_s,
+        graceful_shutdown_timeout_s=one.model.drain_s + TIMINGS.stop_margin_s,
         **_count(config, pools, at, room),
         max_surge_percent=_ONE_MORE,
-        # What changes without a restart, and `version` and `shape` for the controller (see serving.slices.placement).
+        # What changes without a restart, and `version` and `pool` for the controller (see serving.slices.placement).
         user_config={
             "version": one.version,
-            "shape": str(one.slice),
+            "pool": one.pool,
             "model": one.model.model_dump(include={"drain_s", "stall_s", "surge_s"}),
         },
     )
@@ -142,7 +140,7 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
             "policy": {
                 "policy_function": POLICY,
                 "policy_kwargs": {
-                    "pool": at,
+                    "pool": pools[at].pool,
                     "settings": asdict(settings),
                     "budget": asdict(room),
                 },

@@ -26,7 +26,7 @@ class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Capacity(StrEnum):
+class CapacityType(StrEnum):
     """How a slice is bought."""
 
     RESERVED = "reserved"
@@ -44,7 +44,7 @@ class SliceSpec(_Spec):
         default=None, ge=1, description="VMs of the slice, where the topology leaves a choice."
     )
     machine_type: str | None = Field(default=None, description="GKE machine type instead of hosts.")
-    capacity: tuple[Capacity, ...] = Field(default=(Capacity.ON_DEMAND,), min_length=1)
+    capacity: tuple[CapacityType, ...] = Field(default=(CapacityType.ON_DEMAND,), min_length=1)
     reservation: str | None = Field(
         default=None, description="Reservation that `reserved` capacity comes from."
     )
@@ -56,7 +56,7 @@ class SliceSpec(_Spec):
 
     @model_validator(mode="after")
     def _reservation_named(self) -> Self:
-        if (Capacity.RESERVED in self.capacity) != (self.reservation is not None):
+        if (CapacityType.RESERVED in self.capacity) != (self.reservation is not None):
             raise ValueError("capacity: reserved and reservation: NAME come together")
         return self
 

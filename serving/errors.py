@@ -4,6 +4,7 @@ Errors cross process borders (Ray pickles them), so every class takes its messag
 `status`, `code` and `param` are what an HTTP client sees; `kind` is OpenAI's `type` field.
 """
 
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
 
@@ -166,3 +167,11 @@ class SlowBodyError(ServingError):
     status = HTTPStatus.REQUEST_TIMEOUT
     code = "request_timeout"
     kind = "invalid_request_error"
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why not now, and after how many seconds to ask again; None where asking again is no use."""
+
+    error: ServingError
+    retry_after_s: float | None

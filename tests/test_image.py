@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from serving.engine.simulated import WRITTEN_FOR
+from serving.simulation.cpu_tpu import WRITTEN_FOR
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parent.parent

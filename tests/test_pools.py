@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from serving.config import Capacity, ModelSpec, parse
+from serving.config import CapacityType, ModelSpec, parse
 from serving.errors import ConfigError
 from serving.planning import plan
 
@@ -31,7 +31,7 @@ def test_pools_are_models_of_their_own_in_order_of_preference() -> None:
 def test_a_model_without_pools_is_its_only_one() -> None:
     spec = ModelSpec.model_validate({**MODEL, **V6E})
     assert spec.per_pool() == (spec,)
-    assert spec.slice.capacity == (Capacity.SPOT,)
+    assert spec.slice.capacity == (CapacityType.SPOT,)
 
 
 @pytest.mark.parametrize(

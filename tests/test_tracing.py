@@ -13,18 +13,18 @@ from support.servers import asgi_server, free_address
 
 from serving import tracing
 from serving.config import FailoverSpec, RouterSpec
-from serving.engine.simulator import spans as engine_spans
 from serving.errors import BadRequestError, OverloadedError, RateLimitError, ServingError, SliceLostError
 from serving.metrics.recorder import Recorder
-from serving.router.api import Api
-from serving.router.gate import Gate
-from serving.router.journal import Journal
-from serving.router.keys import KeyFile
-from serving.router.record import RequestRecord
-from serving.router.relay import Relay
-from serving.router.spans import Spans
-from serving.router.table import SliceTable
-from serving.slices.board import Entry, State
+from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.http.api import Api
+from serving.router.http.auth import KeyFile
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.journal import Journal
+from serving.router.telemetry.record import RequestRecord
+from serving.router.telemetry.spans import RequestSpans
+from serving.simulation.engine import spans as engine_spans
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
@@ -39,18 +39,20 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
         yield made
 
 
-def router_spans() -> Spans:
+def router_spans() -> RequestSpans:
     provider = tracing.provider("router", {})
     assert provider
-    return Spans(provider)
+    return RequestSpans(provider)
 
 
 @contextmanager
-def router(upstream: str, spans: Spans | None) -> Iterator[str]:
+def router(upstream: str, spans: RequestSpans | None) -> Iterator[str]:
     """The router's surface in front of these slices, without Ray."""
     plan = simulated_engine.small_plan()
     table = SliceTable({plan.model.name: 1}, {plan.model.name: str(plan.slice)})
-    entry = Entry("a", plan.model.name, State.SERVING, "", "v6e", slice="slice-0", address=upstream)
+    entry = SliceRecord(
+        "a", plan.model.name, SliceState.SERVING, "", "v6e", slice="slice-0", address=upstream
+    )
     table.update([entry], 0.0)
 
     async def nothing() -> str:
@@ -58,9 +60,9 @@ def router(upstream: str, spans: Spans | None) -> Iterator[str]:
 
     @asynccontextmanager
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
-        relay = Relay(table, FailoverSpec(retries=1, wait_s=0.2))
+        relay = Dispatcher(table, FailoverSpec(retries=1, wait_s=0.2))
         journal = Journal(Recorder(), spans=spans)
-        gate = Gate(RouterSpec(), [plan], table, KeyFile(None))
+        gate = AdmissionController(RouterSpec(), [plan], table, KeyFile(None))
         outer.mount("/", Api([plan], table, relay, gate, journal, lambda: None, nothing).app())  # type: ignore[arg-type,return-value]
         yield
         await relay.close()
@@ -79,7 +81,7 @@ def test_one_trace_goes_from_the_client_through_the_router_to_the_engine(collect
     spans = router_spans()
     provider = tracing.provider("engine", {})
     assert provider
-    of_engine = engine_spans.Spans(provider)
+    of_engine = engine_spans.EngineSpans(provider)
     with simulated_engine.serving(spans=of_engine) as (engine, _), router(engine, spans) as address:
         assert ask(address, traceparent=f"00-{PARENT}-00f067aa0ba902b7-01").is_success
     spans.close()
@@ -156,7 +158,7 @@ def test_retries_and_continuations_are_spans_of_their_own(collector: Collector) 
     record = RequestRecord(CHAT, on_end=spans.end)
     spans.begin(record, {})
     for number, token in enumerate((b"", b"a\n\n", b"b\n\n")):
-        entry = Entry(str(number), "llama", State.SERVING, "", "v6e", slice=f"slice-{number}")
+        entry = SliceRecord(str(number), "llama", SliceState.SERVING, "", "v6e", slice=f"slice-{number}")
         record.sent(entry)
         if token:
             record.passed_on(token, 1)
@@ -171,9 +173,9 @@ def test_a_lease_that_gave_no_byte_lasts_until_the_request_ends(collector: Colle
     spans = router_spans()
     record = RequestRecord(CHAT, model="llama", on_end=spans.end)
     spans.begin(record, {})
-    record.sent(Entry("0", "llama", State.SERVING, "", "v6e", slice="slice-0"))
+    record.sent(SliceRecord("0", "llama", SliceState.SERVING, "", "v6e", slice="slice-0"))
     record.passed_on(b"a\n\n", 1)
-    record.sent(Entry("1", "llama", State.SERVING, "", "v6e", slice="slice-1"))
+    record.sent(SliceRecord("1", "llama", SliceState.SERVING, "", "v6e", slice="slice-1"))
     record.failed(SliceLostError("gone"))
     record.end()
     spans.close()
@@ -211,7 +213,7 @@ def test_the_standard_environment_decides(environment: dict[str, str], endpoint:
 
 
 def test_off_imports_nothing() -> None:
-    script = "import sys; from serving import tracing; from serving.router import spans; assert tracing.provider('x', {}) is None; "
+    script = "import sys; from serving import tracing; from serving.router.telemetry import spans; assert tracing.provider('x', {}) is None; "
     script += "sys.exit(any(name.startswith('opentelemetry.sdk.trace') for name in sys.modules))"
     assert subprocess.run([sys.executable, "-c", script], env={"PATH": ""}, check=False).returncode == 0
 

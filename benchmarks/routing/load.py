@@ -12,7 +12,7 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.routing.policies import MODEL, Policy
-from serving.engine.simulator.tokenizer import WORDS
+from serving.simulation.engine.tokenizer import WORDS
 
 CHAT = "/v1/chat/completions"
 TTFT_S, TPOT_S = 0.5, 0.05

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.config import Affinity
-from serving.router.ask import Ask
-from serving.router.table import SliceTable
-from serving.slices.board import Entry
+from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
+from serving.state.records import SliceRecord
 
 MODEL = "llama-70b"
 ENGINES = 4
@@ -19,7 +19,7 @@ class RoundRobin(SliceTable):
 
     _turn = 0
 
-    def choose(self, model: str, tried: Any = (), ask: Ask | None = None) -> Entry:  # noqa: ARG002  as the table's
+    def choose(self, model: str, tried: Any = (), ask: InferenceRequest | None = None) -> SliceRecord:  # noqa: ARG002  as the table's
         entries = [entry for entry in self.entries(model) if entry.replica not in tried]
         self._turn += 1
         return entries[self._turn % len(entries)]
@@ -28,7 +28,7 @@ class RoundRobin(SliceTable):
 class TwoChoices(SliceTable):
     """Serve's own: of two slices at random the one with fewer of this router's requests."""
 
-    def choose(self, model: str, tried: Any = (), ask: Ask | None = None) -> Entry:  # noqa: ARG002  as the table's
+    def choose(self, model: str, tried: Any = (), ask: InferenceRequest | None = None) -> SliceRecord:  # noqa: ARG002  as the table's
         entries = [entry for entry in self.entries(model) if entry.replica not in tried]
         return min(
             random.sample(entries, min(2, len(entries))), key=lambda entry: self.in_flight(entry.replica)

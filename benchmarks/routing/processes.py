@@ -22,13 +22,14 @@ from benchmarks.routing.load import CHAT, TIMEOUT_S, counted
 from benchmarks.routing.policies import MODEL, Policy
 from benchmarks.simulator import nowhere
 from serving.config import ModelSpec
-from serving.engine.simulator.server import SimulatorServer
 from serving.planning import plan
-from serving.router.answer import RelayedResponse
-from serving.router.ask import Ask
-from serving.router.relay import Relay
-from serving.slices.board import BEAT_S, Entry, State
-from serving.slices.simulation import free_port
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.response import ForwardedResponse
+from serving.router.http.protocol import InferenceRequest
+from serving.simulation.cluster import free_port
+from serving.simulation.engine.server import SimulatorServer
+from serving.state.records import SliceRecord, SliceState
+from serving.timings import TIMINGS
 
 _SPEC = {
     "name": MODEL,
@@ -44,7 +45,7 @@ async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.relay = Relay(table)
+        app.state.relay = Dispatcher(table)
         async with aiohttp.ClientSession() as session:
             await read(session, 1)
             following = asyncio.create_task(follow(session))
@@ -54,19 +55,20 @@ async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
 
     async def follow(session: aiohttp.ClientSession) -> None:
         for beat in range(2, sys.maxsize):
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(TIMINGS.beat_s)
             await read(session, beat)
 
     async def read(session: aiohttp.ClientSession, beat: int) -> None:
         figures = [await counted(session, engine) for engine in engines]
         table.update(
-            [entry(engine, now, beat) for engine, now in zip(engines, figures, strict=True)], beat * BEAT_S
+            [entry(engine, now, beat) for engine, now in zip(engines, figures, strict=True)],
+            beat * TIMINGS.beat_s,
         )
 
     async def forward(request: Request) -> Response:
         body = await request.body()
-        return RelayedResponse(
-            app.state.relay, Ask.of(request, MODEL, request.scope["path"], body, from_json(body))
+        return ForwardedResponse(
+            app.state.relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, from_json(body))
         )
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
@@ -74,11 +76,11 @@ async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
     await uvicorn.Server(config).serve()
 
 
-def entry(engine: str, figures: dict[str, float], beat: int) -> Entry:
-    return Entry(
+def entry(engine: str, figures: dict[str, float], beat: int) -> SliceRecord:
+    return SliceRecord(
         engine,
         MODEL,
-        State.SERVING,
+        SliceState.SERVING,
         "serving",
         "simulated",
         address=engine,

@@ -1,215 +1,180 @@
-"""`serving sim run`: a YAML tried on simulated slices, from nothing to a service, and back to nothing on Ctrl-C."""
+"""`serving sim`: TPU slices simulated on this machine."""
 
-import os
-import subprocess
-import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import httpx
-import psutil
 from rich.console import Console
-from rich.status import Status
+from rich.table import Table
 
-from serving import config, display, hub
-from serving.errors import ServingError, SimulationError
-from serving.planning import Plan, plan
-from serving.slices import board
-from serving.slices.simulation import SimulatedCluster, cache_directory
-from serving.tpu import Slice
-
-_POLL_S = 0.5
-_LOG_LINES = 25
+if TYPE_CHECKING:
+    from serving.simulation.cluster import SimulatedSlice
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A YAML's service, up on simulated slices."""
-
-    cluster: SimulatedCluster
-    address: str
-    plans: list[Plan]
-    log: Path
-    serve: "subprocess.Popen[bytes]"
-
-
-def run(path: Path, *, spare: int, directory: Path, engine: str = "vllm", startup: str = "") -> None:
-    """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
-
-    Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
-    """
-    console = Console()
-    started = time.monotonic()
-    with running(
-        path, spare=spare, directory=directory, console=console, engine=engine, startup=startup
-    ) as trial:
-        console.print(display.board(board.wanted(), board.read()))
-        console.print(
-            _how_to_use(trial.plans, trial.address, time.monotonic() - started),
-            highlight=False,
-            soft_wrap=True,
-        )
-        console.print(f"log: {trial.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
-        trial.serve.wait()
-        raise SimulationError(f"`serve run` ended by itself\n{_tail(trial.log)}")
-
-
-@contextmanager
-def running(
-    path: Path,
-    *,
-    spare: int = 0,
-    directory: Path,
-    console: Console,
-    engine: str = "vllm",
-    startup: str = "",
-) -> Iterator[Trial]:
-    """The YAML's service on fresh simulated slices, ready for requests; every process ends with the block.
-
-    Raises ServingError where the YAML, the port or the start is at fault.
-    """
-    deployment = config.load(path)
-    models = [model for service in deployment.services.values() for model in service.models]
-    plans = [plan(pool, hub.config_of) for model in models for pool in model.per_pool()]
-    shapes = _shapes(plans, spare)
-    refuse_busy_port(deployment.port)
-    cluster: SimulatedCluster | None = None
-    try:
-        if engine == "vllm":
-            with _step(console, "stand-in model"):
-                _write_stand_ins(plans)
-        with _step(console, "simulated slices") as status:
-            cluster = SimulatedCluster.up(
-                shapes,
-                directory=directory,
-                engine=engine,
-                startup=startup,
-                report=lambda text: _detail(status, text),
-            )
-        # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
-        log = directory.with_suffix(".log")
-        os.environ.update(cluster.environment)
-        board.connect(cluster.address)
-        with log.open("w") as output:
-            serve = subprocess.Popen(
-                [str(Path(sys.executable).parent / "serve"), "run", str(path)],
-                env=cluster.environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        trial = Trial(cluster, f"http://localhost:{deployment.port}", plans, log, serve)
-        _wait_until_ready(console, trial)
-        yield trial
-    finally:
-        if cluster is not None:
-            board.disconnect()
-            with _step(console, "ending every process"):
-                cluster.down()
+def add_commands(commands: Any) -> None:
+    simulation = commands.add_parser("sim", help="TPU slices simulated on this machine")
+    simulation.add_argument(
+        "--name", default="sim", help="several simulations can run side by side (default: sim)"
+    )
+    actions = simulation.add_subparsers(required=True, metavar="ACTION")
+    run = actions.add_parser(
+        "run", help="simulate the slices a YAML asks for, `serve run` it, end both on Ctrl-C"
+    )
+    run.add_argument("yaml", type=Path)
+    run.add_argument("--spare", type=int, default=0, help="slices beyond those the YAML asks for")
+    _engine_options(run)
+    run.set_defaults(run=_sim_run)
+    up = actions.add_parser("up", help="start simulated slices and leave them running")
+    up.add_argument("--slices", type=int, default=1)
+    _shape_options(up)
+    _engine_options(up)
+    up.set_defaults(run=_sim_up)
+    add = actions.add_parser("add", help="add one more slice")
+    _shape_options(add)
+    add.set_defaults(run=_sim_add)
+    kill = actions.add_parser(
+        "kill", help="end a host (slice-0/1) or a whole slice (slice-0) as a power cut does"
+    )
+    kill.add_argument("target", metavar="SLICE[/HOST]")
+    kill.set_defaults(run=_sim_kill)
+    restart = actions.add_parser(
+        "restart",
+        help="start a killed host (slice-0/1) again, or end the head and start it again on its disk",
+    )
+    restart.add_argument("target", metavar="SLICE/HOST|head")
+    restart.set_defaults(run=_sim_restart)
+    actions.add_parser("status", help="the simulated slices and their hosts").set_defaults(run=_sim_status)
+    actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)
 
 
-def refuse_busy_port(port: int) -> None:
-    """Raises SimulationError naming the process that listens on a port."""
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,):
-            raise SimulationError(
-                f"port {port} is taken by {_process(connection.pid)}; end it, or set another http_options.port in the YAML"
-            )
+def _shape_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--generation", default="v6e", help="v4, v5e, v5p, v6e or v7x (default: v6e)")
+    parser.add_argument("--topology", default="2x4", help="chips along each axis (default: 2x4)")
+    parser.add_argument("--hosts", type=int, help="VMs of the slice, where the topology leaves a choice")
+    parser.add_argument("--machine-type", help="GKE machine type instead of --hosts")
 
 
-def _process(pid: int | None) -> str:
-    if pid is None:
-        return "a process of another user"
-    try:
-        return f"process {pid} ({' '.join(psutil.Process(pid).cmdline())[:120]})"
-    except psutil.Error:
-        return f"process {pid}"
-
-
-def _write_stand_ins(plans: list[Plan]) -> None:
-    from serving.engine import stand_in  # noqa: PLC0415  the engine's folder loads what a command line rarely needs
-
-    for one in plans:
-        stand_in.checkpoint(one, cache_directory())
-
-
-def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
-    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)] + [plans[0].slice] * spare
-    if not shapes:
-        raise SimulationError(
-            "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
-        )
-    return shapes
-
-
-def _wait_until_ready(console: Console, trial: Trial) -> None:
-    needed = sum(one.model.replicas.min for one in trial.plans)
-    with _step(console, "Serve, slices and engines") as status:
-        while True:
-            if trial.serve.poll() is not None:
-                raise SimulationError(f"`serve run` failed\n{_tail(trial.log)}")
-            entries = board.read()
-            if any(entry.state is board.State.LOST for entry in entries):
-                reasons = "; ".join(entry.reason for entry in entries if entry.reason)
-                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
-            if refusal := _refusal(trial.log):
-                raise SimulationError(refusal)
-            if sum(entry.serves for entry in entries) == needed and answers(f"{trial.address}/v1/models"):
-                return
-            _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
-            time.sleep(_POLL_S)
-
-
-def _phases(entries: list[board.Entry]) -> str:
-    return ", ".join(f"{entry.model} on {entry.slice or '?'}: {entry.phase}" for entry in entries)
-
-
-def answers(url: str, timeout_s: float = 5) -> bool:
-    """Whether somebody is there and content."""
-    try:
-        return httpx.get(url, timeout=timeout_s).is_success
-    except httpx.TransportError:
-        return False
-
-
-def _refusal(log: Path) -> str | None:
-    """Why Serve gave the application up, if it did."""
-    for line in log.read_text(errors="replace").splitlines():
-        if "Failed to update the deployments" in line or ("Deploying app" in line and "failed" in line):
-            return line.split(" -- ", 1)[-1]
-    return None
-
-
-def _how_to_use(plans: list[Plan], address: str, seconds: float) -> str:
-    name = plans[0].model.name
-    return (
-        f"\nready after {seconds:.0f} s: {address}/v1, to be seen at {address}/\n\n"
-        f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}\'\n'
+def _engine_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--engine",
+        choices=("vllm", "simulated"),
+        default="vllm",
+        help="what runs on the slices: vLLM on a tiny model, or no model and only its timing (default: vllm)",
+    )
+    parser.add_argument(
+        "--startup",
+        default="",
+        metavar="PHASE=SECONDS,...",
+        help="how long the simulated engine takes to start: download, load, compile, warmup (default: 0 each)",
     )
 
 
-@contextmanager
-def _step(console: Console, name: str) -> Iterator[Status]:
-    """A line with a spinner and seconds while it runs, and one with the seconds it took."""
-    started = time.monotonic()
-    with console.status(name) as status:
-        status.serving_name, status.serving_started = name, started  # type: ignore[attr-defined]
-        try:
-            yield status
-        except ServingError:
-            console.print(f"[red]✗[/red] {name}: {time.monotonic() - started:.1f} s", highlight=False)
-            raise
-    console.print(f"[green]✓[/green] {name}: {time.monotonic() - started:.1f} s", highlight=False)
+def _startup(options: argparse.Namespace) -> str:
+    """The phases as they were given; raises SimulationError where nothing would go through them."""
+    from serving.errors import SimulationError
+    from serving.simulation.engine.startup import Startup
+
+    Startup.parse(options.startup)
+    if options.startup and options.engine != "simulated":
+        raise SimulationError("--startup is for the simulated engine; add --engine simulated")
+    return str(options.startup)
 
 
-def _detail(status: Status, text: str) -> None:
-    status.update(f"{status.serving_name} {time.monotonic() - status.serving_started:.0f} s: {text}")  # type: ignore[attr-defined]
+def _sim_run(options: argparse.Namespace) -> None:
+    from serving.cli.simulated_service import run
+
+    run(
+        options.yaml,
+        spare=options.spare,
+        directory=directory_of(options),
+        engine=options.engine,
+        startup=_startup(options),
+    )
 
 
-def _tail(log: Path) -> str:
-    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+def _sim_up(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+    from serving.tpu import resolve
+
+    shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
+    with Console(stderr=True).status("starting") as progress:
+        cluster = SimulatedCluster.up(
+            [shape] * options.slices,
+            directory=directory_of(options),
+            engine=options.engine,
+            startup=_startup(options),
+            report=lambda text: progress.update(text),
+        )
+    Console().print(_table(cluster.status()))
+    print("\n`serve run` and `ray` reach it with:")
+    for key in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE"):
+        print(f"  export {key}={cluster.environment[key]}")
+
+
+def _sim_add(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+    from serving.tpu import resolve
+
+    shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
+    print(SimulatedCluster.attach(directory_of(options)).add_slice(shape))
+
+
+def _sim_kill(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+
+    cluster = SimulatedCluster.attach(directory_of(options))
+    if "/" in options.target:
+        cluster.kill_host(*_host(options.target))
+    else:
+        cluster.kill_slice(options.target)
+
+
+def _sim_restart(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import HEAD, SimulatedCluster
+
+    cluster = SimulatedCluster.attach(directory_of(options))
+    if options.target == HEAD:
+        cluster.restart_head()
+    else:
+        cluster.restart_host(*_host(options.target))
+
+
+def _host(target: str) -> tuple[str, int]:
+    from serving.errors import SimulationError
+
+    name, _, host = target.partition("/")
+    if not host.isdecimal():
+        raise SimulationError(f"{target!r} names no host; write {name}/0")
+    return name, int(host)
+
+
+def _sim_status(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+
+    Console().print(_table(SimulatedCluster.attach(directory_of(options)).status()))
+
+
+def _sim_down(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+
+    SimulatedCluster.attach(directory_of(options)).down()
+
+
+def _table(simulated: "Sequence[SimulatedSlice]") -> Table:
+    """Simulated slices and which of their hosts are alive."""
+    table = Table("slice", "shape", "hosts", title="simulated TPU slices", title_justify="left")
+    for entry in simulated:
+        hosts = (
+            f"{worker}: {entry.ip(worker)} {'up' if alive else '[red]down[/red]'}"
+            for worker, alive in enumerate(entry.alive)
+        )
+        table.add_row(entry.name, str(entry.shape), "  ".join(hosts))
+    return table
+
+
+def directory_of(options: argparse.Namespace) -> Path:
+    """Where the named simulation keeps its state."""
+    from serving.simulation.cluster import default_directory
+
+    return default_directory(options.name)

@@ -12,38 +12,37 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
 from ray import serve
 
-from serving.engine import simulated
-from serving.engine.phases import REPLICA
-from serving.engine.server import EngineServer
-from serving.engine.slice_metrics import SliceMetrics
+from serving.engine.server import EngineServer, EngineSite
+from serving.engine.slice_metrics import ChipsOf, SliceMetrics
+from serving.environment import is_simulated
 from serving.errors import ServingError, SliceLostError
 from serving.planning import Plan
-from serving.slices import board
-from serving.slices.group import HeldSlice, held_slice
+from serving.slices.held_slice import held_slice
+from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
 from serving.slices.placement import is_waiting
 from serving.slices.rollout import Yielding
-from serving.slices.simulation import ENGINE
-from serving.slices.watch import HostWatch, first, watched_in_a_thread
+from serving.state.gcs import Store
+from serving.state.publisher import Publisher
+from serving.state.records import SliceRecord, SliceState, deployment
+from serving.timings import TIMINGS
 
-# Time for requests in flight to carry their error to the client before the process ends.
-_LAST_WORDS_S = 1.0
-_PROBE_S = 2.0
-_OPEN_S = 0.2
-_LOOK_S = 2.0
 logger = logging.getLogger("ray.serve")
+
+MakeEngine = Callable[[Plan, EngineSite], EngineServer]
 
 
 class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
 
-    async def __init__(self, plan: Plan, pool: int = 0) -> None:  # type: ignore[misc]  # Serve awaits it
+    async def __init__(self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
+        """`engine` makes the engine of the host that this replica stands on; `chips_of` works out a simulated slice's chip use."""
         context = ray.get_runtime_context()
         ours = serve.get_replica_context()
         self._plan = plan
@@ -53,41 +52,43 @@ class SliceReplica:
         self._started = time.monotonic()
         self._phase = ("placing", self._started)
         self._phases: list[tuple[str, float]] = []
-        self._board = board.Publisher(
-            board.Entry(
+        self._store = Store(context.gcs_address)
+        self._record = Publisher(
+            self._store,
+            SliceRecord(
                 replica=context.get_actor_id(),
                 model=plan.model.name,
-                state=board.State.STARTING,
+                state=SliceState.STARTING,
                 phase="placing",
                 shape=str(plan.slice),
-                pool=pool,
-                deployment=board.deployment(ours.app_name, ours.deployment),
+                application=ours.app_name,
+                pool=plan.pool,
+                deployment=deployment(ours.app_name, ours.deployment),
                 tag=ours.replica_id.unique_id,
                 since=time.time(),
                 version=plan.version,
-                simulated=simulated.is_simulated(),
+                simulated=is_simulated(),
                 **_planned(plan),
             ),
-            beaten=SliceMetrics(plan).beat,
+            beaten=SliceMetrics(plan, chips_of).publish,
         )
         try:
             group = ray.util.get_current_placement_group()
             held = held_slice(group)
-            self._board.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
+            self._record.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
             self._hosts = HostWatch(held, group, context.get_node_id())
-            self._engine = _engine(plan, held, group, context.gcs_address)
+            self._engine = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
             self._enter("starting the engine")
-            os.environ[REPLICA] = context.get_actor_id()
-            self._board.load = self._starting
+            self._record.load = self._starting
             with _serves_log_kept(), watched_in_a_thread(self._lost_while_starting, self._end_start):
                 await self._engine.start()
         except ServingError as error:
-            self._board.update(state=board.State.LOST, reason=error.message)
+            self._record.update(state=SliceState.LOST, reason=error.message)
             raise
-        self._board.load = self._load
+        self._record.load = self._load
         self._enter("serving")
-        self._board.update(
-            state=board.State.SERVING,
+        self._record.update(
+            state=SliceState.SERVING,
             address=f"http://{held.hosts[0].ip}:{self._engine.port}",
             max_model_len=self._engine.max_model_len,
         )
@@ -100,7 +101,7 @@ class SliceReplica:
             held.name,
             plan.slice,
             time.monotonic() - self._started,
-            ", simulated" if simulated.is_simulated() else "",
+            ", simulated" if is_simulated() else "",
         )
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
@@ -114,17 +115,17 @@ class SliceReplica:
 
     async def __del__(self) -> None:
         """Serve's end of a replica: out of the routers' tables, then finish what is running, within drain_s."""
-        if self._board.entry.state is board.State.LOST:
+        if self._record.record.state is SliceState.LOST:
             return  # what failed stays on the board for its readers to see
         if self._watch:
             self._notice.cancel()
             self._yielding.cancel()
             await self._drain()
-        self._board.close()
+        self._record.close()
 
     async def _drain(self) -> None:
-        self._board.update(state=board.State.DRAINING, phase="draining")
-        await asyncio.sleep(2 * board.BEAT_S)  # routers read the board every beat
+        self._record.update(state=SliceState.DRAINING, phase="draining")
+        await asyncio.sleep(2 * TIMINGS.beat_s)  # routers read the board every beat
         if self._watch:
             self._watch.cancel()
         await self._engine.drain(self._spec.drain_s)
@@ -132,27 +133,28 @@ class SliceReplica:
 
     async def _make_room(self) -> None:
         """End, once a changed engine of this deployment waits for a slice and this one is the first to go."""
-        deployment = self._board.entry.deployment
+        own = self._record.record
+        deployment = own.deployment
         seen = Yielding()
         while not seen.due(time.monotonic(), self._spec.surge_s):
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(TIMINGS.rollout_look_s)
             try:
-                release = await asyncio.to_thread(board.released, deployment)
-                changed = release is not None and release.version != self._board.entry.version
-                entries = await asyncio.to_thread(board.read) if changed else []
+                release = await asyncio.to_thread(self._store.release, deployment)
+                changed = release is not None and release.version != self._record.record.version
+                entries = await asyncio.to_thread(self._store.slices, own.application) if changed else []
                 waiting = changed and await asyncio.to_thread(is_waiting, deployment)
             except Exception:  # the head restarts; an update goes on after it
                 logger.exception("no word of whether a changed engine waits; asking again")
                 continue
-            seen = seen.next(self._board.entry, entries, release, time.monotonic(), waiting=waiting)
+            seen = seen.next(self._record.record, entries, release, time.monotonic(), waiting=waiting)
         logger.info("%s: making room for a changed engine", self._plan.model.name)
         await self._drain()
-        self._board.close()
+        self._record.close()
         os._exit(0)
 
     def _starting(self) -> dict[str, object]:
         """Called from the board's thread: the event loop waits for the engine."""
-        phase = board.phase(self._board.entry.replica)
+        phase = self._store.phase(self._record.record.replica)
         if phase and phase != self._phase[0]:
             self._note(phase)
         return {"phase": self._phase[0], "phases": tuple(self._phases)}
@@ -164,7 +166,7 @@ class SliceReplica:
 
     def _enter(self, phase: str) -> None:
         self._note(phase)
-        self._board.update(phase=phase, phases=tuple(self._phases))
+        self._record.update(phase=phase, phases=tuple(self._phases))
 
     def _note(self, phase: str) -> None:
         before, since = self._phase
@@ -179,7 +181,7 @@ class SliceReplica:
         reason = await first(self._hosts.lost, self._engine.died, self._engine_is_silent)
         self._lose(reason)
         for _ in range(10):
-            await asyncio.sleep(_LAST_WORDS_S / 10)
+            await asyncio.sleep(TIMINGS.last_words_s / 10)
             if not self._engine.requests_open:
                 break
         # Serve would ask three more times, then try to stop this replica in peace. There is nothing left to stop.
@@ -192,16 +194,18 @@ class SliceReplica:
         """
         reason, left_s = await self._hosts.draining()
         logger.warning("%s: %s; no more requests", self._plan.model.name, reason)
-        self._board.update(state=board.State.DRAINING, phase="draining", reason=reason)
+        self._record.update(state=SliceState.DRAINING, phase="draining", reason=reason)
         drain_s = self._spec.drain_s
-        until_s = time.monotonic() + max(0.0, min(drain_s, (left_s or drain_s) - _LAST_WORDS_S - _PROBE_S))
-        await asyncio.sleep(2 * board.BEAT_S)
+        until_s = time.monotonic() + max(
+            0.0, min(drain_s, (left_s or drain_s) - TIMINGS.last_words_s - TIMINGS.engine_probe_s)
+        )
+        await asyncio.sleep(2 * TIMINGS.beat_s)
         while self._engine.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  the server has no event for it
-            await asyncio.sleep(_OPEN_S)
+            await asyncio.sleep(TIMINGS.open_requests_s)
         self._failure = SliceLostError(f"slice given back: {reason}")
         self._engine.kill()
-        await asyncio.sleep(_LAST_WORDS_S)
-        self._board.close()
+        await asyncio.sleep(TIMINGS.last_words_s)
+        self._record.close()
         os._exit(1)
 
     def _end_start(self, reason: str) -> None:
@@ -214,15 +218,15 @@ class SliceReplica:
         logger.error("%s: %s; giving the slice up", self._plan.model.name, reason)
         self._engine.kill()
         # In a thread: while the head is away the board takes nothing, and what is left here is not to wait for it.
-        news = {"state": board.State.LOST, "phase": "lost", "reason": reason}
-        telling = threading.Thread(target=self._board.update, kwargs=news, daemon=True)
+        news = {"state": SliceState.LOST, "phase": "lost", "reason": reason}
+        telling = threading.Thread(target=self._record.update, kwargs=news, daemon=True)
         telling.start()
-        telling.join(_LAST_WORDS_S)
+        telling.join(TIMINGS.last_words_s)
 
     async def _engine_is_silent(self) -> str:
         """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
         while True:
-            await asyncio.sleep(_PROBE_S)
+            await asyncio.sleep(TIMINGS.engine_probe_s)
             stall_s = self._spec.stall_s
             probe = asyncio.create_task(self._engine.probe())
             asked_s = time.monotonic()
@@ -259,14 +263,3 @@ def _serves_log_kept() -> Iterator[None]:
     finally:
         for buffer, target in buffers:
             buffer.setTarget(target)
-
-
-def _engine(plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> EngineServer:
-    """vLLM, except on simulated hosts that were started for the simulated engine, which must not load it."""
-    if simulated.is_simulated() and os.environ.get(ENGINE) == "simulated":
-        from serving.engine.simulator.server import SimulatorServer  # noqa: PLC0415  one of the two is ever loaded
-
-        return SimulatorServer(plan, held, ray_address)
-    from serving.engine.vllm import VllmServer  # noqa: PLC0415
-
-    return VllmServer(plan, held, group, ray_address)

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from serving.slices.held_slice import HeldSlice
+
 _KEEP_ALIVE_S = (
     120  # longer than a router keeps an idle connection, so that the router is the one who closes it
 )
@@ -30,6 +32,16 @@ class Load:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class EngineSite:
+    """Where an engine runs: its slice, the placement group on it, Ray's address, and the replica that owns the engine."""
+
+    held: HeldSlice
+    group: Any
+    gcs_address: str
+    replica: str
 
 
 class EngineServer(Protocol):

@@ -1,13 +1,14 @@
-"""What a slice replica tells Prometheus of its slice, out of its own entry on the board."""
+"""What a slice replica tells Prometheus of its slice, out of its own record."""
 
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from serving.engine.chip_use import chip_use
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
-from serving.slices.board import Entry
+from serving.state.records import SliceRecord
 
 logger = logging.getLogger("ray.serve")
 
@@ -15,17 +16,34 @@ logger = logging.getLogger("ray.serve")
 _EVERY_S = 0.9
 
 
-class SliceMetrics:
-    """Told the entry at every beat, from the board's thread."""
+@dataclass(frozen=True)
+class ChipUse:
+    """One chip, as libtpu tells it: shares in percent, memory in bytes."""
 
-    def __init__(self, plan: Plan, recorder: Recorder | None = None) -> None:
+    tensorcore: float = 0.0
+    bandwidth: float = 0.0
+    duty_cycle: float = 0.0
+    hbm_used: float = 0.0
+    hbm_total: float = 0.0
+
+
+# From two records of a slice and the seconds between them.
+ChipsOf = Callable[[Plan, SliceRecord, SliceRecord, float], ChipUse]
+
+
+class SliceMetrics:
+    """Given the record at every beat, by the thread that writes it."""
+
+    def __init__(self, plan: Plan, chips_of: ChipsOf | None = None, recorder: Recorder | None = None) -> None:
+        """`chips_of` works out a simulated slice's chip use; Ray's agent reads a real one from the chips."""
         self._plan = plan
+        self._chips_of = chips_of
         self._recorder = recorder or Recorder()
-        self._before: Entry | None = None
+        self._before: SliceRecord | None = None
         self._before_s = time.monotonic()
 
-    def beat(self, entry: Entry) -> None:
-        """Hand over what changed; never raises, for the entry has to go on beating."""
+    def publish(self, entry: SliceRecord) -> None:
+        """Hand over what changed; never raises, for the record has to go on beating."""
         now_s = time.monotonic()
         if now_s - self._before_s < _EVERY_S:
             return
@@ -34,13 +52,13 @@ class SliceMetrics:
         except Exception:
             logger.exception("the slice's metrics could not be handed over")
 
-    def tell(self, entry: Entry, now_s: float) -> None:
+    def tell(self, entry: SliceRecord, now_s: float) -> None:
         """What the entry says, and what has happened since the last one."""
         passed_s, self._before_s = now_s - self._before_s, now_s
-        recorder, name = self._recorder, (entry.model, entry.slice, str(entry.pool))
+        recorder, name = self._recorder, (entry.model, entry.slice, entry.pool)
         if entry.slice:  # a replica that waits for its slice is none yet
             if self._before is None or not self._before.slice:
-                recorder.add(table.SLICE_STARTS, 1, entry.model, str(entry.pool))
+                recorder.add(table.SLICE_STARTS, 1, entry.model, entry.pool)
             recorder.add(table.SLICE_STATE_SECONDS, passed_s, *name, entry.state.value)
             recorder.set(table.SLICE_RUNNING, entry.running, *name)
             recorder.set(table.SLICE_WAITING, entry.waiting, *name)
@@ -50,13 +68,12 @@ class SliceMetrics:
             recorder.total(table.SLICE_OUTPUT, entry.output_tokens, *name)
             for phase, seconds in entry.phases:
                 recorder.set(table.SLICE_START, seconds, *name, phase)
-            if entry.simulated:
-                self._chips(entry, passed_s)
+            if entry.simulated and self._chips_of:
+                self._chips(entry, self._chips_of(self._plan, self._before or entry, entry, passed_s))
         self._before = entry
         recorder.flush()
 
-    def _chips(self, entry: Entry, passed_s: float) -> None:
-        use = chip_use(self._plan, self._before or entry, entry, passed_s)
+    def _chips(self, entry: SliceRecord, use: ChipUse) -> None:
         for host in entry.hosts:
             for chip in range(self._plan.slice.chips_per_host):
                 labels = (entry.model, entry.slice, host, str(chip), "true")

@@ -11,40 +11,42 @@ import multiprocessing
 import os
 import time
 from argparse import Namespace
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from serving import tracing
-from serving.engine import continuing, simulated, stand_in
-from serving.engine.owner import OWNER
-from serving.engine.server import HttpServer, Load
-from serving.engine.simulator.scheduler import page_tokens
+from serving import environment, tracing
+from serving.engine import resume
+from serving.engine.server import EngineSite, HttpServer, Load
+from serving.environment import OWNER, REPLICA
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
-from serving.slices.group import HeldSlice
-from serving.slices.simulation import CACHE
-from serving.slices.watch import actor_died
+from serving.slices.host_watch import actor_died
 
 # A cold XLA compile of a large model takes minutes, weights from object storage more; Serve puts no limit on a start.
 _READY_TIMEOUT_S = 3 * 3600
 _LOOK_S = 0.2
-# Simulated hosts: XLA's CPU backend pays for every padded token and every block of KV, so both stay small.
-_SIMULATED_BATCHED_TOKENS = 256
-_SIMULATED_SEQUENCES = 32
-_SIMULATED_KV_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a host that is no TPU VM changes of an engine's options (vLLM's names) and environment."""
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class VllmServer:
     """One engine on one slice and the HTTP server in front of it. Lives in the replica's event loop."""
 
-    def __init__(self, plan: Plan, held: HeldSlice, group: Any, ray_address: str) -> None:
+    def __init__(self, plan: Plan, site: EngineSite, overrides: Overrides | None = None) -> None:
         self.port = 0
         self.max_model_len = 0
         self._plan = plan
-        self._held = held
-        self._group = group
-        self._ray_address = ray_address
+        self._site = site
+        self._held = site.held
+        self._overrides = overrides or Overrides()
         self._said = Load()
         self._workers = ""
         self._engine: Any = None
@@ -55,9 +57,7 @@ class VllmServer:
 
         Blocks the event loop while the engine comes up: EngineCore has to be this thread's child (see owner.py).
         """
-        os.environ.update(self._environment())
-        if len(self._held.hosts) == 1:  # tpu-inference then runs in EngineCore itself, without Ray workers
-            os.environ.pop("TPU_MULTIHOST_BACKEND", None)
+        environment.write(self._environment())
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  a process that never serves must not load vLLM
         from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: PLC0415
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
@@ -66,7 +66,7 @@ class VllmServer:
         try:
             config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
             if len(self._held.hosts) > 1:
-                config.parallel_config.placement_group = self._group
+                config.parallel_config.placement_group = self._site.group
                 self._workers = (
                     f"vllm_Worker_{config.instance_id}"  # build_actor_name in vllm.v1.executor.ray_utils
                 )
@@ -77,7 +77,7 @@ class VllmServer:
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
-        continuing.install(app.state)
+        resume.install(app.state)
         self._http = HttpServer(app, self._held.hosts[0].ip)
         self.port = self._http.port
         app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it
@@ -131,22 +131,22 @@ class VllmServer:
     def requests_open(self) -> int:
         return self._http.requests_open if self._http else 0
 
-    def _environment(self) -> dict[str, str]:
-        environment = {
+    def _environment(self) -> dict[str, str | None]:
+        return {
             OWNER: str(os.getpid()),
-            "RAY_ADDRESS": self._ray_address,
+            REPLICA: self._site.replica,
+            "RAY_ADDRESS": self._site.gcs_address,
             "VLLM_HOST_IP": self._held.hosts[0].ip,
             "VLLM_ENGINE_READY_TIMEOUT_S": str(_READY_TIMEOUT_S),
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
             # Without it ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
-            "TPU_MULTIHOST_BACKEND": "ray",
+            # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.
+            "TPU_MULTIHOST_BACKEND": "ray" if len(self._held.hosts) > 1 else None,
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": tracing.protocol(),  # vLLM's default is gRPC
+            **self._plan.environment,
+            **self._overrides.environment,
         }
-        environment |= self._plan.environment
-        if simulated.is_simulated():
-            environment["VLLM_XLA_CACHE_PATH"] = f"{os.environ[CACHE]}/xla"
-        return environment
 
     def _arguments(self) -> Namespace:
         from vllm.entrypoints.openai.cli_args import make_arg_parser  # noqa: PLC0415
@@ -178,7 +178,7 @@ class VllmServer:
             options["lora_modules"] = flag_values(plan.engine)
         if plan.pipeline > 1:
             options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
-        return options | (_simulated_options(plan) if simulated.is_simulated() else {})
+        return options | dict(self._overrides.options)
 
     def _stat_logger(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
@@ -222,26 +222,3 @@ def _flags(options: dict[str, Any]) -> list[str]:
             case _:
                 flags += [f"--{flag}", str(value)]
     return flags
-
-
-def _simulated_options(plan: Plan) -> dict[str, Any]:
-    """What a simulated host changes: the weights where the YAML names a hub's model, fp32, and small sizes."""
-    checkpoint = stand_in.checkpoint(plan, Path(os.environ[CACHE]))
-    asked = plan.engine
-    length = min(asked.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
-    return {
-        "model": str(checkpoint),
-        # Adapters of the real weights say nothing to the stand-in, which answers in their names.
-        "served_model_name": [plan.model.name, *plan.adapters],
-        "lora_modules": None,
-        "enable_lora": False,
-        "dtype": "float32",
-        "quantization": None,
-        "load_format": "auto",
-        "max_model_len": length,
-        "max_num_seqs": min(asked.get("max_num_seqs") or _SIMULATED_SEQUENCES, _SIMULATED_SEQUENCES),
-        "max_num_batched_tokens": _SIMULATED_BATCHED_TOKENS,
-        # A seeded model, left free to, fills an answer with white space to its end.
-        "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-        "num_gpu_blocks_override": _SIMULATED_KV_TOKENS // page_tokens(length),
-    }

@@ -5,21 +5,21 @@ GKE makes a multi-host slice of one node pool, so there is one pool a slice; sev
 
 from typing import Any
 
-from serving.config import Capacity, GkeSpec
+from serving.config import CapacityType, GkeSpec
 from serving.planning.plan import Plan
 
 # What `gcloud container node-pools create` adds for each way to buy.
 _BOUGHT = {
-    Capacity.ON_DEMAND: "",
-    Capacity.SPOT: " --spot",
-    Capacity.FLEX_START: " --flex-start --reservation-affinity=none",
-    Capacity.RESERVED: " --reservation-affinity=specific --reservation={reservation}",
+    CapacityType.ON_DEMAND: "",
+    CapacityType.SPOT: " --spot",
+    CapacityType.FLEX_START: " --flex-start --reservation-affinity=none",
+    CapacityType.RESERVED: " --reservation-affinity=specific --reservation={reservation}",
 }
 # The label that starts GKE's network driver for claims on a node.
 _DRANET = "cloud.google.com/gke-networking-dra-driver"
 _SELECTED = {
-    Capacity.SPOT: ("cloud.google.com/gke-spot", "true"),
-    Capacity.FLEX_START: ("cloud.google.com/gke-flex-start", "true"),
+    CapacityType.SPOT: ("cloud.google.com/gke-spot", "true"),
+    CapacityType.FLEX_START: ("cloud.google.com/gke-flex-start", "true"),
 }
 
 
@@ -112,14 +112,14 @@ def _node_pools(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
         command.format(pool=f"{name}-{index}", shape=shape)
         + (
             f" --num-nodes={hosts}"
-            if index < counts.min and spec.capacity[0] is not Capacity.FLEX_START
+            if index < counts.min and spec.capacity[0] is not CapacityType.FLEX_START
             else f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}"
         )
         for index in range(counts.max)
     ]
 
 
-def _priority(plan: Plan, name: str, capacity: Capacity) -> dict[str, Any]:
+def _priority(plan: Plan, name: str, capacity: CapacityType) -> dict[str, Any]:
     tpu = {
         "type": plan.slice.gke_accelerator,
         "count": plan.slice.chips_per_host,
@@ -127,14 +127,14 @@ def _priority(plan: Plan, name: str, capacity: Capacity) -> dict[str, Any]:
     }
     priority: dict[str, Any] = {"tpu": tpu}
     match capacity:
-        case Capacity.RESERVED:
+        case CapacityType.RESERVED:
             priority["reservations"] = {
                 "specific": [{"name": plan.model.slice.reservation}],
                 "affinity": "Specific",
             }
-        case Capacity.FLEX_START:
+        case CapacityType.FLEX_START:
             priority["flexStart"] = {"enabled": True}
-        case Capacity.SPOT:
+        case CapacityType.SPOT:
             priority["spot"] = True
         case _:
             priority["spot"] = False

@@ -28,7 +28,7 @@ class Engine:
 
     model: str
     slice: str
-    pool: int
+    pool: str
     hosts: tuple[str, ...] = ()
 
 

@@ -49,6 +49,11 @@ def state_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
     return math.ceil(each * (sizes.sequences + 1))
 
 
+def page_tokens(max_model_len: int) -> int:
+    """tpu-inference's page size for a context length."""
+    return min(256, max(16, (1 << (max_model_len - 1).bit_length()) // 16))
+
+
 def requests_apart(layout: Layout) -> int:
     """Groups of devices that hold different requests, so that each token lies in one of them."""
     return layout.data * layout.attention_data

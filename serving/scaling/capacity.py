@@ -24,8 +24,12 @@ SLOWEST, FASTEST = 0.5, 2.0
 
 @dataclass(frozen=True)
 class Pool:
-    """Slices of one shape: bounds, price, and the plan's speeds. `steps` are (sequences, seconds a step), ascending."""
+    """Slices of one shape, bought in one way: bounds, price, and the plan's speeds.
 
+    `key` tells the pool from others, `name` is for people. `steps` are (sequences, seconds a step), ascending.
+    """
+
+    key: str
     name: str
     min: int
     max: int
@@ -120,6 +124,7 @@ def pool_of(plan: Plan, dollars_per_hour: float) -> Pool:
     ]
     counts = plan.model.replicas
     return Pool(
+        key=plan.pool,
         name=str(plan.slice),
         min=counts.min,
         max=counts.max,

@@ -8,12 +8,12 @@ next, and goes back when it comes after all. A report that can't be true holds t
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from serving.scaling.capacity import FASTEST, SLOWEST, Capacity, Pool, capacity, itl_s, with_room
 from serving.scaling.traffic import NonsenseError, Sums, Traffic, add_up, follow
-from serving.slices.board import Demand, Entry
+from serving.state.records import Demand, SliceRecord
 
 # Until a slice was seen to arrive: a warm node pool and a large model's start.
 _ASSUMED_LEAD_S = 300.0
@@ -61,16 +61,21 @@ class Room:
 class Report:
     """The board at one moment, of one model."""
 
-    entries: Sequence[Entry]
+    entries: Sequence[SliceRecord]
     demands: Sequence[Demand] = ()
     room: Room = Room()
 
 
 @dataclass(frozen=True)
 class PoolState:
-    """One pool: slices wanted, when those not yet there were ordered, what was learned of it."""
+    """One pool, known by its key: slices wanted, when those not yet there were ordered, what was learned of it.
 
+    `first` is how many slices there were at the first report.
+    """
+
+    key: str
     wanted: int
+    first: int = 0
     orders: tuple[float, ...] = ()
     starting: tuple[tuple[str, float], ...] = ()  # replica, when it was ordered
     lead_s: float | None = None
@@ -90,12 +95,11 @@ class PoolState:
 
 
 @dataclass(frozen=True)
-class State:
+class PolicyState:
     """What the policy knows from before."""
 
     pools: tuple[PoolState, ...]
     first_s: float = math.inf  # of the first report; for a cool-down from then, no slice goes that was there
-    first: tuple[int, ...] = ()
     at_s: float | None = None
     active_s: float | None = None
     traffic: Traffic = field(default_factory=Traffic)
@@ -118,17 +122,26 @@ class Decision:
     wanted: tuple[int, ...]
     reason: str
     held: bool
-    state: State
+    state: PolicyState
     short: bool = False
 
 
-def start(settings: Settings, wanted: Sequence[int] | None = None) -> State:
-    """Before the first report: what Serve runs already, else each pool's least."""
-    counts = wanted or [pool.min for pool in settings.pools]
-    return State(tuple(PoolState(count) for count in counts), first=tuple(counts))
+def start(settings: Settings, wanted: Mapping[str, int] | None = None) -> PolicyState:
+    """Before the first report: by pool key what Serve runs already, else each pool's least."""
+    return aligned(settings, PolicyState(()), wanted or {})
 
 
-def decide(settings: Settings, state: State, report: Report, now_s: float) -> Decision:
+def aligned(settings: Settings, state: PolicyState, wanted: Mapping[str, int]) -> PolicyState:
+    """The state for the pools of the settings in their order, whichever pools it had, and in whichever order."""
+    known = {pool.key: pool for pool in state.pools}
+    pools = []
+    for spec in settings.pools:
+        count = wanted.get(spec.key, spec.min)
+        pools.append(known.get(spec.key) or PoolState(spec.key, count, first=count))
+    return replace(state, pools=tuple(pools))
+
+
+def decide(settings: Settings, state: PolicyState, report: Report, now_s: float) -> Decision:
     """Take in a report. Never raises for what a report holds."""
     try:
         sums, traffic = add_up(report.entries, report.demands, state.traffic)
@@ -155,12 +168,12 @@ def decide(settings: Settings, state: State, report: Report, now_s: float) -> De
     return Decision(state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short)
 
 
-def _held(before: State, problem: str, state: State) -> Decision:
+def _held(before: PolicyState, problem: str, state: PolicyState) -> Decision:
     reason = f"holding {sum(before.wanted)}: {problem}"
     return Decision(before.wanted, reason, held=True, state=replace(state, hold=problem))
 
 
-def _moved(state: State, by_s: float) -> State:
+def _moved(state: PolicyState, by_s: float) -> PolicyState:
     """All remembered times moved with the clock, so that what has waited a minute has still waited a minute."""
     return replace(
         state,
@@ -180,19 +193,19 @@ def _moved(state: State, by_s: float) -> State:
     )
 
 
-def _count(settings: Settings, before: State, sums: Sums, now_s: float) -> tuple[PoolState, ...]:
+def _count(settings: Settings, before: PolicyState, sums: Sums, now_s: float) -> tuple[PoolState, ...]:
     """Which orders have come, and how long they took."""
     counted = []
-    for at, (spec, known) in enumerate(zip(settings.pools, before.pools, strict=True)):
-        starting = [entry.replica for entry in sums.starting if entry.pool == at]
-        serving = sums.serving.get(at, 0)
+    for spec, known in zip(settings.pools, before.pools, strict=True):
+        starting = [entry.replica for entry in sums.starting if entry.pool == spec.key]
+        serving = sums.serving.get(spec.key, 0)
         present = serving + len(starting)
         came = max(0, present - known.delivered)
         fresh = iter(known.orders[:came])  # when each of those that came was ordered, the oldest first
         missing = max(0, known.wanted - present)
         orders = known.orders[came:]
         since = dict(known.starting)
-        arrived = [next(fresh, None) for entry in sums.fresh if entry.pool == at]
+        arrived = [next(fresh, None) for entry in sums.fresh if entry.pool == spec.key]
         still = tuple((name, since.pop(name) if name in since else next(fresh, now_s)) for name in starting)
         # Those left have come to serve or are gone: as many as now serve more came.
         ready = list(since.values())[: max(0, serving - known.serving - len(arrived))]
@@ -224,7 +237,9 @@ def _late_s(spec: Pool, known: PoolState, present: int, now_s: float) -> float |
     return known.late_s if known.orders or now_s - known.late_s < _AGAIN * spec.patience_s else None
 
 
-def _learn(settings: Settings, state: State, sums: Sums, traffic: Traffic, seconds: float) -> State:
+def _learn(
+    settings: Settings, state: PolicyState, sums: Sums, traffic: Traffic, seconds: float
+) -> PolicyState:
     """Rates, lengths, and how fast slices really are beside their plan."""
     pool, known = settings.pools[0], state.pools[0]
     lengths = state.traffic.lengths
@@ -249,7 +264,7 @@ def _learn(settings: Settings, state: State, sums: Sums, traffic: Traffic, secon
     return replace(state, traffic=traffic, kv_per_sequence=kv, pools=pools)
 
 
-def _capacities(settings: Settings, state: State) -> list[Capacity]:
+def _capacities(settings: Settings, state: PolicyState) -> list[Capacity]:
     lengths, kv = state.traffic.lengths, state.kv_per_sequence
     return [
         capacity(pool, lengths, settings.itl_s, known.speed, kv)
@@ -258,8 +273,8 @@ def _capacities(settings: Settings, state: State) -> list[Capacity]:
 
 
 def _need(
-    settings: Settings, state: State, report: Report, sums: Sums, ones: Sequence[Capacity], now_s: float
-) -> tuple[State, float, str]:
+    settings: Settings, state: PolicyState, report: Report, sums: Sums, ones: Sequence[Capacity], now_s: float
+) -> tuple[PolicyState, float, str]:
     """Requests a second to hold slices for, and why."""
     awaited = any(pool.orders or pool.starting for pool in state.pools)
     busy = sums.running + sums.waiting + sums.held + sums.arrived > 0
@@ -299,7 +314,7 @@ def _need(
     return state, needs[0][1] * ones[0].requests_per_s, "; ".join(said)
 
 
-def _lead_s(state: State) -> float:
+def _lead_s(state: PolicyState) -> float:
     """How long an order takes where it is quickest."""
     return min(pool.expected_lead_s(state.at_s or 0.0) for pool in state.pools)
 
@@ -324,15 +339,15 @@ def _window(
 
 
 def _fill(
-    settings: Settings, state: State, room: Room, need: float, ones: Sequence[Capacity], now_s: float
+    settings: Settings, state: PolicyState, room: Room, need: float, ones: Sequence[Capacity], now_s: float
 ) -> tuple[list[int], list[str], bool]:
     """Slices by pool for a rate, each pool's least, then the preferred first; remarks; whether a limit keeps more away."""
     rates = [one.requests_per_s for one in ones]
     least = [pool.min for pool in settings.pools]
     if now_s - state.first_s < settings.cool_down_s:
         least = [
-            max(count, min(was, pool.max))
-            for count, was, pool in zip(least, state.first, settings.pools, strict=True)
+            max(count, min(known.first, pool.max))
+            for count, known, pool in zip(least, state.pools, settings.pools, strict=True)
         ]
     usable = [
         min(count, known.delivered) if known.late else count
@@ -370,7 +385,7 @@ def _slices(rate: float, one: float, most: int) -> int:
     return min(most, max(0, math.ceil(min(rate / one, 1e9) - _NOT_WORTH)))
 
 
-def _within(settings: Settings, state: State, room: Room, wanted: list[int]) -> list[int]:
+def _within(settings: Settings, state: PolicyState, room: Room, wanted: list[int]) -> list[int]:
     """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `min`."""
     order = list(reversed(range(len(wanted))))
     there = [max(pool.min, known.delivered) for pool, known in zip(settings.pools, state.pools, strict=True)]

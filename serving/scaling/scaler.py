@@ -4,17 +4,22 @@ Serve calls its policies inside the controller's loop, which must not wait; a re
 much longer while the head restarts. So Serve's calls only fetch what the thread decided last. What can't be read holds.
 """
 
+import functools
 import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import ray
 
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import DECISIONS
-from serving.scaling.policy import Decision, Report, Room, Settings, State, decide, start
-from serving.slices import board
+from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, aligned, decide, start
+from serving.state.gcs import Store
+from serving.state.liveness import Liveness
+from serving.state.records import DecisionRecord, Demand, SliceRecord
 
 _EVERY_S = 1.0
 # Reading may take this share of the thread's time: with a thousand slices on the board it reads less often.
@@ -31,9 +36,9 @@ logger = logging.getLogger("ray.serve")
 class _Model:
     settings: Settings
     called_s: float
-    targets: dict[int, int] = field(default_factory=dict)  # by pool, what Serve has
-    state: State | None = None
-    told: tuple[int, ...] = ()
+    targets: dict[str, int] = field(default_factory=dict)  # by pool key, what Serve has
+    state: PolicyState | None = None
+    told: dict[str, int] = field(default_factory=dict)  # by pool key
     hold: bool = False
     short_s: float = -math.inf  # when a limit kept slices away last
 
@@ -41,25 +46,33 @@ class _Model:
 class Scaler:
     """All models of one application. `wanted` is called by Serve's loop, `step` by the thread."""
 
-    def __init__(self, application: str, budget: Room, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        application: str,
+        store: Callable[[], Store],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`store` opens the store of the cluster that this process has joined."""
         self._application = application
-        self.budget = budget
+        self._store = store
+        self._budget = Room()
         self._recorder = Recorder()
         self._clock = clock
-        self._reader = board.Reader()
+        self._liveness = Liveness()
         self._models: dict[str, _Model] = {}
-        self._kept: list[board.Decision] | None = None
+        self._kept: list[DecisionRecord] | None = None
         self._unsaved = False
         self._called_s = clock()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def wanted(self, settings: Settings, pool: int, target: int) -> int:
-        """Slices wanted in a pool: what was decided last, until then what Serve has."""
+    def wanted(self, settings: Settings, pool: str, target: int, budget: Room) -> int:
+        """Slices wanted in the pool of this key: what was decided last, until then what Serve has."""
         with self._lock:
+            self._budget = budget
             self._called_s = self._clock()
             model = self._models.get(settings.model)
-            if model is None or len(model.settings.pools) != len(settings.pools):
+            if model is None:
                 model = self._models[settings.model] = _Model(settings, self._called_s)
             model.settings, model.called_s = settings, self._called_s
             model.targets[pool] = target
@@ -68,7 +81,8 @@ class Scaler:
                     one.called_s = self._called_s
                 self._thread = threading.Thread(target=self._run, name="scaling", daemon=True)
                 self._thread.start()
-            return model.state.pools[pool].wanted if model.state else target
+            decided = {one.key: one.wanted for one in model.state.pools} if model.state else {}
+            return decided.get(pool, target)
 
     def _run(self) -> None:
         while self._clock() - self._called_s < _ABANDONED_S:
@@ -85,10 +99,11 @@ class Scaler:
         now_s = self._clock()
         self._forget_removed(now_s)
         try:
-            entries, _ = self._reader.live(board.read(), now_s)
-            demands, _ = self._reader.asking(board.demands(), now_s)
+            snapshot = self._store().read(self._application)
+            entries, _ = self._liveness.slices(snapshot.slices, now_s)
+            demands, _ = self._liveness.routers(snapshot.demands, now_s)
         except Exception as error:  # noqa: BLE001  whatever the head's restart makes of a read, the fleet stays
-            problem = f"the board can't be read ({error})"
+            problem = f"the store can't be read ({error})"
             for model in self._models.values():
                 self._hold(model, problem)
             return
@@ -103,13 +118,11 @@ class Scaler:
             self._unsaved |= len(kept) < len(self._models)
             self._models = kept
 
-    def _decide(
-        self, model: _Model, entries: list[board.Entry], demands: list[board.Demand], now_s: float
-    ) -> None:
+    def _decide(self, model: _Model, entries: list[SliceRecord], demands: list[Demand], now_s: float) -> None:
         settings = model.settings
-        state = model.state or start(
-            settings, [model.targets.get(at, pool.min) for at, pool in enumerate(settings.pools)]
-        )
+        with self._lock:
+            targets = dict(model.targets)
+        state = aligned(settings, model.state, targets) if model.state else start(settings, targets)
         report = Report(
             [entry for entry in entries if entry.model == settings.model],
             [demand for demand in demands if demand.model == settings.model],
@@ -131,7 +144,7 @@ class Scaler:
                     count * pool.dollars_per_hour
                     for count, pool in zip(wanted, other.settings.pools, strict=True)
                 )
-        return self.budget.less(slices, dollars)
+        return self._budget.less(slices, dollars)
 
     def _hold(self, model: _Model, problem: str) -> None:
         if model.state and not model.hold:
@@ -145,19 +158,22 @@ class Scaler:
         short = decision.short and now_s - model.short_s > _SHORT_S
         if decision.short:
             model.short_s = now_s
+        wanted = {pool.key: count for pool, count in zip(model.settings.pools, decision.wanted, strict=True)}
         news = [
-            (at, pool.name, count)
-            for at, (pool, count) in enumerate(zip(model.settings.pools, decision.wanted, strict=True))
-            if model.told[at : at + 1] != (count,) or decision.held > model.hold or short
+            (pool, wanted[pool.key])
+            for pool in model.settings.pools
+            if model.told.get(pool.key) != wanted[pool.key] or decision.held > model.hold or short
         ]
-        before, model.told, model.hold = model.told, decision.wanted, decision.held
-        for at, pool, count in news:
-            direction = "hold" if decision.held else _direction(before[at : at + 1], count)
-            self._recorder.add(DECISIONS, 1, model.settings.model, str(at), direction)
-            logger.info("%s wants %d of %s: %s", model.settings.model, count, pool, decision.reason)
+        before, model.told, model.hold = model.told, wanted, decision.held
+        for pool, count in news:
+            direction = "hold" if decision.held else _direction(before.get(pool.key), count)
+            self._recorder.add(DECISIONS, 1, model.settings.model, pool.key, direction)
+            logger.info("%s wants %d of %s: %s", model.settings.model, count, pool.name, decision.reason)
             if self._kept is None:
                 self._kept = []
-            self._kept.append(board.Decision(time.time(), model.settings.model, pool, count, decision.reason))
+            self._kept.append(
+                DecisionRecord(time.time(), model.settings.model, pool.name, count, decision.reason)
+            )
             self._unsaved = True
         self._recorder.flush()
 
@@ -165,25 +181,35 @@ class Scaler:
         if not self._unsaved:
             return
         known = {(one.at, one.pool) for one in self._kept or ()}
-        before = [one for one in board.decisions(self._application) if (one.at, one.pool) not in known]
+        store = self._store()
+        decisions = store.read(self._application).decisions
+        before = [one for one in decisions if (one.at, one.pool) not in known]
         self._kept = [*before, *(self._kept or ())][-_KEPT:]
-        board.keep_decisions(self._application, self._kept)
+        store.put_decisions(self._application, self._kept)
         wanted = {name: sum(model.state.wanted) for name, model in self._models.items() if model.state}
-        board.order(self._application, wanted)
+        store.put_ordered(self._application, wanted)
         self._unsaved = False
 
 
-def _direction(before: tuple[int, ...], count: int) -> str:
-    if not before:
+def _direction(before: int | None, count: int) -> str:
+    if before is None:
         return "start"
-    return "up" if count > before[0] else "down" if count < before[0] else "short"
+    return "up" if count > before else "down" if count < before else "short"
 
 
 _SCALERS: dict[str, Scaler] = {}
+_MAKING = threading.Lock()
 
 
-def scaler(application: str, budget: Mapping[str, float | None]) -> Scaler:
-    """The application's scaler in this process, the same for all of its deployments."""
-    found = _SCALERS.setdefault(application, Scaler(application, Room()))
-    found.budget = Room(budget.get("slices"), budget.get("dollars_per_hour"))
-    return found
+def scaler(application: str) -> Scaler:
+    """The application's scaler in this process, the same for all of its deployments; made on the first call."""
+    with _MAKING:
+        found = _SCALERS.get(application)
+        if found is None:
+            found = _SCALERS[application] = Scaler(application, _cluster_store)
+        return found
+
+
+@functools.cache
+def _cluster_store() -> Store:
+    return Store(ray.get_runtime_context().gcs_address)

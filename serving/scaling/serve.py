@@ -8,7 +8,7 @@ from typing import Any
 from ray.serve.config import AutoscalingContext
 
 from serving.scaling.capacity import Pool
-from serving.scaling.policy import Settings
+from serving.scaling.policy import Room, Settings
 from serving.scaling.scaler import scaler
 
 POLICY = "serving.scaling.serve:SlicePolicy"
@@ -17,16 +17,16 @@ POLICY = "serving.scaling.serve:SlicePolicy"
 class SlicePolicy:
     """One pool of one model. Its arguments are plain JSON, as Serve wants them."""
 
-    def __init__(self, pool: int, settings: dict[str, Any], budget: dict[str, float | None]) -> None:
+    def __init__(self, pool: str, settings: dict[str, Any], budget: dict[str, float | None]) -> None:
         pools = [
             Pool(**{**each, "steps": tuple((count, seconds) for count, seconds in each["steps"])})
             for each in settings["pools"]
         ]
         self._settings = Settings(**{**settings, "pools": tuple(pools)})
         self._pool = pool
-        self._budget = budget
+        self._budget = Room(**budget)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Serve's call, several times a second in the controller's loop."""
-        found = scaler(context.app_name or "", self._budget)
-        return found.wanted(self._settings, self._pool, context.target_num_replicas), {}
+        found = scaler(context.app_name or "")
+        return found.wanted(self._settings, self._pool, context.target_num_replicas, self._budget), {}

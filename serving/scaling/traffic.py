@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from serving.scaling.capacity import Lengths
-from serving.slices.board import Demand, Entry, State
+from serving.state.records import Demand, SliceRecord, SliceState
 
 # A rate is averaged over a tenth of the time that an order takes: a burst that is over by then is no reason for one, and a
 # later look would add to the wait. The slow average shows where the fast one is heading.
@@ -36,9 +36,9 @@ class Sums:
     waiting: float = 0.0
     kv_usage: float = 0.0  # summed over slices that serve
     held: float = 0.0
-    serving: Mapping[int, int] = field(default_factory=dict)  # slices that serve, by pool
-    starting: tuple[Entry, ...] = ()
-    fresh: tuple[Entry, ...] = ()  # serving, and seen for the first time
+    serving: Mapping[str, int] = field(default_factory=dict)  # slices that serve, by pool
+    starting: tuple[SliceRecord, ...] = ()
+    fresh: tuple[SliceRecord, ...] = ()  # serving, and seen for the first time
     prompt_tokens: float = 0.0  # since the last report; so are those below
     output_tokens: float = 0.0
     arrived: float = 0.0
@@ -91,13 +91,15 @@ class Traffic:
         return min(max(now, now + slope * (self.over_s + seconds)), _STEEPEST * now)
 
 
-def add_up(entries: Sequence[Entry], demands: Sequence[Demand], before: Traffic) -> tuple[Sums, Traffic]:
+def add_up(
+    entries: Sequence[SliceRecord], demands: Sequence[Demand], before: Traffic
+) -> tuple[Sums, Traffic]:
     """The sums of the reports, and the counters to compare the next ones with; raises NonsenseError."""
     running = waiting = kv_usage = prompt = output = 0.0
     tokens: dict[str, tuple[float, float]] = {}
-    serving: Counter[int] = Counter()
+    serving: Counter[str] = Counter()
     starting, fresh = [], []
-    known, serves = before.tokens, State.SERVING
+    known, serves = before.tokens, SliceState.SERVING
     try:
         for entry in entries:
             at_once, queued, kv = entry.running, entry.waiting, entry.kv_usage
@@ -111,7 +113,7 @@ def add_up(entries: Sequence[Entry], demands: Sequence[Demand], before: Traffic)
             if entry.state is serves:
                 serving[entry.pool] += 1
                 kv_usage += kv
-            elif entry.state is State.STARTING:
+            elif entry.state is SliceState.STARTING:
                 starting.append(entry)
             was = known.get(entry.replica)
             if was is None:
@@ -186,18 +188,18 @@ def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, resid
     )
 
 
-def _endless(entry: Entry) -> bool:
+def _endless(entry: SliceRecord) -> bool:
     return math.isinf(entry.running + entry.waiting + entry.prompt_tokens + entry.output_tokens)
 
 
-def _nonsense(entry: Entry) -> str:
+def _nonsense(entry: SliceRecord) -> str:
     return (
         f"slice {entry.slice or entry.replica} reports running={entry.running} waiting={entry.waiting} "
         f"kv_usage={entry.kv_usage} prompt_tokens={entry.prompt_tokens} output_tokens={entry.output_tokens}"
     )
 
 
-def _missing(entries: Sequence[Entry], demands: Sequence[Demand]) -> str:
+def _missing(entries: Sequence[SliceRecord], demands: Sequence[Demand]) -> str:
     for entry in entries:
         values = (entry.running, entry.waiting, entry.kv_usage, entry.prompt_tokens, entry.cached_tokens)
         if not all(isinstance(value, int | float) for value in (*values, entry.output_tokens)):

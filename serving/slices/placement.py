@@ -25,8 +25,9 @@ from typing import Any
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import board
 from serving.slices.rollout import cost_to_drain
+from serving.state.gcs import Store
+from serving.state.records import Release, SliceRecord, deployment
 from serving.tpu import POD_TYPE_LABEL
 
 logger = logging.getLogger("ray.serve")
@@ -93,7 +94,7 @@ def install() -> None:
 
     setattr(default_impl, _EXTENSION_POINT, create)
     _version_by_engine()
-    _stop_the_cheapest()
+    _stop_the_cheapest(lambda: _store().slices())
 
 
 def _version_by_engine() -> None:
@@ -106,16 +107,21 @@ def _version_by_engine() -> None:
         if is_slice(info.replica_config.placement_group_bundles or ()):
             says = info.deployment_config.user_config
             info.version = says["version"]
-            board.release(
-                board.deployment(kwargs["app_name"], kwargs["deployment_name"]),
-                board.Release(says["version"], says["shape"]),
+            _store().put_release(
+                deployment(kwargs["app_name"], kwargs["deployment_name"]),
+                Release(says["version"], says["pool"]),
             )
         return info
 
     setattr(application_state, _VERSION_POINT, read_slice)
 
 
-def _stop_the_cheapest() -> None:
+def _store() -> Store:
+    """The store of the cluster that this process has joined."""
+    return Store(ray.get_runtime_context().gcs_address)
+
+
+def _stop_the_cheapest(slices: Callable[[], list[SliceRecord]]) -> None:
     from ray.serve._private.deployment_scheduler import DeploymentScheduler  # noqa: PLC0415  as above
 
     default = _existing(
@@ -127,11 +133,11 @@ def _stop_the_cheapest() -> None:
         running: set[Any] = chosen & scheduler._running_replicas[deployment_id].keys()  # noqa: SLF001
         if not running:
             return chosen  # what waits for hardware or still starts costs nothing
-        name = board.deployment(deployment_id.app_name, deployment_id.name)
+        name = deployment(deployment_id.app_name, deployment_id.name)
         try:
-            costs = {one.tag: cost_to_drain(one) for one in board.read() if one.deployment == name}
+            costs = {one.tag: cost_to_drain(one) for one in slices() if one.deployment == name}
         except Exception:
-            logger.exception("the board can't be read: Serve's own choice of %s stops", name)
+            logger.exception("the store can't be read: Serve's own choice of %s stops", name)
             return chosen
         known = [one for one in scheduler._running_replicas[deployment_id] if one.unique_id in costs]  # noqa: SLF001
         if len(known) < len(running):

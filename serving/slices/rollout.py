@@ -8,10 +8,10 @@ import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from serving.slices.board import Entry, Release, State
+from serving.state.records import Release, SliceRecord, SliceState
 
 
-def cost_to_drain(entry: Entry) -> tuple[float, ...]:
+def cost_to_drain(entry: SliceRecord) -> tuple[float, ...]:
     """The less, the sooner it goes: requests it would finish or hand over, the cache they fill, how long it is up."""
     return (entry.serves, entry.running + entry.waiting, entry.kv_usage, -entry.since)
 
@@ -25,17 +25,23 @@ class Yielding:
     failed: bool = False
 
     def next(
-        self, own: Entry, entries: Iterable[Entry], release: Release | None, now_s: float, *, waiting: bool
+        self,
+        own: SliceRecord,
+        entries: Iterable[SliceRecord],
+        release: Release | None,
+        now_s: float,
+        *,
+        waiting: bool,
     ) -> "Yielding":
         """After another look; `waiting`: a slice of this deployment has no hardware yet."""
         seen = self if release == self.release else Yielding(release)
-        if release is None or release.version == own.version or release.shape != own.shape:
+        if release is None or release.version == own.version or release.pool != own.pool:
             return Yielding(release)
         beside = [entry for entry in entries if entry.deployment == own.deployment]
         new = [entry for entry in beside if entry.version == release.version]
         # A version that can't start must not take the slices that serve, one after the other.
-        failed = seen.failed or any(entry.state is State.LOST and not entry.address for entry in new)
-        under_way = any(entry.state in (State.STARTING, State.DRAINING) for entry in beside)
+        failed = seen.failed or any(entry.state is SliceState.LOST and not entry.address for entry in new)
+        under_way = any(entry.state in (SliceState.STARTING, SliceState.DRAINING) for entry in beside)
         old = [entry for entry in beside if entry.serves and entry.version != release.version]
         first = min(old, key=lambda entry: (*cost_to_drain(entry), entry.replica), default=None)
         if failed or under_way or not waiting or first is None or first.replica != own.replica:

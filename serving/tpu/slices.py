@@ -32,6 +32,11 @@ class Slice:
         return f"{self.generation} {self.topology} ({_counted(self.hosts)} x {chips})"
 
     @property
+    def key(self) -> str:
+        """The shape as a name that never changes, for identities; `str` is for people."""
+        return f"{self.generation}-{self.topology}-{self.hosts}h"
+
+    @property
     def hardware(self) -> Generation:
         return GENERATIONS[self.generation]
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from serving.cli.main import main
-from serving.router.keys import KeyFile
+from serving.router.http.auth import KeyFile
 
 pytestmark = pytest.mark.unit
 

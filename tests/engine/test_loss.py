@@ -15,7 +15,7 @@ import psutil
 import pytest
 from support.service import MODEL, Service, leftovers, service
 
-from serving.slices import board
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine
 STALL_S = 15  # more than a step takes while another engine starts on the same two cores
@@ -130,7 +130,7 @@ def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(
     running.cluster.kill_host(victim, 0)  # the replica's own host: it can't say goodbye
     running.until(lambda: len(running.serving()) == 1, 15, "the loss to be noticed")
     (wanted,) = running.until(
-        lambda: [one for one in board.wanted() if one.missing_for_s > 5], 60, "a wait to be told"
+        lambda: [one for one in running.store.read().wanted if one.missing_for_s > 5], 60, "a wait to be told"
     )
     assert (wanted.slices, wanted.missing) == (2, 1)
     assert wanted.shape == "v6e 2x4 (2 hosts x 4 chips)"
@@ -164,8 +164,8 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
     engine.kill()
     running.until(lambda: victim.replica not in {one.replica for one in running.serving()}, 5, "the death")
 
-    def starting() -> list[board.Entry]:
-        return [entry for entry in running.entries() if entry.state is board.State.STARTING]
+    def starting() -> list[SliceRecord]:
+        return [entry for entry in running.entries() if entry.state is SliceState.STARTING]
 
     (worker,) = running.until(
         lambda: [
@@ -180,7 +180,7 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
     worker.kill()
     (lost,) = running.until(
         lambda: [
-            entry for entry in running.entries() if (entry.replica, entry.state) == (second, board.State.LOST)
+            entry for entry in running.entries() if (entry.replica, entry.state) == (second, SliceState.LOST)
         ],
         15,
         "the worker's death",

@@ -19,15 +19,15 @@ from support.otlp import Collector, collecting, said
 from support.recorded import CHAT, COMPLETIONS, ask, events_of
 from support.servers import until
 
-from serving.router.ask import Ask
-from serving.router.continuation import Transcript
+from serving.router.forwarding.continuation import Transcript
+from serving.router.http.protocol import InferenceRequest
 
 pytestmark = pytest.mark.engine
 
 STORY = [{"role": "user", "content": "Tell me a story"}]
 GREEDY: dict[str, Any] = {"model": MODEL, "temperature": 0, "max_tokens": 40, "ignore_eos": True}
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
-ASKS: dict[str, Ask] = {
+ASKS: dict[str, InferenceRequest] = {
     "chat": ask(CHAT, messages=STORY, **GREEDY, stream_options=USAGE),
     "chat's logprobs": ask(CHAT, messages=STORY, **GREEDY, logprobs=True, top_logprobs=2),
     "completions": ask(COMPLETIONS, prompt="A slice is", **GREEDY, logprobs=1, stream_options=USAGE),
@@ -75,7 +75,7 @@ def part(address: str, path: str, body: bytes, most: int | None) -> list[bytes]:
     return events[:most]
 
 
-def continued(address: str, asked: Ask, cuts: list[int]) -> bytes:
+def continued(address: str, asked: InferenceRequest, cuts: list[int]) -> bytes:
     """An answer that broke off so many times, as the relay puts it together: on a busy machine a cut may fall behind its end."""
     transcript, shown = Transcript(asked), b""
     for cut in [*cuts, None]:

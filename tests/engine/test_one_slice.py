@@ -16,10 +16,10 @@ from support.reference import answers, greedy
 from support.service import MODEL, ROOT, Service, leftovers, service
 
 from serving.config import load
-from serving.engine import stand_in
 from serving.planning import plan
-from serving.slices import board
-from serving.slices.simulation import cache_directory
+from serving.simulation import stand_in
+from serving.simulation.cluster import cache_directory
+from serving.state.records import SliceState
 
 pytestmark = pytest.mark.engine
 
@@ -258,4 +258,4 @@ def test_no_engine_process_survives_a_killed_replica_and_the_service_comes_back(
     running.until(
         lambda: running.post("/v1/completions", prompt="a", max_tokens=2).is_success, 30, "an answer"
     )
-    assert all(one.state is not board.State.DRAINING for one in running.entries())
+    assert all(one.state is not SliceState.DRAINING for one in running.entries())

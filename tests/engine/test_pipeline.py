@@ -7,9 +7,9 @@ from support.reference import answers, greedy
 from support.service import service
 
 from serving.config import load
-from serving.engine import stand_in
 from serving.planning import plan
-from serving.slices.simulation import cache_directory
+from serving.simulation import stand_in
+from serving.simulation.cluster import cache_directory
 
 pytestmark = pytest.mark.engine
 

@@ -8,9 +8,9 @@ from support.reference import embeddings
 from support.service import Service, leftovers, service
 
 from serving.config import load
-from serving.engine import stand_in
 from serving.planning import plan
-from serving.slices.simulation import cache_directory
+from serving.simulation import stand_in
+from serving.simulation.cluster import cache_directory
 
 pytestmark = pytest.mark.engine
 ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}

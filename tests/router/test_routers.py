@@ -9,8 +9,9 @@ import httpx
 import pytest
 from support.service import MODEL, Service, service
 
-from serving.router.keys import new
-from serving.slices import board
+from serving.router.http.auth import new
+from serving.state.records import Demand
+from serving.timings import TIMINGS
 
 pytestmark = pytest.mark.cluster
 
@@ -45,15 +46,15 @@ def running(short_directory: Path, keys: dict[str, str]) -> Iterator[Service]:  
             "private_status": True,
         },
     ) as found:
-        found.until(lambda: len(live_routers()) == ROUTERS, 60, "both routers on the board")
+        found.until(lambda: len(live_routers(found)) == ROUTERS, 60, "both routers on the board")
         yield found
 
 
-def live_routers() -> dict[str, board.Demand]:
+def live_routers(running: Service) -> dict[str, Demand]:
     """Those whose beat goes on."""
-    before = {one.router: one.beat for one in board.demands()}
-    time.sleep(3 * board.BEAT_S)
-    return {one.router: one for one in board.demands() if one.beat != before.get(one.router)}
+    before = {one.router: one.beat for one in running.store.read().demands}
+    time.sleep(3 * TIMINGS.beat_s)
+    return {one.router: one for one in running.store.read().demands if one.beat != before.get(one.router)}
 
 
 def ask(running: Service, key: str, **more: object) -> httpx.Response:
@@ -77,17 +78,19 @@ def test_a_request_without_a_key_is_refused_by_either_router(running: Service, k
 
 
 def test_both_routers_say_on_the_board_what_came_to_them(running: Service, keys: dict[str, str]) -> None:
-    before = sum(one.arrived for one in live_routers().values())
+    before = sum(one.arrived for one in live_routers(running).values())
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: ask(running, keys["free"]), range(24)))
     assert all(answer.is_success for answer in answers)
 
     def counted() -> bool:
-        there = live_routers().values()
+        there = live_routers(running).values()
         return sum(one.arrived for one in there) == before + 24 and all(one.arrived for one in there)
 
     running.until(counted, 10, "24 more requests on the board, some with each router")
-    assert all(one.prompt_bytes and not one.held and not one.in_flight for one in live_routers().values())
+    assert all(
+        one.prompt_bytes and not one.held and not one.in_flight for one in live_routers(running).values()
+    )
 
 
 def test_a_key_s_requests_a_minute_are_kept_by_the_routers_together(
@@ -146,7 +149,9 @@ def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     assert len(failures) <= 2 * USERS  # what was with it, and what came before HAProxy had seen it
     assert all(0 <= late < 4 for late in after)
     assert {entry.replica for entry in running.serving()} == slices  # no slice was restarted
-    running.until(lambda: len(live_routers()) == ROUTERS, 60, "a new router in its place")
+    running.until(lambda: len(live_routers(running)) == ROUTERS, 60, "a new router in its place")
     running.until(
-        lambda: len(board.demands()) == ROUTERS, 30, "what the lost one had written to be taken off the board"
+        lambda: len(running.store.read().demands) == ROUTERS,
+        30,
+        "what the lost one had written to be taken off the board",
     )

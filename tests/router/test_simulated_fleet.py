@@ -8,7 +8,7 @@ from support.simulated_fleet import MODEL, Outcome, Talk, play, talks
 
 from serving.config import Affinity
 from serving.planning import Plan
-from serving.router.table import SliceTable
+from serving.router.scheduling.slice_table import SliceTable
 
 pytestmark = pytest.mark.unit
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from support.fleet_of import Fleet, pool, settings
 
 from serving.scaling.policy import Room, start
-from serving.slices.board import Demand
+from serving.state.records import Demand
 
 pytestmark = pytest.mark.unit
 

@@ -6,12 +6,12 @@ import pytest
 import yaml
 from support.service import LLAMA, leftovers, service
 
-from serving.slices import board
-from serving.slices.simulation import SimulatedCluster
+from serving.simulation.cluster import SimulatedCluster
 from serving.tpu import resolve
 
 pytestmark = pytest.mark.cluster
 PREFERRED, NEXT = resolve("v6e", "2x4", 2), resolve("v6e", "2x4", 1)
+FIRST, SECOND = "v6e-2x4-2h-on-demand", "v6e-2x4-1h-on-demand"
 
 
 def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(
@@ -46,15 +46,15 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(
         running.until(
             lambda: running.post("/v1/completions", prompt="a", max_tokens=1).is_success, 150, "an answer"
         )
-        assert [(one.slice, one.pool) for one in running.serving()] == [("second", 1)]
+        assert [(one.slice, one.pool) for one in running.serving()] == [("second", SECOND)]
 
         def first_alone() -> bool:
             running.post("/v1/completions", prompt="a", max_tokens=1)
-            return [(one.slice, one.pool) for one in running.serving()] == [("first", 0)]
+            return [(one.slice, one.pool) for one in running.serving()] == [("first", FIRST)]
 
         running.cluster.add_slice(PREFERRED, name="first")
         running.until(first_alone, 90, "the preferred pool alone")
         assert running.post("/v1/completions", prompt="a", max_tokens=1).is_success
-        for one in board.decisions():
+        for one in running.store.read().decisions:
             print(one)
     assert leftovers(running.cluster.id) == []

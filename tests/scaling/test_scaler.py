@@ -4,21 +4,29 @@ from dataclasses import asdict, replace
 import pytest
 from support.fleet_of import pool, settings
 
+from serving.errors import ClusterError
 from serving.scaling.policy import Decision, Room, start
 from serving.scaling.scaler import Scaler, _Model
 from serving.scaling.serve import SlicePolicy
+from serving.state.gcs import Store
 
 pytestmark = pytest.mark.unit
 
 
-def test_a_board_that_cannot_be_read_leaves_serve_what_it_has() -> None:
-    """No cluster here: every read fails, as while the head restarts."""
+ANY, SIX = Room(), Room(slices=6)
+
+
+def no_cluster() -> Store:
+    raise ClusterError("no cluster here: every read fails, as while the head restarts")
+
+
+def test_a_store_that_cannot_be_read_leaves_serve_what_it_has() -> None:
     time_s = [0.0]
-    scaler = Scaler("app", Room(), clock=lambda: time_s[0])
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
     asked = settings(pool(most=5))
-    assert scaler.wanted(asked, 0, target=3) == 3
+    assert scaler.wanted(asked, "near", 3, ANY) == 3
     scaler.step()
-    assert scaler.wanted(asked, 0, target=3) == 3
+    assert scaler.wanted(asked, "near", 3, ANY) == 3
     time_s[0] = 1000.0  # nobody has called for long: the thread ends
     assert scaler._thread is not None
     scaler._thread.join(timeout=5)
@@ -28,18 +36,18 @@ def test_a_board_that_cannot_be_read_leaves_serve_what_it_has() -> None:
 def test_what_serve_is_given_comes_back_as_it_was() -> None:
     asked = settings(pool("near", patience_s=100), pool("far", least=2), ttft_s=1.0)
     sent = json.loads(json.dumps(asdict(asked)))
-    assert SlicePolicy(1, sent, {"slices": None})._settings == asked
+    assert SlicePolicy("far", sent, {"slices": None})._settings == asked
 
 
 def test_a_model_that_is_served_no_more_gives_its_share_of_the_budget_back() -> None:
     time_s = [0.0]
-    scaler = Scaler("app", Room(slices=6), clock=lambda: time_s[0])
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
     gone, stays = settings(pool(least=4, most=5)), replace(settings(), model="stays")
-    scaler.wanted(gone, 0, target=4)
-    scaler.wanted(stays, 0, target=1)
+    scaler.wanted(gone, "near", 4, SIX)
+    scaler.wanted(stays, "near", 1, SIX)
     assert scaler._room("stays").slices == 2
     time_s[0] = 59.0
-    scaler.wanted(stays, 0, target=1)
+    scaler.wanted(stays, "near", 1, SIX)
     scaler.step()
     assert scaler._room("stays").slices == 2
     time_s[0] = 61.0
@@ -52,14 +60,14 @@ def test_a_model_that_is_served_no_more_gives_its_share_of_the_budget_back() -> 
 
 def test_a_controller_that_stood_still_forgets_no_model() -> None:
     time_s = [0.0]
-    scaler = Scaler("app", Room(slices=6), clock=lambda: time_s[0])
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
     one, other = settings(), replace(settings(pool(least=4, most=5)), model="other")
-    scaler.wanted(one, 0, target=1)
-    scaler.wanted(other, 0, target=4)
+    scaler.wanted(one, "near", 1, SIX)
+    scaler.wanted(other, "near", 4, SIX)
     time_s[0] = 61.0
     assert scaler._thread is not None
     scaler._thread.join(timeout=5)
-    scaler.wanted(one, 0, target=1)
+    scaler.wanted(one, "near", 1, SIX)
     scaler.step()
     assert scaler._room("m").slices == 2
     time_s[0] = 1000.0
@@ -68,7 +76,7 @@ def test_a_controller_that_stood_still_forgets_no_model() -> None:
 
 def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
     time_s = [0.0]
-    scaler = Scaler("app", Room(), clock=lambda: time_s[0])
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
     model = _Model(settings(), called_s=0.0)
     told = []
     for at_s, short in ((0, False), (10, True), (11, True), (20, False), (30, True), (95, False), (96, True)):

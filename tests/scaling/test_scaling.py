@@ -12,8 +12,6 @@ import httpx
 import pytest
 from support.service import MODEL, Service, leftovers, service
 
-from serving.slices import board
-
 pytestmark = pytest.mark.cluster
 ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}
 FEW_AT_ONCE = {"max_model_len": 2048, "max_num_seqs": 4}
@@ -68,7 +66,9 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(short_dir
         (alone,) = running.serving()
         with load(running, clients=16):
             running.until(
-                lambda: "the budget allows 1 of 2 slices" in board.decisions()[-1].reason, 30, "the budget"
+                lambda: "the budget allows 1 of 2 slices" in running.store.read().decisions[-1].reason,
+                30,
+                "the budget",
             )
             assert running.serving()[0].slice == alone.slice
             running.deploy(budget={"slices": 2})
@@ -83,9 +83,9 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(short_dir
             )
             (left,) = running.until_serving(1, timeout_s=60)
             assert left.replica == busy.replica  # the other costs nothing to drain
-        counts = [one.wanted for one in board.decisions()]
+        counts = [one.wanted for one in running.store.read().decisions]
         assert [count for count, _ in itertools.groupby(counts)] == [1, 2, 1]
-        for one in board.decisions():
+        for one in running.store.read().decisions:
             print(one)
     assert leftovers(running.cluster.id) == []
 
@@ -112,5 +112,5 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(short_direc
         print(f"from zero to an answer in {time.monotonic() - asked:.1f} s")
         assert answer.is_success, answer.text
         running.until(lambda: not running.entries(), 60, "the slice to be given back")
-        assert [one.wanted for one in board.decisions()] == [0, 1, 0]
+        assert [one.wanted for one in running.store.read().decisions] == [0, 1, 0]
     assert leftovers(running.cluster.id) == []

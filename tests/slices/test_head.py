@@ -6,8 +6,6 @@ import httpx
 import pytest
 from support.service import Service, leftovers, service
 
-from serving.slices import board
-
 pytestmark = pytest.mark.cluster
 
 
@@ -20,7 +18,7 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(short_directory
         short_directory, slices=3, engine="simulated", replicas={"min": 2, "max": 3}, cool_down_s=600
     ) as running:
         before = {one.replica: one.since for one in running.serving()}
-        decided = board.decisions()
+        decided = running.store.read().decisions
         workers = {
             process
             for one in running.serving()
@@ -36,7 +34,7 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(short_directory
         running.until_serving(2)
         assert {one.replica: one.since for one in running.serving()} == before
         assert all(process.is_running() for process in workers)
-        assert board.decisions()[: len(decided)] == decided
+        assert running.store.read().decisions[: len(decided)] == decided
 
         lost = running.serving()[0]
         running.cluster.kill_host(lost.slice, 1)

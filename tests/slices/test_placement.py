@@ -4,7 +4,8 @@ import pytest
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import board, placement
+from serving.slices import placement
+from serving.state.records import SliceRecord, SliceState
 from serving.tpu import resolve
 
 pytestmark = pytest.mark.unit
@@ -41,7 +42,8 @@ def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         scheduler_class, placement._STOP_POINT, getattr(scheduler_class, placement._STOP_POINT)
     )
-    placement._stop_the_cheapest()
+    store = SimpleNamespace(slices=list)
+    placement._stop_the_cheapest(lambda: store.slices())
     nodes = SimpleNamespace(get_node_labels=lambda _: {})
     scheduler = scheduler_class(nodes, "head", lambda _: None)
     ours, other = DeploymentID(name="llama", app_name="a"), DeploymentID(name="router", app_name="a")
@@ -50,10 +52,10 @@ def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.Mon
         for number in range(3):
             scheduler.on_replica_running(ReplicaID(str(number), deployment), f"node-{number}")
     found = [
-        board.Entry(
+        SliceRecord(
             str(number),
             "llama",
-            board.State.SERVING,
+            SliceState.SERVING,
             "",
             "",
             tag=str(number),
@@ -62,7 +64,7 @@ def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.Mon
         )
         for number, running in enumerate((5, 1, 3))
     ]
-    monkeypatch.setattr(board, "read", lambda: found)
+    store.slices = lambda: found
 
     def stopped(deployment: DeploymentID, most: int) -> set[str]:
         return {one.unique_id for one in scheduler._get_replicas_to_stop(deployment, most)}
@@ -73,7 +75,7 @@ def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.Mon
     scheduler._pending_replicas[ours][ReplicaID("3", ours)] = None
     assert stopped(ours, 1) == {"3"}
     assert stopped(ours, 2) == {"3", "1"}
-    monkeypatch.setattr(board, "read", lambda: 1 / 0)
+    store.slices = lambda: 1 / 0
     assert stopped(ours, 2) == {"3", "0"}
 
 

@@ -5,23 +5,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.slices.board import Entry, Release, State
 from serving.slices.rollout import Yielding
+from serving.state.records import Release, SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
 SHAPE = "v6e 2x4"
-NEW = Release("new", SHAPE)
+POOL = "v6e-2x4-2h-on-demand"
+NEW = Release("new", POOL)
 
 
-def entry(replica: str, state: State = State.SERVING, version: str = "old", **more: Any) -> Entry:
-    fields = {"phase": "", "shape": SHAPE, "deployment": "app#llama", "address": "http://x"} | more
-    return Entry(replica, "llama", state, version=version, **fields)
+def entry(
+    replica: str, state: SliceState = SliceState.SERVING, version: str = "old", **more: Any
+) -> SliceRecord:
+    fields = {
+        "phase": "",
+        "shape": SHAPE,
+        "pool": POOL,
+        "deployment": "app#llama",
+        "address": "http://x",
+    } | more
+    return SliceRecord(replica, "llama", state, version=version, **fields)
 
 
 def after(
-    own: Entry,
-    *beside: Entry,
+    own: SliceRecord,
+    *beside: SliceRecord,
     release: Release | None = NEW,
     times: tuple[float, ...] = (0, 60),
     waiting: bool = True,
@@ -43,32 +52,32 @@ def test_a_new_version_that_has_its_hardware_needs_no_room() -> None:
 
 
 def test_nothing_changed_nothing_ends() -> None:
-    assert not after(entry("a"), release=Release("old", SHAPE))
+    assert not after(entry("a"), release=Release("old", POOL))
     assert not after(entry("a"), release=None)
 
 
-def test_a_slice_of_another_shape_would_make_no_room() -> None:
-    assert not after(entry("a"), release=Release("new", "v6e 4x4"))
+def test_a_slice_of_another_pool_would_make_no_room() -> None:
+    assert not after(entry("a"), release=Release("new", "v6e-4x4-4h-on-demand"))
 
 
-@pytest.mark.parametrize("state", [State.STARTING, State.DRAINING])
-def test_while_one_is_under_way_the_others_serve(state: State) -> None:
+@pytest.mark.parametrize("state", [SliceState.STARTING, SliceState.DRAINING])
+def test_while_one_is_under_way_the_others_serve(state: SliceState) -> None:
     assert not after(entry("a"), entry("n", state, "new", address=""))
 
 
 def test_a_version_that_failed_to_start_gets_no_more_slices() -> None:
-    own, failed = entry("a"), entry("n", State.LOST, "new", address="")
+    own, failed = entry("a"), entry("n", SliceState.LOST, "new", address="")
     seen = Yielding().next(own, [own, failed], NEW, 0, waiting=True)
     for now_s in (30, 60, 90):
         seen = seen.next(own, [own], NEW, now_s, waiting=True)
         assert not seen.due(now_s, 30)
-    mended = Release("mended", SHAPE)
+    mended = Release("mended", POOL)
     seen = seen.next(own, [own], mended, 100, waiting=True).next(own, [own], mended, 200, waiting=True)
     assert seen.due(200, 30)
 
 
 def test_a_new_slice_that_served_and_was_lost_is_no_failed_start() -> None:
-    assert after(entry("a"), entry("n", State.LOST, "new"))
+    assert after(entry("a"), entry("n", SliceState.LOST, "new"))
 
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 3))
@@ -81,5 +90,5 @@ def test_exactly_one_of_the_old_slices_makes_room(running: list[int], new: int) 
 
 
 def test_other_deployments_do_not_matter() -> None:
-    other = dataclasses.replace(entry("n", State.STARTING), deployment="app#qwen")
+    other = dataclasses.replace(entry("n", SliceState.STARTING), deployment="app#qwen")
     assert after(entry("a"), other)

@@ -11,7 +11,7 @@ import pytest
 from support.servers import until
 from support.service import MODEL, Service, leftovers, service
 
-from serving.slices.board import Entry
+from serving.state.records import SliceRecord
 
 pytestmark = pytest.mark.cluster
 
@@ -66,12 +66,12 @@ def replicas(running: Service) -> set[str]:
     return {entry.replica for entry in running.serving()}
 
 
-def until_replaced(running: Service, before: set[str]) -> list[Entry]:
-    def done() -> list[Entry]:
+def until_replaced(running: Service, before: set[str]) -> list[SliceRecord]:
+    def done() -> list[SliceRecord]:
         entries = running.serving()
         return entries if len(entries) == 2 and not before & replicas(running) else []
 
-    entries: list[Entry] = running.until(done, 90, "both slices to be replaced")
+    entries: list[SliceRecord] = running.until(done, 90, "both slices to be replaced")
     return entries
 
 

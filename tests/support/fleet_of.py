@@ -3,16 +3,15 @@
 from dataclasses import dataclass, field, replace
 
 from serving.scaling.capacity import Pool
-from serving.scaling.policy import Decision, Report, Room, Settings, State, decide, start
-from serving.slices.board import Demand, Entry
-from serving.slices.board import State as Life
+from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, decide, start
+from serving.state.records import Demand, SliceRecord, SliceState
 
 # A slice that takes 1 s for a 100-token answer at up to 10 at once: 10 requests a second.
 STEPS = ((1.0, 0.01), (10.0, 0.01))
 
 
 def pool(name: str = "near", least: int = 1, most: int = 10, **others: float) -> Pool:
-    return Pool(name, least, most, STEPS, prefill_tokens_per_s=1e9, cache_tokens=1e9, **others)
+    return Pool(name, name, least, most, STEPS, prefill_tokens_per_s=1e9, cache_tokens=1e9, **others)
 
 
 def settings(*pools: Pool, cool_down_s: float = 60.0, **targets: float) -> Settings:
@@ -33,10 +32,10 @@ class Fleet:
     arrived: float = 0.0
     finished: float = 0.0
     orders: list[list[float]] = field(default_factory=list)
-    slices: list[list[Entry]] = field(default_factory=list)
+    slices: list[list[SliceRecord]] = field(default_factory=list)
     born: dict[str, float] = field(default_factory=dict)
     made: int = 0
-    state: State | None = None
+    state: PolicyState | None = None
     decisions: list[Decision] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -45,12 +44,14 @@ class Fleet:
         self.slices = [[] for _ in self.settings.pools]
         for at, one in enumerate(self.settings.pools):
             for _ in range(one.min):
-                self._deliver(at, Life.SERVING)
+                self._deliver(at, SliceState.SERVING)
 
-    def _deliver(self, at: int, life: Life) -> None:
+    def _deliver(self, at: int, life: SliceState) -> None:
         self.made += 1
         name = f"slice-{self.made}"
-        self.slices[at].append(Entry(name, "m", life, "", self.settings.pools[at].name, pool=at))
+        self.slices[at].append(
+            SliceRecord(name, "m", life, "", self.settings.pools[at].name, pool=self.settings.pools[at].key)
+        )
         self.born[name] = self.now_s
 
     @property
@@ -113,7 +114,7 @@ class Fleet:
             and self.now_s - self.orders[at][0] >= self.delivery_s
         ):
             self.orders[at].pop(0)
-            self._deliver(at, Life.STARTING)
+            self._deliver(at, SliceState.STARTING)
         for number, entry in enumerate(self.slices[at]):
             if self.now_s - self.born[entry.replica] >= self.start_s:
-                self.slices[at][number] = replace(entry, state=Life.SERVING)
+                self.slices[at][number] = replace(entry, state=SliceState.SERVING)

@@ -9,17 +9,17 @@ from typing import Any
 from fastapi import FastAPI
 
 from serving.config import RouterSpec
-from serving.engine.simulator.engine import Engine
 from serving.metrics.recorder import Recorder
-from serving.router.api import Api
-from serving.router.gate import Gate
-from serving.router.journal import Journal
-from serving.router.keys import KeyFile
-from serving.router.relay import Relay
-from serving.router.status import Status, status
-from serving.router.table import SliceTable
-from serving.router.window import Window
-from serving.slices.board import Entry, State
+from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.http.api import Api
+from serving.router.http.auth import KeyFile
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.journal import Journal
+from serving.simulation.engine.engine import Engine
+from serving.state.records import SliceRecord, SliceState
+from serving.status.document import Status, status
+from serving.status.rates import Rates
 from support.servers import asgi_server
 from support.simulated_engine import MODEL, serving, small_plan
 
@@ -29,7 +29,7 @@ class Front:
     """Where the router listens, its gate, and the engine behind it."""
 
     address: str
-    gate: Gate
+    gate: AdmissionController
     engine: Engine
 
     @property
@@ -42,11 +42,11 @@ class Front:
 def front(**spec: Any) -> Iterator[Front]:
     one = small_plan()
     table = SliceTable({MODEL: 1}, {MODEL: str(one.slice)})
-    gate = Gate(RouterSpec.model_validate(spec), [one], table, KeyFile(None))
+    gate = AdmissionController(RouterSpec.model_validate(spec), [one], table, KeyFile(None))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        relay = Relay(table)
+        relay = Dispatcher(table)
         beating = asyncio.create_task(gate.run(0.05))
         # Not mounted: a mount takes no path with a line break.
         app.router.default = Api([one], table, relay, gate, Journal(Recorder()), _status, _metrics).app()
@@ -56,14 +56,16 @@ def front(**spec: Any) -> Iterator[Front]:
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     with serving() as (upstream, engine):
-        table.update([Entry("a", MODEL, State.SERVING, "serving", "v6e 2x4", address=upstream)], 0.0)
-        gate.beat()
+        table.update(
+            [SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)], 0.0
+        )
+        gate.refresh()
         with asgi_server(app) as address:
             yield Front(address, gate, engine)
 
 
 def _status() -> Status:
-    return status([], [], [], (), Window(), 0.0)
+    return status([], [], [], (), Rates(), 0.0)
 
 
 async def _metrics() -> str:

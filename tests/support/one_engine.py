@@ -7,8 +7,8 @@ import sys
 from serving.config import ModelSpec
 from serving.engine.vllm import VllmServer
 from serving.planning import plan
-from serving.slices.group import HeldSlice, Host
-from serving.slices.simulation import CACHE, HOST, cache_directory
+from serving.simulation.cluster import CACHE, HOST, cache_directory
+from serving.slices.held_slice import HeldSlice, SliceHost
 
 MODEL = "llama-3.1-8b-instruct"
 
@@ -24,7 +24,7 @@ SPEC = {
 async def main() -> None:
     found = plan(ModelSpec.model_validate(SPEC))
     os.environ.update(found.slice.host_environment("slice-0", 0))
-    host = Host(worker_id=0, node_id="", ip="127.0.0.1", bundle=0)
+    host = SliceHost(worker_id=0, node_id="", ip="127.0.0.1", bundle=0)
     server = VllmServer(found, HeldSlice("slice-0", (host,)), None, "")
     await server.start()
     print(f"port {server.port}", flush=True)

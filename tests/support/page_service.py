@@ -10,23 +10,23 @@ from fastapi import FastAPI
 from serving.config import ModelSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import plan
-from serving.router.api import Api
-from serving.router.gate import Gate
-from serving.router.journal import Journal
-from serving.router.keys import KeyFile
-from serving.router.relay import Relay
-from serving.router.status import Decision, Status, status
-from serving.router.table import SliceTable
-from serving.router.window import STEP_S, Window
-from serving.slices.board import Demand, Entry, State
+from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.http.api import Api
+from serving.router.http.auth import KeyFile
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.journal import Journal
+from serving.state.records import Demand, SliceRecord, SliceState
+from serving.status.document import DecisionStatus, Status, status
+from serving.status.rates import STEP_S, Rates
 from support.servers import asgi_server
 
 GIB = 2**30
 
 
-def entry(model: str, number: int, state: State = State.SERVING, **changes: object) -> Entry:
+def entry(model: str, number: int, state: SliceState = SliceState.SERVING, **changes: object) -> SliceRecord:
     """A slice of two hosts with four chips each, as its replica would describe it."""
-    made = Entry(
+    made = SliceRecord(
         replica=f"replica-{number}",
         model=model,
         state=state,
@@ -49,11 +49,11 @@ class Shown:
     """A service whose board a test writes. `keys` are the lines of a file of keys."""
 
     models: Sequence[str]
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[SliceRecord] = field(default_factory=list)
     demands: list[Demand] = field(default_factory=list)
-    decisions: list[Decision] = field(default_factory=list)
+    decisions: list[DecisionStatus] = field(default_factory=list)
     wanted: int = 1
-    window: Window = field(default_factory=Window)
+    window: Rates = field(default_factory=Rates)
     keys: str | None = None
     private_status: bool = False
     now_s: float = 0.0
@@ -80,9 +80,9 @@ class Shown:
     def app(self) -> FastAPI:
         @asynccontextmanager
         async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
-            relay = Relay(self.table)
+            relay = Dispatcher(self.table)
             spec = RouterSpec(private_status=self.private_status)
-            gate = Gate(spec, self.plans, self.table, KeyFile(None, self.keys))
+            gate = AdmissionController(spec, self.plans, self.table, KeyFile(None, self.keys))
             beating = asyncio.create_task(gate.run(beat_s=0.02))
             outer.mount(
                 "/",

@@ -3,22 +3,22 @@
 import json
 from typing import Any
 
-from serving.engine.simulator.replies import Reply
-from serving.engine.simulator.requests import ChatBody, CompletionBody
-from serving.router.ask import Ask
+from serving.router.http.protocol import InferenceRequest
+from serving.simulation.engine.replies import Reply
+from serving.simulation.engine.requests import ChatBody, CompletionBody
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 HELLO = [{"role": "user", "content": "Hello"}]
 _LENGTH, _SEED = 2048, 0
 
 
-def ask(path: str, **fields: Any) -> Ask:
+def ask(path: str, **fields: Any) -> InferenceRequest:
     """A streamed ask as a client writes it."""
     fields = {"model": "llama", "stream": True} | fields
-    return Ask("llama", path, json.dumps(fields).encode(), fields)
+    return InferenceRequest("llama", path, json.dumps(fields).encode(), fields)
 
 
-def record(asked: Ask, body: bytes, *, created: int) -> bytes:
+def record(asked: InferenceRequest, body: bytes, *, created: int) -> bytes:
     """The answer to a body sent in the ask's place, from an engine whose clock shows `created`."""
     read = ChatBody if asked.path == CHAT else CompletionBody
     order = read.read(json.loads(body)).to_order(_LENGTH, _SEED)

@@ -12,8 +12,8 @@ from typing import Any
 
 from google.protobuf.json_format import MessageToDict
 
+from serving.simulation.cluster import SimulatedCluster
 from serving.slices.placement import create_slice_group
-from serving.slices.simulation import SimulatedCluster
 from serving.tpu import resolve
 
 HELD = resolve("v6e", "2x2")

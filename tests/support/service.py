@@ -16,8 +16,9 @@ import yaml
 
 from serving import config
 from serving.planning import plan
-from serving.slices import board
-from serving.slices.simulation import SimulatedCluster, free_port
+from serving.simulation.cluster import SimulatedCluster, free_port
+from serving.state.gcs import Store
+from serving.state.records import SliceRecord
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "deployments" / "llama.yaml"
@@ -32,11 +33,12 @@ class Service:
         self.deployment = deployment
         self.address = f"http://127.0.0.1:{port}"
         self.log = log
+        self.store = Store(cluster.address)
 
-    def entries(self) -> list[board.Entry]:
-        return board.read()
+    def entries(self) -> list[SliceRecord]:
+        return self.store.slices()
 
-    def serving(self) -> list[board.Entry]:
+    def serving(self) -> list[SliceRecord]:
         return [entry for entry in self.entries() if entry.serves]
 
     def until(self, condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
@@ -52,15 +54,15 @@ class Service:
             time.sleep(0.2)
         return value
 
-    def until_serving(self, slices: int, timeout_s: float = 180) -> list[board.Entry]:
+    def until_serving(self, slices: int, timeout_s: float = 180) -> list[SliceRecord]:
         """Wait until as many slices serve and the front door knows it."""
 
-        def there() -> list[board.Entry]:
+        def there() -> list[SliceRecord]:
             answer = httpx.get(f"{self.address}/v1/models", timeout=5)
             ready = answer.is_success and answer.json()["data"][0]["slices_ready"]
             return self.serving() if ready == slices == len(self.serving()) else []
 
-        found: list[board.Entry] = self.until(there, timeout_s, f"{slices} slices serving")
+        found: list[SliceRecord] = self.until(there, timeout_s, f"{slices} slices serving")
         return found
 
     def deploy(self, budget: dict[str, Any] | None = None, **changes: Any) -> None:
@@ -129,7 +131,6 @@ def service(
     try:
         log = directory.with_suffix(".log")
         before(cluster)
-        board.connect(cluster.address)
         with log.open("w") as output:
             subprocess.Popen(
                 [str(Path(sys.executable).parent / "serve"), "run", str(deployment)],
@@ -145,7 +146,6 @@ def service(
             running.until_serving(models[0].replicas.min)
         yield running
     finally:
-        board.disconnect()
         cluster.down()
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from serving.config import ModelSpec
-from serving.engine.simulator.engine import Engine
-from serving.engine.simulator.http import Api
-from serving.engine.simulator.physics import Factors, Physics
-from serving.engine.simulator.spans import Spans
 from serving.planning import Plan, plan
+from serving.simulation.engine.engine import Engine
+from serving.simulation.engine.http import EngineApi
+from serving.simulation.engine.physics import Factors, Physics
+from serving.simulation.engine.spans import EngineSpans
 from support.servers import asgi_server
 
 MODEL = "llama"
@@ -33,11 +33,11 @@ def small_plan(**engine: Any) -> Plan:
 
 @contextmanager
 def serving(
-    factors: Factors = QUICK, spans: Spans | None = None, **engine: Any
+    factors: Factors = QUICK, spans: EngineSpans | None = None, **engine: Any
 ) -> Iterator[tuple[str, Engine]]:
     found = small_plan(**engine)
     made = Engine(found, Physics(found, factors), chance=lambda: 0.5)
-    app = _Running(Api(found, made, spans).app(), made)
+    app = _Running(EngineApi(found, made, spans).app(), made)
     with asgi_server(app) as address:
         try:
             yield address, made

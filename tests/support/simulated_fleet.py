@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from serving.engine.simulator.calibration import factors_for
-from serving.engine.simulator.physics import Physics
-from serving.engine.simulator.scheduler import Limits, Request, Scheduler, Step
 from serving.planning import Plan
-from serving.router.ask import Ask
-from serving.router.table import SliceTable
-from serving.slices.board import BEAT_S, Entry, State
+from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
+from serving.simulation.engine.calibration import factors_for
+from serving.simulation.engine.physics import Physics
+from serving.simulation.engine.scheduler import Limits, Request, Scheduler, Step
+from serving.state.records import SliceRecord, SliceState
+from serving.timings import TIMINGS
 from support.simulated_engine import small_plan
 
 MODEL = "llama"
@@ -106,13 +107,13 @@ class _Slice:
     step: Step | None = None
     beat: int = 0
 
-    def report(self) -> Entry:
+    def report(self) -> SliceRecord:
         self.beat += 1
         scheduler = self.scheduler
-        return Entry(
+        return SliceRecord(
             self.replica,
             MODEL,
-            State.SERVING,
+            SliceState.SERVING,
             "serving",
             "v6e 2x4",
             running=len(scheduler.running),
@@ -160,7 +161,7 @@ class _Fleet:
         for table in self._routers:
             table.update(reports, now_s)
         if self._events:
-            self._at(now_s + BEAT_S, self._report)
+            self._at(now_s + TIMINGS.beat_s, self._report)
 
     def _ask(self, said: list[int], turns: Iterator[tuple[int, int]], think_s: float, now_s: float) -> None:
         if (lengths := next(turns, None)) is None:
@@ -168,7 +169,7 @@ class _Fleet:
         asked, answered = (self._draw.choices(_VOCABULARY, k=length) for length in lengths)
         request = Request([*said, *asked], answered, now_s)
         table = self._draw.choice(self._routers)
-        ask = Ask(MODEL, "/v1/completions", b"", {"prompt": request.prompt})
+        ask = InferenceRequest(MODEL, "/v1/completions", b"", {"prompt": request.prompt})
         chosen = self._slices[table.choose(MODEL, (), ask).replica]
         table.begin(chosen.replica)
 

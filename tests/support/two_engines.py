@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from serving.config import FailoverSpec
-from serving.engine.simulator.engine import Engine
-from serving.engine.simulator.physics import Factors
-from serving.router.answer import RelayedResponse
-from serving.router.ask import Ask
-from serving.router.relay import Relay
-from serving.router.table import SliceTable
-from serving.slices.board import Entry, State
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.response import ForwardedResponse
+from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
+from serving.simulation.engine.engine import Engine
+from serving.simulation.engine.physics import Factors
+from serving.state.records import SliceRecord, SliceState
 from support.servers import asgi_server, until
 from support.simulated_engine import MODEL, serving
 
@@ -36,7 +36,7 @@ class Pair:
     table: SliceTable
     engines: dict[str, tuple[str, Engine]]
     client: httpx.Client
-    relay: Relay
+    relay: Dispatcher
 
     def post(self, path: str, **fields: Any) -> httpx.Response:
         return self.client.post(self.address + path, json={"model": MODEL, **fields})
@@ -57,21 +57,23 @@ def pair(failover: FailoverSpec | None = None) -> Iterator[Pair]:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.relay = Relay(table, failover)
+        app.state.relay = Dispatcher(table, failover)
         yield
         await app.state.relay.close()
 
     async def forward(request: Request) -> Response:
         body = await request.body()
         path = request.scope["path"]
-        return RelayedResponse(app.state.relay, Ask.of(request, MODEL, path, body, json.loads(body)))
+        return ForwardedResponse(
+            app.state.relay, InferenceRequest.of(request, MODEL, path, body, json.loads(body))
+        )
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
     with serving(STEPS_OF_3_MS) as a, serving(STEPS_OF_3_MS) as b, asgi_server(app) as address:
         engines = {"a": a, "b": b}
         table.update(
             [
-                Entry(name, MODEL, State.SERVING, "serving", "v6e 2x4", address=address)
+                SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=address)
                 for name, (address, _) in engines.items()
             ],
             0.0,

@@ -1,0 +1,218 @@
+"""`serving sim run`: a YAML tried on simulated slices, from nothing to a service, and back to nothing on Ctrl-C."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import psutil
+from rich.console import Console
+from rich.status import Status
+
+from serving import config, environment, hub
+from serving.errors import ServingError, SimulationError
+from serving.planning import Plan, plan
+from serving.simulation.cluster import SimulatedCluster, cache_directory
+from serving.state.gcs import Store
+from serving.state.records import SliceRecord, SliceState
+from serving.status import terminal
+from serving.tpu import Slice
+
+_POLL_S = 0.5
+_LOG_LINES = 25
+
+
+@dataclass(frozen=True)
+class SimulatedService:
+    """A YAML's service, up on simulated slices."""
+
+    cluster: SimulatedCluster
+    address: str
+    plans: list[Plan]
+    log: Path
+    serve: "subprocess.Popen[bytes]"
+    store: Store
+
+
+def run(path: Path, *, spare: int, directory: Path, engine: str = "vllm", startup: str = "") -> None:
+    """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
+
+    Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
+    """
+    console = Console()
+    started = time.monotonic()
+    with running(
+        path, spare=spare, directory=directory, console=console, engine=engine, startup=startup
+    ) as trial:
+        snapshot = trial.store.read()
+        console.print(terminal.slices(snapshot.wanted, snapshot.slices))
+        console.print(
+            _how_to_use(trial.plans, trial.address, time.monotonic() - started),
+            highlight=False,
+            soft_wrap=True,
+        )
+        console.print(f"log: {trial.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
+        trial.serve.wait()
+        raise SimulationError(f"`serve run` ended by itself\n{_tail(trial.log)}")
+
+
+@contextmanager
+def running(
+    path: Path,
+    *,
+    spare: int = 0,
+    directory: Path,
+    console: Console,
+    engine: str = "vllm",
+    startup: str = "",
+) -> Iterator[SimulatedService]:
+    """The YAML's service on fresh simulated slices, ready for requests; every process ends with the block.
+
+    Raises ServingError where the YAML, the port or the start is at fault.
+    """
+    deployment = config.load(path)
+    models = [model for service in deployment.services.values() for model in service.models]
+    plans = [plan(pool, hub.config_of) for model in models for pool in model.per_pool()]
+    shapes = _shapes(plans, spare)
+    refuse_busy_port(deployment.port)
+    cluster: SimulatedCluster | None = None
+    try:
+        if engine == "vllm":
+            with _step(console, "stand-in model"):
+                _write_stand_ins(plans)
+        with _step(console, "simulated slices") as status:
+            cluster = SimulatedCluster.up(
+                shapes,
+                directory=directory,
+                engine=engine,
+                startup=startup,
+                report=lambda text: _detail(status, text),
+            )
+        # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
+        log = directory.with_suffix(".log")
+        environment.write(cluster.environment)
+        with log.open("w") as output:
+            serve = subprocess.Popen(
+                [str(Path(sys.executable).parent / "serve"), "run", str(path)],
+                env=cluster.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        trial = SimulatedService(
+            cluster, f"http://localhost:{deployment.port}", plans, log, serve, Store(cluster.address)
+        )
+        _wait_until_ready(console, trial)
+        yield trial
+    finally:
+        if cluster is not None:
+            with _step(console, "ending every process"):
+                cluster.down()
+
+
+def refuse_busy_port(port: int) -> None:
+    """Raises SimulationError naming the process that listens on a port."""
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,):
+            raise SimulationError(
+                f"port {port} is taken by {_process(connection.pid)}; end it, or set another http_options.port in the YAML"
+            )
+
+
+def _process(pid: int | None) -> str:
+    if pid is None:
+        return "a process of another user"
+    try:
+        return f"process {pid} ({' '.join(psutil.Process(pid).cmdline())[:120]})"
+    except psutil.Error:
+        return f"process {pid}"
+
+
+def _write_stand_ins(plans: list[Plan]) -> None:
+    from serving.simulation import stand_in
+
+    for one in plans:
+        stand_in.checkpoint(one, cache_directory())
+
+
+def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
+    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)] + [plans[0].slice] * spare
+    if not shapes:
+        raise SimulationError(
+            "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
+        )
+    return shapes
+
+
+def _wait_until_ready(console: Console, trial: SimulatedService) -> None:
+    needed = sum(one.model.replicas.min for one in trial.plans)
+    with _step(console, "Serve, slices and engines") as status:
+        while True:
+            if trial.serve.poll() is not None:
+                raise SimulationError(f"`serve run` failed\n{_tail(trial.log)}")
+            entries = trial.store.slices()
+            if any(entry.state is SliceState.LOST for entry in entries):
+                reasons = "; ".join(entry.reason for entry in entries if entry.reason)
+                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
+            if refusal := _refusal(trial.log):
+                raise SimulationError(refusal)
+            if sum(entry.serves for entry in entries) == needed and answers(f"{trial.address}/v1/models"):
+                return
+            _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
+            time.sleep(_POLL_S)
+
+
+def _phases(entries: list[SliceRecord]) -> str:
+    return ", ".join(f"{entry.model} on {entry.slice or '?'}: {entry.phase}" for entry in entries)
+
+
+def answers(url: str, timeout_s: float = 5) -> bool:
+    """Whether somebody is there and content."""
+    try:
+        return httpx.get(url, timeout=timeout_s).is_success
+    except httpx.TransportError:
+        return False
+
+
+def _refusal(log: Path) -> str | None:
+    """Why Serve gave the application up, if it did."""
+    for line in log.read_text(errors="replace").splitlines():
+        if "Failed to update the deployments" in line or ("Deploying app" in line and "failed" in line):
+            return line.split(" -- ", 1)[-1]
+    return None
+
+
+def _how_to_use(plans: list[Plan], address: str, seconds: float) -> str:
+    name = plans[0].model.name
+    return (
+        f"\nready after {seconds:.0f} s: {address}/v1, to be seen at {address}/\n\n"
+        f"curl {address}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f'  -d \'{{"model": "{name}", "messages": [{{"role": "user", "content": "Hello"}}], "max_tokens": 32}}\'\n'
+    )
+
+
+@contextmanager
+def _step(console: Console, name: str) -> Iterator[Status]:
+    """A line with a spinner and seconds while it runs, and one with the seconds it took."""
+    started = time.monotonic()
+    with console.status(name) as status:
+        status.serving_name, status.serving_started = name, started  # type: ignore[attr-defined]
+        try:
+            yield status
+        except ServingError:
+            console.print(f"[red]✗[/red] {name}: {time.monotonic() - started:.1f} s", highlight=False)
+            raise
+    console.print(f"[green]✓[/green] {name}: {time.monotonic() - started:.1f} s", highlight=False)
+
+
+def _detail(status: Status, text: str) -> None:
+    status.update(f"{status.serving_name} {time.monotonic() - status.serving_started:.0f} s: {text}")  # type: ignore[attr-defined]
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])

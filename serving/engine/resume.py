@@ -1,0 +1,139 @@
+"""vLLM going on with an answer that another engine began: the ids so far, in `vllm_xargs`, are said but not shown again.
+
+They go behind the prompt, so the model sees what it would have seen. And they go through what reads the answer on its
+way out, with the results dropped, so that these stand where the other engine's stood: the detokenizer, which may hold
+half a character or the beginning of a stop string, and the parser of thoughts and tools. For streams alone: a whole
+answer is run anew. vLLM has no such option; the three places below were read in 0.26.0.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+from serving.engine.protocol import CONTINUED
+
+
+def install(state: Any) -> None:
+    """Teach an app that vLLM built; `state` is its app.state."""
+    _teach_detokenizer()
+    if chat := getattr(state, "openai_serving_chat", None):
+        chat.render_chat_request = _with_said(chat.render_chat_request, chat, lambda rendered: rendered[1])
+        if chat.parser_cls is not None:
+            chat.parser_cls = continuing_parser(chat.parser_cls)
+    if completion := getattr(state, "openai_serving_completion", None):
+        completion.render_completion_request = _with_said(
+            completion.render_completion_request, completion, lambda rendered: rendered
+        )
+
+
+def said(extra: Any) -> list[int]:
+    """The ids of a request's `vllm_xargs`, or of its sampling parameters' `extra_args`."""
+    ids = (extra or {}).get(CONTINUED) or []
+    return ids if isinstance(ids, list) else [ids]
+
+
+def _with_said(render: Any, serving: Any, inputs_of: Any) -> Any:
+    async def rendering(request: Any) -> Any:
+        rendered = await render(request)
+        ids = said(request.vllm_xargs)
+        if not ids or hasattr(rendered, "error"):
+            return rendered
+        inputs = inputs_of(rendered)
+        if not all(type(each) is int and each >= 0 for each in ids):
+            return _refusal(serving, f"{CONTINUED} are ids of tokens.")
+        if not request.stream or len(inputs) != 1 or (request.n or 1) != 1:
+            return _refusal(serving, f"{CONTINUED} goes with a stream of one answer to one prompt.")
+        if "prompt_token_ids" not in inputs[0]:
+            return _refusal(serving, f"{CONTINUED} goes with a prompt of tokens.")
+        inputs[0]["prompt_token_ids"] = [*inputs[0]["prompt_token_ids"], *ids]
+        return rendered
+
+    return rendering
+
+
+def _refusal(serving: Any, message: str) -> Any:
+    return serving.create_error_response(message, status_code=HTTPStatus.BAD_REQUEST, param="vllm_xargs")
+
+
+def _teach_detokenizer() -> None:
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer  # noqa: PLC0415  vLLM is loaded by whoever serves
+
+    if getattr(IncrementalDetokenizer, "serving_continues", False):
+        return
+    from_new_request = IncrementalDetokenizer.from_new_request
+
+    def continuing(tokenizer: Any, request: Any) -> Any:
+        ids = said(request.sampling_params.extra_args)
+        if not ids or tokenizer is None:
+            return from_new_request(tokenizer, request)
+        before = copy.copy(request)
+        before.prompt_token_ids = request.prompt_token_ids[: -len(ids)]
+        made = from_new_request(tokenizer, before)
+        for _ in replayed(made, ids):
+            pass
+        return made
+
+    IncrementalDetokenizer.from_new_request = staticmethod(continuing)
+    IncrementalDetokenizer.serving_continues = True
+
+
+def replayed(detokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
+    """The text that each token added when it was first said; afterwards the detokenizer counts from none."""
+    least = detokenizer.min_tokens
+    detokenizer.min_tokens = len(ids)  # no stop string ended it then
+    for token in ids:
+        detokenizer.update([token], stop_terminated=False)
+        yield detokenizer.get_next_output_text(finished=False, delta=True)
+    detokenizer.min_tokens = least
+    if hasattr(detokenizer, "prompt_len"):
+        detokenizer.prompt_len += len(ids)
+    else:
+        detokenizer.token_ids.clear()
+
+
+def continuing_parser(parser_cls: Any) -> Any:
+    """A parser that reads, before the first new token, those that were said."""
+
+    class ContinuingParser(parser_cls):  # type: ignore[misc]
+        _has_read = False
+
+        def parse_delta(
+            self,
+            delta_text: str,
+            delta_token_ids: list[int],
+            request: Any,
+            prompt_token_ids: list[int] | None = None,
+            *,
+            finished: bool,
+        ) -> Any:
+            ids = said(getattr(request, "vllm_xargs", None))
+            if ids and prompt_token_ids is not None:
+                prompt_token_ids = prompt_token_ids[: -len(ids)]
+            if ids and not self._has_read:
+                self._has_read = True
+                detokenizer = _detokenizer(self.model_tokenizer, request, prompt_token_ids or [])
+                for token, text in zip(ids, replayed(detokenizer, ids), strict=True):
+                    super().parse_delta(text, [token], request, prompt_token_ids, finished=False)
+            return super().parse_delta(
+                delta_text, delta_token_ids, request, prompt_token_ids, finished=finished
+            )
+
+    return ContinuingParser
+
+
+def _detokenizer(tokenizer: Any, request: Any, prompt_token_ids: list[int]) -> Any:
+    from vllm.sampling_params import SamplingParams  # noqa: PLC0415
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer  # noqa: PLC0415
+
+    params = SamplingParams(
+        stop=request.stop,
+        include_stop_str_in_output=request.include_stop_str_in_output,
+        skip_special_tokens=request.skip_special_tokens,
+        spaces_between_special_tokens=request.spaces_between_special_tokens,
+    )
+    asked = SimpleNamespace(
+        request_id="", prompt_token_ids=prompt_token_ids, prompt_embeds=None, sampling_params=params
+    )
+    return IncrementalDetokenizer.from_new_request(tokenizer, asked)

@@ -1,0 +1,53 @@
+"""What an engine is doing while it starts, read off its own log.
+
+vLLM loads this plugin in every process it starts. On worker 0 of a slice the log lines below become phases, kept in
+Ray's GCS for the replica, whose event loop waits for the engine all that time.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+
+from serving.environment import REPLICA
+from serving.state.gcs import Store
+
+# Lines of vLLM and tpu-inference 0.26, by how they begin.
+_PHASES = (
+    ("Initializing a V1 LLM engine", "starting workers"),
+    ("Init worker", "loading weights"),
+    ("Init kv-cache", "making the KV cache"),
+    ("Precompile", "compiling"),
+    ("Compiling", "compiling"),
+)
+
+
+def follow() -> None:
+    """Report this process's phases, if it is on worker 0 of a replica's slice."""
+    replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
+    if not replica or not address or os.environ.get("TPU_WORKER_ID", "0") != "0":
+        return
+    store = Store(address)
+    handler = _Reporter(lambda phase: store.put_phase(replica, phase))
+    for name in ("vllm", "tpu_inference"):
+        logging.getLogger(name).addHandler(handler)
+
+
+class _Reporter(logging.Handler):
+    def __init__(self, report: Callable[[str], None]) -> None:
+        super().__init__(logging.INFO)
+        self._report = report
+        self._last = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        phase = phase_of(record.getMessage())
+        if phase and phase != self._last:
+            self._last = phase
+            try:
+                self._report(phase)
+            except Exception:  # noqa: BLE001  a start must not fail for its progress report
+                self.handleError(record)
+
+
+def phase_of(message: str) -> str | None:
+    """The phase that a log line begins, if it begins one."""
+    return next((phase for start, phase in _PHASES if message.startswith(start)), None)

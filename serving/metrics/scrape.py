@@ -1,0 +1,60 @@
+"""The service's /metrics: what Ray's agents of every node and the engines of every slice say, on one page.
+
+One address to scrape, in front of everything, wherever the slices are; engines listen on ports that nobody knows
+beforehand, and Ray's agents repeat a series for every process.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from urllib.parse import urlsplit
+
+import aiohttp
+
+from serving.metrics import exposition
+from serving.metrics.exposition import Engine
+from serving.metrics.table import UNREACHABLE
+from serving.state.records import SliceRecord
+
+_TIMEOUT_S = 3.0  # below any scraper's own
+
+
+class Scraper:
+    """Reads every source at once. `agents` gives the addresses of Ray's metrics agents, `entries` the board's slices."""
+
+    def __init__(
+        self, agents: Callable[[], Awaitable[Sequence[str]]], entries: Callable[[], Sequence[SliceRecord]]
+    ) -> None:
+        self._agents = agents
+        self._entries = entries
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=64)
+        )
+
+    async def page(self) -> str:
+        """What can be read within _TIMEOUT_S; sources that can't are counted on the page."""
+        engines = [entry for entry in self._entries() if entry.address]
+        agents = await self._agents()
+        texts = await asyncio.gather(
+            *(self._read(address) for address in [*agents, *(entry.address for entry in engines)])
+        )
+        named = [
+            (Engine(entry.model, entry.slice, entry.pool, entry.hosts), text or "")
+            for entry, text in zip(engines, texts[len(agents) :], strict=True)
+        ]
+        unread = sum(text is None for text in texts)
+        found = [
+            (urlsplit(address).hostname or "", text)
+            for address, text in zip(agents, texts, strict=False)
+            if text
+        ]
+        return await asyncio.to_thread(exposition.page, found, named, {UNREACHABLE.name: unread})
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    async def _read(self, address: str) -> str | None:
+        try:
+            async with self._session.get(f"{address}/metrics") as response:
+                return await response.text() if response.status == 200 else None
+        except (aiohttp.ClientError, TimeoutError):
+            return None

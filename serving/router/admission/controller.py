@@ -1,0 +1,249 @@
+"""Admission as a router lives it: who asks, the wait for a turn, and what the answer used.
+
+The fast path has no timer and no task: a request whose model has a free seat is let through in one call. One loop, `run`,
+beats for all: it expires whoever waits too long, takes over the board's load, and looks whether the file of keys changed.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from http import HTTPStatus
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from serving.asgi import disconnected
+from serving.config import RouterSpec
+from serving.errors import ConfigError
+from serving.planning import Plan
+from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, seats
+from serving.router.admission.rate_limit import Account
+from serving.router.http.auth import ANYONE, KeyFile
+from serving.router.http.bodies import BodyReader
+from serving.router.http.errors import refusal_response
+from serving.router.http.protocol import InferenceRequest
+from serving.router.http.routes import ROUTES
+from serving.router.http.validation import BYTES_PER_TOKEN, demand
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.record import RequestRecord
+from serving.state.records import Demand, SliceState
+from serving.timings import TIMINGS
+
+logger = logging.getLogger("ray.serve")
+
+
+class AdmissionController:
+    """What stands between a request that was read and the relay."""
+
+    def __init__(
+        self,
+        spec: RouterSpec,
+        plans: Sequence[Plan],
+        table: SliceTable,
+        keys: KeyFile,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Raises ConfigError where the status is to be private and there are no keys."""
+        if spec.private_status and not keys.ring.required:
+            raise ConfigError("router.private_status wants keys; name a file of them in router.keys_file")
+        self.bodies = BodyReader(spec)
+        self.spec = spec
+        self._table = table
+        self._keys = keys
+        self._clock = clock
+        self._most: dict[str, dict[str, int]] = {}  # by model and pool
+        for plan in plans:
+            self._most.setdefault(plan.model.name, {})[plan.pool] = plan.most_sequences
+        self._queues = {plan.model.name: plan.model.queue for plan in plans}
+        self._queue = AdmissionQueue(self._queues)
+        self._backlog = Backlog()
+        self._accounts: dict[str, Account] = {}
+        self._turns: dict[Ticket, asyncio.Future[None]] = {}
+        self._elsewhere: Mapping[str, int] = {}
+        self._routers = 1
+        self._set_accounts()
+        self.refresh()
+
+    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account:
+        """Whose request it is; raises UnauthorizedError."""
+        return self._accounts[self._keys.ring.holder(headers).name]
+
+    def status_is_open_to(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Raises UnauthorizedError where the status is private and no key is shown."""
+        if self.spec.private_status:
+            self._keys.ring.holder(headers)
+
+    def admitted(
+        self, account: Account, request: InferenceRequest, record: RequestRecord, response: Response
+    ) -> Response:
+        """The response, once it is its request's turn."""
+        tokens, sequences = demand(request.fields, request.body)
+        ticket = Ticket(
+            model=request.model,
+            account=account,
+            tokens=tokens,
+            seats=sequences if ROUTES[request.path].seat else 0,
+            size_bytes=len(request.body),
+            since_s=self._clock(),
+        )
+        return _Admitted(self, ticket, record, response)
+
+    def others(self, demands: Iterable[Demand], router: str) -> None:
+        """What the other routers have under way, and how many there are, from the live entries of the board."""
+        theirs = [one for one in demands if one.router != router]
+        elsewhere: dict[str, int] = {}
+        for one in theirs:
+            elsewhere[one.model] = elsewhere.get(one.model, 0) + one.in_flight
+        self._elsewhere = elsewhere
+        routers = 1 + len({one.router for one in theirs})
+        if routers != self._routers:
+            self._routers = routers
+            self._set_accounts()
+
+    def counts(self, model: str) -> dict[str, int]:
+        """The fields of Demand that admission knows."""
+        return self._queue.counts(model)
+
+    async def run(self, beat_s: float = TIMINGS.beat_s) -> None:
+        """Beat until cancelled."""
+        while True:
+            await asyncio.sleep(beat_s)
+            try:
+                self.refresh()
+                self._refresh_keys()
+            except Exception:
+                logger.exception("admission was not refreshed; the next beat tries again")
+
+    def refresh(self) -> None:
+        """Take over what the table says of slices, and end whoever has waited too long."""
+        now_s = self._clock()
+        self.bodies.sweep(now_s)
+        missing_s = {wanted.model: wanted.missing_for_s for wanted in self._table.wanted(now_s)}
+        entries = {model: self._table.entries(model) for model in self._most}
+        backlog = self._backlog.observe(entry for each in entries.values() for entry in each)
+        for model, each in entries.items():
+            outlook = Outlook(
+                seats=seats(
+                    each,
+                    self._most[model],
+                    backlog,
+                    taken=self._queue.seats_taken(model),
+                    elsewhere=self._elsewhere.get(model, 0),
+                    routers=self._routers,
+                ),
+                # One that has been sought for longer than a request may wait is not taken to come for this one.
+                coming=any(entry.state is SliceState.STARTING for entry in each)
+                or missing_s.get(model, 0.0) <= self._queues[model].wait_s,
+                why_none=self._table.why_none(model),
+            )
+            self._wake(self._queue.update(model, outlook, now_s))
+
+    def enter(self, ticket: Ticket) -> None:
+        self._wake(self._queue.enter(ticket, ticket.since_s))
+
+    def leave(self, ticket: Ticket, used_tokens: float) -> None:
+        ticket.used_tokens = used_tokens
+        self._turns.pop(ticket, None)
+        self._wake(self._queue.leave(ticket, self._clock()))
+
+    async def turn(self, ticket: Ticket, receive: Receive) -> bool:
+        """Wait until a held request is let through or sent away; false where its client has gone."""
+        turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
+        gone = asyncio.ensure_future(disconnected(receive))
+        try:
+            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
+            return not gone.done()
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+
+    def waited_s(self, ticket: Ticket) -> float:
+        return self._clock() - ticket.since_s
+
+    def with_limits(self, account: Account, send: Send) -> Send:
+        """An ASGI `send` that adds the limits' headers."""
+
+        def sending(message: Message) -> Awaitable[None]:
+            if message["type"] == "http.response.start":
+                headers = [*message.get("headers", ()), *account.headers(self._clock())]
+                message = {**message, "headers": headers}
+            return send(message)
+
+        return sending
+
+    def _wake(self, tickets: Iterable[Ticket]) -> None:
+        for ticket in tickets:
+            turn = self._turns.pop(ticket, None)
+            if turn and not turn.done():
+                turn.set_result(None)
+
+    def _refresh_keys(self) -> None:
+        try:
+            if self._keys.refresh():
+                self._set_accounts()
+                logger.info("%d API keys are in force", len(self._keys.ring.keys))
+        except ConfigError as error:
+            logger.error("the API keys stay as they were: %s", error.message)  # noqa: TRY400  the message says it all
+
+    def _set_accounts(self) -> None:
+        """One a key; what a key has used stays used when the file changes."""
+        now_s = self._clock()
+        kept = {}
+        for key in self._keys.ring.keys or (ANYONE,):
+            kept[key.name] = self._accounts.get(key.name) or Account(key)
+            kept[key.name].set(key, 1 / self._routers, now_s)
+        self._accounts = kept
+
+
+class _Admitted(Response):
+    """An ASGI response that is another one, sent when its request's turn has come."""
+
+    def __init__(
+        self, gate: AdmissionController, ticket: Ticket, record: RequestRecord, response: Response
+    ) -> None:
+        super().__init__()
+        self._gate = gate
+        self._ticket = ticket
+        self._record = record
+        self._response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gate, ticket, record = self._gate, self._ticket, self._record
+        gate.enter(ticket)
+        try:
+            if not await self._turn(receive):
+                record.cancelled()
+                return
+            response = self._response
+            if ticket.refusal:
+                record.failed(ticket.refusal.error)
+                response = refusal_response(ticket.refusal)
+            else:
+                record.admitted()
+            if ticket.account.limited:
+                send = gate.with_limits(ticket.account, send)
+            await response(scope, receive, send)
+        except asyncio.CancelledError:  # Serve looks out for the client too
+            record.cancelled()
+            raise
+        finally:
+            gate.leave(ticket, _used_tokens(record, ticket))
+
+    async def _turn(self, receive: Receive) -> bool:
+        """False where the client has gone; how long it waited is known either way, and where Serve cancels it."""
+        gate, ticket = self._gate, self._ticket
+        try:
+            return ticket.where is not Where.HELD or await gate.turn(ticket, receive)
+        finally:
+            self._record.waited(gate.waited_s(ticket))
+
+
+def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:
+    """What the answer says it used; an event is a token where it does not say, and an error costs nothing."""
+    record.read_usage()
+    if not record.status or record.status >= HTTPStatus.BAD_REQUEST:
+        return 0.0
+    guessed = min(ticket.size_bytes / BYTES_PER_TOKEN, ticket.tokens)  # most of a body may be a picture
+    prompt = guessed if record.prompt_tokens is None else record.prompt_tokens
+    return prompt + (record.output_tokens or 0)

@@ -1,0 +1,162 @@
+"""One router's parts, put together: the table of slices, admission, forwarding, telemetry and the HTTP surface.
+
+Nothing here knows Ray or Serve. `take` is given what the store holds, `demands` and `wanted` give what goes back there.
+"""
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+
+from serving.config import RouterSpec
+from serving.metrics.recorder import Recorder
+from serving.planning import Plan
+from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.http.api import Api
+from serving.router.http.auth import KeyFile
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.journal import Journal
+from serving.router.telemetry.latency import RecentLatency
+from serving.router.telemetry.request_log import RequestLog
+from serving.router.telemetry.spans import RequestSpans
+from serving.state.liveness import Liveness
+from serving.state.records import DecisionRecord, Demand, SliceRecord, Snapshot, Wanted
+from serving.status.document import Status, status, told
+from serving.status.rates import Rates
+from serving.timings import TIMINGS, Timings
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass(frozen=True)
+class Forgotten:
+    """Records of slices and routers that have been silent for so long that they leave the store."""
+
+    slices: tuple[SliceRecord, ...]
+    demands: tuple[Demand, ...]
+
+
+class RouterCore:
+    """One router. Lives in one event loop; `name` is the router's own among those that share the store."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        spec: RouterSpec,
+        keys: KeyFile,
+        metrics: Callable[[], Awaitable[str]],
+        *,
+        name: str = "router",
+        application: str = "",
+        log: RequestLog | None = None,
+        spans: RequestSpans | None = None,
+        timings: Timings = TIMINGS,
+    ) -> None:
+        """`plans` has one plan a pool, the preferred pool of each model first. `metrics` gives the page of all metrics."""
+        self.name = name
+        self.application = application
+        self.plans = plans
+        self.log = log
+        self.spans = spans
+        self.table = _table(plans, spec)
+        self.dispatcher = Dispatcher(self.table, spec.failover, timings=timings)
+        self.admission = AdmissionController(spec, plans, self.table, keys)
+        self.latency = RecentLatency()
+        self.journal = Journal(
+            Recorder(),
+            self.latency,
+            *([log] if log else []),
+            spans=spans,
+            slos={plan.model.name: plan.model.slo for plan in plans},
+            keep_content=spec.log_content,
+        )
+        self.entries: Sequence[SliceRecord] = ()
+        self._demands: Sequence[Demand] = ()
+        self._decisions: Sequence[DecisionRecord] = ()
+        self._metrics = metrics
+        self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
+        self._liveness = Liveness(timings)
+        self._rates = Rates()
+        self._serving: set[str] = set()
+        self._beats = 0
+
+    def app(self, *, returns_id: bool = True) -> FastAPI:
+        """The HTTP surface; `returns_id`: whether answers get their X-Request-Id here."""
+        return Api(
+            self.plans, self.table, self.dispatcher, self.admission, self.journal, self.status, self._metrics
+        ).app(returns_id=returns_id)
+
+    def take(self, snapshot: Snapshot, now_s: float) -> Forgotten:
+        """Take over what the store holds at this time; returns what is to leave the store."""
+        entries, silent = self._liveness.slices(snapshot.slices, now_s)
+        demands, gone = self._liveness.routers(snapshot.demands, now_s)
+        ordered = snapshot.ordered.get(self.application, {})
+        # What was ordered for a model stays in the store when the model's number is fixed.
+        for model in self._scaled & ordered.keys():
+            self.table.want(model, ordered[model])
+        self.table.update(entries, now_s)
+        self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
+        self._rates.observe(entries, demands, now_s)
+        self.dispatcher.settle(entries)
+        self.admission.others(demands, self.name)
+        serving = {entry.replica for entry in entries if entry.serves}
+        if serving != self._serving:  # at once: dispatch finds no slice where admission still counts seats
+            self._serving = serving
+            self.admission.refresh()
+        return Forgotten(tuple(silent), tuple(gone))
+
+    def demands(self) -> list[Demand]:
+        """What this router has to do for each model, under a new beat."""
+        self._beats += 1
+        return [self._demand(model) for model in self.table.shapes]
+
+    def wanted(self, now_s: float) -> list[Wanted]:
+        return self.table.wanted(now_s)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other router of the application was seen to beat."""
+        return all(demand.router == self.name for demand in self._demands)
+
+    def status(self) -> Status:
+        wanted = self.table.wanted(time.monotonic())
+        return status(self.entries, wanted, self._demands, told(self._decisions), self._rates, time.time())
+
+    def publish(self, demands: Sequence[Demand], now_s: float) -> None:
+        """Hand metrics to Ray and lines to the request log's file; blocks."""
+        left_out = self.dispatcher.breaker.left_out(now_s)
+        self.journal.publish(self.entries, self.table.wanted(now_s), demands, left_out)
+        if self.log:
+            self.log.flush()
+
+    async def close(self) -> None:
+        await self.dispatcher.close()
+        if self.log:
+            self.log.close()
+
+    def _demand(self, model: str) -> Demand:
+        fields: dict[str, Any] = {**self.admission.counts(model), **self.latency.percentiles(model)}
+        return Demand(self.name, model, **fields, beat=self._beats, application=self.application)
+
+
+def _table(plans: Sequence[Plan], spec: RouterSpec) -> SliceTable:
+    wanted: Counter[str] = Counter()
+    shapes: dict[str, list[str]] = {}
+    pools: dict[str, list[str]] = {}
+    for plan in plans:
+        wanted[plan.model.name] += plan.model.replicas.min
+        shapes.setdefault(plan.model.name, []).append(str(plan.slice))
+        pools.setdefault(plan.model.name, []).append(plan.pool)
+    return SliceTable(
+        wanted,
+        {model: " or ".join(of_pools) for model, of_pools in shapes.items()},
+        adapters={adapter: plan.model.name for plan in plans for adapter in plan.adapters},
+        pools=pools,
+        affinity=spec.affinity,
+        routers=spec.replicas,
+    )

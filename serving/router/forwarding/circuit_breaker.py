@@ -1,0 +1,68 @@
+"""Which slices are left out because they fail, and when they are tried again. Pure: time is an argument.
+
+A slice that breaks off a connection is left out at once, one that answers with errors after FAILURES in a row. After
+`circuit_open_s` a single request tries it again: if that is answered, so is the next; if it fails, the slice is left out for twice
+as long as before, up to `circuit_longest_s`.
+"""
+
+from dataclasses import dataclass
+
+from serving.timings import TIMINGS, Timings
+
+FAILURES = 3  # a request that makes any engine fail must not close slice after slice
+
+
+@dataclass
+class _Circuit:
+    failures: int = 0
+    open_s: float = 0.0
+    until_s: float = 0.0
+    trying: bool = False
+
+
+class CircuitBreaker:
+    """The circuits of one router's slices. A slice it knows nothing of is a good one."""
+
+    def __init__(self, timings: Timings = TIMINGS) -> None:
+        self._open_s, self._longest_s = timings.circuit_open_s, timings.circuit_longest_s
+        self._circuits: dict[str, _Circuit] = {}
+
+    def left_out(self, now_s: float) -> set[str]:
+        """Slices that no request is to be sent to."""
+        return {
+            replica
+            for replica, circuit in self._circuits.items()
+            if circuit.open_s and (now_s < circuit.until_s or circuit.trying)
+        }
+
+    def began(self, replica: str, now_s: float) -> bool:
+        """A request was sent; true for the one that tries a slice again that was left out."""
+        circuit = self._circuits.get(replica)
+        if circuit and circuit.open_s and now_s >= circuit.until_s:
+            circuit.trying = True
+            return True
+        return False
+
+    def answered(self, replica: str) -> None:
+        """It gave an answer, or the beginning of one."""
+        self._circuits.pop(replica, None)
+
+    def ended(self, replica: str) -> None:
+        """A request was over before it was answered, by nobody's fault: it tried nothing."""
+        if circuit := self._circuits.get(replica):
+            circuit.trying = False
+
+    def failed(self, replica: str, now_s: float, *, broken: bool) -> None:
+        """It answered with an error of its own or, `broken`, not at all."""
+        circuit = self._circuits.setdefault(replica, _Circuit())
+        if now_s < circuit.until_s:
+            return  # requests that were there when it broke; they say nothing new
+        circuit.failures += 1
+        if broken or circuit.trying or circuit.failures >= FAILURES:
+            circuit.open_s = min(self._longest_s, circuit.open_s * 2) if circuit.open_s else self._open_s
+            circuit.until_s = now_s + circuit.open_s
+            circuit.trying = False
+
+    def keep(self, replicas: set[str]) -> None:
+        """Forget slices that are gone."""
+        self._circuits = {name: circuit for name, circuit in self._circuits.items() if name in replicas}

@@ -1,0 +1,285 @@
+"""An answer that breaks off on one slice and goes on, on another, from the tokens that the client has. Bytes in, bytes out.
+
+A stream of chat or completions is asked for with `return_token_ids`, so that every event says which tokens it is made
+of; what the client did not ask for is cut out again, and the events are byte for byte the engine's. When the stream
+breaks, the same body is asked of another slice with the ids so far in `vllm_xargs`: the engine there puts them behind
+the prompt, and through its detokenizer, stop strings and parsers (serving.engine.resume), so that nothing is
+tokenized again and a character, a stop string or a thought that was cut in two is whole. Its events are then made to
+fit the first's: id and time, usage and offsets as if nothing had happened.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any, Self
+
+from serving.engine.protocol import CONTINUED
+from serving.router.http import sse
+from serving.router.http.protocol import InferenceRequest
+from serving.router.http.routes import ROUTES
+
+# Quotes are escaped inside of JSON strings, so none of these is ever part of a text.
+_IDS, _NO_IDS = b'"token_ids":[', b'"token_ids":null'
+_PROMPT_IDS, _NO_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]'), b'"prompt_token_ids":null'
+_NO_DELTA, _CALLS = b'"delta":{}', b'"tool_calls":['
+# Options whose effect on a token depends on all tokens before it, or that speak of the whole answer.
+_ALL_OF_IT = (
+    "prompt_logprobs",
+    "thinking_token_budget",
+    "repetition_detection",
+    "kv_transfer_params",
+    "ec_transfer_params",
+)
+_COMPLETION_TOKENS = 16  # max_tokens of completions that do not say
+
+
+class Transcript:
+    """One streamed answer as its client has it, over all the slices that gave a part of it.
+
+    `body` is what to ask of the next slice. `done` turns true with the answer's end, `failed` becomes an engine's own
+    error event where an engine sent one that is not the client's fault.
+    """
+
+    def __init__(self, request: InferenceRequest) -> None:
+        self.done = False
+        self.failed = b""
+        self._request = request
+        self._chat = ROUTES[request.path].opens
+        self._indivisible = _indivisible(request.fields, chat=self._chat)
+        self._unread = bool(self._indivisible)  # its ids are not asked for, or not given
+        self._shows_ids = bool(request.fields.get("return_token_ids"))
+        self._has_tools = bool(request.fields.get("tools"))
+        self._counts_text = not self._chat and request.fields.get("logprobs") is not None
+        self._opening: dict[str, Any] = {}
+        self._last = b""
+        self._begun = False
+        self._ids = bytearray()  # as JSON has them, with a comma behind each
+        self._text_length = 0
+        self._prompt_tokens = 0
+        self._later = False  # whether this slice is not the first
+        self._tokens_before = 0
+        self._text_before = 0
+        self.body = request.body if self._indivisible or self._shows_ids else _with_ids(request)
+
+    @classmethod
+    def of(cls, request: InferenceRequest) -> Self | None:
+        """None for what is no stream of tokens."""
+        route = ROUTES.get(request.path)
+        return cls(request) if route and route.continued and request.streams else None
+
+    @property
+    def speaks(self) -> bool:
+        """Whether every token shows; a model that hides its thoughts is silent while it thinks."""
+        return self._request.fields.get("include_reasoning") is not False
+
+    @property
+    def movable(self) -> bool:
+        """Whether another slice could go on, or begin anew."""
+        return not (self._begun and self._indivisible)
+
+    @property
+    def tokens(self) -> int:
+        """Zero where they are not counted."""
+        return 0 if self._unread else self._ids.count(b",")
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Of the client's own prompt, where a slice said so."""
+        return self._prompt_tokens or None
+
+    def take(self, events: bytes) -> bytes:
+        """Whole events of an engine as the client is to have them, up to its failure if it has one."""
+        taken = None
+        if self._unread and self._begun:
+            taken = self._take_unread(events)
+        elif self._opening and not self._later and not self._counts_text:
+            taken = self._take_tokens(events)
+        if taken is not None:
+            return taken
+        return b"".join(self._take(event) for event in sse.each(events))
+
+    def resume(self) -> str:
+        """Make `body` what is left to ask for; returns why that can't be, if it can't."""
+        self.failed = b""
+        self._later = bool(self._opening)
+        if not self._begun:
+            return ""
+        if self._indivisible:
+            return self._indivisible
+        self._tokens_before, self._text_before = self.tokens, self._text_length
+        self.body = self._rest()
+        return ""
+
+    def ending(self) -> bytes:
+        """What the client still lacks of an answer whose tokens it has to the last; nothing where more are to come."""
+        last = [sse.body(event) for event in sse.each(self._last)]
+        if any(body.get("choices") == [] for body in last):
+            return sse.DONE
+        if self._indivisible or not any(_finishes(body) for body in last):
+            return b""
+        if not (self._request.fields.get("stream_options") or {}).get("include_usage"):
+            return sse.DONE
+        usage = {
+            "prompt_tokens": self._prompt_tokens,
+            "total_tokens": self._prompt_tokens + self.tokens,
+            "completion_tokens": self.tokens,
+        }
+        return sse.event({**self._opening, "choices": [], "usage": usage}) + sse.DONE
+
+    def _take_unread(self, events: bytes) -> bytes | None:
+        """What could not go on elsewhere in any case. None where an engine fails, or may have."""
+        if sse.ERROR in events:
+            return None
+        self._last = events
+        self.done = events.endswith(sse.DONE)
+        return events
+
+    def _take_tokens(self, events: bytes) -> bytes | None:
+        """The way of nearly all events: a token each and nothing else. None for others."""
+        if _NO_DELTA in events or (self._has_tools and _CALLS in events):
+            return None
+        pieces, found = [], []
+        head, mark, rest = events.partition(_IDS)
+        while mark:
+            ids, _, rest = rest.partition(b"]")
+            found.append(ids)
+            pieces.append(head)
+            head, mark, rest = rest.partition(_IDS)
+        if len(found) != sse.count(events):
+            return None
+        for ids in found:
+            if ids:
+                self._ids += ids
+                self._ids += b","
+        self._begun = True
+        self._last = events
+        if self._shows_ids:
+            return events
+        pieces.append(head)
+        return _NO_IDS.join(pieces)
+
+    def _take(self, event: bytes) -> bytes:
+        if self.failed or self.done:
+            return b""
+        body = sse.body(event)
+        if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.failed = event + sse.DONE
+            return b""
+        if not isinstance(body.get("choices"), list):
+            self.done = event == sse.DONE
+            return event
+        opens = self._chat and any("role" in choice.get("delta", ()) for choice in body["choices"])
+        self._note(body)
+        if not opens or self._indivisible:
+            self._begun = True
+        if self._sent_for_ids(body) or (opens and self._later):
+            return b""
+        self._last = event
+        if self._later:
+            return self._fitting(body)
+        self._opening = self._opening or {
+            name: body.get(name) for name in ("id", "object", "created", "model")
+        }
+        return event if self._shows_ids else _without_ids(event)
+
+    def _note(self, body: dict[str, Any]) -> None:
+        """What there is to remember of an event."""
+        for choice in body["choices"]:
+            delta = choice.get("delta") or {}
+            prompt = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
+            if prompt and not self._prompt_tokens:
+                self._prompt_tokens = len(prompt) - self._tokens_before
+            if ids := choice.get("token_ids"):
+                self._ids += b"".join(b"%d," % each for each in ids)
+            elif ids is None and "role" not in delta:
+                self._indivisible = self._indivisible or "its engine does not say which tokens it is made of"
+                self._unread = True
+            if delta.get("tool_calls"):
+                self._indivisible = "a tool call is half-way"
+            if self._counts_text:
+                self._text_length += len(choice.get("text") or "")
+
+    def _sent_for_ids(self, body: dict[str, Any]) -> bool:
+        """Without `return_token_ids` an engine does not send what its parser found no words in."""
+        return not self._shows_ids and any(
+            choice.get("delta") == {} and choice.get("finish_reason") is None and choice.get("token_ids")
+            for choice in body["choices"]
+        )
+
+    def _fitting(self, body: dict[str, Any]) -> bytes:
+        """An event of a later slice, as the first would have sent it."""
+        body |= {name: self._opening[name] for name in ("id", "created")}
+        if usage := body.get("usage"):
+            usage["prompt_tokens"] -= self._tokens_before
+            usage["completion_tokens"] += self._tokens_before
+        for choice in body["choices"]:
+            if "prompt_token_ids" in choice:
+                choice["prompt_token_ids"] = None
+            if not self._shows_ids and "token_ids" in choice:
+                choice["token_ids"] = None
+            logprobs = choice.get("logprobs") or {}
+            if "text_offset" in logprobs:
+                logprobs["text_offset"] = [self._text_before + offset for offset in logprobs["text_offset"]]
+        return sse.event(body)
+
+    def _rest(self) -> bytes:
+        """The client's body, less what it has already."""
+        fields = dict(self._request.fields)
+        said = self.tokens
+        if not self._chat:
+            fields.setdefault("max_tokens", _COMPLETION_TOKENS)
+        for name in ("max_tokens", "max_completion_tokens"):
+            if fields.get(name) is not None:
+                fields[name] -= said
+        if fields.get("min_tokens"):
+            fields["min_tokens"] = max(0, fields["min_tokens"] - said)
+        fields |= {"echo": False} if fields.get("echo") else {}
+        extra = fields.get("vllm_xargs") or {}
+        ids = [*extra.get(CONTINUED, ()), *json.loads(b"[" + self._ids[:-1] + b"]")]
+        fields["vllm_xargs"] = {**extra, CONTINUED: ids}
+        fields["return_token_ids"] = True
+        return json.dumps(fields).encode()
+
+
+def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
+    """Why an answer can't go on elsewhere once it has begun; empty where it can."""
+    prompt, form = fields.get("prompt"), fields.get("response_format") or {}
+    one_text = isinstance(prompt, str) or (
+        isinstance(prompt, list) and all(isinstance(each, int) for each in prompt)
+    )
+    free = not fields.get("structured_outputs") and form in ({}, {"type": "text"})
+    reasons = {
+        "several answers were asked for at once": fields.get("n") not in (None, 1)
+        or bool(fields.get("use_beam_search")),
+        "its prompt is not one text": not chat and not one_text,
+        "a grammar is half-way through it": not free,
+        "a tool call is half-way": fields.get("tool_choice") not in (None, "none", "auto"),
+        "it is audio": "audio" in (fields.get("modalities") or ()),
+        "it begins with its prompt": bool(fields.get("echo") and fields.get("logprobs")),
+        "an option of its looks at all of it": any(fields.get(name) is not None for name in _ALL_OF_IT),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), "")
+
+
+def _without_ids(event: bytes) -> bytes:
+    head, mark, rest = event.partition(_IDS)
+    plain = head + _NO_IDS + rest.partition(b"]")[2] if mark else event
+    return _PROMPT_IDS.sub(_NO_PROMPT_IDS, plain)
+
+
+def _with_ids(request: InferenceRequest) -> bytes:
+    """The body, with the ids of tokens asked for; as it came but for that."""
+    if "return_token_ids" in request.fields:
+        return json.dumps({**request.fields, "return_token_ids": True}).encode()
+    before, _, after = request.body.partition(b"{")
+    return before + b'{"return_token_ids":true,' + after
+
+
+def _finishes(body: dict[str, Any]) -> bool:
+    return any(choice.get("finish_reason") for choice in body.get("choices") or ())
+
+
+def _status(error: Any) -> int:
+    code = error.get("code") if isinstance(error, dict) else None
+    return code if isinstance(code, int) else HTTPStatus.INTERNAL_SERVER_ERROR

@@ -1,0 +1,236 @@
+"""From a request to the slice that takes it: asked, and asked again elsewhere where a slice fails.
+
+The table says who is asked first, the breaker who is not to be asked, and the watch which streams have fallen silent.
+"""
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from http import HTTPStatus
+
+import aiohttp
+
+from serving.config import FailoverSpec
+from serving.errors import NoSliceError, ServingError, SliceLostError
+from serving.router.forwarding.circuit_breaker import CircuitBreaker
+from serving.router.forwarding.slice_timing import SliceTiming
+from serving.router.forwarding.stalls import Stream, stalled
+from serving.router.forwarding.upstream import NotConnected, Upstream
+from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.record import RequestRecord
+from serving.state.records import SliceRecord, SliceState
+from serving.timings import TIMINGS, Timings
+
+logger = logging.getLogger("ray.serve")
+
+
+@dataclass
+class Tries:
+    """How often and where one request was tried since it last got anything."""
+
+    left: int
+    wait_s: float
+    tried: set[str] = field(default_factory=set)
+    # Answered with an error; the slice's fault if another can do it.
+    accused: set[str] = field(default_factory=set)
+    deadline_s: float | None = None
+    pause_s: float = 0.0
+
+    def again(self, replica: str) -> bool:
+        """Count a failure; false once it was the last."""
+        self.tried.add(replica)
+        self.left -= 1
+        if self.deadline_s is None:
+            self.deadline_s = time.monotonic() + self.wait_s
+        return self.left >= 0
+
+
+class Dispatcher:
+    """What all answers of one router share: connections, and who is not to be asked."""
+
+    def __init__(
+        self,
+        table: SliceTable,
+        failover: FailoverSpec | None = None,
+        *,
+        timings: Timings = TIMINGS,
+    ) -> None:
+        self.failover = failover or FailoverSpec()
+        self.breaker = CircuitBreaker(timings)
+        self.timing = SliceTiming(timings)
+        self._timings = timings
+        self._table = table
+        self._upstream = Upstream(timings.connect_s)
+        self._requesting: dict[asyncio.Timeout, SliceRecord] = {}
+        self._streams: set[Stream] = set()
+        self._lost: set[str] = set()
+        self._watching = asyncio.create_task(self._watch())
+
+    def tries(self) -> Tries:
+        return Tries(self.failover.retries, self.failover.wait_s)
+
+    async def open(
+        self,
+        request: InferenceRequest,
+        record: RequestRecord,
+        body: bytes | None = None,
+        tries: Tries | None = None,
+    ) -> Stream:
+        """A slice's answer up to its headers, of the first slice that does not fail; raises ServingError.
+
+        The last slice's own error is an answer too.
+        """
+        tries = tries or self.tries()
+        while True:
+            entry = await self._choose(request, tries)
+            self._table.begin(entry.replica)
+            record.sent(entry)
+            asked_s = time.monotonic()
+            trial = self.breaker.began(entry.replica, asked_s)
+            # The headers of a stream come with its first token, those of a whole answer with its last.
+            within_s = self.timing.first_s(entry.replica) if trial and request.streams else None
+            try:
+                response = await self._post(
+                    entry, request, record, request.body if body is None else body, within_s
+                )
+            except (aiohttp.ClientError, TimeoutError) as error:
+                self.broke(entry)
+                self._end(entry)
+                if not tries.again(entry.replica):
+                    raise self._given_up(entry, error) from error
+            except BaseException:
+                self._end(entry)
+                raise
+            else:
+                stream = Stream(entry, response, asked_s, trial)
+                self._streams.add(stream)
+                if not failed(response.status):
+                    return stream
+                tries.accused.add(entry.replica)
+                if not tries.again(entry.replica):
+                    return stream
+                self.give_back(stream)
+
+    def watch(self, stream: Stream) -> None:
+        """Take care that it does not fall silent."""
+        stream.watched = True
+
+    def give_back(self, stream: Stream) -> None:
+        """End a request. A response not read to its end closes its connection: the engine aborts the request."""
+        self._streams.discard(stream)
+        self._end(stream.entry)
+        response = stream.response
+        response.close() if not response.content.at_eof() else response.release()
+
+    def settle(self, entries: Collection[SliceRecord]) -> None:
+        """Once a beat: these are the slices there are.
+
+        What a lost one still has goes on elsewhere, and what can't ends once it is forgotten: the kernel of a host
+        whose processes are stopped keeps every connection up.
+        """
+        replicas = {entry.replica for entry in entries}
+        self.timing.settle(replicas)
+        self.breaker.keep(replicas)
+        forgotten = self._lost - replicas
+        self._lost = {entry.replica for entry in entries if entry.state is SliceState.LOST}
+        for limit, entry in self._requesting.items():
+            if (entry.replica in forgotten or self._is_elsewhere(entry)) and not limit.expired():
+                limit.reschedule(0.0)
+        silent_since_s = time.monotonic() - self._timings.stale_s
+        for stream in self._streams:
+            over = stream.entry.replica in forgotten or (stream.movable and self._is_elsewhere(stream.entry))
+            if over and stream.heard_s < silent_since_s:  # one that speaks is not on a stopped host
+                stream.cut()
+
+    async def reaches(self, entry: SliceRecord) -> bool:
+        """Whether a slice answers at all, whatever the board says of it."""
+        return await self._upstream.reaches(entry, self._timings.probe_reach_s)
+
+    def broke(self, entry: SliceRecord) -> None:
+        """It broke a connection off."""
+        self.breaker.failed(entry.replica, time.monotonic(), broken=True)
+
+    def answered(self, entry: SliceRecord, tries: Tries) -> None:
+        """It could do what others answered with an error."""
+        self.breaker.answered(entry.replica)
+        for replica in tries.accused - {entry.replica}:
+            self.breaker.failed(replica, time.monotonic(), broken=False)
+        tries.accused.clear()
+
+    async def close(self) -> None:
+        self._watching.cancel()
+        await self._upstream.close()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._timings.stall_look_s)
+            for stream in stalled(self._streams, self.timing, self._table.in_flight, time.monotonic()):
+                if self._elsewhere(stream.entry):
+                    logger.warning(
+                        "slice %s of %s has stalled: a stream leaves it",
+                        stream.entry.slice,
+                        stream.entry.model,
+                    )
+                    stream.cut()
+
+    async def _post(
+        self,
+        entry: SliceRecord,
+        request: InferenceRequest,
+        record: RequestRecord,
+        body: bytes,
+        within_s: float | None,
+    ) -> aiohttp.ClientResponse:
+        """Raises what aiohttp raises, and TimeoutError where the slice is lost or late."""
+        async with asyncio.timeout(within_s) as limit:
+            self._requesting[limit] = entry
+            try:
+                return await self._upstream.post(entry, request, body, record.carried)
+            finally:
+                del self._requesting[limit]
+
+    def _is_elsewhere(self, entry: SliceRecord) -> bool:
+        """Whether its place is, since the board calls it lost."""
+        return entry.replica in self._lost and self._elsewhere(entry)
+
+    def _elsewhere(self, entry: SliceRecord) -> bool:
+        left_out = self.breaker.left_out(time.monotonic()) | {entry.replica}
+        return any(one.serves and one.replica not in left_out for one in self._table.entries(entry.model))
+
+    def _end(self, entry: SliceRecord) -> None:
+        self._table.end(entry.replica)
+        self.breaker.ended(entry.replica)
+
+    async def _choose(self, request: InferenceRequest, tries: Tries) -> SliceRecord:
+        """The slice to ask; waits for one where there is hope of one, or where a part of the answer is with the client."""
+        if tries.pause_s:
+            await asyncio.sleep(tries.pause_s * random.uniform(0.5, 1))
+        tries.pause_s = min(self._timings.longest_pause_s, tries.pause_s * 2) if tries.tried else 0.0
+        while True:
+            left_out = self.breaker.left_out(time.monotonic())
+            try:
+                return self._table.choose(request.model, left_out | tries.tried, request)
+            except NoSliceError:
+                if tries.deadline_s is None:
+                    self._table.choose(request.model)  # none at all: that is for the client to know
+                    tries.deadline_s = time.monotonic() + tries.wait_s
+                if time.monotonic() >= tries.deadline_s:
+                    raise
+            # Whoever failed this request may have it again after a while, if nobody else is there.
+            tries.tried.clear()
+            tries.pause_s = max(self._timings.first_pause_s, tries.pause_s)
+            await asyncio.sleep(self._timings.look_again_s)
+
+    def _given_up(self, entry: SliceRecord, error: Exception) -> ServingError:
+        if isinstance(error, NotConnected):
+            return NoSliceError(f"No slice of {entry.model!r} takes a connection; try again shortly.")
+        return SliceLostError(f"The slice serving {entry.model!r} was lost before it answered.")
+
+
+def failed(status: int) -> bool:
+    """Whether it is the engine's failure; one that does not do a thing at all (501) has not failed."""
+    return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED

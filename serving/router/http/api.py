@@ -1,0 +1,206 @@
+"""The HTTP surface: OpenAI's by model name, each request relayed to a slice of that model. Knows nothing of Serve.
+
+It reads from a body what it needs to route and forwards the body as it came; what the fields mean is vLLM's business.
+"""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from serving.errors import (
+    MethodError,
+    OverloadedError,
+    ServingError,
+    SlowBodyError,
+    TooLargeError,
+    UnauthorizedError,
+    UnknownPathError,
+)
+from serving.metrics.exposition import CONTENT_TYPE
+from serving.planning import Plan
+from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.response import ForwardedResponse
+from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
+from serving.router.http.errors import error_response
+from serving.router.http.openapi import document
+from serving.router.http.protocol import InferenceRequest
+from serving.router.http.routes import ROUTES
+from serving.router.http.validation import check, fields_of
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.journal import Journal
+from serving.router.telemetry.record import RequestRecord
+from serving.status import page
+from serving.status.document import Status
+
+logger = logging.getLogger("ray.serve")
+
+_GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+
+
+class Api:
+    """What clients may ask of the models of one service."""
+
+    def __init__(
+        self,
+        plans: Sequence[Plan],
+        table: SliceTable,
+        dispatcher: Dispatcher,
+        admission: AdmissionController,
+        journal: Journal,
+        status: Callable[[], Status],
+        metrics: Callable[[], Awaitable[str]],
+    ) -> None:
+        """`status` and `metrics` give the pages of the whole service."""
+        self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
+        self._table = table
+        self._dispatcher = dispatcher
+        self._admission = admission
+        self._journal = journal
+        self._status = status
+        self._metrics = metrics
+        self._started = int(time.time())
+
+    def app(self, *, returns_id: bool = True) -> FastAPI:
+        """`returns_id`: whether answers get their X-Request-Id here."""
+        app = FastAPI(
+            title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
+        )
+        app.add_route("/{path:path}", self.forward, methods=["POST"], include_in_schema=False)
+        app.add_api_route("/v1/models", self.models)
+        app.add_api_route("/v1/models/{name:path}", self.model)
+        app.add_api_route("/health", self.health, response_class=Response)
+        app.add_api_route("/status.json", self.status, response_model=Status)
+        for path, answer in page.routes():
+            app.add_route(path, answer, include_in_schema=False)
+        app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
+        app.add_middleware(Envelope, returns_id=returns_id)
+        app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
+        app.add_exception_handler(ServingError, _on_serving_error)
+        app.add_exception_handler(HTTPException, _on_http_error)
+        app.add_exception_handler(ClientDisconnect, _on_disconnect)
+        return app
+
+    async def models(self) -> JSONResponse:
+        names = [*reversed(self._plans), *self._table.adapters]
+        return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
+
+    async def model(self, name: str) -> JSONResponse:
+        self._table.resolve(name)
+        return JSONResponse(self._card(name))
+
+    async def health(self) -> Response:
+        """200 while every model has a slice that serves, else 503 naming the first that has none."""
+        for name in self._plans:
+            self._table.choose(name)
+        return Response(status_code=HTTPStatus.OK)
+
+    async def status(self, request: Request) -> Response:
+        """What the page at `/` draws."""
+        self._admission.status_is_open_to(request.headers.raw)
+        body = self._status().model_dump_json()
+        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Every metric of the service, its slices' engines included, for Prometheus."""
+        self._admission.status_is_open_to(request.headers.raw)
+        return Response(await self._metrics(), media_type=CONTENT_TYPE)
+
+    async def forward(self, request: Request) -> Any:
+        """What vLLM's app computes, by a slice of the model that the body names."""
+        record = self._journal.begin(_path(request), request.headers)
+        _exchange(request).record = record
+        return await self._forward(request, record)
+
+    async def _forward(self, request: Request, record: RequestRecord) -> Response:
+        path = record.path
+        if path not in ROUTES:
+            raise _refusal(request)
+        account = self._admission.account(request.headers.raw)
+        record.key = account.key.id
+        body = await self._admission.bodies.read(request, time.monotonic())
+        fields = await fields_of(request, body)
+        model = self._table.resolve(fields.get("model"))
+        record.model = model
+        record.question = body
+        check(fields, self._plans[model], self._admission.spec)
+        asked = InferenceRequest.of(request, model, path, body, fields)
+        response = ForwardedResponse(self._dispatcher, asked, record)
+        return self._admission.admitted(account, asked, record, response)
+
+    def _card(self, name: str) -> dict[str, Any]:
+        model = self._table.resolve(name)
+        plan = self._plans[model]
+        entries = self._table.entries(model)
+        serving = [entry for entry in entries if entry.serves]
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": "tpu-serving",
+            "root": plan.model.model,
+            "parent": None if name == model else model,
+            "max_model_len": serving[0].max_model_len if serving else None,
+            "slice": str(plan.slice),
+            "parallel": {"tensor": plan.tensor, "pipeline": plan.pipeline},
+            "slices_ready": len(serving),
+            "simulated": any(entry.simulated for entry in entries),
+        }
+
+
+def _path(request: Request) -> str:
+    """The path below the application's route prefix."""
+    return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
+
+
+def _takes(path: str) -> str:
+    """The method of a path; none where there is no such path."""
+    if path in ROUTES:
+        return "POST"
+    return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
+
+
+def _refusal(request: Request) -> ServingError:
+    path, takes = _path(request), _takes(_path(request))
+    if takes and takes != request.method:
+        return MethodError(f"{path} takes {takes}, not {request.method}.")
+    return UnknownPathError(f"There is no {path} here.")
+
+
+def _exchange(request: Request) -> Exchange:
+    found: Exchange = request.scope[EXCHANGE]
+    return found
+
+
+async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, ServingError)  # noqa: S101  that is what it is registered for
+    if record := _exchange(request).record:
+        record.failed(error)
+    response = error_response(error)
+    match error:
+        case MethodError():
+            response.headers["allow"] = _takes(_path(request))
+        case UnauthorizedError():
+            response.headers["www-authenticate"] = "Bearer"
+        case TooLargeError() | SlowBodyError() | OverloadedError():
+            response.headers["connection"] = "close"  # the rest of the body is not read
+    return response
+
+
+async def _on_http_error(request: Request, _: Exception) -> JSONResponse:
+    """Starlette's own refusal: no such route, or another method."""
+    return await _on_serving_error(request, _refusal(request))
+
+
+async def _on_disconnect(request: Request, _: Exception) -> Response:
+    if record := _exchange(request).record:
+        record.cancelled()
+    return Response(status_code=_CLIENT_CLOSED_REQUEST)

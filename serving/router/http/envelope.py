@@ -1,0 +1,191 @@
+"""What every answer is wrapped in: its request's id, and errors in the one shape that the route's clients parse.
+
+Errors come from three places: this router, an engine that refuses, and whatever stands in an engine's way to its refusal. A
+client's own mistake is told in the words of whoever found it; what an engine says of its own failure stays in its log.
+"""
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable
+from http import HTTPStatus
+from http.client import responses
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from serving.errors import ServingError
+from serving.router.http import sse
+from serving.router.http.errors import error_response
+from serving.router.http.routes import Dialect, dialect_of
+from serving.router.telemetry.journal import request_id
+from serving.router.telemetry.record import RequestRecord
+
+logger = logging.getLogger("ray.serve")
+
+ID_HEADER = b"x-request-id"
+# Where a request's scope has its exchange, to which the surface gives the request's record.
+EXCHANGE = "serving.exchange"
+_ANTHROPIC_KINDS: dict[int, str] = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
+# What an engine's 500 says to a client; the words of the others are meant for it.
+_ENGINE_FAILED = "The engine failed on this request."
+_LENGTH_AND_TYPE = (b"content-length", b"content-type")
+
+
+class Envelope:
+    """An ASGI app around the router's, and the one owner of a request's end: its record is written out here."""
+
+    def __init__(self, app: ASGIApp, *, returns_id: bool = True) -> None:
+        """`returns_id`: false where the server around it puts the id on answers."""
+        self._app = app
+        self._returns_id = returns_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        scope, name = _with_id(scope)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        exchange = Exchange(
+            send, name, anthropic=dialect_of(path) is Dialect.ANTHROPIC, returns_id=self._returns_id
+        )
+        scope[EXCHANGE] = exchange
+        try:
+            await self._app(scope, receive, exchange)
+        except asyncio.CancelledError:  # Serve looks out for the client too
+            if exchange.record:
+                exchange.record.cancelled()
+            raise
+        except Exception:
+            logger.exception("unhandled error on %s %s, request %s", scope["method"], path, name.decode())
+            if exchange.started:
+                raise  # the server cuts the connection: the client must not take this for the end
+            await error_response(ServingError("Internal error."))(scope, receive, exchange)
+        finally:
+            if exchange.record:
+                exchange.record.end()
+
+
+class Exchange:
+    """One request's ASGI `send`, and its record once there is one. Of an answer that went well it touches the headers alone."""
+
+    def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
+        self._send = send
+        self._id = name
+        self._id_header = [(ID_HEADER, name)] if returns_id else []
+        self._anthropic = anthropic
+        self.started = False
+        self._error: Message | None = None
+        self._body = b""
+        self.record: RequestRecord | None = None
+
+    def __call__(self, message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            headers = [one for one in message.get("headers", ()) if one[0] != ID_HEADER]
+            message = {**message, "headers": [*headers, *self._id_header]}
+            if message["status"] >= HTTPStatus.BAD_REQUEST:
+                self._error = message
+                return _nothing()
+        elif self._error is not None:
+            return self._collect(message)
+        elif message.get("body", b"").startswith(sse.ERROR):
+            message = {**message, "body": self._event(message["body"])}
+        self.started = True
+        return self._send(message)
+
+    async def _collect(self, message: Message) -> None:
+        """An error goes out once it is whole."""
+        self._body += message.get("body", b"")
+        if message.get("more_body"):
+            return
+        start, self._error = self._error, None
+        assert start is not None  # noqa: S101  this is called with an error under way
+        if self._body:  # a client that left is answered without one
+            body = json.dumps(self._said(start["status"])).encode()
+            kept = [one for one in start["headers"] if one[0] not in _LENGTH_AND_TYPE]
+            length = (b"content-length", str(len(body)).encode())
+            start = {**start, "headers": [*kept, length, (b"content-type", b"application/json")]}
+            self._body = body
+        self.started = True
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": self._body})
+
+    def _said(self, status: int) -> dict[str, Any]:
+        error = told(self._body, status)
+        if not self._anthropic:
+            return {"error": error}
+        return _anthropic(error["message"], status, self._id)
+
+    def _event(self, events: bytes) -> bytes:
+        """A stream's error in the route's own shape; what follows it stays."""
+        failed, *rest = sse.each(events)
+        error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
+        if not self._anthropic:
+            return b"".join([sse.event({"error": error}), *rest])
+        said = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._id)
+        return b"".join([sse.event(said, "error"), *rest])
+
+
+def told(body: bytes, status: int) -> dict[str, Any]:
+    """OpenAI's error of whatever an error's body says."""
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    error = fields.get("error", fields) if isinstance(fields, dict) else {}
+    error = error if isinstance(error, dict) else {"message": error}
+    kind, code = error.get("type"), error.get("code")
+    ours = isinstance(code, str) and code != ""
+    if isinstance(code, int) and code in responses:
+        status = code  # an engine's code is the status, in a stream the only one
+    message = error.get("message") or error.get("detail")
+    if not isinstance(message, str) or (status == HTTPStatus.INTERNAL_SERVER_ERROR and not ours):
+        message = _ENGINE_FAILED if status >= HTTPStatus.INTERNAL_SERVER_ERROR else _phrase(status)
+    if not ours:
+        kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else ServingError.kind
+    return {
+        "message": message,
+        "type": kind,
+        "param": error.get("param"),
+        "code": code if ours else _code(status),
+    }
+
+
+def _anthropic(message: str, status: int, name: bytes) -> dict[str, Any]:
+    usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    kind = _ANTHROPIC_KINDS.get(status, usual)
+    return {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": name.decode("ascii"),
+    }
+
+
+def _with_id(scope: Scope) -> tuple[Scope, bytes]:
+    """The request under its id: the client's if it is one, else a new one; the engine gets the same."""
+    asked = next((value for name, value in scope["headers"] if name == ID_HEADER), None)
+    name = request_id(asked.decode("latin-1") if asked is not None else None).encode("ascii")
+    if name == asked:
+        return scope, name
+    headers = [one for one in scope["headers"] if one[0] != ID_HEADER]
+    return {**scope, "headers": [*headers, (ID_HEADER, name)]}, name
+
+
+def _phrase(status: int) -> str:
+    return f"{responses.get(status, 'Error')}."
+
+
+def _code(status: int) -> str:
+    return responses.get(status, "error").lower().replace(" ", "_")
+
+
+async def _nothing() -> None:
+    """Sent later."""

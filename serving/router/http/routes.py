@@ -1,0 +1,163 @@
+"""What may be asked of a model: one row a path. Pure.
+
+Everything of vLLM's app that computes something has a row. What steers an engine (sleep, profiling, weights, adapters
+loaded by hand) has none, and no client of a model reaches it. Request bodies are typed as far as the router looks at
+them; every other field is vLLM's and passes as it came.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Dialect(StrEnum):
+    """Whose clients ask: decides the shape of errors."""
+
+    OPENAI = "openai"
+    ANTHROPIC = "anthropic"
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path that a slice answers.
+
+    `fields` are JSON schemas of the body's fields that the router looks at, and the body can't do without `needed`.
+    `operation` is OpenTelemetry's name of what it does. A request of a path without a `seat` never reaches the engine's
+    batch. A stream that is `continued` goes on on another slice. A stream that `opens` says who speaks in its first event.
+    """
+
+    path: str
+    summary: str
+    fields: dict[str, Any]
+    needed: tuple[str, ...] = ()
+    dialect: Dialect = Dialect.OPENAI
+    operation: str | None = None
+    seat: bool = True
+    continued: bool = False
+    opens: bool = False
+    form: bool = False
+
+
+_TEXT = {"type": "string"}
+_TOKENS = {"type": "array", "items": {"type": "integer"}}
+_PROMPT = {"anyOf": [_TEXT, _TOKENS, {"type": "array", "items": {"anyOf": [_TEXT, _TOKENS]}}]}
+_CONTENT = {"anyOf": [_TEXT, {"type": "array", "items": {"type": "object"}}]}
+_MESSAGES = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"role": _TEXT, "content": _CONTENT},
+        "required": ["role"],
+    },
+}
+_COUNT = {"type": "integer", "minimum": 1}
+_SAMPLING = {
+    "stream": {"type": "boolean"},
+    "max_tokens": _COUNT,
+    "n": _COUNT,
+    "temperature": {"type": "number", "minimum": 0},
+    "stop": {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]},
+    "user": _TEXT,
+}
+_EMBEDDED = {"input": _PROMPT}
+_SCORED = {"text_1": _CONTENT, "text_2": _CONTENT}
+_RANKED = {"query": _TEXT, "documents": {"type": "array", "items": _CONTENT}, "top_n": {"type": "integer"}}
+_GENERATED = {"generate_response": {"type": "object"}}
+_SEVERAL_GENERATED = {"generate_responses": {"type": "array", "items": {"type": "object"}}}
+_SPEECH = {"file": {"type": "string", "format": "binary"}}
+
+ROUTES: dict[str, Route] = {
+    route.path: route
+    for route in (
+        Route(
+            "/v1/chat/completions",
+            "Chat",
+            {"messages": _MESSAGES, **_SAMPLING},
+            ("messages",),
+            operation="chat",
+            continued=True,
+            opens=True,
+        ),
+        Route(
+            "/v1/chat/completions/batch",
+            "Chat, several conversations at once",
+            {"messages": {"type": "array", "items": _MESSAGES}},
+            ("messages",),
+        ),
+        Route("/v1/chat/completions/render", "The tokens of a chat", {"messages": _MESSAGES}, ("messages",)),
+        Route(
+            "/v1/chat/completions/derender", "A chat's answer from tokens", _GENERATED, ("generate_response",)
+        ),
+        Route(
+            "/v1/completions",
+            "Complete a text",
+            {"prompt": _PROMPT, **_SAMPLING},
+            ("prompt",),
+            operation="text_completion",
+            continued=True,
+        ),
+        Route("/v1/completions/render", "The tokens of a prompt", {"prompt": _PROMPT}, ("prompt",)),
+        Route(
+            "/v1/completions/derender", "Completions from tokens", _SEVERAL_GENERATED, ("generate_responses",)
+        ),
+        Route(
+            "/inference/v1/generate",
+            "Tokens to tokens",
+            {"token_ids": _TOKENS, "sampling_params": {"type": "object"}, "stream": {"type": "boolean"}},
+            ("token_ids", "sampling_params"),
+        ),
+        Route(
+            "/v1/responses",
+            "OpenAI's Responses",
+            {"input": _CONTENT, "max_output_tokens": _COUNT},
+            ("input",),
+            operation="chat",
+        ),
+        Route(
+            "/v1/messages",
+            "Anthropic's Messages",
+            {"messages": _MESSAGES, "max_tokens": _COUNT, "stream": {"type": "boolean"}},
+            ("messages", "max_tokens"),
+            dialect=Dialect.ANTHROPIC,
+            operation="chat",
+        ),
+        Route(
+            "/v1/messages/count_tokens",
+            "Count a message's tokens",
+            {"messages": _MESSAGES},
+            ("messages",),
+            dialect=Dialect.ANTHROPIC,
+            seat=False,
+        ),
+        Route("/v1/embeddings", "Embed texts", _EMBEDDED, ("input",), operation="embeddings"),
+        Route("/v2/embed", "Cohere's Embed", {"texts": {"type": "array", "items": _TEXT}}, ()),
+        Route("/pooling", "Pool hidden states", _EMBEDDED, ("input",)),
+        Route("/classify", "Classify texts", _EMBEDDED, ("input",)),
+        Route("/score", "Score pairs of texts", _SCORED, ("text_1", "text_2")),
+        Route("/v1/score", "Score pairs of texts", _SCORED, ("text_1", "text_2")),
+        Route(
+            "/generative_scoring",
+            "Score items by a model's next token",
+            {"query": _PROMPT, "items": _PROMPT},
+            ("query", "items"),
+        ),
+        Route("/rerank", "Order documents by a query", _RANKED, ("query", "documents")),
+        Route("/v1/rerank", "Order documents by a query", _RANKED, ("query", "documents")),
+        Route("/v2/rerank", "Order documents by a query", _RANKED, ("query", "documents")),
+        Route(
+            "/tokenize", "Text or chat to tokens", {"prompt": _TEXT, "messages": _MESSAGES}, (), seat=False
+        ),
+        Route("/detokenize", "Tokens to text", {"tokens": _TOKENS}, ("tokens",), seat=False),
+        Route(
+            "/invocations", "Any of these, as SageMaker asks", {"messages": _MESSAGES, "prompt": _PROMPT}, ()
+        ),
+        Route("/v1/audio/transcriptions", "Speech to text", _SPEECH, ("file",), form=True),
+        Route("/v1/audio/translations", "Speech to English text", _SPEECH, ("file",), form=True),
+    )
+}
+_ANTHROPIC = "/v1/messages"
+
+
+def dialect_of(path: str) -> Dialect:
+    """Whose clients ask at a path, also at one that is not served."""
+    return Dialect.ANTHROPIC if path.startswith(_ANTHROPIC) else Dialect.OPENAI

@@ -1,0 +1,49 @@
+"""Server-sent events as bytes: taken apart, looked into, put together. Pure.
+
+vLLM ends every event with an empty line and sends each in one piece; a chunk of a connection may hold several events, or
+end inside of one.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+DATA, END = b"data: ", b"\n\n"
+DONE = b"data: [DONE]\n\n"
+MEDIA_TYPE = "text/event-stream"
+# How an event begins that says that the engine failed.
+ERROR = b'data: {"error"'
+
+
+def whole(data: bytes) -> tuple[bytes, bytes]:
+    """Split after the last event's end: whole events, and the beginning of the next one."""
+    if data.endswith(END):
+        return data, b""
+    events, end, rest = data.rpartition(END)
+    return events + end, rest
+
+
+def each(events: bytes) -> list[bytes]:
+    """Whole events one by one, each with its end."""
+    return [event + END for event in events.split(END) if event]
+
+
+def count(events: bytes) -> int:
+    return events.count(END)
+
+
+def body(event: bytes) -> dict[str, Any]:
+    """The JSON object of an event; empty where there is none."""
+    try:
+        found = json.loads(event.removeprefix(DATA))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def event(said: Mapping[str, Any], name: str = "") -> bytes:
+    """An event that says this, under a name where one is given."""
+    raw = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+    return (
+        (f"event: {name}\n".encode() if name else b"") + DATA + raw.encode("utf-8", "backslashreplace") + END
+    )

@@ -1,0 +1,139 @@
+"""What becomes of a request's record at its end: metrics, a log line, spans. And what a router shows of its slices."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+
+from serving.config import SloSpec
+from serving.metrics import table
+from serving.metrics.recorder import Recorder
+from serving.router.telemetry.record import RequestRecord
+from serving.router.telemetry.spans import RequestSpans
+from serving.state.records import Demand, SliceRecord, Wanted
+
+logger = logging.getLogger("ray.serve")
+
+
+class Journal:
+    """Everything that one router process tells of itself, but for the board."""
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *writers: Callable[[RequestRecord], None],
+        spans: RequestSpans | None = None,
+        slos: Mapping[str, SloSpec] | None = None,
+        keep_content: bool = False,
+    ) -> None:
+        """`slos` by model. `writers` are given each record at its end, with prompt and answer if `keep_content` says so."""
+        self._recorder = recorder
+        self._spans = spans
+        self._writers = (spans.end, *writers) if spans else writers
+        self._slos = slos or {}
+        self._keys = {table.NO_KEY}
+        self._keep_content = keep_content
+
+    def begin(self, path: str, headers: Mapping[str, str]) -> RequestRecord:
+        """A request came."""
+        record = RequestRecord(
+            path,
+            request_id(headers.get("x-request-id")),
+            on_end=self.write,
+            answer=[] if self._keep_content else None,
+        )
+        if self._spans:
+            self._spans.begin(record, headers)
+        return record
+
+    def write(self, record: RequestRecord) -> None:
+        """Called once a request."""
+        self._count(record)
+        for writer in self._writers:
+            try:
+                writer(record)
+            except Exception:  # a full disk or a tracing library's bug must not cost an answer
+                logger.exception("a request's record could not be written")
+
+    def publish(
+        self,
+        entries: Sequence[SliceRecord],
+        wanted: Iterable[Wanted],
+        demands: Iterable[Demand],
+        left_out: Collection[str] = (),
+    ) -> None:
+        """Once a beat: what the board says, and this router's own demand on it; hands everything to Ray."""
+        recorder = self._recorder
+        recorder.only(
+            table.SLICE_STATE,
+            {(entry.model, entry.slice, entry.pool, entry.state.value): 1.0 for entry in entries},
+        )
+        recorder.only(
+            table.BREAKER_OPEN,
+            {
+                (entry.model, entry.slice): float(entry.replica in left_out)
+                for entry in entries
+                if entry.slice
+            },
+        )
+        for one in wanted:
+            recorder.set(table.WANTED, one.slices, one.model)
+            recorder.set(table.MISSING, one.missing, one.model)
+            recorder.set(table.MISSING_SECONDS, one.missing_for_s, one.model)
+        for demand in demands:
+            recorder.set(table.IN_FLIGHT, demand.in_flight, demand.model)
+            recorder.set(table.HELD, demand.held, demand.model)
+        recorder.total(table.ROUTER_CPU, time.process_time())
+        recorder.flush()
+
+    def _count(self, record: RequestRecord) -> None:
+        recorder = self._recorder
+        model, pool, key = record.model, record.pool, self._key(record.key)
+        recorder.add(table.REQUESTS, 1, model, key, record.outcome, pool)
+        if record.prompt_tokens is not None:
+            recorder.add(table.PROMPT_TOKENS, record.prompt_tokens, model, key, pool)
+        if record.output_tokens is not None:
+            recorder.add(table.OUTPUT_TOKENS, record.output_tokens, model, key, pool)
+        if record.retries:
+            recorder.add(table.RETRIES, record.retries, model)
+        if record.continuations:
+            recorder.add(table.CONTINUATIONS, record.continuations, model)
+        if record.router_s is not None:
+            recorder.observe(table.ROUTER, record.router_s, model)
+            recorder.observe(table.QUEUE, record.queued_s, model)
+        if record.outcome == "ok":  # an error's times would hide how long answers take
+            self._time(record)
+
+    def _time(self, record: RequestRecord) -> None:
+        recorder, model, pool = self._recorder, record.model, record.pool
+        recorder.observe(table.REQUEST, record.ended_s - record.arrived_s, model, pool)
+        # An answer in one piece has all of its tokens before its first bytes.
+        ttft_s = record.first_s - record.arrived_s if record.streamed and record.first_s else None
+        if ttft_s is not None:
+            recorder.observe(table.TTFT, ttft_s, model, pool)
+            if record.slice_ttft_s is not None:
+                recorder.observe(table.SLICE_TTFT, record.slice_ttft_s, model, pool)
+        if record.inter_token_s is not None:
+            recorder.observe(table.INTER_TOKEN, record.inter_token_s, model, pool)
+            recorder.observe(table.LONGEST_GAP, record.longest_gap_s, model, pool)
+        if slo := self._slos.get(model):
+            self._judge(model, "ttft", ttft_s, slo.ttft_s)
+            self._judge(model, "itl", record.inter_token_s, slo.itl_s)
+
+    def _judge(self, model: str, target: str, took_s: float | None, most_s: float | None) -> None:
+        if took_s is not None and most_s is not None:
+            self._recorder.add(table.SLO, 1, model, target, "yes" if took_s <= most_s else "no")
+
+    def _key(self, key: str) -> str:
+        if key not in self._keys:
+            if len(self._keys) >= table.MOST_KEYS:
+                return table.OTHER_KEYS
+            self._keys.add(key)
+        return key
+
+
+def request_id(asked: str | None) -> str:
+    """The client's own id for its request, if it is one, else a new one."""
+    if asked and len(asked) <= 128 and asked.isascii() and asked.isprintable():
+        return asked
+    return os.urandom(12).hex()

@@ -1,0 +1,210 @@
+"""What is known of one request: filled in by the parts it passes, written out once at its end.
+
+Each part says what it did in one call: admission `waited` and `admitted`, the relay `sent`, `answered`, `passed_on` and `used`,
+and whoever ends it `failed`, `cancelled` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of
+them is paid for while tokens stream. Times are of the monotonic clock; `arrived_at` is the same moment by the calendar.
+`carried` are headers that go on to the slice, so that its spans belong to this request's.
+"""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from serving.errors import BadRequestError, NoSliceError, OverloadedError, ServingError, SliceLostError
+from serving.metrics.table import NO_KEY, NO_MODEL, NO_POOL
+from serving.router.http.routes import ROUTES
+from serving.state.records import SliceRecord
+
+# The usage object of vLLM's answers; Anthropic's route and the responses API say input and output.
+_USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
+_WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
+_USAGE_OBJECT = re.compile(rb'"usage":\s*\{[^{}]*"(?:prompt|input)_tokens":')
+_USAGE_BYTES = 4096  # usage stands at a stream's end; its last event, alone in its chunk, comes after it
+_CLIENT_CLOSED_REQUEST = 499
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A request handed to a slice, at this time."""
+
+    slice: str
+    pool: str
+    at_s: float
+
+
+@dataclass(slots=True)
+class RequestRecord:
+    """One request from arrival to end."""
+
+    path: str
+    request_id: str = ""
+    on_end: "Callable[[RequestRecord], None] | None" = None
+    trace_id: str = ""
+    carried: Mapping[str, str] = field(default_factory=dict)
+    span: Any = None
+    arrived_s: float = field(default_factory=time.monotonic)
+    arrived_at: float = field(default_factory=time.time)
+    model: str = NO_MODEL
+    key: str = NO_KEY
+    streamed: bool = False
+    status: int = 0
+    outcome: str = ""
+    code: str = ""
+    admitted_s: float = 0.0
+    queued_s: float = 0.0
+    leases: list[Lease] = field(default_factory=list)
+    answered_s: float = 0.0
+    first_s: float = 0.0
+    last_s: float = 0.0
+    ended_s: float = 0.0
+    events: int = 0
+    longest_gap_s: float = 0.0
+    retries: int = 0
+    continuations: int = 0
+    prompt_tokens: int | None = None
+    output_tokens: int | None = None
+    question: bytes = b""
+    answer: list[bytes] | None = None
+    _before: bytes = b""
+    _tail: bytes = b""
+
+    def waited(self, queued_s: float) -> None:
+        """Its time in a queue is over, however it ended."""
+        self.queued_s = queued_s
+
+    def admitted(self) -> None:
+        """Let in."""
+        self.admitted_s = time.monotonic()
+
+    def sent(self, entry: SliceRecord) -> None:
+        """Handed to a slice. Before the first token a second call is a retry, after it a continuation."""
+        if self.first_s:
+            self.continuations += 1
+        elif self.leases:
+            self.retries += 1
+        self.leases.append(Lease(entry.slice, entry.pool, time.monotonic()))
+
+    def answered(self, status: int, *, streamed: bool) -> None:
+        """The slice's headers are there."""
+        self.status, self.streamed, self.answered_s = status, streamed, time.monotonic()
+
+    def passed_on(self, data: bytes, events: int = 0) -> None:
+        """Bytes of the answer went to the client. Called for every chunk: it counts, and looks at nothing."""
+        now_s = time.monotonic()
+        if not self.first_s:
+            self.first_s = now_s
+        elif now_s - self.last_s > self.longest_gap_s:
+            self.longest_gap_s = now_s - self.last_s
+        self.last_s = now_s
+        self.events += events
+        self._before, self._tail = self._tail, data
+        if self.answer is not None:
+            self.answer.append(data)
+
+    def used(self, prompt_tokens: int | None, output_tokens: int) -> None:
+        """What the answer used, where a part knows it better than its last bytes do."""
+        self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
+
+    def failed(self, error: ServingError) -> None:
+        """It ended, or will end, with this error."""
+        self.code = error.code
+        if not self.status or self.status < HTTPStatus.BAD_REQUEST:
+            self.status = error.status if not self.first_s else self.status
+        self.outcome = outcome_of(error)
+
+    def cancelled(self) -> None:
+        """The client went away."""
+        if not self.outcome:
+            self.outcome, self.status = "cancelled", self.status or _CLIENT_CLOSED_REQUEST
+
+    def end(self) -> None:
+        """Write it out, once."""
+        if self.ended_s:
+            return
+        self.ended_s = time.monotonic()
+        self.outcome = self.outcome or outcome_of_status(self.status)
+        self.read_usage()
+        if self.on_end is not None:
+            self.on_end(self)
+
+    @property
+    def slice(self) -> str:
+        return self.leases[-1].slice if self.leases else ""
+
+    @property
+    def pool(self) -> str:
+        return self.leases[-1].pool if self.leases else NO_POOL
+
+    @property
+    def router_s(self) -> float | None:
+        """The router's own time until the request was on its way to a slice."""
+        return self.leases[0].at_s - self.arrived_s - self.queued_s if self.leases else None
+
+    @property
+    def slice_ttft_s(self) -> float | None:
+        """The slice's share of the time to first token, of the one that gave it."""
+        before = [lease.at_s for lease in self.leases if lease.at_s <= self.first_s]
+        return self.first_s - before[-1] if before else None
+
+    @property
+    def inter_token_s(self) -> float | None:
+        """By tokens, as vLLM has it: some events are none, such as a chat's first, the usage and the stream's end."""
+        if not self.streamed or self.output_tokens is None or self.output_tokens < 2:
+            return None
+        return (self.last_s - self.first_s) / (self.output_tokens - 1)
+
+    def read_usage(self) -> None:
+        """Look for the tokens in what was passed on last, where no part has said them."""
+        if self._tail and (self.prompt_tokens is None or self.output_tokens is None):
+            self._read_usage()
+
+    def _read_usage(self) -> None:
+        if self.streamed:
+            said = (self._before + self._tail)[-_USAGE_BYTES:]
+            at = said.rfind(b'"usage"')
+        else:
+            said = self._tail
+            at = _usage_at(said)
+        if at >= 0 and (prompt := _USAGE.search(said, at)):
+            written = _WRITTEN.search(said, at)
+            self.prompt_tokens = int(prompt[1])
+            self.output_tokens = int(written[1]) if written else 0
+        elif self.streamed and self.output_tokens is None:
+            # The last event says that it is over, a chat's first one that the assistant speaks.
+            opens = self.path in ROUTES and ROUTES[self.path].opens
+            self.output_tokens = max(0, self.events - 1 - opens)
+
+
+def _usage_at(body: bytes) -> int:
+    """Where the usage of an answer in one piece begins, -1 without one. The prompt's ids and logprobs, of any length, may
+    come after it, with tokens in them that read `usage`.
+    """
+    at = body.rfind(b'"usage"')
+    while at >= 0 and not _USAGE_OBJECT.match(body, at):
+        at = body.rfind(b'"usage"', 0, at)
+    return at
+
+
+def outcome_of(error: ServingError) -> str:
+    if isinstance(error, NoSliceError):
+        return "no_slice"
+    if isinstance(error, SliceLostError):
+        return "slice_lost"
+    if isinstance(error, OverloadedError):
+        return "overloaded"
+    if isinstance(error, BadRequestError):
+        return "client_error"
+    return outcome_of_status(error.status)
+
+
+def outcome_of_status(status: int) -> str:
+    if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return "refused"
+    if status == _CLIENT_CLOSED_REQUEST:
+        return "cancelled"
+    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
+        return "client_error"
+    return "error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR or not status else "ok"

@@ -1,0 +1,131 @@
+"""A request as OpenTelemetry spans, by the semantic conventions for generative AI.
+
+The root span starts with the request, so that its context can go on to the slice; its children are made from the
+record's times when the request is over.
+"""
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+from serving import tracing
+from serving.router.http.routes import ROUTES
+from serving.router.telemetry.record import RequestRecord
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+
+_NS = 1_000_000_000
+
+
+class RequestSpans:
+    """Starts and ends the spans of requests."""
+
+    def __init__(self, provider: "TracerProvider") -> None:
+        from opentelemetry import trace  # noqa: PLC0415  only where tracing is on
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415
+
+        self._otel = trace
+        self._provider = provider
+        self._tracer = provider.get_tracer("serving.router")
+        self._context = TraceContextTextMapPropagator()
+
+    def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
+        """Start the root span, under the client's own if it sent one."""
+        parent = self._context.extract({name: headers[name] for name in tracing.HEADERS if name in headers})
+        span = self._tracer.start_span(
+            record.path, parent, self._otel.SpanKind.SERVER, start_time=round(record.arrived_at * _NS)
+        )
+        carried: dict[str, str] = {}
+        self._context.inject(carried, self._otel.set_span_in_context(span))
+        record.span, record.carried = span, carried
+        record.trace_id = format(span.get_span_context().trace_id, "032x")
+
+    def end(self, record: RequestRecord) -> None:
+        """Make the children and end all of it."""
+        span = record.span
+        if span.is_recording():
+            route = ROUTES.get(record.path)
+            operation = route.operation if route else None
+            span.update_name(f"{operation or record.path} {record.model}")
+            span.set_attributes(_attributes(record, operation))
+            if _broken(record):
+                span.set_status(self._otel.StatusCode.ERROR, record.code or record.outcome)
+            self._children(record, self._otel.set_span_in_context(span))
+        span.end(_at(record, record.ended_s))
+
+    def close(self) -> None:
+        """Send what waits."""
+        self._provider.shutdown()
+
+    def _children(self, record: RequestRecord, under: Any) -> None:
+        first_lease_s = record.leases[0].at_s if record.leases else record.ended_s
+        admitted_s = record.admitted_s or first_lease_s
+        self._child("admission", under, record, record.arrived_s, admitted_s, {"queued_s": record.queued_s})
+        if not record.leases:
+            return
+        self._child("choose slice", under, record, admitted_s, first_lease_s, {})
+        # The last byte may be an earlier slice's: the last one then gave none until the end.
+        last_s = record.last_s if record.last_s >= record.leases[-1].at_s else record.ended_s
+        ends = [lease.at_s for lease in record.leases[1:]] + [last_s]
+        for number, (lease, end_s) in enumerate(zip(record.leases, ends, strict=True)):
+            kind = "continuation" if record.first_s and lease.at_s > record.first_s else "lease"
+            told = {"slice": lease.slice, "pool": lease.pool, "attempt": number + 1}
+            made = self._child(kind, under, record, lease.at_s, end_s, told)
+            if lease.at_s <= record.first_s <= end_s:
+                made.add_event("first token", timestamp=_at(record, record.first_s))
+            made.end(_at(record, end_s))
+
+    def _child(
+        self,
+        name: str,
+        under: Any,
+        record: RequestRecord,
+        begin_s: float,
+        end_s: float,
+        told: Mapping[str, Any],
+    ) -> Any:
+        """A span between two times of the record; ended, but for those that get an event yet."""
+        span = self._tracer.start_span(name, under, start_time=_at(record, begin_s))
+        span.set_attributes(
+            {f"serving.{key}": value for key, value in told.items() if value not in ("", None)}
+        )
+        if name in {"admission", "choose slice"}:
+            span.end(_at(record, end_s))
+        return span
+
+
+def _broken(record: RequestRecord) -> bool:
+    """By the HTTP conventions a server's span is no error where the client is at fault, whatever it is answered."""
+    clients = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
+    return record.outcome not in {"ok", "cancelled"} and not clients
+
+
+def _attributes(record: RequestRecord, operation: str | None) -> dict[str, Any]:
+    """Names of the semantic conventions (gen_ai.*, http.*), and ours for what they lack."""
+    found = {
+        "gen_ai.operation.name": operation,
+        "gen_ai.provider.name": "tpu-serving",
+        "gen_ai.request.model": record.model,
+        "gen_ai.response.model": record.model if record.leases else None,
+        "gen_ai.request.stream": record.streamed,
+        "gen_ai.usage.input_tokens": record.prompt_tokens,
+        "gen_ai.usage.output_tokens": record.output_tokens,
+        "gen_ai.response.time_to_first_chunk": record.first_s - record.arrived_s if record.first_s else None,
+        "http.request.method": "POST",
+        "http.route": record.path,
+        "http.response.status_code": int(record.status) or int(HTTPStatus.INTERNAL_SERVER_ERROR),
+        "error.type": record.code or (record.outcome if record.outcome != "ok" else None),
+        "serving.request_id": record.request_id,
+        "serving.key": record.key,
+        "serving.outcome": record.outcome,
+        "serving.slice": record.slice or None,
+        "serving.retries": record.retries,
+        "serving.continuations": record.continuations,
+    }
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def _at(record: RequestRecord, moment_s: float) -> int:
+    """A time of the monotonic clock by the calendar, in nanoseconds."""
+    return round((record.arrived_at + moment_s - record.arrived_s) * _NS)

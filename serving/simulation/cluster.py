@@ -1,0 +1,406 @@
+"""TPU slices on one machine: every host is a Ray node of its own, labelled by Ray's own production code.
+
+A host is `ray start` in the environment that GKE gives a TPU VM (TPU_NAME, TPU_WORKER_ID, ...), on a loopback address
+of its own. All that runs on it inherits two tags in its environment, the simulation's id and the host's name, and by
+these tags, not by process names, a host is killed and the simulation ended: nothing outlives it, nothing else is touched.
+"""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+import psutil
+
+from serving.environment import CACHE, ENGINE, HOST, SIMULATION, STARTUP
+from serving.errors import SimulationError
+from serving.simulation import processes
+from serving.tpu import Slice, resolve
+
+HEAD = "head"
+ENGINES = ("vllm", "simulated")
+_HEAD_IP = "127.77.0.1"
+_START_TIMEOUT_S = 60
+_HOSTS_A_CORE = 2  # Ray gives a host 30 s from its start to its place in the cluster; alone it takes six
+_OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
+
+# All below the ports that the kernel hands out to whoever asks, of which Ray alone takes hundreds: a range a simulation,
+# for its head and Serve's servers, and single ones, for a YAML's front door.
+_FIRST_PORT, _PORTS, _PORT_RANGES = 12000, 100, 180
+_SINGLE_PORTS = (30_000, 32_700)
+
+# A step of the engine takes fresh buffers each time; with glibc's defaults two thirds of its time went into page faults
+# on mmap (prototype: 174 ms to 76 ms a step). One arena that keeps what it has.
+_MALLOC = {
+    "MALLOC_ARENA_MAX": "1",
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TOP_PAD_": str(64 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+}
+# Settings of the caller's shell that would reach hosts and change what they are.
+_NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
+
+Report = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class SimulatedSlice:
+    """One simulated slice: its shape by name, and which of its hosts are alive."""
+
+    name: str
+    generation: str
+    topology: str
+    hosts: int
+    subnet: int
+    alive: tuple[bool, ...] = ()
+
+    @property
+    def shape(self) -> Slice:
+        return resolve(self.generation, self.topology, hosts=self.hosts)
+
+    def ip(self, worker_id: int) -> str:
+        return f"127.77.{self.subnet + worker_id // 250}.{worker_id % 250 + 1}"
+
+
+def default_directory(name: str = "sim") -> Path:
+    """Where a simulation of this name keeps its state and Ray its sessions (short: Unix socket paths end at 107 bytes)."""
+    return Path(tempfile.gettempdir()) / f"tpu-serving-{os.getuid()}" / name
+
+
+def cache_directory() -> Path:
+    """Where stand-in models and compiled programs are kept between runs."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-serving"
+
+
+class _Ports(NamedTuple):
+    """Where a simulation's head listens: two servers drawn at random would meet once in some hundred simulations."""
+
+    control_store: int
+    ray_client: int
+    haproxy_metrics: int
+    haproxy_stats: int
+    fallback_http: int
+    fallback_grpc: int
+    first_router: int
+    last_router: int
+
+
+def _ports(simulation: str) -> _Ports:
+    first = _FIRST_PORT + int(simulation, 16) % _PORT_RANGES * _PORTS
+    return _Ports._make([*range(first, first + 7), first + _PORTS - 1])
+
+
+def _new_id() -> str:
+    """One whose ports nobody listens on."""
+    while not all(map(_is_free, _ports(simulation := uuid.uuid4().hex[:12]))):
+        continue
+    return simulation
+
+
+class SimulatedCluster:
+    """A running simulation. Make one with `up` or find a running one with `attach`; `down` ends all of it."""
+
+    def __init__(self, directory: Path, simulation: str, engine: str = "vllm", startup: str = "") -> None:
+        self.directory = directory
+        self.id = simulation
+        self._ports = _ports(simulation)
+        self.address = f"{_HEAD_IP}:{self._ports.control_store}"
+        self.engine = engine
+        self._startup = startup
+        # Serve adds 67 characters for its socket, of the 97 that HAProxy takes.
+        self._haproxy = Path(tempfile.gettempdir()) / f"sv{simulation}"
+        self._slices: dict[str, SimulatedSlice] = {}
+
+    @classmethod
+    def up(
+        cls,
+        shapes: Sequence[Slice],
+        *,
+        directory: Path | None = None,
+        engine: str = "vllm",
+        startup: str = "",
+        report: Report = lambda _: None,
+    ) -> Self:
+        """Start a head and slices of these shapes; raises SimulationError if one runs in this directory already.
+
+        `engine` is what replicas on them run, one of ENGINES; `startup` how long the simulated one takes to start.
+        """
+        if engine not in ENGINES:
+            raise SimulationError(f"no engine is named {engine!r}; there are {', '.join(ENGINES)}")
+        directory = directory or default_directory()
+        if (directory / "cluster.json").exists():
+            old = cls.attach(directory)
+            if old._processes():  # noqa: SLF001
+                raise SimulationError(
+                    f"a simulation already runs in {directory} ({len(old.status())} slices); `serving sim down` ends it, "
+                    "--name starts another beside it"
+                )
+            old.down()
+        (directory / "tmp").mkdir(parents=True, exist_ok=True)
+        cluster = cls(directory, _new_id(), engine, startup)
+        cluster._save()
+        try:
+            report("starting the head")
+            cluster._start_head()
+            entries = [cluster._added(shape) for shape in shapes]
+            hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
+            cluster._start_hosts(hosts, report)
+        except BaseException:
+            cluster.down()
+            raise
+        return cluster
+
+    @classmethod
+    def attach(cls, directory: Path | None = None) -> Self:
+        """The simulation that runs in this directory; raises SimulationError if there is none."""
+        directory = directory or default_directory()
+        try:
+            state = json.loads((directory / "cluster.json").read_text())
+        except FileNotFoundError:
+            raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
+        cluster = cls(directory, state["id"], state["engine"], state["startup"])
+        cluster._slices = {entry["name"]: SimulatedSlice(**entry) for entry in state["slices"]}
+        return cluster
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a driver on this machine (`serve run`) needs in its environment to talk to the simulation."""
+        return {"RAY_ADDRESS": self.address, **self._environment(HEAD)}
+
+    def add_slice(self, shape: Slice, *, name: str | None = None) -> str:
+        """Start every host of one more slice; returns its name."""
+        entry = self._added(shape, name)
+        self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)])
+        return entry.name
+
+    def restart_host(self, name: str, worker_id: int) -> None:
+        """Start a killed host of a slice again, as a new VM under the old name."""
+        entry = self._slice(name)
+        if self.status(name)[0].alive[worker_id]:
+            raise SimulationError(f"host {worker_id} of {name} is alive; kill it first")
+        self._start_hosts([(entry, worker_id)])
+
+    def restart_head(self) -> None:
+        """End the head as a power cut does, and start it again on its disk: the control store's records are kept.
+
+        With it go the Serve controller, the routers, HAProxy and every driver that stood there; slices wait for it.
+        """
+        processes.kill(lambda: self._processes(HEAD))
+        # Here the slices' raylets are on the same machine: with this file, Ray takes them for a head that runs.
+        (self.directory / "ray" / "ray_current_cluster").unlink(missing_ok=True)
+        self._start_head()
+
+    def kill_host(self, name: str, worker_id: int) -> int:
+        """End a host as a power cut does: every process on it at once. Returns how many there were."""
+        entry = self._slice(name)
+        if worker_id not in range(entry.hosts):
+            raise SimulationError(f"{name} has hosts 0 to {entry.hosts - 1}, not {worker_id}")
+        return processes.kill(lambda: self._processes(f"{name}/{worker_id}"))
+
+    def kill_slice(self, name: str) -> None:
+        """End every host of a slice and forget the slice."""
+        entry = self._slice(name)
+        processes.kill(
+            lambda: [p for worker_id in range(entry.hosts) for p in self._processes(f"{name}/{worker_id}")]
+        )
+        del self._slices[name]
+        self._save()
+
+    def status(self, *names: str) -> list[SimulatedSlice]:
+        """The slices, each with which of its hosts are alive (their raylet runs)."""
+        alive = {
+            environment[HOST]
+            for process in self._processes()
+            if (environment := processes.environment(process)) and processes.name(process) == "raylet"
+        }
+        return [
+            SimulatedSlice(
+                **{**asdict(entry), "alive": tuple(f"{entry.name}/{i}" in alive for i in range(entry.hosts))}
+            )
+            for entry in self._slices.values()
+            if not names or entry.name in names
+        ]
+
+    def down(self) -> None:
+        """End every process of the simulation and delete its directory."""
+        processes.kill(self._processes)
+        shutil.rmtree(self._haproxy, ignore_errors=True)
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def processes(self, name: str | None = None, worker_id: int | None = None) -> list[psutil.Process]:
+        """The processes of the simulation, or of one host of it."""
+        return self._processes(None if name is None else f"{name}/{worker_id}")
+
+    def _slice(self, name: str) -> SimulatedSlice:
+        if name not in self._slices:
+            raise SimulationError(
+                f"there is no slice {name!r}; the slices are {', '.join(self._slices) or 'none'}"
+            )
+        return self._slices[name]
+
+    def _environment(self, host: str) -> dict[str, str]:
+        ports = self._ports
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
+        return inherited | {
+            SIMULATION: self.id,
+            HOST: host,
+            CACHE: str(cache_directory()),
+            ENGINE: self.engine,
+            STARTUP: self._startup,
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+            "RAY_TMPDIR": str(self.directory),
+            "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
+            # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            # The control store on disk, as a Redis keeps it on a cluster: slices outlive a head that comes back.
+            "RAY_gcs_storage": "rocksdb",
+            "RAY_gcs_storage_path": str(self.directory / "gcs"),
+            # Someone watches; Ray's own 10 s are for a fleet.
+            "RAY_metrics_report_interval_ms": "2000",
+            # At Ray's 15, anything else on the machine starves an engine into looking hung.
+            "RAY_worker_niceness": "0",
+            "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
+            "HF_HUB_OFFLINE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONWARNINGS": "ignore",
+            "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
+            # Two simulations' proxies would share a fallback port, and each answer the other's clients.
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.first_router),
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.last_router),
+            # Serve's HAProxy keeps its files in one place for the whole machine.
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
+        }
+
+    def _start_head(self) -> None:
+        ip, port = self.address.split(":")
+        start = self._ray_start(
+            self._environment(HEAD),
+            [
+                "--head",
+                f"--port={port}",
+                f"--node-ip-address={ip}",
+                f"--num-cpus={os.cpu_count()}",
+                "--no-monitor",
+            ]
+            + [f"--ray-client-server-port={self._ports.ray_client}", "--include-dashboard=false"],
+        )
+        _finish(start)
+
+    def _added(self, shape: Slice, name: str | None = None) -> SimulatedSlice:
+        taken = {entry.subnet for entry in self._slices.values()}
+        subnet = next(number for number in range(1, 255) if number not in taken)
+        name = name or f"slice-{subnet - 1}"
+        if name in self._slices:
+            raise SimulationError(
+                f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}"
+            )
+        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet)
+        self._slices[name] = entry
+        self._save()
+        return entry
+
+    def _start_hosts(
+        self, hosts: Sequence[tuple[SimulatedSlice, int]], report: Report = lambda _: None
+    ) -> None:
+        """So many at once that the machine's cores have something to do while each waits for its own parts."""
+        at_once = _HOSTS_A_CORE * (os.cpu_count() or 1)
+        for first in range(0, len(hosts), at_once):
+            some = hosts[first : first + at_once]
+            report(f"starting host {first + 1} to {first + len(some)} of {len(hosts)}, {some[0][0].shape}")
+            for start in [self._start_host(entry, worker_id) for entry, worker_id in some]:
+                _finish(start)
+
+    def _start_host(self, entry: SimulatedSlice, worker_id: int) -> "subprocess.Popen[str]":
+        shape = entry.shape
+        environment = (
+            self._environment(f"{entry.name}/{worker_id}")
+            | shape.host_environment(entry.name, worker_id)
+            | (_MALLOC if self.engine == "vllm" else {})
+            | {
+                "JAX_PLATFORMS": "cpu",
+                "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.devices_per_host}",
+                "OMP_NUM_THREADS": "1",
+                "SKIP_JAX_PRECOMPILE": "1",
+            }
+        )
+        resources = json.dumps({"TPU": shape.chips_per_host})
+        return self._ray_start(
+            environment,
+            [f"--address={self.address}", f"--node-ip-address={entry.ip(worker_id)}"]
+            # Hosts that start together in one folder would pick the same socket names.
+            + [f"--temp-dir={self.directory / f'{entry.name}-{worker_id}'}"]
+            + ["--num-cpus=2", f"--resources={resources}"],
+        )
+
+    def _ray_start(self, environment: Mapping[str, str], arguments: list[str]) -> "subprocess.Popen[str]":
+        return subprocess.Popen(
+            [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
+            + ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
+            + ["--min-worker-port=0", "--max-worker-port=0"],
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _processes(self, host: str | None = None) -> list[psutil.Process]:
+        return processes.processes({SIMULATION: self.id} | ({HOST: host} if host else {}))
+
+    def _save(self) -> None:
+        slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
+        state = {
+            "id": self.id,
+            "engine": self.engine,
+            "startup": self._startup,
+            "slices": slices,
+        }
+        draft = self.directory / "cluster.json.new"
+        draft.write_text(json.dumps(state, indent=1))
+        draft.replace(self.directory / "cluster.json")
+
+
+def _finish(start: "subprocess.Popen[str]") -> None:
+    try:
+        output, _ = start.communicate(timeout=_START_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        start.kill()
+        raise SimulationError(
+            f"`ray start` gave no answer in {_START_TIMEOUT_S} s; is the machine overloaded?"
+        ) from None
+    if start.returncode:
+        last = "\n".join(output.strip().splitlines()[-12:])
+        raise SimulationError(f"`ray start` failed:\n{last}")
+
+
+def free_port() -> int:
+    """For a server that starts later: nobody is handed it meanwhile."""
+    while not _is_free(port := random.randint(*_SINGLE_PORTS)):
+        continue
+    return port
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False

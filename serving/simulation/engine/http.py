@@ -1,0 +1,259 @@
+"""vLLM's HTTP surface in front of a simulated engine: the paths that clients, routers and dashboards use.
+
+A request is answered by one task that waits for the engine's tokens and one that waits for the client to go away; the
+first to end ends the other, and a request nobody reads is cancelled in the engine.
+"""
+
+import json
+import time
+import uuid
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from serving.asgi import unless_gone
+from serving.errors import SimulationError, SliceLostError
+from serving.planning import Plan
+from serving.simulation.engine import tokenizer
+from serving.simulation.engine.engine import Engine, Stream
+from serving.simulation.engine.faults import Faults
+from serving.simulation.engine.orders import Order, RequestError
+from serving.simulation.engine.replies import DONE, Reply, event
+from serving.simulation.engine.requests import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeBody,
+)
+from serving.simulation.engine.spans import EngineSpans
+
+_EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+
+
+class EngineApi:
+    """The paths of one engine."""
+
+    def __init__(self, plan: Plan, engine: Engine, spans: EngineSpans | None = None) -> None:
+        self._plan = plan
+        self._engine = engine
+        self._spans = spans
+        self._seed = int(plan.engine.get("seed") or 0)
+        self._created = int(time.time())
+
+    def app(self) -> Starlette:
+        routes = [
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/completions", self.completions, methods=["POST"]),
+            Route("/v1/models", self.models),
+            Route("/tokenize", self.tokenize, methods=["POST"]),
+            Route("/detokenize", self.detokenize, methods=["POST"]),
+            Route("/health", self.health),
+            Route("/metrics", self.metrics),
+            Route("/simulator/faults", self.faults, methods=["GET", "POST", "DELETE"]),
+        ]
+        handlers = {
+            RequestError: _on_request_error,
+            HTTPException: _on_http_error,
+            SimulationError: _on_refusal,
+            Exception: _on_bug,
+        }
+        return Starlette(routes=routes, exception_handlers=handlers)  # type: ignore[arg-type]
+
+    async def chat(self, request: Request) -> Response:
+        body = ChatBody.read(await _fields(request))
+        self._check(body.model)
+        return self._answer(request, body.to_order(self._plan.fit.max_model_len, self._seed))
+
+    async def completions(self, request: Request) -> Response:
+        body = CompletionBody.read(await _fields(request))
+        self._check(body.model)
+        return self._answer(request, body.to_order(self._plan.fit.max_model_len, self._seed))
+
+    async def models(self, _: Request) -> Response:
+        card = {
+            "id": self._plan.model.name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "vllm",
+            "root": self._plan.model.model,
+            "parent": None,
+            "max_model_len": self._plan.fit.max_model_len,
+            "permission": [],
+            "simulated": True,
+        }
+        return JSONResponse({"object": "list", "data": [card]})
+
+    async def tokenize(self, request: Request) -> Response:
+        body = TokenizeBody.read(await _fields(request))
+        self._check(body.model)
+        tokens = body.tokens()
+        texts = [tokenizer.decode((token,)) for token in tokens] if body.return_token_strs else None
+        length = self._plan.fit.max_model_len
+        return _json({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": texts})
+
+    async def detokenize(self, request: Request) -> Response:
+        body = DetokenizeBody.read(await _fields(request))
+        self._check(body.model)
+        return _json({"prompt": tokenizer.decode(body.tokens)})
+
+    async def health(self, _: Request) -> Response:
+        try:
+            await self._engine.probe()
+        except SliceLostError:
+            return Response(status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+        return Response(status_code=HTTPStatus.OK)
+
+    async def metrics(self, _: Request) -> Response:
+        return Response(self._engine.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def faults(self, request: Request) -> Response:
+        match request.method:
+            case "POST":
+                self._engine.inject(await _fields(request))
+            case "DELETE":
+                self._engine.inject(vars(Faults()))
+        return JSONResponse(vars(self._engine.faults))
+
+    def _check(self, model: str | None) -> None:
+        if self._engine.faults.refuse:
+            raise RequestError(
+                "The engine refuses requests, as it was told to.",
+                status=HTTPStatus.SERVICE_UNAVAILABLE,
+                kind="ServiceUnavailableError",
+            )
+        if self._engine.fails_now():
+            raise _internal("The engine failed this request, as it was told to.")
+        if model and model not in (self._plan.model.name, *self._plan.adapters):
+            raise RequestError(
+                f"The model `{model}` does not exist.",
+                status=HTTPStatus.NOT_FOUND,
+                kind="NotFoundError",
+                param="model",
+            )
+
+    def _answer(self, request: Request, order: Order) -> Response:
+        request_id = order.request_id or request.headers.get("x-request-id") or uuid.uuid4().hex
+        reply = Reply(order, self._plan.model.name, request_id, int(time.time()))
+        told = self._spans.of(request.headers, request_id) if self._spans else None
+        return _Generated(self._engine, order, reply, told)
+
+
+class _Generated(Response):
+    """An ASGI response that is written as its tokens come."""
+
+    def __init__(
+        self, engine: Engine, order: Order, reply: Reply, told: Callable[[Stream], None] | None = None
+    ) -> None:
+        super().__init__()
+        self._told = told
+        self._engine = engine
+        self._order = order
+        self._reply = reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = Stream()
+        try:
+            for prompt, answer in self._reply.answers:
+                self._engine.submit(stream, prompt, answer.tokens, answer.finish)
+        except SliceLostError as error:
+            await _on_request_error(None, _internal(error.message))(scope, receive, send)
+            return
+        write = self._stream if self._order.stream else self._whole
+        try:
+            await unless_gone(write(stream, scope, receive, send), receive)
+        finally:
+            self._engine.cancel(stream)
+            if self._told:
+                self._told(stream)
+
+    async def _stream(self, stream: Stream, _: Scope, __: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _EVENT_STREAM})
+        head = self._reply.opening()
+        try:
+            while not stream.done:
+                await stream.more()
+                await send(
+                    {"type": "http.response.body", "body": head + self._news(stream), "more_body": True}
+                )
+                head = b""
+        except SliceLostError as error:
+            end = event(_internal(error.message).body) + DONE
+        else:
+            end = self._reply.ending()
+        await send({"type": "http.response.body", "body": end})
+
+    async def _whole(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            while not stream.done:
+                await stream.more()
+        except SliceLostError as error:
+            response = _on_request_error(None, _internal(error.message))
+        else:
+            response = _json(self._reply.whole())
+        await response(scope, receive, send)
+
+    def _news(self, stream: Stream) -> bytes:
+        """Events of the tokens written since the last time."""
+        news = b""
+        for choice in stream.choices:
+            if choice.sent < choice.request.written:
+                news += self._reply.chunks(choice.index, choice.sent, choice.request.written)
+                choice.sent = choice.request.written
+        return news
+
+
+async def _fields(request: Request) -> Any:
+    """A JSON body; raises RequestError."""
+    if request.headers.get("content-type", "").lower().split(";", 1)[0] != "application/json":
+        raise RequestError(
+            "1 validation error:\n  Unsupported Media Type: Only 'application/json' is allowed",
+            kind=HTTPStatus.BAD_REQUEST.phrase,
+        )
+    try:
+        fields = json.loads(await request.body())
+    except ValueError as error:
+        raise RequestError(
+            f"1 validation error:\n  {{'type': 'json_invalid', 'msg': 'JSON decode error', 'ctx': {str(error)!r}}}",
+            kind=HTTPStatus.BAD_REQUEST.phrase,
+        ) from None
+    if not isinstance(fields, dict):
+        raise RequestError(
+            "1 validation error:\n  a JSON object is needed", kind=HTTPStatus.BAD_REQUEST.phrase
+        )
+    return fields
+
+
+def _json(body: Any) -> Response:
+    """JSON that may hold half characters, which a prompt of ids can spell."""
+    raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+    return Response(raw, media_type="application/json")
+
+
+def _internal(message: str) -> RequestError:
+    return RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR, kind="InternalServerError")
+
+
+def _on_request_error(_: Request | None, error: RequestError) -> Response:
+    return JSONResponse(error.body, status_code=error.status)
+
+
+def _on_refusal(_: Request, error: SimulationError) -> Response:
+    return JSONResponse(error.openai_body(), status_code=HTTPStatus.BAD_REQUEST)
+
+
+def _on_http_error(_: Request, error: HTTPException) -> Response:
+    """A path or method that is not there, as FastAPI says it."""
+    return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
+
+
+def _on_bug(_: Request, error: Exception) -> Response:
+    """Starlette logs it with its traceback."""
+    body = _internal(f"Internal error: {type(error).__name__}").body
+    return JSONResponse(body, HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,0 +1,87 @@
+"""A request once it is understood: prompts as token ids, how their answers are cut, and what they will be."""
+
+import json
+from dataclasses import dataclass, field, replace
+from http import HTTPStatus
+from typing import Any
+
+from serving.simulation.engine.schema import SchemaError, instance
+from serving.simulation.engine.text import Answer, Wish, answer, recite
+
+
+class RequestError(Exception):
+    """The client's request can't be answered, in vLLM's words."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: HTTPStatus = HTTPStatus.BAD_REQUEST,
+        kind: str = "BadRequestError",
+        param: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": int(status)}}
+
+
+@dataclass(frozen=True)
+class Order:
+    """A request once it is understood: prompts, and how their answers are cut and shown."""
+
+    prompts: list[list[int]]
+    most: int | None
+    choices: int
+    max_model_len: int
+    wish: Wish
+    stream: bool
+    usage: bool
+    usage_always: bool
+    token_ids: bool
+    request_id: str | None
+    recited: str | None = None
+    chat: bool = False
+    logprobs: int | None = None
+    tool: str | None = None
+    tool_named: bool = False
+    prompt_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_tokens", sum(map(len, self.prompts)))
+
+    def answers(self) -> list[tuple[list[int], Answer]]:
+        """Every prompt with each of its answers, in the order of the choices' indices."""
+        found = []
+        for prompt in self.prompts:
+            room = self.max_model_len - len(prompt)
+            for choice in range(self.choices):
+                wish = replace(self.wish, most=min(self.most or room, room), choice=choice)
+                given = answer(prompt, wish) if self.recited is None else recite(prompt, self.recited, wish)
+                found.append((prompt, given))
+        return found
+
+
+def document(schema: Any) -> str:
+    """The JSON that a schema, or the text of one, is answered with; raises RequestError."""
+    try:
+        given = json.loads(schema) if isinstance(schema, str) else schema
+        return json.dumps(instance(given), ensure_ascii=False)
+    except SchemaError as error:
+        raise RequestError(f"no document fits the schema: {error}", param="response_format") from None
+    except (
+        ValueError,
+        TypeError,
+        LookupError,
+        AttributeError,
+    ) as error:  # a client may send anything as a schema
+        raise RequestError(f"this is no JSON schema: {error}", param="response_format") from None
+
+
+def check_length(prompt: int, most: int | None, max_model_len: int) -> None:
+    if prompt + (most or 1) > max_model_len:
+        raise RequestError(
+            f"This model's maximum context length is {max_model_len} tokens. However, you requested {most or 0} "
+            f"output tokens and your prompt contains {prompt} input tokens, for a total of {prompt + (most or 0)} "
+            "tokens. Please reduce the length of the input prompt or the number of requested output tokens.",
+            param="input_tokens",
+        )

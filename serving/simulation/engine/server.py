@@ -1,0 +1,106 @@
+"""A simulated engine as the engine of a slice replica: same members, same port on worker 0, same way to die."""
+
+import asyncio
+
+from serving import tracing
+from serving.engine.server import EngineSite, HttpServer, Load
+from serving.errors import EngineStartError
+from serving.planning import Plan
+from serving.simulation.engine.calibration import factors_for
+from serving.simulation.engine.engine import Engine
+from serving.simulation.engine.http import EngineApi
+from serving.simulation.engine.physics import Physics
+from serving.simulation.engine.spans import EngineSpans
+from serving.simulation.engine.startup import Startup
+from serving.state.gcs import Store
+
+
+class SimulatorServer:
+    """One simulated engine on one slice and the HTTP server in front of it."""
+
+    def __init__(self, plan: Plan, site: EngineSite, startup: str = "") -> None:
+        """`startup`: how long each phase of a start takes, as `Startup.parse` reads it."""
+        self.port = 0
+        self.max_model_len = plan.fit.max_model_len
+        self._plan = plan
+        self._site = site
+        self._startup = startup
+        self._engine = Engine(plan, Physics(plan, factors_for(plan)))
+        provider = tracing.provider(
+            "tpu-serving-engine", {"serving.slice": site.held.name, "serving.simulated": "true"}
+        )
+        self._spans = EngineSpans(provider) if provider else None
+        self._http: HttpServer | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Go through the phases of a start, then open the HTTP server; raises EngineStartError."""
+        _refuse_what_vllm_refuses(self._plan)
+        await self._go_through_phases(Startup.parse(self._startup))
+        app = EngineApi(self._plan, self._engine, self._spans).app()
+        self._http = HttpServer(app, self._site.held.hosts[0].ip)
+        self.port = self._http.port
+        self._running = asyncio.create_task(self._engine.run())
+        self._http.start()
+
+    @property
+    def load(self) -> Load:
+        scheduler = self._engine.scheduler
+        return Load(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            kv_usage=scheduler.pool.usage,
+            last_output_s=self._engine.last_output_s,
+            prompt_tokens=scheduler.totals.prompt_tokens,
+            cached_tokens=scheduler.totals.cached_tokens,
+            output_tokens=scheduler.totals.written_tokens,
+        )
+
+    async def worker_died(self) -> str:
+        """Never: it has no other processes."""
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def probe(self) -> None:
+        """Answered while the engine takes steps; raises SliceLostError once it is dead."""
+        await self._engine.probe()
+
+    async def died(self) -> str:
+        """Wait until the engine is dead; returns why."""
+        return await self._engine.died()
+
+    async def drain(self, drain_s: float) -> None:
+        """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
+        if self._http:
+            await self._http.drain(drain_s)
+        if self._spans:
+            await asyncio.to_thread(self._spans.close)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the engine at once; requests in flight then end with an error."""
+        self._engine.die("the replica ended it")
+
+    @property
+    def requests_open(self) -> int:
+        return self._http.requests_open if self._http else 0
+
+    async def _go_through_phases(self, startup: Startup) -> None:
+        """Told as a real engine tells them: the replica reads them off Ray's GCS."""
+        phases = startup.phases()
+        if not phases:
+            return
+        store = Store(self._site.gcs_address)
+        for name, seconds in phases:
+            store.put_phase(self._site.replica, name)
+            await asyncio.sleep(seconds)
+
+
+def _refuse_what_vllm_refuses(plan: Plan) -> None:
+    """vLLM's SchedulerConfig: without chunks, the longest prompt has to go into one step."""
+    most, longest = plan.sizes.batched_tokens, plan.fit.max_model_len
+    if plan.engine.get("enable_chunked_prefill") is False and most < longest:
+        raise EngineStartError(
+            f"{plan.model.name}: max_num_batched_tokens ({most}) is smaller than max_model_len ({longest}), and "
+            "enable_chunked_prefill is off; raise one, lower the other, or leave chunked prefill on"
+        )

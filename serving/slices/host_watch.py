@@ -1,0 +1,162 @@
+"""Whether every host of a slice is still there, told at once.
+
+Ray's GCS calls a dead node dead after 15 s. A sentinel actor on each other host is seen to die with its connection,
+within a second or two; a host that hangs is found by a sentinel that no longer answers. `ray._private.state` is used here
+alone: the public list of actors needs Ray's dashboard.
+"""
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from typing import Any
+
+import ray
+from ray._private import state
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from serving.slices.held_slice import HeldSlice, SliceHost
+from serving.timings import TIMINGS
+
+
+class _Sentinel:
+    """Stands on a host and answers."""
+
+    async def ping(self) -> None:
+        return None
+
+    async def stay(self) -> None:
+        await asyncio.Event().wait()
+
+
+class HostWatch:
+    """Sentinels on all hosts of a slice but the watcher's own."""
+
+    def __init__(self, held: HeldSlice, group: Any, own_node: str) -> None:
+        # Without a bound on what it is asked at once: a `stay` that nobody waits for any more goes on for ever.
+        sentinel = ray.remote(num_cpus=0)(_Sentinel)
+        self._hosts: list[tuple[SliceHost, Any]] = [
+            (
+                host,
+                sentinel.options(
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(
+                        group, placement_group_bundle_index=host.bundle
+                    )
+                ).remote(),
+            )
+            for host in held.hosts
+            if host.node_id != own_node
+        ]
+        self._slice = held.name
+        self._all = held.hosts
+
+    async def draining(self) -> tuple[str, float | None]:
+        """Wait until Ray has notice that a host of the slice will go; returns which, and seconds left where that is said.
+
+        `ray drain-node` gives it, and so do KubeRay's autoscaler and, on SIGTERM, `ray start --block`, which is what a pod
+        runs; one that does not block, as on a VM by hand, gives none.
+        """
+        while True:
+            try:
+                nodes = await asyncio.to_thread(state.state.get_draining_nodes)
+            except RayError:  # the head restarts; a slice goes on without it
+                nodes = {}
+            for host in self._all:
+                if (deadline_ms := nodes.get(host.node_id)) is not None:
+                    left_s = deadline_ms / 1000 - time.time() if deadline_ms else None
+                    return f"host {host.worker_id} ({host.ip}) of slice {self._slice} is to go", left_s
+            await asyncio.sleep(TIMINGS.host_notice_s)
+
+    async def lost(self) -> str:
+        """Wait until a host is gone or silent; returns which and how it was noticed."""
+        if not self._hosts:
+            await asyncio.Event().wait()
+        waits = [partial(watch, host, actor) for host, actor in self._hosts for watch in (_gone, silent)]
+        return f"{await first(*waits)} of slice {self._slice}"
+
+    def close(self) -> None:
+        for _, actor in self._hosts:
+            ray.kill(actor)
+        self._hosts = []
+
+
+async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    """What the first of them returns; the others are cancelled."""
+    tasks = [asyncio.create_task(wait()) for wait in waits]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return next(iter(done)).result()
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def actor_died(name: str) -> str:
+    """Wait until an actor whose name starts so is dead; returns which."""
+    while True:
+        dead = await asyncio.to_thread(state.actors, actor_state_name="DEAD")
+        for actor in dead.values():
+            if actor["Name"].startswith(name):
+                return f"{actor['ActorClassName']} on {actor['Address']['IPAddress']} died ({actor['Name']})"
+        await asyncio.sleep(TIMINGS.dead_actors_s)
+
+
+@contextlib.contextmanager
+def watched_in_a_thread(
+    watch: Callable[[], Coroutine[Any, Any, str]], lost: Callable[[str], None]
+) -> Iterator[None]:
+    """Inside the block, a thread with an event loop of its own waits for `watch` and hands what it returns to `lost`.
+
+    For a block that keeps the caller's event loop from running.
+    """
+    loop = asyncio.new_event_loop()
+    waiting = loop.create_task(watch())
+
+    def run() -> None:
+        try:
+            reason = loop.run_until_complete(waiting)
+        except asyncio.CancelledError:
+            return
+        finally:
+            loop.close()
+        lost(reason)
+
+    thread = threading.Thread(target=run, name="start-watch", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: it is being given up
+            loop.call_soon_threadsafe(waiting.cancel)
+        thread.join()
+
+
+async def _gone(host: SliceHost, actor: Any) -> str:
+    try:
+        await actor.stay.remote()
+    except RayError as error:
+        return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
+    return f"host {host.worker_id} ({host.ip}) ended its sentinel"
+
+
+async def silent(
+    host: SliceHost,
+    actor: Any,
+    first_s: float = TIMINGS.host_first_answer_s,
+    later_s: float = TIMINGS.host_silent_s,
+) -> str:
+    """Wait until a sentinel leaves a ping unanswered for that long; returns which."""
+    patience_s = first_s
+    while True:
+        asked = time.monotonic()
+        try:
+            await asyncio.wait_for(asyncio.wrap_future(actor.ping.remote().future()), patience_s)
+        except (TimeoutError, GetTimeoutError):
+            return f"host {host.worker_id} ({host.ip}) has not answered for {time.monotonic() - asked:.0f} s"
+        except RayError as error:
+            return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
+        patience_s = later_s
+        await asyncio.sleep(min(TIMINGS.host_ping_s, later_s))

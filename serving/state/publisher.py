@@ -1,0 +1,73 @@
+"""A replica's record, written on every change and at every beat, by a thread of its own."""
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from serving.state.records import SliceRecord
+from serving.timings import TIMINGS, Timings
+
+logger = logging.getLogger("ray.serve")
+
+
+class SliceStore(Protocol):
+    """Where the record goes: the store, or a test's."""
+
+    def put_slice(self, record: SliceRecord) -> None: ...
+
+    def delete_slice(self, record: SliceRecord) -> None: ...
+
+
+class Publisher:
+    """Keeps one replica's record in the store.
+
+    `load` gives, at each write, the fields that change all the time. `beaten` is told the record at each beat.
+    """
+
+    def __init__(
+        self,
+        store: SliceStore,
+        record: SliceRecord,
+        load: Callable[[], dict[str, Any]] = dict,
+        beaten: Callable[[SliceRecord], None] = lambda _: None,
+        timings: Timings = TIMINGS,
+    ) -> None:
+        self.record = record
+        self.load = load
+        self._store = store
+        self._beaten = beaten
+        self._beat_s = timings.beat_s
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self.update()
+        self._thread = threading.Thread(target=self._beat, name="slice-record", daemon=True)
+        self._thread.start()
+
+    def update(self, **changes: Any) -> None:
+        """Change fields and write at once; nothing after `close`."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            news = {**self.load(), **changes, "beat": self.record.beat + 1}
+            if changes.get("state", self.record.state) is not self.record.state:
+                news["since"] = time.time()
+            self.record = dataclasses.replace(self.record, **news)
+            self._store.put_slice(self.record)
+
+    def close(self) -> None:
+        """Stop, and take the record out of the store."""
+        self._stopped.set()
+        self._thread.join(timeout=2)
+        self._store.delete_slice(self.record)
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(self._beat_s):
+            try:
+                self.update()
+                self._beaten(self.record)
+            except Exception:
+                # A slice whose thread ended here would be lost to all, though it serves.
+                logger.exception("the slice's record can't be written; the next beat tries again")

@@ -1,0 +1,152 @@
+"""What slices, routers and scaling say of themselves: plain records, kept as JSON. Pure.
+
+Every record belongs to one application. Times are seconds.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Self
+
+
+class SliceState(StrEnum):
+    """Where a slice replica is in its life."""
+
+    STARTING = "starting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class SliceRecord:
+    """One slice replica.
+
+    `pool` is the key of its pool: the slice's shape and the way it is bought. `kv_usage` is a share of 1.
+    `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start.
+    `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
+    its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`.
+    """
+
+    replica: str
+    model: str
+    state: SliceState
+    phase: str
+    shape: str
+    application: str = ""
+    slice: str = ""
+    hosts: tuple[str, ...] = ()
+    address: str = ""
+    simulated: bool = False
+    max_model_len: int = 0
+    phases: tuple[tuple[str, float], ...] = ()
+    reason: str = ""
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    pool: str = ""
+    chips_per_host: int = 0
+    hbm_bytes: int = 0
+    weight_bytes: int = 0
+    cache_bytes: int = 0
+    deployment: str = ""
+    tag: str = ""
+    version: str = ""
+    since: float = 0.0
+    beat: int = 0
+
+    @property
+    def serves(self) -> bool:
+        return self.state is SliceState.SERVING
+
+    @classmethod
+    def load(cls, raw: bytes) -> Self:
+        fields = json.loads(raw)
+        fields["state"] = SliceState(fields["state"])
+        fields["hosts"] = tuple(fields["hosts"])
+        fields["phases"] = tuple((name, seconds) for name, seconds in fields["phases"])
+        return cls(**fields)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a router says of a model: how many slices the model is to have, and for how long some have been missing."""
+
+    model: str
+    shape: str
+    slices: int
+    missing: int
+    missing_for_s: float
+    application: str = ""
+
+
+@dataclass(frozen=True)
+class Release:
+    """What Serve is to run of one deployment: the version of its engine, on slices of this pool."""
+
+    version: str
+    pool: str
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one router has to do for one model, and how requests of late went.
+
+    `arrived`, `refused` and `prompt_bytes` count since the router's start. `held` requests wait in the router for a slice;
+    `in_flight` requests are with a slice. A percentile is 0 where nothing was answered.
+    """
+
+    router: str
+    model: str
+    held: int = 0
+    in_flight: int = 0
+    arrived: int = 0
+    refused: int = 0
+    prompt_bytes: int = 0
+    ttft_p50_s: float = 0.0
+    ttft_p90_s: float = 0.0
+    itl_p50_s: float = 0.0
+    itl_p90_s: float = 0.0
+    beat: int = 0
+    application: str = ""
+
+
+@dataclass(frozen=True)
+class DecisionRecord:
+    """What scaling decided for one pool of a model, when (seconds since 1970) and why."""
+
+    at: float
+    model: str
+    pool: str
+    wanted: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that is kept of one application, or of all, at one moment.
+
+    `wanted` is sorted by model, `decisions` by time. `ordered` says how many slices scaling wants, by application and
+    model; a model with a fixed number is not in it.
+    """
+
+    slices: tuple[SliceRecord, ...] = ()
+    demands: tuple[Demand, ...] = ()
+    wanted: tuple[Wanted, ...] = ()
+    decisions: tuple[DecisionRecord, ...] = ()
+    ordered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+
+
+def dump(record: SliceRecord | Wanted | Release | Demand) -> bytes:
+    """A record as the store keeps it."""
+    return json.dumps(dataclasses.asdict(record)).encode()
+
+
+def deployment(application: str, name: str) -> str:
+    """A deployment's name across applications, as Serve has it in the names of its replicas."""
+    return f"{application}#{name}"

@@ -1,0 +1,214 @@
+"""The status document: models, their slices, queues and rates, and the last scaling decisions, out of the board alone.
+
+The page at `/` draws it and `serving status --watch` prints it. Nothing in it is a prompt, an answer or a key.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from pydantic import BaseModel, ConfigDict
+
+from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState, Wanted
+from serving.status.rates import STEP_S, Point, Rates, slowest
+
+_DECISIONS = 20
+
+
+class _Document(BaseModel):
+    model_config = ConfigDict(frozen=True)
+
+
+class HostStatus(_Document):
+    """One VM of a slice, in worker order."""
+
+    ip: str
+    chips: int
+
+
+class Hbm(_Document):
+    """Bytes of one chip as the plan has them; `used` is weights and the share of the cache that holds tokens."""
+
+    usable: int
+    weights: int
+    cache: int
+    used: int
+
+
+class Start(_Document):
+    """How far a start is: phases done with their seconds, and what the last start of the pool took, if one was seen."""
+
+    elapsed_s: float
+    expected_s: float | None
+    phases: tuple[tuple[str, float], ...]
+
+
+class SliceStatus(_Document):
+    """One slice replica."""
+
+    replica: str
+    slice: str
+    shape: str
+    pool: str
+    state: SliceState
+    for_s: float
+    phase: str
+    reason: str
+    simulated: bool
+    hosts: tuple[HostStatus, ...]
+    running: int
+    waiting: int
+    kv_usage: float
+    output_tokens_per_s: float
+    hbm_planned: Hbm | None
+    start: Start | None
+
+
+class History(_Document):
+    """One value a step, the oldest first; the last one is now."""
+
+    step_s: float
+    output_tokens_per_s: tuple[float, ...]
+    ttft_p50_s: tuple[float | None, ...]
+    ttft_p90_s: tuple[float | None, ...]
+
+
+class ModelStatus(_Document):
+    """One model: slices wanted and there, requests by where they are, rates, and every slice."""
+
+    name: str
+    shape: str
+    simulated: bool
+    max_model_len: int | None
+    slices_wanted: int
+    slices_serving: int
+    slices_missing: int
+    missing_for_s: float
+    held: int
+    in_flight: int
+    waiting: int
+    running: int
+    refused: int
+    output_tokens_per_s: float
+    prompt_tokens_per_s: float
+    ttft_p50_s: float | None
+    ttft_p90_s: float | None
+    itl_p50_s: float | None
+    itl_p90_s: float | None
+    history: History
+    slices: tuple[SliceStatus, ...]
+
+
+class DecisionStatus(_Document):
+    """One scaling decision: slices wanted of a pool, or of the model; `at` is seconds since 1970."""
+
+    at: float
+    model: str
+    pool: str = ""
+    wanted: int
+    reason: str
+
+
+class Status(_Document):
+    """The whole service. `at` is seconds since 1970."""
+
+    at: float
+    models: tuple[ModelStatus, ...]
+    decisions: tuple[DecisionStatus, ...]
+
+
+def status(
+    entries: Sequence[SliceRecord],
+    wanted: Iterable[Wanted],
+    demands: Sequence[Demand],
+    decisions: Iterable[DecisionStatus],
+    window: Rates,
+    at: float,
+) -> Status:
+    """The document, from one look at the board and what the window remembers; the latest decision first."""
+    return Status(
+        at=at,
+        models=tuple(_model(one, entries, demands, window, at) for one in wanted),
+        decisions=tuple(sorted(decisions, key=lambda each: each.at, reverse=True)[:_DECISIONS]),
+    )
+
+
+def told(kept: Iterable[DecisionRecord]) -> list[DecisionStatus]:
+    """Decisions as the board keeps them."""
+    return [DecisionStatus(**asdict(one)) for one in kept]
+
+
+def _model(
+    one: Wanted, every: Sequence[SliceRecord], routers: Sequence[Demand], window: Rates, at: float
+) -> ModelStatus:
+    entries = sorted(
+        (entry for entry in every if entry.model == one.model),
+        key=lambda entry: (entry.pool, entry.slice, entry.replica),
+    )
+    demands = [demand for demand in routers if demand.model == one.model]
+    serving = [entry for entry in entries if entry.serves]
+    alive = [entry for entry in entries if entry.state is not SliceState.LOST]
+    rates = [window.rates(entry.replica) for entry in alive]
+    return ModelStatus(
+        name=one.model,
+        shape=one.shape,
+        simulated=any(entry.simulated for entry in entries),
+        max_model_len=max((entry.max_model_len for entry in serving), default=None),
+        slices_wanted=one.slices,
+        slices_serving=len(serving),
+        slices_missing=one.missing,
+        missing_for_s=one.missing_for_s,
+        held=sum(demand.held for demand in demands),
+        in_flight=sum(demand.in_flight for demand in demands),
+        waiting=sum(entry.waiting for entry in alive),
+        running=sum(entry.running for entry in alive),
+        refused=sum(demand.refused for demand in demands),
+        output_tokens_per_s=round(sum(output for output, _ in rates), 1),
+        prompt_tokens_per_s=round(sum(prompt for _, prompt in rates), 1),
+        ttft_p50_s=slowest(demand.ttft_p50_s for demand in demands),
+        ttft_p90_s=slowest(demand.ttft_p90_s for demand in demands),
+        itl_p50_s=slowest(demand.itl_p50_s for demand in demands),
+        itl_p90_s=slowest(demand.itl_p90_s for demand in demands),
+        history=_history(window.points(one.model)),
+        slices=tuple(_slice(entry, window, at) for entry in entries),
+    )
+
+
+def _history(points: Sequence[Point]) -> History:
+    return History(
+        step_s=STEP_S,
+        output_tokens_per_s=tuple(point.output_tokens_per_s for point in points),
+        ttft_p50_s=tuple(point.ttft_p50_s for point in points),
+        ttft_p90_s=tuple(point.ttft_p90_s for point in points),
+    )
+
+
+def _slice(entry: SliceRecord, window: Rates, at: float) -> SliceStatus:
+    gone = entry.state is SliceState.LOST
+    return SliceStatus(
+        replica=entry.replica,
+        slice=entry.slice,
+        shape=entry.shape,
+        pool=entry.pool,
+        state=entry.state,
+        for_s=round(max(0.0, at - entry.since), 1) if entry.since else 0.0,
+        phase=entry.phase,
+        reason=entry.reason,
+        simulated=entry.simulated,
+        hosts=tuple(HostStatus(ip=ip, chips=entry.chips_per_host) for ip in entry.hosts),
+        running=0 if gone else entry.running,
+        waiting=0 if gone else entry.waiting,
+        kv_usage=0.0 if gone else entry.kv_usage,
+        output_tokens_per_s=0.0 if gone else round(window.rates(entry.replica)[0], 1),
+        hbm_planned=_hbm(entry) if entry.hbm_bytes else None,
+        start=_start(entry, window) if entry.state is SliceState.STARTING else None,
+    )
+
+
+def _hbm(entry: SliceRecord) -> Hbm:
+    used = entry.weight_bytes + round(entry.kv_usage * entry.cache_bytes) if entry.serves else 0
+    return Hbm(usable=entry.hbm_bytes, weights=entry.weight_bytes, cache=entry.cache_bytes, used=used)
+
+
+def _start(entry: SliceRecord, window: Rates) -> Start:
+    elapsed_s, expected_s = window.start(entry)
+    return Start(elapsed_s=round(elapsed_s, 1), expected_s=expected_s, phases=entry.phases)

@@ -1,0 +1,149 @@
+"""What a terminal shows of slices, as rich renderables."""
+
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from serving.state.records import SliceRecord, SliceState, Wanted
+from serving.status.document import DecisionStatus, Hbm, ModelStatus, SliceStatus, Start, Status
+from serving.tpu.generations import GIB
+
+_COLOURS = {
+    SliceState.STARTING: "yellow",
+    SliceState.SERVING: "green",
+    SliceState.DRAINING: "cyan",
+    SliceState.LOST: "red",
+}
+_BLOCKS = "▁▂▃▄▅▆▇█"
+_WIDTH = 60  # points of a line: two minutes
+
+
+def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> RenderableType:
+    """Every slice replica of every model, and what is still waited for."""
+    table = Table("model", "slice", "state", "hosts", "running", "waiting", "KV", title_justify="left")
+    for entry in sorted(entries, key=lambda entry: (entry.model, entry.slice)):
+        state = f"[{_COLOURS[entry.state]}]{entry.state}[/]" + (f": {entry.reason}" if entry.reason else "")
+        if entry.state is SliceState.STARTING:
+            state += f": {entry.phase}"
+        table.add_row(
+            entry.model,
+            f"{entry.slice} {'(simulated)' if entry.simulated else ''}\n{entry.shape}",
+            state,
+            "\n".join(entry.hosts),
+            str(entry.running),
+            str(entry.waiting),
+            f"{entry.kv_usage:.0%}",
+        )
+    return Group(table, *(waiting(one) for one in wanted if one.missing))
+
+
+def waiting(one: Wanted) -> str:
+    """One line on a model that misses slices."""
+    slices = "slice" if one.missing == 1 else "slices"
+    return (
+        f"{one.model}: {one.slices - one.missing} of {one.slices} there; waiting {one.missing_for_s:.0f} s for "
+        f"{one.missing} whole, free {slices} of {one.shape}"
+    )
+
+
+def service(status: Status) -> RenderableType:
+    """The status document: every model with its rates and slices, and the last scaling decisions."""
+    parts: list[RenderableType] = [part for model in status.models for part in _model(model)]
+    if status.decisions:
+        parts += [Text(), decisions(status.decisions, status.at)]
+    return Group(*(parts or [Text("no model is served")]))
+
+
+def _model(model: ModelStatus) -> list[RenderableType]:
+    title = Text.assemble(
+        (model.name, "bold"), f"  {model.shape}", ("  simulated" * model.simulated, "yellow")
+    )
+    queue = f"queue {model.held + model.waiting} ({model.held} in routers, {model.waiting} in engines)"
+    times = f"TTFT p50 {_time(model.ttft_p50_s)}, p90 {_time(model.ttft_p90_s)}"
+    said = (
+        f"slices {model.slices_serving} of {model.slices_wanted} · running {model.running} · {queue} · "
+        f"output {model.output_tokens_per_s:.0f} tokens/s · {times}"
+    )
+    lines: list[RenderableType] = [title, Text(said)]
+    if model.slices_missing:
+        waits = f"waiting {model.missing_for_s:.0f} s for {model.slices_missing} whole, free of {model.shape}"
+        lines.append(Text(waits, "yellow"))
+    tokens, ttft = model.history.output_tokens_per_s[-_WIDTH:], model.history.ttft_p50_s[-_WIDTH:]
+    lines.append(Text(f"tokens/s {_spark(tokens)}"))
+    if any(ttft):
+        lines.append(Text(f"TTFT p50 {_spark(ttft)}"))
+    table = Table("slice", "state", "hosts", "requests", "tokens/s", "KV", "HBM a chip, planned")
+    for one in model.slices:
+        table.add_row(*_slice(one))
+    return [*lines, table] if model.slices else lines
+
+
+def _slice(one: SliceStatus) -> list[RenderableType]:
+    colour = _COLOURS[one.state]
+    hosts = Text("\n").join(
+        Text.assemble(("■" * host.chips, colour), f" {worker}: {host.ip}")
+        for worker, host in enumerate(one.hosts)
+    )
+    state: RenderableType = Text.assemble(
+        (one.state, colour), f": {one.reason}" if one.reason else f" for {_time(one.for_s)}"
+    )
+    if one.start:
+        state = _start(one.start, one.phase)
+    return [
+        Text(f"{one.slice or '-'}{' (simulated)' if one.simulated else ''}"),
+        state,
+        hosts,
+        Text(f"{one.running} running, {one.waiting} waiting"),
+        Text(f"{one.output_tokens_per_s:.0f}"),
+        Text(f"{one.kv_usage:.0%}"),
+        _hbm(one.hbm_planned),
+    ]
+
+
+def _start(start: Start, phase: str) -> RenderableType:
+    expected = f" of about {_time(start.expected_s)}" if start.expected_s else ""
+    bar = ProgressBar(
+        total=start.expected_s or 1,
+        completed=min(start.elapsed_s, 0.99 * start.expected_s) if start.expected_s else 0,
+        width=20,
+    )
+    return Group(Text(f"starting: {phase}", "yellow"), bar, Text(f"{_time(start.elapsed_s)}{expected}"))
+
+
+def _hbm(hbm: Hbm | None) -> RenderableType:
+    if hbm is None:
+        return Text("-")
+    return Text(f"{hbm.used / GIB:.1f} of {hbm.usable / GIB:.1f} GiB")
+
+
+def decisions(made: Sequence[DecisionStatus], at: float) -> Table:
+    """What scaling decided, how long ago, and why."""
+    table = Table("when", "model", "pool", "slices", "why", title="scaling decisions", title_justify="left")
+    for one in made:
+        ago = f"{_time(max(0.0, at - one.at))} ago"
+        table.add_row(Text(ago), Text(one.model), Text(one.pool), Text(str(one.wanted)), Text(one.reason))
+    return table
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    return (
+        f"{seconds * 1000:.0f} ms"
+        if seconds < 1
+        else f"{seconds:.1f} s"
+        if seconds < 10
+        else f"{seconds:.0f} s"
+    )
+
+
+def _spark(values: Sequence[float | None]) -> str:
+    """A line of blocks up to the largest value, a gap where there is none."""
+    most = max((value for value in values if value), default=0.0)
+    if not most:
+        return "-"
+    blocks = (" " if value is None else _BLOCKS[int((len(_BLOCKS) - 1) * value / most)] for value in values)
+    return f"{''.join(blocks)} at most {most:.3g}"

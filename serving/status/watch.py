@@ -1,0 +1,45 @@
+"""`serving status --watch`: the status document in a terminal, from the board alone, so that no router has to answer."""
+
+import time
+from collections.abc import Iterator
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from serving.errors import ClusterError
+from serving.state.gcs import Store
+from serving.state.liveness import Liveness
+from serving.status import terminal
+from serving.status.document import Status, status, told
+from serving.status.rates import Rates
+
+_PERIOD_S = 1.0
+
+
+def watch(store: Store, console: Console) -> None:
+    """Draw until interrupted. A cluster that went away is waited for; into a file or pipe each look is one print."""
+    looks = _looks(store)
+    if not console.is_terminal:
+        for look in looks:
+            console.print(look if isinstance(look, str) else terminal.service(look))
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+        for look in looks:
+            live.update(Text(look, "red") if isinstance(look, str) else terminal.service(look), refresh=True)
+
+
+def _looks(store: Store) -> Iterator[Status | str]:
+    """The document every second, or why there is none."""
+    liveness, rates = Liveness(), Rates()
+    while True:
+        try:
+            store.check()
+            now_s = time.monotonic()
+            snapshot = store.read()
+            entries, _ = liveness.slices(snapshot.slices, now_s)
+            demands, _ = liveness.routers(snapshot.demands, now_s)
+            rates.observe(entries, demands, now_s)
+            yield status(entries, snapshot.wanted, demands, told(snapshot.decisions), rates, time.time())
+        except ClusterError as error:
+            yield f"{error.message}; trying again"
+        time.sleep(_PERIOD_S)

@@ -1,0 +1,74 @@
+"""Every wait between a missed sign of life and a lost slice, each with its reason. Data only."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Timings:
+    """How long each part waits before it believes that another one is gone. All fields are seconds.
+
+    The chain from a missed beat to a lost slice:
+
+    1. A replica writes its record every `beat_s`. Routers, scaling and the status page read as often.
+    2. A record that has not moved for `stale_s` is LOST to its reader: no new request goes to that slice, and what runs
+       there goes on elsewhere.
+    3. A record that has not moved for `forgotten_s` leaves the store. A router probes the replica within `probe_reach_s`
+       and ends a replica that does not answer, so that Serve starts another one.
+    4. The replica itself is quicker where it lives: a sentinel on each host dies with its connection, or leaves a ping
+       unanswered for `host_silent_s`; the engine is probed every `engine_probe_s` and counts as hung after the YAML's
+       `stall_s`. Either way the replica writes LOST, gives clients `last_words_s`, and ends.
+    5. Serve sees that within `health_period_s` and places a new replica on a whole slice.
+    """
+
+    # state: what a replica or router says of itself
+    beat_s: float = 0.5  # a put takes 0.2 ms; a router learns of a new slice within two beats
+    stale_s: float = 2.5  # five beats: an event loop that waits for a slow step still beats from its thread
+    forgotten_s: float = 8.0  # as long as a host of a slice may be silent
+
+    # slices: sentinels on the hosts
+    host_ping_s: float = 1.0
+    host_silent_s: float = (
+        8.0  # a sentinel answers in milliseconds; on a host that compiles it may wait for a core
+    )
+    host_first_answer_s: float = (
+        60.0  # a sentinel may still be starting; 18 s were too few at a load of 40 on two cores
+    )
+    host_notice_s: float = 1.0  # how often Ray is asked for hosts that are to go
+    dead_actors_s: float = 1.0  # how often Ray is asked for dead actors while an engine starts
+
+    # engine: the replica's own watch
+    engine_probe_s: float = 2.0
+    last_words_s: float = 1.0  # for open requests to carry their error to the client before the process ends
+    open_requests_s: float = (
+        0.2  # how often a draining replica counts its open requests; the server has no event for it
+    )
+    rollout_look_s: float = 2.0  # how often a slice looks whether a changed engine waits for it
+
+    # app: what Serve is told
+    health_period_s: float = 1.0  # Serve learns by it that a replica has ended
+    health_timeout_s: float = 30.0
+    stop_margin_s: float = (
+        20.0  # beyond drain_s: two beats to leave the routers' tables, then engine and workers end
+    )
+
+    # router: one request and its slice
+    connect_s: float = 3.0
+    first_pause_s: float = 0.1  # before a failed request is tried again; doubles up to longest_pause_s
+    longest_pause_s: float = 2.0
+    look_again_s: float = 0.1  # while no slice takes a request
+    stall_look_s: float = 0.5  # how often streams are looked at for a stall
+    probe_reach_s: float = 3.0
+    circuit_open_s: float = 1.0  # two beats: by then a slice that is gone says so, or is seen to say nothing
+    circuit_longest_s: float = 30.0
+    shortest_stall_s: float = (
+        2.0  # Python, the network or a busy host may pause as long without the engine's doing
+    )
+    shortest_prefill_stall_s: float = (
+        10.0  # many prompts may have come at once, of another slice's broken streams say
+    )
+    unknown_stall_s: float = (
+        30.0  # a step that is compiled first; an engine that hangs so long gives itself up
+    )
+
+
+TIMINGS = Timings()

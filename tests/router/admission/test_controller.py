@@ -1,0 +1,381 @@
+"""Admission through HTTP: the router's app on a real server, in front of an engine that does as it is told."""
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from support.servers import asgi_server, until
+
+from serving.config import ModelSpec, RouterSpec
+from serving.errors import ConfigError
+from serving.metrics.recorder import Recorder
+from serving.metrics.table import NO_KEY
+from serving.planning import Plan, plan
+from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.http.api import Api
+from serving.router.http.auth import KeyFile, new
+from serving.router.http.bodies import BodyReader
+from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.journal import Journal
+from serving.router.telemetry.record import RequestRecord
+from serving.state.records import Demand, SliceRecord, SliceState
+from serving.status.document import Status, status
+from serving.status.rates import Rates
+
+pytestmark = pytest.mark.unit
+
+MODEL = "llama"
+CHAT = "/v1/chat/completions"
+USAGE = {"prompt_tokens": 30, "total_tokens": 100, "completion_tokens": 70}
+SERVING = SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4")
+
+
+@dataclass
+class Engine:
+    """Answers with what it was sent; a request that says `hold` is answered once `free` is set."""
+
+    free: threading.Event = field(default_factory=threading.Event)
+    holding: int = 0
+    most: int = 0
+    order: list[str] = field(default_factory=list)
+
+    async def answer(self, request: Request) -> Response:
+        fields = await request.json()
+        self.order.append(str(fields.get("user")))
+        if fields.get("hold"):
+            self.holding += 1
+            self.most = max(self.most, self.holding)
+            while not self.free.is_set() and not await request.is_disconnected():  # noqa: ASYNC110  set by a thread
+                await asyncio.sleep(0.005)
+            self.holding -= 1
+        if fields.get("fail"):
+            return JSONResponse({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, 400)
+        if fields.get("stream"):
+            said = (
+                b', "usage": {"prompt_tokens": 30, "completion_tokens": 70}' if fields.get("usage") else b""
+            )
+            events = [b'data: {"choices": []}\n\n'] * 4 + [b'data: {"choices": []' + said + b"}\n\n"]
+            return StreamingResponse(iter([*events, b"data: [DONE]\n\n"]), media_type="text/event-stream")
+        return JSONResponse({"headers": dict(request.headers), "usage": USAGE})
+
+
+def planned(**changes: Any) -> Plan:
+    spec = {
+        "name": MODEL,
+        "model": "meta-llama/Llama-3.1-8B-Instruct",
+        "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
+        "engine": {"max_num_seqs": 2, "max_model_len": 2048},
+    }
+    return plan(ModelSpec.model_validate(spec | changes))
+
+
+@dataclass
+class Front:
+    """The router's app; what the board says is set from the test."""
+
+    client: httpx.Client
+    address: str
+    upstream: str
+    engine: Engine
+    table: SliceTable
+    gate: AdmissionController
+    records: list[RequestRecord]
+
+    def post(self, key: str = "", **fields: Any) -> httpx.Response:
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        return self.client.post(CHAT, json={"model": MODEL, **fields}, headers=headers)
+
+    def count(self, what: str) -> int:
+        return self.gate.counts(MODEL)[what]
+
+    def idle(self) -> bool:
+        return not any(self.count(what) for what in ("held", "in_flight"))
+
+
+@contextmanager
+def fronted(
+    keys: KeyFile | None = None,
+    *,
+    serves: bool = True,
+    beat_s: float = 0.02,
+    spec: Any = None,
+    clock: Callable[[], float] = time.monotonic,
+    **changes: Any,
+) -> Iterator[Front]:
+    one = planned(**changes)
+    engine = Engine()
+    table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
+    made: list[AdmissionController] = []
+    records: list[RequestRecord] = []
+    upstream: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        if serves:
+            table.update([replaced(upstream[0])], 0.0)
+        relay = Dispatcher(table)
+        gate = AdmissionController(
+            RouterSpec.model_validate(spec or {}), [one], table, keys or KeyFile(None), clock
+        )
+        made.append(gate)
+        beating = asyncio.create_task(gate.run(beat_s))
+        journal = Journal(Recorder(), records.append)
+        app.mount("/", Api([one], table, relay, gate, journal, nothing_seen, no_metrics).app())
+        yield
+        beating.cancel()
+        await relay.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    with asgi_server(Starlette(routes=[Route("/{path:path}", engine.answer, methods=["POST"])])) as address:
+        upstream.append(address)
+        with asgi_server(app) as found, httpx.Client(base_url=found, timeout=20) as client:
+            front = Front(client, found, address, engine, table, made[0], records)
+            yield front
+            engine.free.set()
+            until(front.idle, "nothing held and nothing in flight", timeout_s=10)
+
+
+def nothing_seen() -> Status:
+    return status([], [], [], (), Rates(), 0.0)
+
+
+async def no_metrics() -> str:
+    return "# nothing\n"
+
+
+def replaced(address: str, **more: Any) -> SliceRecord:
+    return SliceRecord(**{**vars(SERVING), "address": address, "pool": planned().pool, **more})
+
+
+def id_of(keys: KeyFile) -> str:
+    return keys.ring.keys[0].sha256[:12]
+
+
+def key_file(tmp_path: Path, **limits: float) -> tuple[str, KeyFile]:
+    key, line = new("batch", **limits)
+    path = tmp_path / "keys.yaml"
+    path.write_text(line)
+    return key, KeyFile(path)
+
+
+def error_of(response: httpx.Response, status: int, code: str) -> str:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert error["code"] == code
+    return str(error["message"])
+
+
+def in_threads(*calls: Callable[[], httpx.Response]) -> list[httpx.Response]:
+    with ThreadPoolExecutor(len(calls)) as pool:
+        return [done.result() for done in [pool.submit(call) for call in calls]]
+
+
+def test_a_key_lets_in_and_goes_no_further_than_the_router(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path)
+    with fronted(keys) as front:
+        answer = front.post()
+        assert "No API key was sent" in error_of(answer, 401, "invalid_api_key")
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "not one of" in error_of(front.post("sk-other"), 401, "invalid_api_key")
+        told = front.post(key).json()["headers"]
+        assert "authorization" not in told
+        anthropic = front.client.post("/v1/messages", json={"model": MODEL}, headers={"x-api-key": key})
+        assert anthropic.is_success
+        assert "x-api-key" not in anthropic.json()["headers"]
+        assert front.client.get("/v1/models").is_success
+        assert front.engine.order == ["None", "None"]
+
+
+def test_what_is_refused_behind_the_key_is_counted_for_it(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path)
+    with fronted(keys, spec={"max_body_bytes": 1024}) as front:
+        front.post()
+        for content in (b"{", b'{"model": "other"}', b" " * 2000, b'{"model": "llama", "n": 1000}'):
+            headers = {"authorization": f"Bearer {key}"}
+            assert front.client.post(CHAT, content=content, headers=headers).is_client_error
+        until(lambda: len(front.records) == 5, "every request is written out")
+        assert [record.key for record in front.records] == [NO_KEY] + 4 * [id_of(keys)]
+
+
+def test_new_keys_are_in_force_without_a_restart(tmp_path: Path) -> None:
+    old, keys = key_file(tmp_path)
+    with fronted(keys) as front:
+        assert front.post(old).is_success
+        fresh, line = new("batch")
+        (tmp_path / "keys.yaml").write_text(line)
+        until(lambda: front.post(fresh).is_success, "the new key lets in", timeout_s=10)
+        assert front.post(old).status_code == 401
+
+
+def test_the_status_can_be_kept_behind_a_key(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path)
+    with pytest.raises(ConfigError, match=r"router\.keys_file"):
+        AdmissionController(RouterSpec(private_status=True), [planned()], SliceTable({}, {}), KeyFile(None))
+    with fronted(keys, spec={"private_status": True}) as front:
+        assert front.client.get("/").is_success
+        shown = {"authorization": f"Bearer {key}"}
+        for path in ("/status.json", "/metrics"):
+            assert front.client.get(path).status_code == 401
+            assert front.client.get(path, headers=shown).is_success
+
+
+def test_a_key_s_limit_is_told_with_every_answer_and_when_it_is_over(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path, requests_per_minute=2)
+    with fronted(keys) as front:
+        assert front.post(key).headers["x-ratelimit-remaining-requests"] == "1"
+        assert front.post(key, stream=True).headers["x-ratelimit-remaining-requests"] == "0"
+        over = front.post(key)
+        assert "used its 2 requests a minute" in error_of(over, 429, "rate_limit_exceeded")
+        assert 25 <= int(over.headers["retry-after"]) <= 30
+        assert over.headers["x-ratelimit-limit-requests"] == "2"
+        client = openai.OpenAI(base_url=f"{front.address}/v1", api_key=key, max_retries=0)
+        with pytest.raises(openai.RateLimitError):
+            client.chat.completions.create(model=MODEL, messages=[])
+        assert front.count("refused") == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "used"),
+    [
+        ({}, 100),
+        ({"stream": True, "usage": True}, 100),
+        ({"stream": True}, 6 + 66 / 4),
+        ({"fail": True}, 0),
+    ],
+)
+def test_tokens_are_those_the_answer_says_else_an_event_each(
+    tmp_path: Path, fields: dict[str, Any], used: float
+) -> None:
+    key, keys = key_file(tmp_path, tokens_per_minute=60_000)
+    with fronted(keys, clock=lambda: 1.0) as front:  # nothing flows in meanwhile
+        front.post(key, max_tokens=5000, **fields)
+        until(front.idle, "the request is over", timeout_s=10)
+        left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert 60_000 - left - used == pytest.approx(15, abs=15)  # the second request's own
+
+
+def test_requests_beyond_a_slice_s_seats_wait_in_the_router_and_all_are_answered() -> None:
+    with fronted() as front:
+        with ThreadPoolExecutor(5) as pool:
+            calls = [pool.submit(front.post, hold=True) for _ in range(5)]
+            until(lambda: front.count("held") == 3, "three wait", timeout_s=10)
+            until(lambda: front.engine.holding == 2, "two run", timeout_s=10)
+            front.engine.free.set()
+            assert all(call.result().is_success for call in calls)
+        assert front.engine.most == 2
+        assert front.count("arrived") == 5
+
+
+def test_a_request_for_a_model_without_a_slice_is_held_until_one_serves() -> None:
+    with fronted(serves=False) as front, ThreadPoolExecutor(1) as pool:
+        call = pool.submit(front.post)
+        until(lambda: front.count("held") == 1, "it waits", timeout_s=10)
+        front.table.update([replaced(front.upstream)], 0.0)
+        assert call.result().is_success
+
+
+def test_a_held_request_is_refused_at_its_deadline_with_the_time_to_come_back() -> None:
+    with fronted(serves=False, queue={"wait_s": 0.2}) as front:
+        answer = front.post()
+        assert "waits for a free v6e 2x4 slice" in error_of(answer, 503, "no_slice_ready")
+        assert int(answer.headers["retry-after"]) >= 1
+        until(lambda: front.records, "the request is written out")
+        (record,) = front.records
+        assert record.queued_s >= 0.2
+        assert not record.admitted_s
+
+
+def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once_but_for_its_key_and_its_wait(
+    tmp_path: Path,
+) -> None:
+    key, keys = key_file(tmp_path)
+    with fronted(keys, serves=False) as front:
+        with pytest.raises(httpx.ReadTimeout):
+            front.client.post(
+                CHAT, json={"model": MODEL}, headers={"authorization": f"Bearer {key}"}, timeout=0.1
+            )
+        until(lambda: front.count("held") == 0, "nothing is held", timeout_s=1)
+        assert front.engine.order == []
+        until(lambda: front.records, "the request is written out")
+        (record,) = front.records
+        assert (record.outcome, record.key) == ("cancelled", id_of(keys))
+        assert record.queued_s > 0
+
+
+def test_a_quiet_key_is_not_kept_waiting_by_a_loud_one(tmp_path: Path) -> None:
+    (loud, loud_line), (quiet, quiet_line) = new("loud"), new("quiet")
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"{loud_line}\n{quiet_line}")
+    with fronted(KeyFile(path)) as front, ThreadPoolExecutor(12) as pool:
+        calls = [pool.submit(front.post, loud, hold=True, user="loud") for _ in range(10)]
+        until(lambda: front.count("held") == 8, "eight wait", timeout_s=10)
+        calls.append(pool.submit(front.post, quiet, user="quiet"))
+        until(lambda: front.count("held") == 9, "nine wait", timeout_s=10)
+        front.engine.free.set()
+        assert all(call.result().is_success for call in calls)
+        assert front.engine.order.index("quiet") <= 4
+
+
+def test_routers_share_a_key_s_limit(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path, concurrency=2)
+    with fronted(keys) as front:
+        front.gate.others([Demand("b", MODEL, in_flight=1), Demand("me", MODEL)], "me")
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(front.post, key, hold=True)
+            until(lambda: front.count("in_flight") == 1, "one runs", timeout_s=10)
+            message = error_of(front.post(key), 429, "rate_limit_exceeded")
+            assert "may have 1 at once here (2 in all)" in message
+            front.engine.free.set()
+            assert call.result().is_success
+
+
+def test_a_body_that_is_too_large_or_too_slow_is_refused() -> None:
+    with fronted(spec={"max_body_bytes": 1024, "body_timeout_s": 0.1}) as front:
+        for content in (b" " * 2000, iter([b" " * 600] * 4)):
+            answer = front.client.post(CHAT, content=content)
+            assert "larger than 1024 bytes" in error_of(answer, 413, "request_too_large")
+            assert answer.headers["connection"] == "close"
+
+        def slowly() -> Iterator[bytes]:
+            yield b"{"
+            threading.Event().wait(0.3)
+            yield b"}"
+
+        assert "within 0.1 s" in error_of(front.client.post(CHAT, content=slowly()), 408, "request_timeout")
+        assert front.count("arrived") == 0
+        assert front.post().is_success
+
+
+def test_bodies_on_their_way_have_a_bound_together() -> None:
+    come = threading.Event()
+
+    def halted(seconds: float) -> Iterator[bytes]:
+        yield b'{"model": "' + MODEL.encode() + b'", "user": "' + b"x" * 600
+        come.wait(seconds)
+        yield b'"}'
+
+    with fronted() as front, ThreadPoolExecutor(1) as pool:
+        front.gate.bodies = BodyReader(RouterSpec(max_body_bytes=1024), most_bytes=1000)
+        first = pool.submit(front.client.post, CHAT, content=halted(10))
+        until(lambda: front.gate.bodies.under_way_bytes > 600, "half a body", timeout_s=10)
+        second = front.client.post(CHAT, content=halted(0.3))
+        assert "bytes of request bodies" in error_of(second, 503, "overloaded")
+        assert (second.headers["retry-after"], second.headers["connection"]) == ("5", "close")
+        come.set()
+        assert first.result().is_success
+        assert front.gate.bodies.under_way_bytes == 0

@@ -1,0 +1,93 @@
+"""A slice that stops, as its replica stops it: out of the table, finish what fits, and the rest goes on elsewhere."""
+
+import asyncio
+import json
+import time
+from typing import Any
+
+import aiohttp
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from support.simulated_engine import MODEL, small_plan
+from support.two_engines import CHAT, HELLO, STEPS_OF_3_MS
+
+from serving.engine.server import HttpServer
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.response import ForwardedResponse
+from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
+from serving.simulation.engine.engine import Engine
+from serving.simulation.engine.http import EngineApi
+from serving.simulation.engine.physics import Physics
+from serving.state.records import SliceRecord, SliceState
+
+pytestmark = pytest.mark.unit
+
+DRAIN_S = 1
+
+
+class Slice:
+    def __init__(self) -> None:
+        plan = small_plan()
+        self.engine = Engine(plan, Physics(plan, STEPS_OF_3_MS))
+        self.http = HttpServer(EngineApi(plan, self.engine).app(), "127.0.0.1")
+        self.running = asyncio.create_task(self.engine.run())
+        self.http.start()
+
+    def entry(self, name: str, state: SliceState = SliceState.SERVING) -> SliceRecord:
+        return SliceRecord(name, MODEL, state, "", "v6e 2x4", address=f"http://127.0.0.1:{self.http.port}")
+
+    async def stop(self) -> None:
+        await self.http.drain(DRAIN_S)
+        self.engine.die("stopped")
+        await self.running
+
+
+async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away() -> None:
+    table = SliceTable({MODEL: 2}, {MODEL: "v6e 2x4"})
+    relay = Dispatcher(table)
+
+    async def forward(request: Request) -> Response:
+        body = await request.body()
+        return ForwardedResponse(
+            relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, json.loads(body))
+        )
+
+    a, b = Slice(), Slice()
+    front = HttpServer(Starlette(routes=[Route(CHAT, forward, methods=["POST"])]), "127.0.0.1")
+    front.start()
+    table.update([a.entry("a")], 0.0)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
+
+        async def ask(tokens: int, port: int) -> tuple[str, float]:
+            fields = {"model": MODEL, **HELLO, "max_tokens": tokens, "stream": True}
+            async with session.post(f"http://127.0.0.1:{port}{CHAT}", json=fields) as answer:
+                events = (await answer.read()).split(b"\n\n")
+            assert events[-2] == b"data: [DONE]"
+            return "".join(map(text_of, events[:-2])), time.monotonic()
+
+        expected = [(await ask(tokens, b.http.port))[0] for tokens in (50, 900)]
+        short, long = (asyncio.create_task(ask(tokens, front.port)) for tokens in (50, 900))
+        while a.engine.scheduler.totals.written_tokens < 20:  # noqa: ASYNC110  an engine tells nobody
+            await asyncio.sleep(0.01)
+        before = b.engine.scheduler.totals.written_tokens
+        table.update([a.entry("a", SliceState.DRAINING), b.entry("b")], 1.0)
+        stopping = asyncio.create_task(a.stop())
+        assert (await ask(5, front.port))[0]
+        assert b.engine.scheduler.totals.written_tokens == before + 5
+        assert [(await short)[0], (await long)[0]] == expected
+        await stopping
+        took_on = b.engine.scheduler.totals.written_tokens - before - 5
+        assert 0 < took_on < 900
+        assert a.engine.scheduler.totals.written_tokens >= 50 + 900 - took_on
+    await relay.close()
+    await front.drain(DRAIN_S)
+    await b.stop()
+
+
+def text_of(event: bytes) -> str:
+    body: dict[str, Any] = json.loads(event.removeprefix(b"data: "))
+    return "".join(choice["delta"].get("content", "") for choice in body["choices"])

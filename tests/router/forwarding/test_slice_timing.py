@@ -1,0 +1,112 @@
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from serving.router.forwarding.slice_timing import (
+    KEPT,
+    LEAST_KNOWN,
+    TIMES_NORMAL,
+    SliceTiming,
+)
+from serving.router.forwarding.stalls import Stream, stalled
+from serving.state.records import SliceRecord, SliceState
+from serving.timings import TIMINGS
+
+pytestmark = pytest.mark.unit
+
+
+def timing(gap_s: float = 0.2, first_s: float = 0.5, count: int = LEAST_KNOWN) -> SliceTiming:
+    made = SliceTiming()
+    for _ in range(count):
+        made.gap("a", gap_s)
+        made.first("a", first_s)
+    made.settle({"a"})
+    return made
+
+
+def test_silence_is_judged_by_the_slice_s_own_gaps() -> None:
+    assert timing(0.2).silence_s("a", reading=False) == pytest.approx(0.2 * TIMES_NORMAL)
+    assert timing(0.5).silence_s("a", reading=False) == pytest.approx(0.5 * TIMES_NORMAL)
+    assert timing(0.001).silence_s("a", reading=False) == TIMINGS.shortest_stall_s
+
+
+def test_of_an_unknown_slice_nothing_is_concluded_for_long() -> None:
+    assert SliceTiming().silence_s("a", reading=False) == TIMINGS.unknown_stall_s
+    assert timing(count=LEAST_KNOWN - 1).silence_s("a", reading=False) == TIMINGS.unknown_stall_s
+
+
+def test_while_a_prompt_is_read_a_slice_may_be_as_silent_as_its_slow_first_tokens() -> None:
+    assert timing(0.01, first_s=0.1).silence_s("a", reading=True) == TIMINGS.shortest_prefill_stall_s
+    assert timing(0.01, first_s=20).silence_s("a", reading=True) == 60
+
+
+def test_only_the_latest_are_kept_and_only_of_slices_there_are() -> None:
+    made = timing(5.0, count=10 * KEPT)
+    for _ in range(KEPT):
+        made.gap("a", 0.2)
+    made.settle({"a"})
+    assert made.silence_s("a", reading=False) == pytest.approx(4)
+    made.settle(set())
+    assert made._slices == {}
+
+
+@dataclass
+class Response:
+    """Nobody reads it here."""
+
+    content: Any = None
+
+
+def stream(replica: str = "a", *, heard: float = 0.0, asked: float = 1.0, **more: Any) -> Stream:
+    entry = SliceRecord(replica, "llama", SliceState.SERVING, "serving", "v6e 2x4")
+    return Stream(entry, Response(), asked, heard_s=heard, **({"trial": False, "watched": True} | more))  # type: ignore[arg-type]
+
+
+def found(streams: list[Stream], now_s: float, in_flight: int | None = None) -> list[Stream]:
+    return stalled(streams, timing(), lambda _: len(streams) if in_flight is None else in_flight, now_s)
+
+
+def test_silence_while_a_client_takes_its_time_is_not_the_slice_s() -> None:
+    slow = stream(heard=10, telling=True)
+    assert found([slow], 100) == []
+    others = [stream(heard=10), stream(heard=10.1)]
+    assert found([slow, *others], 14.2) == others  # nor does it hide that the slice is
+    slow.told(100)
+    assert found([slow], 101) == []
+    assert found([slow], 105) == [slow]
+
+
+def test_a_slice_that_has_gone_silent_loses_its_streams() -> None:
+    streams = [stream(heard=10), stream(heard=10.1)]
+    assert found(streams, 14) == []
+    assert found(streams, 14.2) == streams
+
+
+def test_a_stream_that_waits_while_others_go_on_has_not_stalled() -> None:
+    assert found([stream(heard=10), stream(heard=29.9)], 30) == []
+
+
+def test_a_prompt_being_read_is_no_stall_whether_streamed_or_not() -> None:
+    assert found([stream(heard=10), stream()], 19) == []
+    assert found([stream(heard=10)], 19, in_flight=2) == []
+    assert found([stream(heard=10)], 19) != []
+    assert len(found([stream(heard=10), stream(asked=10)], 20.5)) == 2
+
+
+def test_waiting_for_a_first_token_is_no_stall_but_on_trial() -> None:
+    assert found([stream(asked=1)], 1000) == []
+    (trial,) = streams = [stream(asked=1, trial=True)]
+    assert found(streams, 2.9) == []
+    assert found(streams, 3.1) == [trial]
+
+
+def test_what_can_t_go_on_elsewhere_stays() -> None:
+    stays = stream(heard=10, movable=False)
+    goes = stream(heard=10)
+    assert found([stays, goes], 30) == [goes]
+
+
+def test_other_slices_are_none_of_its_business() -> None:
+    here, there = stream(heard=10), stream("b", heard=10)
+    assert stalled([here, there], timing(), lambda _: 1, 30) == [here]

@@ -1,0 +1,77 @@
+"""The OpenAPI document, and whether the router keeps to it whatever is sent."""
+
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from support.fronts import Front, front
+from support.servers import until
+
+from serving.router.http.routes import ROUTES
+
+# Of each kind, valid and not, of each of some twenty operations.
+EXAMPLES = 8
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Front]:
+    with front(max_body_bytes=1 << 16) as found:
+        yield found
+
+
+@pytest.mark.unit
+def test_the_document_tells_of_every_route(running: Front) -> None:
+    made = httpx.get(f"{running.address}/openapi.json").json()
+    own = {"/v1/models", "/v1/models/{name}", "/health", "/status.json", "/metrics"}
+    assert own | ROUTES.keys() <= made["paths"].keys()
+    for route in ROUTES.values():
+        operation = made["paths"][route.path]["post"]
+        assert {"200", "400", "401", "429", "503"} <= operation["responses"].keys()
+        media = "multipart/form-data" if route.form else "application/json"
+        assert "model" in operation["requestBody"]["content"][media]["schema"]["required"]
+    assert {"Error", "AnthropicError", "Status"} <= made["components"]["schemas"].keys()
+
+
+@pytest.mark.cluster  # it needs no cluster, but half a minute
+def test_whatever_is_sent_is_answered_as_the_document_says_and_never_with_a_5xx(running: Front) -> None:
+    import schemathesis
+    from schemathesis import GenerationMode
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi.checks import (
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    )
+
+    schema = schemathesis.openapi.from_url(f"{running.address}/openapi.json")
+    checks = [
+        not_a_server_error,
+        content_type_conformance,
+        response_schema_conformance,
+        status_code_conformance,
+    ]
+    tried = 0
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        for mode in GenerationMode:
+            if mode is GenerationMode.NEGATIVE and not operation.body:
+                continue  # any text is a path
+
+            @settings(
+                max_examples=EXAMPLES,
+                deadline=None,
+                database=None,
+                suppress_health_check=list(HealthCheck),
+                phases=[Phase.explicit, Phase.generate],
+            )
+            @given(case=operation.as_strategy(generation_mode=mode))
+            def conforms(case: schemathesis.Case) -> None:
+                nonlocal tried
+                tried += 1
+                case.call_and_validate(checks=checks)
+
+            conforms()
+    assert tried > 100
+    print(f"{tried} requests")
+    until(lambda: running.idle, "nothing held and nothing running", timeout_s=10)

@@ -1,0 +1,139 @@
+"""The whole service on simulated slices with the simulated engine, and what becomes of it when a slice dies."""
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from support.service import MODEL, Service, service
+
+from serving.simulation.cluster import SimulatedCluster
+from serving.state.records import SliceRecord
+
+pytestmark = pytest.mark.cluster
+
+SLICES = 3
+MOST_MEMORY = 250e6
+MOST_START_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def running(short_directory: Path) -> Iterator[Service]:
+    one_chip = {"generation": "v6e", "topology": "1x1"}
+    with service(
+        short_directory,
+        slices=SLICES,
+        engine="simulated",
+        startup="load=0.5,compile=0.5",
+        slice=one_chip,
+        replicas=SLICES,
+        stall_s=3,
+    ) as found:
+        yield found
+
+
+def test_every_slice_serves_within_seconds_and_says_that_it_is_simulated(running: Service) -> None:
+    entries = running.serving()
+    assert len({entry.slice for entry in entries}) == SLICES
+    for entry in entries:
+        assert entry.simulated
+        phases = dict(entry.phases)
+        assert {"loading weights", "compiling"} <= phases.keys()
+        took = sum(seconds for name, seconds in entry.phases if name != "serving") - 1
+        print(f"{entry.slice}: {took:.1f} s to start beside its phases: {phases}")
+        assert took < MOST_START_S
+    card = httpx.get(f"{running.address}/v1/models").json()["data"][0]
+    assert card["simulated"]
+
+
+def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
+    for entry in running.serving():
+        (process,) = (
+            one for one in running.cluster.processes(entry.slice, 0) if _listens(one, entry.address)
+        )
+        used = process.memory_info().rss
+        print(f"{entry.slice}: {used / 1e6:.0f} MB")
+        assert used < MOST_MEMORY
+        loaded = {Path(each.path).name for each in process.memory_maps()}
+        assert not any(name.startswith(("libtorch", "libjax", "xla_")) for name in loaded)
+
+
+def test_the_simulation_remembers_its_engine(running: Service) -> None:
+    assert SimulatedCluster.attach(running.cluster.directory).engine == "simulated"
+
+
+def _listens(process: psutil.Process, address: str) -> bool:
+    port = int(address.rpartition(":")[2])
+    return any(each.laddr.port == port for each in process.net_connections() if each.laddr)
+
+
+def die(_: Service, victim: SliceRecord) -> None:
+    httpx.post(f"{victim.address}/simulator/faults", json={"die": True})
+
+
+def lose_its_host(running: Service, victim: SliceRecord) -> None:
+    running.cluster.kill_host(victim.slice, 0)
+    running.cluster.restart_host(victim.slice, 0)
+
+
+def load(running: Service) -> tuple[list[httpx.Response], list[threading.Thread]]:
+    """Nine clients that each ask six times, and what they are answered; every slice has some of it."""
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        asked = {"prompt": "x", "max_tokens": 40, "ignore_eos": True}
+        answers.extend(running.post("/v1/completions", **asked) for _ in range(6))
+
+    askers = [threading.Thread(target=ask) for _ in range(9)]
+    for asker in askers:
+        asker.start()
+    running.until(lambda: any(entry.running for entry in running.serving()), 10, "load")
+    return answers, askers
+
+
+@pytest.mark.parametrize("end", [die, lose_its_host])
+def test_a_slice_that_ends_under_load_takes_only_its_own_requests(
+    running: Service, end: Callable[[Service, SliceRecord], None]
+) -> None:
+    answers, askers = load(running)
+    victim = running.serving()[0]
+    end(running, victim)
+    for asker in askers:
+        asker.join()
+    good = [answer for answer in answers if answer.is_success]
+    print(f"{len(good)} of {len(answers)} answered")
+    assert all(answer.json()["usage"]["completion_tokens"] == 40 for answer in good)
+    assert all(answer.status_code in (500, 503) for answer in answers if not answer.is_success)
+    assert len(good) >= len(answers) - 9
+    running.until(lambda: replaced(running, victim), 90, "another replica in the place of the one that ended")
+    assert running.post("/v1/completions", prompt="x", max_tokens=1).json()["model"] == MODEL
+
+
+def replaced(running: Service, victim: SliceRecord) -> bool:
+    found = running.until_serving(SLICES)
+    return victim.replica not in {entry.replica for entry in found}
+
+
+def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
+    victim = running.serving()[0]
+    httpx.post(f"{victim.address}/simulator/faults", json={"hang": True})
+    running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
+    assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
+
+
+def test_what_a_slice_on_a_stopped_host_has_goes_elsewhere(running: Service) -> None:
+    """Its kernel keeps every connection up."""
+    answers, askers = load(running)
+    victim = next(entry for entry in running.serving() if entry.running)
+    for process in running.cluster.processes(victim.slice, 0):
+        process.suspend()
+    try:
+        for asker in askers:
+            asker.join(timeout=30)
+        assert [asker for asker in askers if asker.is_alive()] == []
+        assert {answer.status_code for answer in answers} == {200}
+    finally:
+        lose_its_host(running, victim)
+    running.until(lambda: replaced(running, victim), 90, "another replica in the place of the stopped one")

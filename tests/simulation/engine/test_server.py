@@ -1,0 +1,91 @@
+"""The simulated engine as a replica holds it."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from benchmarks.calibration import plan_of
+from benchmarks.simulator import nowhere
+from serving.engine.server import EngineServer
+from serving.errors import SliceLostError
+from serving.simulation.engine.server import SimulatorServer
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[SimulatorServer]:
+    found = plan_of("llama-8b-v6e-1")
+    made = SimulatorServer(found, nowhere(), "")
+    await made.start()
+    yield made
+    made.kill()
+
+
+def completion(server: EngineServer, client: httpx.AsyncClient, most: int) -> "asyncio.Task[httpx.Response]":
+    asked = {"prompt": "x", "max_tokens": most, "ignore_eos": True}
+    return asyncio.create_task(client.post(f"http://127.0.0.1:{server.port}/v1/completions", json=asked))
+
+
+async def until_running(server: EngineServer) -> None:
+    while not server.load.running:  # noqa: ASYNC110  the server tells nobody
+        await asyncio.sleep(0.001)
+
+
+async def test_it_answers_and_tells_its_load(server: SimulatorServer) -> None:
+    async with httpx.AsyncClient() as client:
+        running = completion(server, client, 4)
+        await until_running(server)
+        assert server.requests_open == 1
+        assert 0 < server.load.kv_usage < 1
+        assert (await running).is_success
+    assert server.load.running == server.load.waiting == 0
+    assert server.load.last_output_s > 0
+    assert server.max_model_len == 2048
+    await server.probe()
+
+
+async def test_killing_it_ends_requests_with_an_error_and_is_noticed(server: SimulatorServer) -> None:
+    died = asyncio.create_task(server.died())
+    async with httpx.AsyncClient() as client:
+        running = completion(server, client, 2000)
+        await until_running(server)
+        server.kill()
+        assert (await running).status_code == 500
+    assert await died == "the replica ended it"
+    with pytest.raises(SliceLostError):
+        await server.probe()
+
+
+async def test_draining_waits_for_what_is_running_and_takes_no_more(server: SimulatorServer) -> None:
+    async with httpx.AsyncClient() as client:
+        running = completion(server, client, 20)
+        await until_running(server)
+        draining = asyncio.create_task(server.drain(1))
+        assert (await running).is_success
+        await draining
+        with pytest.raises(httpx.ConnectError):
+            await completion(server, client, 1)
+
+
+def test_a_replica_with_it_loads_no_engine_and_starts_at_once() -> None:
+    script = """
+import sys, serving.engine.replica, serving.simulation.engine.server
+print([name for name in ("vllm", "jax", "torch", "tpu_inference", "transformers") if name in sys.modules])
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+async def test_it_starts_well_within_two_seconds() -> None:
+    found = plan_of("llama-70b-v6e-8")
+    begun = time.monotonic()
+    server = SimulatorServer(found, nowhere(), "")
+    await server.start()
+    assert time.monotonic() - begun < 1
+    server.kill()

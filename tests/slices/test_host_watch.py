@@ -1,0 +1,70 @@
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import ray
+
+from serving.slices.held_slice import HeldSlice, SliceHost
+from serving.slices.host_watch import HostWatch, silent
+
+
+class Sentinel:
+    """Answers its first ping after this time, and no other; asked as a Ray actor is."""
+
+    def __init__(self, answer_s: float) -> None:
+        self.ping = self
+        self.asked = 0
+        self._answer_s = answer_s
+
+    def remote(self) -> "Sentinel":
+        return self
+
+    def future(self) -> "Future[None]":
+        self.asked += 1
+        answer: Future[None] = Future()
+        if self.asked == 1:
+            threading.Timer(self._answer_s, answer.set_result, [None]).start()
+        return answer
+
+
+HOST = SliceHost(worker_id=1, bundle=0, node_id="n", ip="127.77.1.2")
+
+
+@pytest.mark.unit
+async def test_a_sentinel_that_takes_long_to_start_is_no_host_that_hangs_but_once_it_answered_it_has_to_answer_soon() -> (
+    None
+):
+    sentinel = Sentinel(answer_s=0.3)
+    reason = await asyncio.wait_for(silent(HOST, sentinel, first_s=20, later_s=0.1), 10)
+    assert sentinel.asked == 2
+    assert reason == "host 1 (127.77.1.2) has not answered for 0 s"
+
+
+@pytest.fixture
+def node(short_directory: Path) -> Iterator[None]:
+    """A Ray node that is no TPU host; to a sentinel they are alike."""
+    ray.init(
+        "local", num_cpus=1, include_dashboard=False, _temp_dir=str(short_directory), log_to_driver=False
+    )
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("node")
+async def test_a_sentinel_answers_however_often_its_host_was_watched_before() -> None:
+    """A start is watched, and then the slice that serves."""
+    group = ray.util.placement_group([{"CPU": 1}])
+    ray.get(group.ready(), timeout=60)
+    watch = HostWatch(HeldSlice("slice-0", (HOST,)), group, own_node="another")
+    ((_, actor),) = watch._hosts
+    ray.get(actor.ping.remote(), timeout=60)
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(watch.lost(), 0.3)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(silent(HOST, actor, first_s=4, later_s=4), 6)
+    watch.close()

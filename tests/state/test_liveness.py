@@ -1,0 +1,92 @@
+import pytest
+
+from serving.state.liveness import Liveness
+from serving.state.records import Demand, SliceRecord, SliceState
+from serving.timings import TIMINGS
+
+pytestmark = pytest.mark.unit
+
+
+def entry(beat: int, state: SliceState = SliceState.SERVING, replica: str = "a") -> SliceRecord:
+    return SliceRecord(replica, "llama", state, "serving", "v6e 2x4", beat=beat)
+
+
+def test_a_slice_that_beats_is_passed_on_as_it_is() -> None:
+    reader = Liveness()
+    for beat in range(10):
+        assert reader.slices([entry(beat)], now_s=float(beat)) == ([entry(beat)], [])
+
+
+def looked(
+    reader: Liveness, found: list[SliceRecord], from_s: float, until_s: float
+) -> tuple[list[SliceRecord], list[SliceRecord]]:
+    """What a reader says in the end that looked every second and found the same each time."""
+    now_s = from_s
+    while now_s < until_s:
+        reader.slices(found, now_s)
+        now_s += 1
+    return reader.slices(found, until_s)
+
+
+def test_a_slice_whose_beat_stands_still_is_lost() -> None:
+    reader = Liveness()
+    assert looked(reader, [entry(1)], 100.0, 100.0 + TIMINGS.stale_s)[0] == [entry(1)]
+    (marked,), forgotten = looked(reader, [entry(1)], 103.0, 104.0)
+    assert (marked.state, marked.reason, forgotten) == (SliceState.LOST, "no sign of life for 4 s", [])
+
+
+def test_what_a_reader_sees_first_counts_as_alive() -> None:
+    """A reader that has just started can't know for how long a beat has stood still."""
+    assert Liveness().slices([entry(1)], now_s=1e6) == ([entry(1)], [])
+
+
+def test_a_time_without_a_look_is_held_against_nobody() -> None:
+    """While the head restarts nobody can write either; what beat before is found as it was, and goes on."""
+    reader = Liveness()
+    for beat in range(3):
+        reader.slices([entry(beat)], now_s=float(beat))
+    assert reader.slices([entry(2)], now_s=60.0) == ([entry(2)], [])
+    assert reader.slices([entry(3)], now_s=61.0) == ([entry(3)], [])
+    assert looked(reader, [entry(3)], 62.0, 64.0)[0][0].state is SliceState.LOST
+
+
+def test_who_looks_seldom_still_sees_who_is_lost() -> None:
+    """As scaling does with thousands of slices on the board."""
+    reader = Liveness()
+    states = [reader.slices([entry(1)], now_s)[0][0].state for now_s in (0.0, 4.0, 8.0)]
+    assert states == [SliceState.SERVING, SliceState.SERVING, SliceState.LOST]
+
+
+def test_a_slice_that_beats_again_is_back() -> None:
+    reader = Liveness()
+    assert looked(reader, [entry(1)], 0.0, 7.0)[0][0].state is SliceState.LOST
+    assert reader.slices([entry(2)], now_s=10.0)[0] == [entry(2)]
+    assert reader.slices([entry(2)], now_s=10.0 + TIMINGS.stale_s)[0] == [entry(2)]
+
+
+def test_a_slice_that_said_itself_why_it_is_lost_keeps_its_reason() -> None:
+    lost = SliceRecord("a", "llama", SliceState.LOST, "lost", "v6e 2x4", reason="host 1 is gone")
+    assert looked(Liveness(), [lost], 0.0, 7.0)[0] == [lost]
+
+
+@pytest.mark.parametrize("state", SliceState)
+def test_a_slice_long_silent_is_forgotten_whatever_it_last_said(state: SliceState) -> None:
+    reader = Liveness()
+    looked(reader, [entry(1, state), entry(1, replica="b")], 0.0, TIMINGS.forgotten_s)
+    live, forgotten = reader.slices([entry(1, state), entry(2, replica="b")], now_s=TIMINGS.forgotten_s + 1)
+    assert (live, forgotten) == ([entry(2, replica="b")], [entry(1, state)])
+
+
+def test_a_router_whose_beat_stands_still_is_heard_no_more_and_then_forgotten() -> None:
+    reader, demand = Liveness(), Demand("one", "llama", held=7, beat=1)
+    said = [reader.routers([demand], float(now_s)) for now_s in range(12)]
+    assert said[2] == ([demand], [])
+    assert said[3] == ([], [])
+    assert said[11] == ([], [demand])
+
+
+def test_a_replica_that_left_the_board_leaves_nothing_behind() -> None:
+    reader = Liveness()
+    reader.slices([entry(1)], now_s=0.0)
+    reader.slices([], now_s=1.0)
+    assert reader.slices([entry(1)], now_s=100.0) == ([entry(1)], [])

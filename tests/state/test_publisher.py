@@ -1,0 +1,33 @@
+import pytest
+from support.servers import until
+
+from serving.state.publisher import Publisher
+from serving.state.records import SliceRecord, SliceState
+from serving.timings import Timings
+
+pytestmark = pytest.mark.unit
+
+
+class FailingStore:
+    """Takes every record but one."""
+
+    def __init__(self) -> None:
+        self.beats: list[int] = []
+
+    def put_slice(self, record: SliceRecord) -> None:
+        if record.beat == 2:
+            raise ConnectionError("the head restarts")
+        self.beats.append(record.beat)
+
+    def delete_slice(self, record: SliceRecord) -> None:
+        self.beats.append(-record.beat)
+
+
+def test_a_beat_that_cannot_be_written_is_followed_by_the_next() -> None:
+    store = FailingStore()
+    record = SliceRecord("a", "llama", SliceState.SERVING, "serving", "v6e 2x4")
+    publisher = Publisher(store, record, timings=Timings(beat_s=0.001))
+    until(lambda: len(store.beats) > 3, "beats")
+    publisher.close()
+    assert store.beats[:3] == [1, 3, 4]
+    assert store.beats[-1] == -publisher.record.beat

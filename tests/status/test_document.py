@@ -1,0 +1,101 @@
+import dataclasses
+import json
+
+import httpx
+import pytest
+from support.page_service import GIB, Shown, entry, shown
+
+from serving.state.records import Demand, SliceState, Wanted
+from serving.status.document import DecisionStatus, Status, status
+from serving.status.rates import Rates
+
+pytestmark = pytest.mark.unit
+LLAMA = "llama"
+WANTED = Wanted(LLAMA, "v6e 2x4 (2 hosts x 4 chips)", slices=3, missing=1, missing_for_s=12.5)
+
+
+def test_a_model_is_summed_over_its_slices_and_routers() -> None:
+    entries = [
+        entry(LLAMA, 0, running=5, waiting=2),
+        entry(LLAMA, 1, running=3),
+        entry(LLAMA, 2, SliceState.LOST, running=9, waiting=9, reason="host 1 is gone"),
+        entry("other", 3, running=100),
+    ]
+    demands = [Demand("a", LLAMA, held=2, ttft_p50_s=0.2), Demand("b", LLAMA, held=1, in_flight=9, refused=4)]
+    (model,) = status(entries, [WANTED], demands, [], Rates(), 0.0).models
+    assert (model.running, model.waiting, model.held, model.refused) == (8, 2, 3, 4)
+    assert model.in_flight == 9
+    assert (model.slices_wanted, model.slices_serving, model.slices_missing) == (3, 2, 1)
+    assert (model.missing_for_s, model.ttft_p50_s, model.ttft_p90_s) == (12.5, 0.2, None)
+    assert [one.slice for one in model.slices] == ["slice-0", "slice-1", "slice-2"]
+    assert [one.running for one in model.slices] == [
+        5,
+        3,
+        0,
+    ]  # what a lost slice last said is not true any more
+    assert model.simulated
+
+
+def test_hbm_is_the_plans_with_the_share_of_the_cache_in_use() -> None:
+    entries = [
+        entry(LLAMA, 0, kv_usage=0.5),
+        entry(LLAMA, 1, SliceState.STARTING),
+        entry(LLAMA, 2, hbm_bytes=0),
+    ]
+    (model,) = status(entries, [WANTED], [], [], Rates(), 0.0).models
+    serving, starting, unplanned = (one.hbm_planned for one in model.slices)
+    assert serving
+    assert (serving.usable, serving.used) == (31 * GIB, (2 + 13) * GIB)
+    assert starting
+    assert starting.used == 0
+    assert unplanned is None
+
+
+def test_a_slice_is_hosts_with_chips_in_worker_order() -> None:
+    (model,) = status([entry(LLAMA, 0)], [WANTED], [], [], Rates(), 0.0).models
+    assert [(host.ip, host.chips) for host in model.slices[0].hosts] == [
+        ("127.100.0.0", 4),
+        ("127.100.0.1", 4),
+    ]
+
+
+def test_only_a_starting_slice_says_how_far_it_is() -> None:
+    entries = [entry(LLAMA, 0), entry(LLAMA, 1, SliceState.STARTING, phases=(("placing", 0.5),))]
+    (model,) = status(entries, [WANTED], [], [], Rates(), 0.0).models
+    serving, starting = model.slices
+    assert serving.start is None
+    assert starting.start
+    assert starting.start.elapsed_s == 0.5
+
+
+def test_the_last_decisions_come_first_and_the_old_ones_not_at_all() -> None:
+    decisions = [
+        DecisionStatus(at=at, model=LLAMA, pool="v6e 2x4", wanted=at, reason="load") for at in range(50)
+    ]
+    shown_ones = status([], [], [], decisions, Rates(), 0.0).decisions
+    assert [one.at for one in shown_ones] == list(range(49, 29, -1))
+
+
+def test_the_router_answers_with_the_document() -> None:
+    service = Shown([LLAMA, "qwen"], [entry(LLAMA, 0)])
+    with shown(service):
+        answer = httpx.get(f"{service.address}/status.json")
+        assert answer.status_code == 200
+        assert (answer.headers["content-type"], answer.headers["cache-control"]) == (
+            "application/json",
+            "no-store",
+        )
+        assert Status.model_validate_json(answer.content) == service.status()
+        assert [model["name"] for model in answer.json()["models"]] == [LLAMA, "qwen"]
+        described = httpx.get(f"{service.address}/openapi.json").json()
+        assert "Status" in json.dumps(described["paths"]["/status.json"])
+        refused = httpx.post(f"{service.address}/status.json")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
+
+
+def test_a_slice_says_for_how_long_it_has_been_in_its_state() -> None:
+    entered = dataclasses.replace(entry(LLAMA, 0), since=100.0)
+    (model,) = status([entered], [WANTED], [], [], Rates(), 130.0).models
+    assert model.slices[0].for_s == 30
+    (model,) = status([entered], [WANTED], [], [], Rates(), 90.0).models  # a clock that was put back
+    assert model.slices[0].for_s == 0

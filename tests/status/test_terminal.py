@@ -1,0 +1,68 @@
+import pytest
+from rich.console import Console
+from support.page_service import entry
+
+from serving.state.records import Demand, SliceRecord, SliceState, Wanted
+from serving.status import terminal
+from serving.status.document import DecisionStatus, status
+from serving.status.rates import STEP_S, Rates
+
+pytestmark = pytest.mark.unit
+LLAMA = "llama"
+WANTED = Wanted(LLAMA, "v6e 2x4 (2 hosts x 4 chips)", slices=4, missing=1, missing_for_s=12.0)
+
+
+def drawn(entries: list[SliceRecord], demands: list[Demand], decisions: list[DecisionStatus]) -> str:
+    """What a terminal of 160 columns shows after a minute."""
+    window, steps = Rates(), 30
+    for step in range(steps):
+        moved = [
+            SliceRecord(**{**vars(one), "output_tokens": 200 * step if one.serves else 0, "beat": step})
+            for one in entries
+        ]
+        beating = [Demand(**{**vars(one), "beat": step}) for one in demands]
+        window.observe(moved, beating, step * STEP_S)
+    return _plain(terminal.service(status(moved, [WANTED], beating, decisions, window, steps * STEP_S)))
+
+
+def test_the_terminal_shows_what_the_page_shows() -> None:
+    entries = [
+        entry(LLAMA, 0, running=12, kv_usage=0.4),
+        entry(LLAMA, 1, SliceState.LOST, reason="host 1 (127.100.1.1) is gone"),
+        entry(LLAMA, 2, SliceState.STARTING, phase="compiling", phases=(("loading weights", 28.0),)),
+    ]
+    demands = [Demand("router", LLAMA, held=7, ttft_p50_s=0.25, ttft_p90_s=1.5)]
+    text = drawn(
+        entries, demands, [DecisionStatus(at=50, model=LLAMA, wanted=4, reason="a queue of 14 a slice")]
+    )
+    for said in (
+        "slices 1 of 4 · running 12 · queue 7 (7 in routers, 0 in engines) · output 100 tokens/s",
+        "TTFT p50 250 ms, p90 1.5 s",
+        "waiting 12 s for 1 whole, free of v6e 2x4 (2 hosts x 4 chips)",
+        "■■■■ 1: 127.100.0.1",
+        "lost: host 1 (127.100.1.1) is",
+        "starting: compiling",
+        "12.4 of 31.0 GiB",
+        "10 s ago",
+        "a queue of 14 a slice",
+        "simulated",
+        "█",
+    ):
+        assert said in text, text
+
+
+def test_names_and_reasons_are_never_taken_for_markup() -> None:
+    hostile = "[red]x[/] [link=file:///etc]y"
+    text = drawn([entry(LLAMA, 0, SliceState.LOST, slice=hostile, reason=hostile)], [], [])
+    assert text.replace("\n", " ").count("[red]x[/]") == 2
+
+
+def test_nothing_served_is_said() -> None:
+    assert "no model is served" in _plain(terminal.service(status([], [], [], [], Rates(), 0.0)))
+
+
+def _plain(shown: object) -> str:
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(shown)
+    return capture.get()
