@@ -39,7 +39,8 @@ class Ours:
     reason: str = ""
 
     def wanted(self, view: View) -> Sequence[int]:
-        state = self.state or start(self.settings, self.opening)
+        opening = dict(zip((pool.key for pool in self.settings.pools), self.opening or (), strict=False))
+        state = self.state or start(self.settings, opening)
         decision = decide(self.settings, state, view.report, view.now_s)
         self.state, self.reason = decision.state, decision.reason
         return decision.wanted

@@ -54,16 +54,14 @@ class Front:
         ]
         self.table.update(self.entries, 0.0)
 
-    def lose(self, *, forget: bool = False) -> None:
+    def lose(self, *, forget: bool = False, beats: int = 1) -> None:
         """The board says that a is lost, or nothing of it any more."""
         lost, others = replace(self.entries[0], state=SliceState.LOST), self.entries[1:]
         entries = others if forget else [lost, *others]
         self.table.update(entries, 0.0)
         relay: Dispatcher = self.state.relay
         loop = relay._watching.get_loop()
-        for beat in range(
-            20
-        ):  # as the store is read again and again: the answer may not have reached the router yet
+        for beat in range(beats):
             loop.call_soon_threadsafe(loop.call_later, beat / 10, relay.settle, entries)
 
     def post(self, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
@@ -425,7 +423,7 @@ def test_what_a_lost_slice_has_goes_elsewhere_though_its_connections_stand(
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
         assert asked.wait(2)
-        front.lose()
+        front.lose(beats=20)  # what came of the answer may not have reached the router yet
         assert call.result().text == "from b"
 
 
