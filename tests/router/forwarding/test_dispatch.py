@@ -54,15 +54,18 @@ class Front:
         ]
         self.table.update(self.entries, 0.0)
 
-    def lose(self, *, forget: bool = False, beats: int = 1) -> None:
+    def lose(self, *, forget: bool = False) -> None:
         """The board says that a is lost, or nothing of it any more."""
         lost, others = replace(self.entries[0], state=SliceState.LOST), self.entries[1:]
         entries = others if forget else [lost, *others]
         self.table.update(entries, 0.0)
         relay: Dispatcher = self.state.relay
-        loop = relay._watching.get_loop()
-        for beat in range(beats):
-            loop.call_soon_threadsafe(loop.call_later, beat / 10, relay.settle, entries)
+        relay._watching.get_loop().call_soon_threadsafe(relay.settle, entries)
+
+    def waits(self, first: bytes) -> bool:
+        """Whether the router has what came of the answer, or waits for its headers where nothing did."""
+        relay: Dispatcher = self.state.relay
+        return bool(relay._streams) if first else bool(relay._asking)
 
     def post(self, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
         return httpx.post(self.address + path, **({"content": b"{}"} | more))
@@ -423,7 +426,8 @@ def test_what_a_lost_slice_has_goes_elsewhere_though_its_connections_stand(
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
         assert asked.wait(2)
-        front.lose(beats=20)  # what came of the answer may not have reached the router yet
+        until(lambda: front.waits(first), "the router waits")
+        front.lose()
         assert call.result().text == "from b"
 
 
