@@ -2,7 +2,6 @@
 
 import inspect
 
-from serving import errors
 from serving.errors import ServingError
 
 _INTRO = """# Errors
@@ -42,7 +41,7 @@ def page() -> str:
 
 def _tree(kind: type[ServingError], depth: int = 0) -> list[tuple[int, type[ServingError]]]:
     """Each error below its parent, in the order of the file."""
-    children = [child for child in vars(errors).values() if inspect.isclass(child) and child.__base__ is kind]
+    children = [child for child in kind.__subclasses__() if child.__module__ == kind.__module__]
     return [(depth, kind), *(entry for child in children for entry in _tree(child, depth + 1))]
 
 
