@@ -32,7 +32,7 @@ check: install
 # Pages that are not as the code is, dead links and dead anchors fail. What it makes is in site/.
 docs: install
 	$(BIN)/python -m tools.reference --check
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/mkdocs build --strict
 
 format: install
 	$(BIN)/ruff format .
