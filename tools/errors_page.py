@@ -13,8 +13,8 @@ Every error says what was asked, what there is and what to change. Over HTTP it 
 {"error": {"message": "...", "type": "invalid_request_error", "param": null, "code": "unknown_path"}}
 ```
 
-Go by `code`: messages may change, codes do not. A 503 passes by itself; its `Retry-After` says when to try again. An
-engine's own 4xx passes as the engine said it. An engine's 500 says only that the engine failed; its log says why."""
+Go by `code`: messages may change, codes do not. A 503 passes by itself; `Retry-After`, where it has one, says when
+to try again. An engine's own 4xx passes as the engine said it. An engine's 500 says only that the engine failed; its log says why."""
 
 
 def page() -> str:
