@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test check bench bench-routing chaos loadtest lock format
+.PHONY: install serve test check docs bench bench-routing chaos loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -29,6 +29,11 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Pages that are not as the code is, dead links and dead anchors fail. What it makes is in site/.
+docs: install
+	$(BIN)/python -m tools.reference --check
+	$(BIN)/mkdocs build --strict
+
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -46,7 +51,7 @@ loadtest: install
 	$(BIN)/python loadtest/simulated.py $(DEPLOYMENT) $(ARGS)
 
 bench-routing: install
-	$(BIN)/python -m benchmarks.routing --svg benchmarks/routing.svg $(ARGS)
+	$(BIN)/python -m benchmarks.routing --svg docs/benchmarks/routing.svg $(ARGS)
 
 lock: install
 	lock/compile.sh $(ARGS)

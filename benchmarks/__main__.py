@@ -2,7 +2,7 @@
 
 python -m benchmarks              # about 15 minutes on two quiet cores, and some more to make the peers' environments
 python -m benchmarks --quick      # routers alone and fewer of them: about 2 minutes
-python -m benchmarks --readme     # and put tables and plot into the README
+python -m benchmarks --docs       # and put tables and plot into docs/benchmarks
 """
 
 import argparse
@@ -14,8 +14,10 @@ from rich.console import Console
 
 from benchmarks import accounting, bare, plot, ray_llm, relay, routers
 
-ROOT = Path(__file__).parent.parent
-SVG = Path(__file__).parent / "routers.svg"
+PAGES = Path(__file__).parent.parent / "docs" / "benchmarks"
+SVG = PAGES / "routers.svg"
+# Which page a report stands on.
+PAGE_OF = {"routers": "routers.md", "relay": "engines.md", "ray-llm": "engines.md"}
 
 
 def put(text: str, name: str, report: str) -> str:
@@ -34,11 +36,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="routers alone, and fewer of them")
-    parser.add_argument("--readme", action="store_true", help="put tables and plot into the README")
+    parser.add_argument("--docs", action="store_true", help="put tables and plot into docs/benchmarks")
     parser.add_argument("--svg", type=Path, default=None, help="where to draw the plot")
     options = parser.parse_args()
-    if options.quick and options.readme:
-        parser.error("--readme takes the figures of a whole run, not of a quick one")
+    if options.quick and options.docs:
+        parser.error("--docs takes the figures of a whole run, not of a quick one")
     console = Console(stderr=True)
     began = time.monotonic()
     reports = {}
@@ -51,14 +53,12 @@ def main() -> None:
         reports["ray-llm"] = bare.report(*ray_llm.measure(bare.FULL, console), bare.FULL)
     for name, report in reports.items():
         print(f"\n## {name}\n\n{report}")
-    if path := options.svg or (SVG if options.readme else None):
+    if path := options.svg or (SVG if options.docs else None):
         path.write_text(svg)
-    if options.readme:
-        readme = ROOT / "README.md"
-        text = readme.read_text()
+    if options.docs:
         for name, report in reports.items():
-            text = put(text, name, report)
-        readme.write_text(text)
+            page = PAGES / PAGE_OF[name]
+            page.write_text(put(page.read_text(), name, report))
     console.print(f"{(time.monotonic() - began) / 60:.1f} minutes", highlight=False)
 
 

@@ -1,7 +1,7 @@
 """The simulated engine against what was measured on TPUs: factors fitted to half of the rows, errors on all of them.
 
     python -m benchmarks.calibration                        # the table
-    python -m benchmarks.calibration --svg calibration.svg  # and a plot
+    python -m benchmarks.calibration --svg docs/benchmarks/calibration.svg  # and a plot
 
 Every row is a run of `vllm bench serve`, here in simulated time. Which requests share a step does not depend on how long
 steps take as long as a client keeps its number of requests in flight, so the time of a run is linear in the factors and

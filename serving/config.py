@@ -44,7 +44,11 @@ class SliceSpec(_Spec):
         default=None, ge=1, description="VMs of the slice, where the topology leaves a choice."
     )
     machine_type: str | None = Field(default=None, description="GKE machine type instead of hosts.")
-    capacity: tuple[CapacityType, ...] = Field(default=(CapacityType.ON_DEMAND,), min_length=1)
+    capacity: tuple[CapacityType, ...] = Field(
+        default=(CapacityType.ON_DEMAND,),
+        min_length=1,
+        description="Ways to buy the slice, tried in order; one of them may stand alone, without a list.",
+    )
     reservation: str | None = Field(
         default=None, description="Reservation that `reserved` capacity comes from."
     )
@@ -72,8 +76,10 @@ class ParallelSpec(_Spec):
 class ReplicaSpec(_Spec):
     """How many slices serve the model: between `min` and `max`, by its load."""
 
-    min: int = Field(default=1, ge=0)
-    max: int = Field(default=1, ge=1)
+    min: int = Field(
+        default=1, ge=0, description="Slices that serve however little there is to do; 0 lets all go."
+    )
+    max: int = Field(default=1, ge=1, description="The most slices that are ordered for load.")
     patience_s: float = Field(
         default=600, gt=0, description="Seconds after which slices ordered here are sought in the next pool."
     )
@@ -99,9 +105,13 @@ class SloSpec(_Spec):
 class PoolSpec(_Spec):
     """Slices of one shape among several that serve a model."""
 
-    slice: SliceSpec
-    replicas: ReplicaSpec = ReplicaSpec()
-    parallel: ParallelSpec = ParallelSpec()
+    slice: SliceSpec = Field(description="The pool's slice.")
+    replicas: ReplicaSpec = Field(
+        default=ReplicaSpec(), description="How many of them; a number means exactly so many."
+    )
+    parallel: ParallelSpec = Field(
+        default=ParallelSpec(), description="In place of the derived sizes, on these slices."
+    )
 
     @field_validator("replicas", mode="before")
     @classmethod
@@ -124,13 +134,18 @@ class ModelSpec(_Spec):
 
     name: str = Field(default="", description="Name clients use; the model id where left out.")
     model: str = Field(min_length=1, description="Hugging Face id or a local path of a checkpoint.")
-    slice: SliceSpec
-    replicas: ReplicaSpec = ReplicaSpec()
-    parallel: ParallelSpec = ParallelSpec()
-    pools: tuple[PoolSpec, ...] = ()
+    slice: SliceSpec = Field(description="The slice that one replica takes whole.")
+    replicas: ReplicaSpec = Field(
+        default=ReplicaSpec(), description="How many slices; a number means exactly so many."
+    )
+    parallel: ParallelSpec = Field(default=ParallelSpec(), description="In place of the derived sizes.")
+    pools: tuple[PoolSpec, ...] = Field(
+        default=(),
+        description="In place of slice, replicas and parallel: several slices, the preferred first.",
+    )
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
-    queue: QueueSpec = QueueSpec()
-    slo: SloSpec = SloSpec()
+    queue: QueueSpec = Field(default=QueueSpec(), description="How many requests may wait, and how long.")
+    slo: SloSpec = Field(default=SloSpec(), description="Targets that scaling buys slices for.")
     cool_down_s: float = Field(
         default=300, ge=0, description="Seconds for which a slice must not have been needed before it goes."
     )
@@ -189,8 +204,14 @@ ON_DISK = "rocksdb"  # as KubeRay calls a control store on a disk of the head's
 class GkeSpec(_Spec):
     """Where and how `serving manifest` puts the service on GKE."""
 
-    namespace: str = Field(default="default", min_length=1)
-    image: str = Field(default=DEFAULT_IMAGE, min_length=1)
+    namespace: str = Field(
+        default="default", min_length=1, description="Kubernetes namespace of every object."
+    )
+    image: str = Field(
+        default=DEFAULT_IMAGE,
+        min_length=1,
+        description="Image of head and workers, built from this repository's Dockerfile.",
+    )
     service_account: str = Field(
         default="default", min_length=1, description="Kubernetes service account of the pods."
     )
@@ -246,7 +267,7 @@ class Affinity(StrEnum):
 class RouterSpec(_Spec):
     """The HTTP front."""
 
-    replicas: int = Field(default=1, ge=1)
+    replicas: int = Field(default=1, ge=1, description="Router processes behind HAProxy.")
     keys_file: str | None = Field(
         default=None, description="File of API keys on the routers' hosts, as `serving keys` writes it."
     )
@@ -262,26 +283,28 @@ class RouterSpec(_Spec):
         default=Affinity.PREFIX,
         description="prefix: prompts, sessions and adapters go back to the slice that had them, as far as its load allows.",
     )
-    failover: FailoverSpec = FailoverSpec()
+    failover: FailoverSpec = Field(default=FailoverSpec(), description="Retries and continuation.")
 
 
 class BudgetSpec(_Spec):
     """The most that all models together may hold or have on order."""
 
-    slices: int | None = Field(default=None, ge=1)
-    dollars_per_hour: float | None = Field(default=None, gt=0)
+    slices: int | None = Field(default=None, ge=1, description="Slices, those on order among them.")
+    dollars_per_hour: float | None = Field(
+        default=None, gt=0, description="USD an hour, by `prices` or the table."
+    )
 
 
 class ServiceConfig(_Spec):
     """`args` of the application."""
 
-    models: tuple[ModelSpec, ...]
-    router: RouterSpec = RouterSpec()
-    budget: BudgetSpec = BudgetSpec()
+    models: tuple[ModelSpec, ...] = Field(description="At least one, each with its own name.")
+    router: RouterSpec = Field(default=RouterSpec(), description="The HTTP front in front of all models.")
+    budget: BudgetSpec = Field(default=BudgetSpec(), description="The limit of all models together.")
     prices: dict[str, dict[str, float]] = Field(
         default_factory=dict, description="USD a chip-hour by generation and capacity."
     )
-    gke: GkeSpec = GkeSpec()
+    gke: GkeSpec = Field(default=GkeSpec(), description="For `serving manifest` alone.")
 
     @model_validator(mode="after")
     def _within_budget(self) -> Self:

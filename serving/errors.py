@@ -1,7 +1,8 @@
 """One error tree. A message says what was asked, what there is, and what to change.
 
 Errors cross process borders (Ray pickles them), so every class takes its message alone and rebuilds from it.
-`status`, `code` and `param` are what an HTTP client sees; `kind` is OpenAI's `type` field.
+`status`, `code` and `param` are what an HTTP client sees; `kind` is OpenAI's `type` field. A docstring says when an error is
+raised and, in a paragraph of its own, what to do about it: docs/reference/errors.md is written from them.
 """
 
 from dataclasses import dataclass
@@ -10,7 +11,11 @@ from typing import Any, ClassVar
 
 
 class ServingError(Exception):
-    """Base of every error this project raises on purpose."""
+    """Base of every error this project raises on purpose.
+
+    Read the message; where a client gets one of these with status 500, the routers' log has its traceback
+    and request id.
+    """
 
     status: ClassVar[HTTPStatus] = HTTPStatus.INTERNAL_SERVER_ERROR
     code: ClassVar[str] = "internal_error"
@@ -27,7 +32,10 @@ class ServingError(Exception):
 
 
 class ConfigError(ServingError):
-    """The YAML says something it may not say."""
+    """The YAML says something it may not say.
+
+    Change the key that the message names, and ask `serving plan FILE` again.
+    """
 
     status = HTTPStatus.BAD_REQUEST
     code = "invalid_config"
@@ -35,56 +43,86 @@ class ConfigError(ServingError):
 
 
 class TopologyError(ConfigError):
-    """The slice asked for does not exist."""
+    """The slice asked for does not exist.
+
+    Take one of the topologies or machines that the message lists.
+    """
 
     code = "invalid_topology"
 
 
 class PlanError(ConfigError):
-    """The model does not go onto the slice as asked."""
+    """The model does not go onto the slice as asked.
+
+    Take one of the ways out that the message lists: a smaller format, a larger slice or fewer tokens.
+    """
 
     code = "impossible_plan"
 
 
 class ExtensionPointError(ServingError):
-    """A library lacks the function this project builds on."""
+    """A library lacks the function this project builds on.
+
+    Install the version that the message names; the lock has the versions that were tried together.
+    """
 
     code = "unsupported_version"
 
 
 class PlacementError(ServingError):
-    """A replica's placement group is not one whole slice."""
+    """A replica's placement group is not one whole slice.
+
+    See whether `controller_options` of the YAML has the callback `serving.slices.placement.install`, and
+    whether the hosts carry TPU labels.
+    """
 
     code = "not_one_slice"
 
 
 class SliceLostError(ServingError):
-    """A slice can no longer answer: a host, its engine or a worker is gone."""
+    """A slice can no longer answer: a host, its engine or a worker is gone.
+
+    Nothing, if it passes: the slice is replaced. Ask again; if it lasts, `serving status` says what is
+    waited for.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "slice_lost"
 
 
 class EngineStartError(ServingError):
-    """The engine did not come up on its slice."""
+    """The engine did not come up on its slice.
+
+    Read the replica's log for the engine's own words; an engine option or the checkpoint is the usual
+    cause.
+    """
 
     code = "engine_start_failed"
 
 
 class ClusterError(ServingError):
-    """No Ray cluster answers at an address."""
+    """No Ray cluster answers at an address.
+
+    Give `--address HOST:PORT` of the head, or set RAY_ADDRESS.
+    """
 
     code = "no_cluster"
 
 
 class SimulationError(ServingError):
-    """The simulated cluster can't do what was asked of it."""
+    """The simulated cluster can't do what was asked of it.
+
+    Do what the message says; `serving sim status` shows what runs, `serving sim down` ends it.
+    """
 
     code = "simulation_error"
 
 
 class BadRequestError(ServingError):
-    """The client's request can't be read."""
+    """The client's request can't be read.
+
+    Change the field that the message names; asking the same again fails again.
+    """
 
     status = HTTPStatus.BAD_REQUEST
     code = "invalid_request"
@@ -92,7 +130,10 @@ class BadRequestError(ServingError):
 
 
 class UnknownModelError(ServingError):
-    """The client names a model that is not served here."""
+    """The client names a model that is not served here.
+
+    Ask for a name that `GET /v1/models` lists.
+    """
 
     status = HTTPStatus.NOT_FOUND
     code = "model_not_found"
@@ -101,7 +142,10 @@ class UnknownModelError(ServingError):
 
 
 class UnknownPathError(ServingError):
-    """The client asks for a path that is not served here."""
+    """The client asks for a path that is not served here.
+
+    See the HTTP API for the paths; a base URL ends in `/v1`.
+    """
 
     status = HTTPStatus.NOT_FOUND
     code = "unknown_path"
@@ -109,7 +153,10 @@ class UnknownPathError(ServingError):
 
 
 class MethodError(ServingError):
-    """The client uses a method that the path does not take."""
+    """The client uses a method that the path does not take.
+
+    Use the method in the answer's `Allow` header.
+    """
 
     status = HTTPStatus.METHOD_NOT_ALLOWED
     code = "method_not_allowed"
@@ -117,21 +164,31 @@ class MethodError(ServingError):
 
 
 class NoSliceError(ServingError):
-    """No slice of the model can take a request now."""
+    """No slice of the model can take a request now.
+
+    Ask again after `Retry-After`. If it lasts, `serving status` says which slice is missing and since
+    when.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "no_slice_ready"
 
 
 class NoRouterError(ServingError):
-    """The front door stands, and nobody is behind it now."""
+    """The front door stands, and nobody is behind it now.
+
+    Ask again after `Retry-After`. If it lasts, `serve status` says why no router starts.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "no_router_ready"
 
 
 class UnauthorizedError(ServingError):
-    """The client shows no API key, or none of this service's."""
+    """The client shows no API key, or none of this service's.
+
+    Send `Authorization: Bearer KEY` with a key whose hash stands in `router.keys_file`.
+    """
 
     status = HTTPStatus.UNAUTHORIZED
     code = "invalid_api_key"
@@ -139,7 +196,11 @@ class UnauthorizedError(ServingError):
 
 
 class RateLimitError(ServingError):
-    """The client's key has used what it may use for now."""
+    """The client's key has used what it may use for now.
+
+    Wait for `Retry-After`; `x-ratelimit-*` headers say what is left. An operator raises limits in the
+    file of keys.
+    """
 
     status = HTTPStatus.TOO_MANY_REQUESTS
     code = "rate_limit_exceeded"
@@ -147,14 +208,20 @@ class RateLimitError(ServingError):
 
 
 class OverloadedError(ServingError):
-    """Every slice of the model is busy and the queue in front of them too long."""
+    """Every slice of the model is busy and the queue in front of them too long.
+
+    Ask again after `Retry-After`. If it lasts, raise `replicas.max`, or `queue` to let more wait.
+    """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "overloaded"
 
 
 class TooLargeError(ServingError):
-    """The client's request is larger than this service takes."""
+    """The client's request is larger than this service takes.
+
+    Send less, or raise `router.max_body_bytes`.
+    """
 
     status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
     code = "request_too_large"
@@ -162,7 +229,10 @@ class TooLargeError(ServingError):
 
 
 class SlowBodyError(ServingError):
-    """The client's request body did not come in time."""
+    """The client's request body did not come in time.
+
+    Send the body faster, or raise `router.body_timeout_s`.
+    """
 
     status = HTTPStatus.REQUEST_TIMEOUT
     code = "request_timeout"

@@ -1,7 +1,7 @@
 """Scaling policies against each other, on fleets in simulated time.
 
     python benchmarks/fleet.py                    # the table: four policies on four traces
-    python benchmarks/fleet.py --svg fleet.svg    # and what ours wanted, ordered and had
+    python benchmarks/fleet.py --svg docs/benchmarks/fleet.svg    # and what ours wanted, ordered and had
     python benchmarks/fleet.py --hindsight        # the other policies' targets, each the best for its trace
     python benchmarks/fleet.py --check            # the fluid that the table rests on, beside requests one by one
     python benchmarks/fleet.py --size             # 1,000 slices for 24 hours: how long that takes, and a policy call

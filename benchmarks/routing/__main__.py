@@ -1,7 +1,7 @@
 """What the choice of a slice is worth: policies and other projects' routers in front of the same simulated engines.
 
     make bench-routing                                   # some 8 minutes; --quick for three
-    python -m benchmarks.routing --svg benchmarks/routing.svg
+    python -m benchmarks.routing --svg docs/benchmarks/routing.svg
 
 Four engines of Llama 3.3 70B on v6e 2x4 at their calibrated pace, without Ray, each in a process of its own; one router at
 a time in front of them. Our policies run in our relay and differ in their choice alone. Conversations begin at random

@@ -14,8 +14,8 @@ def add_commands(commands: Any) -> None:
         "name",
         help="whose key it is, for the file and errors; metrics and logs have the first 12 digits of its hash",
     )
-    keys.add_argument("--requests-per-minute", type=float, metavar="N")
-    keys.add_argument("--tokens-per-minute", type=float, metavar="N")
+    keys.add_argument("--requests-per-minute", type=float, metavar="N", help="requests begun in a minute")
+    keys.add_argument("--tokens-per-minute", type=float, metavar="N", help="tokens of prompts and answers")
     keys.add_argument("--concurrency", type=int, metavar="N", help="requests at once")
     keys.add_argument("--priority", type=int, metavar="N", help="higher goes first (default: 0)")
     keys.add_argument("--weight", type=float, metavar="W", help="share among keys of a priority (default: 1)")

@@ -21,12 +21,12 @@ def add_commands(commands: Any) -> None:
     run = actions.add_parser(
         "run", help="simulate the slices a YAML asks for, `serve run` it, end both on Ctrl-C"
     )
-    run.add_argument("yaml", type=Path)
+    run.add_argument("yaml", type=Path, help="a file of deployments/")
     run.add_argument("--spare", type=int, default=0, help="slices beyond those the YAML asks for")
     _engine_options(run)
     run.set_defaults(run=_sim_run)
     up = actions.add_parser("up", help="start simulated slices and leave them running")
-    up.add_argument("--slices", type=int, default=1)
+    up.add_argument("--slices", type=int, default=1, help="how many of the shape (default: 1)")
     _shape_options(up)
     _engine_options(up)
     up.set_defaults(run=_sim_up)
@@ -36,13 +36,13 @@ def add_commands(commands: Any) -> None:
     kill = actions.add_parser(
         "kill", help="end a host (slice-0/1) or a whole slice (slice-0) as a power cut does"
     )
-    kill.add_argument("target", metavar="SLICE[/HOST]")
+    kill.add_argument("target", metavar="SLICE[/HOST]", help="as `serving sim status` names it")
     kill.set_defaults(run=_sim_kill)
     restart = actions.add_parser(
         "restart",
         help="start a killed host (slice-0/1) again, or end the head and start it again on its disk",
     )
-    restart.add_argument("target", metavar="SLICE/HOST|head")
+    restart.add_argument("target", metavar="SLICE/HOST|head", help="a killed host, or the head")
     restart.set_defaults(run=_sim_restart)
     actions.add_parser("status", help="the simulated slices and their hosts").set_defaults(run=_sim_status)
     actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)

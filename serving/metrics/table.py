@@ -3,8 +3,8 @@
 Nothing else in this project makes up a metric's name. Labels are bounded: models, pools, slices, states, reasons and
 outcomes are those of the service, `key` is how the hash of one in the key file begins (MOST_KEYS of them at most), and what
 a client wrote is never a label. On the service's page a row that processes add up carries `node` besides, the address of
-the host they are on, of which there are as many as the cluster has. README's table and the dashboards are held to these
-rows by tests.
+the host they are on, of which there are as many as the cluster has. docs/reference/metrics.md and the dashboards are held to
+these rows by tests.
 """
 
 from dataclasses import dataclass

@@ -8,7 +8,7 @@ from starlette.routing import Route
 from support.servers import asgi_server, free_address
 
 from benchmarks import bare, plot, routers, tables
-from benchmarks.__main__ import put
+from benchmarks.__main__ import PAGE_OF, PAGES, put
 from benchmarks.client import CHAT, Client, Load, Seen
 from benchmarks.rounds import Contestant, Results, Round, compete, turns
 
@@ -142,6 +142,13 @@ def test_a_report_replaces_the_one_before_it_and_nothing_else() -> None:
     assert put(once, "b", "| new |\n") == once
     with pytest.raises(ValueError, match="there is no <!-- bench: c -->"):
         put(text, "c", "")
+
+
+def test_every_report_has_its_place_on_a_page() -> None:
+    for name, page in PAGE_OF.items():
+        text = (PAGES / page).read_text()
+        report = text.partition(f"<!-- bench: {name} -->\n")[2].partition(f"<!-- /bench: {name} -->")[0]
+        assert put(text, name, report) == text
 
 
 def test_commands_are_shown_without_what_differs_from_run_to_run() -> None:

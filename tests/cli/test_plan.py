@@ -206,11 +206,3 @@ def test_a_plan_takes_less_than_a_second_and_neither_ray_nor_vllm() -> None:
     busy_s = after.children_user + after.children_system - before.children_user - before.children_system
     print(f"planned in {waited_s:.2f} s, {busy_s:.2f} s of the processor, the interpreter's start included")
     assert busy_s < 1
-
-
-def test_the_readme_shows_the_plan_as_it_is() -> None:
-    command = "$ serving plan deployments/llama-70b-v6e-8.yaml\n"
-    shown = (ROOT / "README.md").read_text().partition(command)[2].partition("```")[0]
-    wide = Console(file=io.StringIO(), width=112)
-    assert plan_file(str(ROOT / "deployments" / "llama-70b-v6e-8.yaml"), wide) == OK
-    assert [line.rstrip() for line in printed(wide).splitlines()] == shown.splitlines()

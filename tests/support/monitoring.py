@@ -6,8 +6,8 @@ from pathlib import Path
 
 import yaml
 
-from serving.metrics import dashboard
 from serving.metrics.table import TABLE, VLLM, Kind
+from tools import dashboard
 
 MONITORING = Path(__file__).parents[2] / "deployments" / "monitoring"
 RULES = yaml.safe_load((MONITORING / "alerts.yml").read_text())

@@ -90,10 +90,12 @@ class Api:
         return app
 
     async def models(self) -> JSONResponse:
+        """Every model and adapter by the name to ask for, with its slice, how many serve, and whether they are simulated."""
         names = [*reversed(self._plans), *self._table.adapters]
         return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
 
     async def model(self, name: str) -> JSONResponse:
+        """The same of one of them."""
         self._table.resolve(name)
         return JSONResponse(self._card(name))
 

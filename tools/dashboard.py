@@ -1,4 +1,4 @@
-"""The Grafana dashboard, out of a list of panels: `python -m serving.metrics.dashboard > deployments/monitoring/dashboard.json`.
+"""The Grafana dashboard, out of a list of panels: `python -m tools.dashboard > deployments/monitoring/dashboard.json`.
 
 Queries name rows of the table and vLLM's metrics alone; a test holds them to that and asks a running Prometheus each one.
 """

@@ -1,0 +1,313 @@
+"""Every command that README and docs/ show works: it is run here, or the row it stands in names the test that runs it."""
+
+import re
+import shlex
+import signal
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import yaml
+
+from serving.cli.main import _parser, main
+
+pytestmark = pytest.mark.unit
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+LANGUAGES = {"console", "bash", "json", "promql", "text", "yaml"}
+WIDTH = "112"
+
+
+@dataclass(frozen=True)
+class Block:
+    """What stands between two fences."""
+
+    page: str
+    line: int
+    language: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A command on a page, and the lines that the page has below it."""
+
+    page: str
+    line: int
+    command: str
+    output: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class RunBy:
+    """A test runs it, or what it calls, on whatever it needs."""
+
+    test: str
+
+
+@dataclass(frozen=True)
+class Here:
+    """Quick enough to be run by the test below, which compares what it prints."""
+
+
+@dataclass(frozen=True)
+class ByCI:
+    """.ci/run calls it."""
+
+
+@dataclass(frozen=True)
+class InPart:
+    """Nothing runs all of it. `test` runs what of it can be, and the program has the options that are shown."""
+
+    why: str
+    test: str = ""
+
+
+TRIAL = "test_two_models_serve_under_load_and_ctrl_c_leaves_nothing"
+CLUSTER = "test_hosts_are_killed_restarted_and_added_one_by_one"
+MINUTES = "it takes minutes"
+
+# As a command is typed, with `.venv/bin/` left out, to how it is kept right.
+ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
+    r"serving plan deployments/\S+\.yaml( --json)?": Here(),
+    r"serving plan --what-fits \S+( --engine \S+)*": Here(),
+    r"serving manifest deployments/\S+\.yaml": Here(),
+    r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
+    r"python -m tools\.reference": RunBy("test_a_stale_page_and_a_missing_one_are_named"),
+    r"python -m tools\.dashboard > deployments/monitoring/dashboard\.json": RunBy(
+        "test_the_dashboard_in_the_folder_is_what_the_panels_make"
+    ),
+    r"serving manifest deployments/\S+\.yaml \| kubectl apply -f -": InPart(
+        "it needs a cluster of Kubernetes", "test_its_manifest_is_valid"
+    ),
+    r"docker build -t REGISTRY/tpu-serving \.": InPart(
+        "it needs Docker and gigabytes of network", "test_the_image_has_the_versions_of_the_project"
+    ),
+    r"make serve": RunBy(TRIAL),
+    r"make (check|docs)": ByCI(),
+    r"make test( ARGS=.*)?": ByCI(),
+    r"make lock": InPart("it asks the network for every package"),
+    r"make loadtest( ARGS=.*)?": RunBy("test_simulated_slices_are_loaded_and_judged_and_nothing_stays"),
+    r"make bench( ARGS=.*)?": InPart(MINUTES, "test_every_report_has_its_place_on_a_page"),
+    r"make bench-routing": InPart(MINUTES, "test_the_plot_and_the_table_show_every_policy_under_every_load"),
+    r"make chaos( ARGS=.*)?": InPart(
+        MINUTES, "test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure"
+    ),
+    r"serving sim run \S+( --\S+ \S+)*": RunBy(TRIAL),
+    r"serving sim up( --\S+ \S+)*": RunBy(CLUSTER),
+    r"serving sim (status|down)": RunBy(CLUSTER),
+    r"serving sim (kill|restart) slice-\d/\d": RunBy(CLUSTER),
+    r"serving sim add( --\S+ \S+)*": RunBy(CLUSTER),
+    r"serving sim restart head": RunBy("test_slices_outlive_the_head_and_all_works_under_the_new_one"),
+    r"serving status": RunBy("test_status_shows_the_slice"),
+    r"serving status --watch": RunBy("test_the_terminal_shows_the_same_until_interrupted"),
+    r"serve run deployments/\S+\.yaml": RunBy(
+        "test_every_slice_serves_within_seconds_and_says_that_it_is_simulated"
+    ),
+    r"serve deploy deployments/\S+\.yaml": InPart(
+        "tests deploy by `serve run --non-blocking`", "test_limits_and_scaling_change_without_a_restart"
+    ),
+    r"curl http://localhost:8000/v1/chat/completions .*": RunBy(TRIAL),
+    r"curl http://localhost:8000/metrics": RunBy("test_the_page_has_what_the_table_says_and_nothing_else"),
+    r"curl -X POST SLICE/simulator/faults .*": RunBy("test_errors_and_refusals_on_demand"),
+    r"prometheus --config\.file=deployments/monitoring/prometheus\.yml": RunBy(
+        "test_prometheus_answers_every_query_and_every_rule"
+    ),
+    r"grep DIGITS keys\.yaml": RunBy("test_a_key_is_known_by_how_its_hash_begins_and_not_by_its_name"),
+    r"locust -f loadtest/locustfile\.py --headless -u .* ShortChat": RunBy(TRIAL),
+    r"locust -f loadtest/locustfile\.py --headless --arrivals .*": RunBy(
+        "test_open_loop_counts_latency_from_the_intended_start"
+    ),
+    r"python -m pytest -m browser -s": RunBy("test_the_first_paint_comes_within_a_second"),
+    r"python -m benchmarks\.calibration": RunBy("test_the_table_and_the_plot_show_every_row"),
+    r"python -m benchmarks\.routers": InPart(
+        MINUTES, "test_the_report_on_routers_has_every_load_and_names_who_is_missing"
+    ),
+    r"python -m benchmarks\.(relay|ray_llm)": InPart(
+        MINUTES, "test_the_report_on_real_engines_says_who_is_missing"
+    ),
+    r"python -m benchmarks\.fleet( --\S+)?": InPart(MINUTES, "test_our_policy_follows_a_load_that_doubles"),
+    r"python -m benchmarks\.(simulator|footprint|metrics_cost)": InPart(MINUTES),
+    r"python benchmarks/load_generator\.py": RunBy("test_locust_is_kept_busy_and_its_answers_are_counted"),
+}
+
+
+def blocks() -> list[Block]:
+    """Every fenced block of every page."""
+    return [
+        Block(
+            str(page.relative_to(ROOT)),
+            text[: fence.start()].count("\n") + 1,
+            fence["language"],
+            fence["text"],
+        )
+        for page in PAGES
+        for text in [page.read_text()]
+        for fence in re.finditer(r"^```(?P<language>.*)\n(?P<text>(?s:.*?))^```$", text, re.MULTILINE)
+    ]
+
+
+def shown() -> list[Shown]:
+    return [entry for block in blocks() for entry in _commands(block)]
+
+
+def _commands(block: Block) -> Iterator[Shown]:
+    """Of `console` what stands behind `$ `, of `bash` every line; a backslash goes on in the next line."""
+    text = block.text.replace("\\\n", " ")
+    if block.language == "bash":
+        text = "".join(f"$ {line}\n" for line in text.splitlines() if line and line[0] != "#")
+    if block.language not in ("bash", "console"):
+        return
+    assert text.startswith("$ "), f"{block.page}:{block.line}: a block of commands begins with `$ `"
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, *output = part.rstrip("\n").split("\n")
+        yield Shown(block.page, block.line, " ".join(command.split()), tuple(output))
+
+
+def row_of(command: str) -> RunBy | Here | ByCI | InPart | None:
+    typed = command.replace(".venv/bin/", "")
+    return next((row for pattern, row in ROWS.items() if re.fullmatch(pattern, typed)), None)
+
+
+ALL = shown()
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", WIDTH)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # simulations would keep their state below it
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+@cache
+def names_of_tests() -> frozenset[str]:
+    """The name of every test there is."""
+    sources = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    return frozenset(
+        name for text in sources for name in re.findall(r"^(?:async )?def (test_\w+)", text, re.MULTILINE)
+    )
+
+
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: f"{entry.page}:{entry.line}")
+def test_a_command_stands_in_a_row(entry: Shown) -> None:
+    assert row_of(entry.command), f"no row of ROWS says what runs `{entry.command}`"
+
+
+def test_a_row_is_of_a_command_that_is_shown() -> None:
+    typed = {entry.command.replace(".venv/bin/", "") for entry in ALL}
+    assert [pattern for pattern in ROWS if not any(re.fullmatch(pattern, one) for one in typed)] == []
+
+
+def test_the_test_that_a_row_names_is_there() -> None:
+    named = {row.test for row in ROWS.values() if isinstance(row, RunBy | InPart) and row.test}
+    assert named - names_of_tests() == set()
+
+
+@pytest.mark.parametrize("command", sorted({entry.command for entry in ALL if "make " in entry.command}))
+def test_make_has_the_target_and_ci_calls_what_it_is_said_to(command: str) -> None:
+    assert re.search(rf"^{shlex.split(command)[1]}:", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    if isinstance(row_of(command), ByCI):
+        assert f"make {shlex.split(command)[1]}" in (ROOT / ".ci" / "run").read_text()
+
+
+@pytest.mark.parametrize(
+    "command", sorted({entry.command for entry in ALL if re.match(r"(\.venv/bin/)?serving ", entry.command)})
+)
+def test_the_command_line_takes_the_arguments(command: str) -> None:
+    words = shlex.split(re.split(r" (?:\||>>) ", command)[0])
+    _parser().parse_args(words[1:])
+
+
+@pytest.mark.parametrize("command", sorted({entry.command for entry in ALL if "benchmarks" in entry.command}))
+def test_a_benchmark_has_the_options_that_are_shown(command: str) -> None:
+    words = shlex.split(command)
+    name = next(word for word in words if word.startswith("benchmarks"))
+    path = ROOT / (name if name.endswith(".py") else f"{name.replace('.', '/')}.py")
+    if not path.is_file():
+        path = path.with_suffix("") / "__main__.py"
+    source = path.read_text()
+    assert [word for word in words if word.startswith("--") and f'"{word}"' not in source] == []
+
+
+def test_files_that_are_named_are_there() -> None:
+    words = {word for entry in ALL for word in shlex.split(entry.command)}
+    files = {word.rpartition("=")[2] for word in words if re.search(r"(deployments|loadtest)/", word)}
+    assert {name for name in files if not (ROOT / name).exists()} == set()
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [entry for entry in ALL if isinstance(row_of(entry.command), Here)],
+    ids=lambda entry: f"{entry.page}:{entry.line}",
+)
+def test_what_a_page_shows_is_what_the_command_prints(
+    entry: Shown, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, redirect, _ = entry.command.partition(" >> ")
+    assert main(shlex.split(command)[1:]) == 0
+    out, err = capsys.readouterr()
+    if entry.output:
+        assert_shown(entry.output, err if redirect else out)
+
+
+def assert_shown(page: tuple[str, ...], printed: str) -> None:
+    """The page's lines in the order of what was printed; `...` alone stands for lines, at a line's end for its rest."""
+    lines = [line.rstrip() for line in printed.splitlines() if line.strip()]
+    at, elided = 0, False
+    wanted = [line.rstrip() for line in page if line.strip()]
+    for is_gap, group in groupby(wanted, lambda line: line == "..."):
+        if is_gap:
+            elided = True
+            continue
+        part = list(group)
+        places = range(at, len(lines) - len(part) + 1) if elided else [at]
+        place = next((place for place in places if _same(part, lines[place : place + len(part)])), None)
+        assert place is not None, "not printed so:\n" + "\n".join(part) + "\nbut\n" + "\n".join(lines[at:])
+        at, elided = place + len(part), False
+    assert elided or at == len(lines), "printed too:\n" + "\n".join(lines[at:])
+
+
+def _same(part: list[str], lines: list[str]) -> bool:
+    return len(part) == len(lines) and all(
+        line.startswith(wanted.removesuffix("...")) if wanted.endswith("...") else line == wanted
+        for wanted, line in zip(part, lines, strict=True)
+    )
+
+
+def test_the_refusal_that_is_shown_is_the_one_that_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The same model on half the slice."""
+    document = yaml.safe_load((ROOT / "deployments" / "llama-70b-v6e-8.yaml").read_text())
+    slice_ = document["applications"][0]["args"]["models"][0]["slice"]
+    slice_["topology"] = "2x2"
+    slice_.pop("hosts", None)
+    slice_.pop("machine_type", None)
+    path = tmp_path / "half.yaml"
+    path.write_text(yaml.safe_dump(document))
+    assert main(["plan", str(path)]) == 1
+    text = next(block.text for block in blocks() if block.text.startswith("refused "))
+    assert_shown(tuple(text.splitlines()), capsys.readouterr().out)
+
+
+def test_the_line_of_a_key_that_is_shown_is_the_one_that_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = next(entry.command for entry in ALL if entry.command.startswith("serving keys"))
+    assert main(shlex.split(command.partition(" >> ")[0])[1:]) == 0
+    (written,) = yaml.safe_load(capsys.readouterr().out)
+    text = next(block.text for block in blocks() if block.text.startswith("- {name: batch"))
+    (told,) = yaml.safe_load(text)
+    assert told == written | {"sha256": "..."}
+
+
+def test_a_block_says_what_it_holds() -> None:
+    assert {f"{block.page}:{block.line}" for block in blocks() if block.language not in LANGUAGES} == set()
