@@ -134,7 +134,7 @@ def _new_members(
     for path in classes:
         if gained := sorted(after.members(path) - before.members(path)):
             used_by = tuple(users(Name(path, ""), modules))
-            yield Change(Kind.NEW, path, f"gains {', '.join(gained)}", "is listed in full", used_by)
+            yield Change(Kind.NEW, path, f"gains {', '.join(gained)}", "the table lists it in full", used_by)
 
 
 def installed_library() -> Library:
@@ -235,7 +235,7 @@ def markdown(changes: Sequence[Change], title: str, compared: int) -> str:
             "",
             f"### {kind.value.capitalize()}",
             "",
-            "| Name | Now | It | Used by |",
+            "| Name | Now | Why we need it | Used by |",
             "|---|---|---|---|",
         ]
         for change in rows:

@@ -37,10 +37,10 @@ def read(root: Path, package: str, library: Library) -> dict[str, Module]:
 
 
 def module(text: str, library: Library) -> Module:
-    tree = ast.parse(text)
+    nodes = list(ast.walk(ast.parse(text)))
     return Module(
-        frozenset(_path(name, library) for name in set(_dotted(tree)) if _is_watched(name)),
-        frozenset(_words(tree)),
+        frozenset(_path(name, library) for name in set(_dotted(nodes)) if _is_watched(name)),
+        frozenset(_words(nodes)),
     )
 
 
@@ -77,16 +77,19 @@ def _common(one: Sequence[str], other: Sequence[str]) -> int:
 
 def uncovered(modules: Mapping[str, Module], names: Iterable[Name]) -> list[tuple[str, str]]:
     """References of ours that no row of the table covers, each with the module that makes it."""
-    rows = {name.path for name in names if name.line is None} | {name.module for name in names}
+    rows = {name.path for name in names} | {name.module for name in names}
+    members = {row for row in rows if ":" in row}
     return [
         (ours, path)
         for ours, read_ in modules.items()
         for path in sorted(read_.references)
-        if not any(
-            f"{path}.".startswith(f"{row}.") or row.startswith(f"{path}.") for row in rows if ":" in row
-        )
-        and path not in rows
+        if path not in rows and not any(_covers(row, path) for row in members)
     ]
+
+
+def _covers(row: str, path: str) -> bool:
+    """A row covers what is read of its name, and the class that has it."""
+    return path.startswith(f"{row}.") or row.startswith(f"{path}.")
 
 
 def _module(path: str) -> str:
@@ -105,23 +108,22 @@ def _is_watched(dotted: str) -> bool:
     return package in ("vllm", "tpu_inference")
 
 
-def _dotted(tree: ast.Module) -> Iterator[str]:
+def _dotted(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """What imports bind, and what is reached from there by attributes."""
     aliases: dict[str, str] = {}
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.Import():
                 for alias in node.names:
-                    aliases[alias.asname or alias.name.partition(".")[0]] = (
-                        alias.name if alias.asname else alias.name.partition(".")[0]
-                    )
+                    package = alias.name.partition(".")[0]
+                    aliases[alias.asname or package] = alias.name if alias.asname else package
                     yield alias.name
             case ast.ImportFrom(module=str(origin), level=0):
                 for alias in node.names:
                     aliases[alias.asname or alias.name] = f"{origin}.{alias.name}"
                     yield f"{origin}.{alias.name}"
-    inner = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    for node in ast.walk(tree):
+    inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    for node in nodes:
         if isinstance(node, ast.Attribute) and id(node) not in inner:
             names = chain(node)
             if names and names[0] in aliases:
@@ -138,8 +140,8 @@ def _path(dotted: str, library: Library) -> str:
     return dotted
 
 
-def _words(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+def _words(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    for node in nodes:
         match node:
             case ast.Attribute(attr=word) | ast.Name(id=word) | ast.keyword(arg=str(word)):
                 yield word

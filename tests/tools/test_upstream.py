@@ -1,10 +1,12 @@
 import ast
+import io
 import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from serving.planning.engine_options import DERIVED, SETTABLE
 from tools import upstream, upstream_uses
@@ -19,6 +21,7 @@ from tools.upstream import (
     installed_library,
     main,
     reason,
+    show,
 )
 from tools.upstream_names import ENGINE_ARGUMENTS, NAMES, Name
 from tools.upstream_uses import Module, module, uncovered, users
@@ -306,6 +309,22 @@ def test_the_command_prints_what_is_gone_and_ends_with_status_1(
     page = capsys.readouterr().out
     assert "tpu-inference 9.9" in page
     assert "| `vllm.sampling_params:SamplingParams.stop` | nothing has this name any more |" in page
-    assert "ray." not in page.partition("\n")[0]
-    assert main(["9.9", "--wheels", str(tmp_path)]) == 1
-    assert "make_arg_parser" in capsys.readouterr().out
+
+
+def test_the_terminal_shows_a_row_for_each_change() -> None:
+    change = Change(Kind.GONE, "demo[fast]:start", "see demo.core:start", "", ("serving.engine.vllm",))
+    console = Console(width=100, record=True, file=io.StringIO())
+    show([change], "demo 1 to demo 2", console)
+    shown = console.export_text()
+    assert all(
+        text in shown for text in ("gone", "demo[fast]:start", "see demo.core:start", "serving.engine.vllm")
+    )
+
+
+def test_a_version_without_wheels_ends_with_status_2_and_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    assert main(["9.9"]) == 2
+    assert capsys.readouterr().err == "error: tpu-inference: the package index has no wheel of it\n"
