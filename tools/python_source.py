@@ -45,13 +45,13 @@ def installed(names: Iterable[str], package: str) -> Source | None:
     """The first distribution of `names` that is installed and holds the package."""
     for name in names:
         try:
-            found = distribution(name)
+            dist = distribution(name)
         except PackageNotFoundError:
             continue
-        files = frozenset(str(file) for file in found.files or ())
+        files = frozenset(str(file) for file in dist.files or ())
         if f"{package}/__init__.py" in files:
-            root = Path(str(found.locate_file("")))
-            return Source(name, found.version, files, lambda file, root=root: (root / file).read_bytes())  # type: ignore[misc]
+            root = Path(str(dist.locate_file("")))
+            return Source(name, dist.version, files, lambda file, root=root: (root / file).read_bytes())  # type: ignore[misc]
     return None
 
 
@@ -90,10 +90,10 @@ class Library:
         return self._fields(module, name)
 
     def _fields(self, module: str, name: str) -> set[str]:
-        found = self._class(module, name)
-        if found is None:
+        owner = self._class(module, name)
+        if owner is None:
             return set()
-        module, class_ = found
+        module, class_ = owner
         own = {
             node.target.id
             for node in class_.body
@@ -186,21 +186,21 @@ class Library:
     def _find_below(
         self, module: str, tree: ast.Module, names: Sequence[str], seen: frozenset[str]
     ) -> Definition | None:
-        found = None
+        definition = None
         match _binding(tree.body, names[0]):
             case ast.ImportFrom() | ast.Import() as node:
-                found = self._imported(module, node, names, seen)
+                definition = self._imported(module, node, names, seen)
             case ast.ClassDef() as node:
-                found = self._in_class(module, node, names[1:], seen)
+                definition = self._in_class(module, node, names[1:], seen)
             case ast.FunctionDef() | ast.AsyncFunctionDef() as node:
-                found = _in_function(module, node, names[1:])
+                definition = _in_function(module, node, names[1:])
             case ast.Assign(value=ast.Call(func=ast.Name(id=maker))) if names[1:]:
-                found = self._find(module, [maker, *names[1:]], seen)
+                definition = self._find(module, [maker, *names[1:]], seen)
             case None if self.holds(below := f"{module}.{names[0]}"):
-                found = self._find(below, names[1:], seen)
+                definition = self._find(below, names[1:], seen)
             case ast.stmt() if not names[1:]:
-                found = Definition(f"{module}:{names[0]}")
-        return found
+                definition = Definition(f"{module}:{names[0]}")
+        return definition
 
     def _find_compiled(self, module: str, names: Sequence[str]) -> Definition | None:
         """A compiled module has the names that its own package imports from it."""
@@ -232,9 +232,9 @@ class Library:
         name = next(
             (alias.name for alias in node.names if (alias.asname or alias.name) == names[0]), names[0]
         )
-        found = self._find(origin, [name, *names[1:]], seen)
+        definition = self._find(origin, [name, *names[1:]], seen)
         below = f"{origin}.{name}"
-        return self._find(below, names[1:], seen) if found is None and self.holds(below) else found
+        return self._find(below, names[1:], seen) if definition is None and self.holds(below) else definition
 
     def _origin(self, module: str, node: ast.ImportFrom) -> str:
         if not node.level:
@@ -259,15 +259,15 @@ class Library:
             return Definition(path)
         for base in self._bases(module, class_):
             origin, _, name = base.partition(":")
-            if found := self._find(origin, [name, *names], seen):
-                return found
+            if definition := self._find(origin, [name, *names], seen):
+                return definition
         return None
 
     def _class(self, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-        found = self._find(module, [name], frozenset())
-        if found is None:
+        definition = self._find(module, [name], frozenset())
+        if definition is None:
             return None
-        origin, _, own = found.path.partition(":")
+        origin, _, own = definition.path.partition(":")
         tree = self._tree(origin)
         node = _binding(tree.body, own) if tree else None
         return (origin, node) if isinstance(node, ast.ClassDef) else None
@@ -275,9 +275,9 @@ class Library:
     def _bases(self, module: str, class_: ast.ClassDef) -> Iterator[str]:
         for base in class_.bases:
             node = base.value if isinstance(base, ast.Subscript) else base
-            found = self._find(module, ast.unparse(node).split("."), frozenset())
-            if found is not None and ":" in found.path:
-                yield found.path
+            definition = self._find(module, ast.unparse(node).split("."), frozenset())
+            if definition is not None and ":" in definition.path:
+                yield definition.path
 
 
 def signature(function: _Function, *, bound: bool = False) -> str:
@@ -342,8 +342,8 @@ def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 def _binding(body: Sequence[ast.stmt], name: str, *, imports: bool = True) -> ast.stmt | None:
     """What gives a name its meaning; a definition counts for more than an import, an import for more than a value."""
-    found = [(_rank(node), node) for node in _statements(body) if name in _bound(node)]
-    ranked = [pair for pair in found if imports or pair[0] != 1]
+    bindings = [(_rank(node), node) for node in _statements(body) if name in _bound(node)]
+    ranked = [pair for pair in bindings if imports or pair[0] != 1]
     return min(reversed(ranked), key=lambda pair: pair[0])[1] if ranked else None
 
 

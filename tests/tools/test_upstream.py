@@ -24,7 +24,7 @@ from tools.upstream import (
     show,
 )
 from tools.upstream_names import ENGINE_ARGUMENTS, NAMES, Name
-from tools.upstream_uses import Module, module, uncovered, users
+from tools.upstream_uses import Module, parse, uncovered, users
 
 pytestmark = pytest.mark.unit
 
@@ -100,7 +100,7 @@ def test_no_name_stands_in_the_table_twice() -> None:
     ],
 )
 def test_an_import_or_a_patch_without_a_row_is_found(packages: Library, text: str, paths: set[str]) -> None:
-    ours = {"serving.engine.new": module(text, packages)}
+    ours = {"serving.engine.new": parse(text, packages)}
     assert {path for _, path in uncovered(ours, NAMES)} == paths
 
 
@@ -236,8 +236,8 @@ def test_a_path_is_followed_as_python_would(tmp_path: Path, path: str, definitio
             "demo/_native.abi3.so": "",
         },
     )
-    found = packages.find(path)
-    assert (found and found.path) == definition
+    followed = packages.find(path)
+    assert (followed and followed.path) == definition
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,10 @@ def test_pips_words_become_what_to_do() -> None:
         == "x has no wheel of 9; the newest are 1.0, 1.1, 1.2"
     )
     assert reason("x", "9", missing.format("none")) == "x: the package index has no wheel of it"
-    assert reason("x", "9", "python: No module named pip\n") == "x: python: No module named pip"
+    assert (
+        reason("x", "9", "python: No module named pip\n")
+        == "x: this Python has no pip to download with; run `python -m ensurepip`"
+    )
 
 
 def test_a_version_that_does_not_exist_is_refused_with_the_newest_there_are(
