@@ -1,1 +1,4 @@
-"""Generators: what is written into docs/ and deployments/monitoring/ from the code, so that nothing is typed twice."""
+"""For those who work on this project: generators of docs/ and deployments/monitoring/, and what a newer upstream changes.
+
+The service imports none of them.
+"""

@@ -1,0 +1,457 @@
+"""The one table of what we import, patch or read of vLLM and tpu-inference, and of Ray's private parts.
+
+A signature lists parameters as `tools.python_source.signature` does: `x=` has a default. A name without one is wanted
+by its name alone. What we replace has to be read by its own package too, else our replacement does nothing.
+`tools.upstream` finds our modules that use a name by itself, so none is typed here.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from serving.metrics.table import VLLM as VLLM_METRICS
+from serving.planning.engine_options import DERIVED, SETTABLE
+
+
+@dataclass(frozen=True)
+class Name:
+    """A name that we rely on, or, with `line`, a string of the module by how one of its lines begins.
+
+    `why` goes on where the name ends: "X is replaced: ...".
+    """
+
+    path: str
+    why: str
+    signature: str | None = None
+    line: str | None = None
+
+    @property
+    def module(self) -> str:
+        return self.path.partition(":")[0]
+
+    @property
+    def package(self) -> str:
+        return self.path.partition(".")[0]
+
+    @property
+    def is_replaced(self) -> bool:
+        return self.why.startswith("is replaced")
+
+    @property
+    def label(self) -> str:
+        return self.path if self.line is None else f'{self.path} "{self.line}"'
+
+
+def _members(owner: str, names: Iterable[str], why: str) -> tuple[Name, ...]:
+    joint = "." if ":" in owner else ":"
+    return tuple(Name(f"{owner}{joint}{name}", why) for name in names)
+
+
+def _lines(module: str, lines: Iterable[str], why: str) -> tuple[Name, ...]:
+    return tuple(Name(module, why, line=line) for line in lines)
+
+
+ENGINE_ARGUMENTS = "vllm.engine.arg_utils:AsyncEngineArgs"
+_COMPILER_OPTIONS = "tpu_inference.models.common.compiler_options"
+# Classes whose fields, and modules whose functions, the table lists in full: a new one is a change too.
+LISTED_IN_FULL = (ENGINE_ARGUMENTS, _COMPILER_OPTIONS)
+
+_ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
+_DETOKENIZER = "vllm.v1.engine.detokenizer:"
+_CHAT = "vllm.entrypoints.openai.chat_completion."
+_COMPLETION = "vllm.entrypoints.openai.completion."
+_WORKER = "tpu_inference.worker.tpu_worker:"
+_RPA = "tpu_inference.kernels.ragged_paged_attention.v3."
+_SERVE = "ray.serve._private."
+_KV = "ray.experimental.internal_kv:"
+
+_ENGINE = (
+    Name(f"{ENGINE_ARGUMENTS}.from_cli_args", "makes engine arguments of the parsed flags", "args"),
+    Name(
+        f"{ENGINE_ARGUMENTS}.create_engine_config", "makes the engine's config", "usage_context=, headless="
+    ),
+    Name(
+        "vllm.entrypoints.openai.api_server:build_app",
+        "builds the HTTP app of an engine",
+        "args, supported_tasks=, model_config=",
+    ),
+    Name(
+        "vllm.entrypoints.openai.api_server:init_app_state",
+        "fills the app's state",
+        "engine_client, state, args, supported_tasks=",
+    ),
+    Name(
+        "vllm.entrypoints.openai.cli_args:make_arg_parser", "parses the flags that a plan renders", "parser"
+    ),
+    Name("vllm.utils.argparse_utils:FlexibleArgumentParser", "parses the flags that a plan renders"),
+    Name(
+        f"{_ASYNC_LLM}.from_vllm_config",
+        "starts EngineCore and its workers",
+        "vllm_config, start_engine_loop=, usage_context=, stat_loggers=, enable_log_requests=, aggregate_engine_logging=, disable_log_stats=, client_addresses=, client_count=, client_index=",
+    ),
+    Name(f"{_ASYNC_LLM}.get_supported_tasks", "tells build_app which routes to add", ""),
+    Name(f"{_ASYNC_LLM}.check_health", "probes EngineCore", ""),
+    Name(f"{_ASYNC_LLM}.collective_rpc", "probes every worker", "method, timeout=, args=, kwargs="),
+    Name("vllm.v1.worker.worker_base:WorkerBase.check_health", "is what the probe calls on a worker", ""),
+    Name(f"{_ASYNC_LLM}.shutdown", "ends the engine after a drain", "timeout="),
+    *_members(
+        _ASYNC_LLM, ("errored", "model_config", "output_processor"), "tells the replica how its engine is"
+    ),
+    Name(
+        "vllm.v1.engine.output_processor:OutputProcessor.get_num_unfinished_requests",
+        "counts the requests that run or wait",
+        "",
+    ),
+    *_members(
+        "vllm.config.parallel:ParallelConfig",
+        ("placement_group", "pipeline_parallel_size", "worker_cls", "distributed_executor_backend"),
+        "puts the engine's workers on the slice's placement group, and simulated ones in their place",
+    ),
+    *_members(
+        "vllm.config.vllm:VllmConfig",
+        ("instance_id", "model_config", "parallel_config"),
+        "leads to the parts of the engine's config that we read",
+    ),
+    Name("vllm.config.model:ModelConfig.max_model_len", "is published as the slice's longest request"),
+    Name(
+        "vllm.v1.executor.abstract:Executor.uses_ray",
+        "tells an engine on Ray workers from one in its own process",
+    ),
+    Name(
+        "vllm.v1.executor.ray_utils",
+        "begins the names of Ray workers; a dead one ends a start",
+        line="vllm_Worker_",
+    ),
+    Name(
+        "vllm.entrypoints.serve.utils.server_utils:engine_error_handler.req.app.state.server",
+        "is the uvicorn server that vLLM stops on an engine error",
+    ),
+    Name("vllm.v1.metrics.loggers:StatLoggerBase", "is the base of the logger that reads an engine's load"),
+    Name(
+        "vllm.v1.metrics.loggers:StatLoggerBase.__init__",
+        "is overridden to read an engine's load",
+        "vllm_config, engine_index=",
+    ),
+    Name(
+        "vllm.v1.metrics.loggers:StatLoggerBase.record",
+        "is overridden to read an engine's load",
+        "scheduler_stats, iteration_stats, mm_cache_stats=, engine_idx=",
+    ),
+    Name("vllm.v1.metrics.loggers:StatLoggerBase.log_engine_initialized", "is overridden to say nothing", ""),
+    *_members(
+        "vllm.v1.metrics.stats:SchedulerStats",
+        ("num_running_reqs", "kv_cache_usage"),
+        "is published as the slice's load",
+    ),
+    *_members(
+        "vllm.v1.metrics.stats:IterationStats",
+        ("prompt_token_stats", "num_generation_tokens"),
+        "is published as the slice's tokens",
+    ),
+    *_members(
+        "vllm.v1.metrics.stats:PromptTokenStats",
+        ("total", "cached_tokens"),
+        "is published as the slice's tokens",
+    ),
+    *_lines(
+        "vllm.v1.metrics.loggers",
+        (name.removesuffix("_total") for name in VLLM_METRICS),
+        "is a metric that dashboards and rules count on",
+    ),
+    *_members(
+        ENGINE_ARGUMENTS,
+        sorted(SETTABLE | DERIVED.keys()),
+        "is an engine option that the YAML sets or a plan derives",
+    ),
+    *_members(
+        "vllm.envs",
+        (
+            "VLLM_ENGINE_READY_TIMEOUT_S",
+            "VLLM_HOST_IP",
+            "VLLM_NO_USAGE_STATS",
+            "VLLM_RAY_BUNDLE_INDICES",
+            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
+            "VLLM_XLA_CACHE_PATH",
+        ),
+        "is a variable that we set",
+    ),
+    *_lines(
+        "vllm.plugins",
+        ("vllm.general_plugins", "vllm.platform_plugins"),
+        "is an entry point through which vLLM loads our plugins",
+    ),
+)
+
+_RESUME = (
+    Name(
+        f"{_DETOKENIZER}IncrementalDetokenizer.from_new_request",
+        "is replaced: it replays the ids said so far",
+        "tokenizer, request",
+    ),
+    Name(
+        f"{_DETOKENIZER}IncrementalDetokenizer.update",
+        "replays the ids said so far",
+        "new_token_ids, stop_terminated",
+    ),
+    Name(
+        f"{_DETOKENIZER}IncrementalDetokenizer.get_next_output_text",
+        "replays the ids said so far",
+        "finished, delta",
+    ),
+    Name(f"{_DETOKENIZER}IncrementalDetokenizer.token_ids", "is emptied after the replay"),
+    Name(f"{_DETOKENIZER}BaseIncrementalDetokenizer.min_tokens", "keeps stop strings from ending the replay"),
+    Name(f"{_DETOKENIZER}SlowIncrementalDetokenizer.prompt_len", "moves behind the replayed ids"),
+    *_members(
+        "vllm.v1.engine:EngineCoreRequest",
+        ("request_id", "prompt_token_ids", "prompt_embeds", "sampling_params"),
+        "is what a detokenizer reads of its request",
+    ),
+    *_members(
+        "vllm.sampling_params:SamplingParams",
+        (
+            "extra_args",
+            "include_stop_str_in_output",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "stop",
+        ),
+        "carries the ids said so far, and how a detokenizer treats them",
+    ),
+    Name(
+        "vllm.parser.abstract_parser:Parser.parse_delta",
+        "is overridden: it first reads the ids said so far",
+        "delta_text, delta_token_ids, request, prompt_token_ids=, *, finished",
+    ),
+    Name("vllm.parser.abstract_parser:Parser.model_tokenizer", "decodes the ids said so far"),
+    *_members(
+        "vllm.entrypoints.generate.api_router:init_generate_state",
+        ("state.openai_serving_chat", "state.openai_serving_completion"),
+        "is the handler that learns to go on with an answer",
+    ),
+    Name(
+        f"{_CHAT}serving:OpenAIServingChat.render_chat_request",
+        "is replaced: it adds the ids to the prompt",
+        "request",
+    ),
+    Name(f"{_CHAT}serving:OpenAIServingChat.parser_cls", "is replaced by a parser that reads the ids first"),
+    Name(
+        f"{_CHAT}serving:OpenAIServingChat.create_error_response",
+        "refuses ids that can't be gone on with",
+        "message, err_type=, status_code=, param=",
+    ),
+    Name(
+        f"{_COMPLETION}serving:OpenAIServingCompletion.render_completion_request",
+        "is replaced: it adds the ids to the prompt",
+        "request",
+    ),
+    Name(
+        f"{_COMPLETION}serving:OpenAIServingCompletion.create_error_response",
+        "refuses ids that can't be gone on with",
+        "message, err_type=, status_code=, param=",
+    ),
+    *_members(
+        f"{_CHAT}protocol:ChatCompletionRequest",
+        (
+            "include_stop_str_in_output",
+            "n",
+            "skip_special_tokens",
+            "spaces_between_special_tokens",
+            "stop",
+            "stream",
+            "vllm_xargs",
+        ),
+        "tells whether and how to go on with an answer",
+    ),
+    *_members(
+        f"{_COMPLETION}protocol:CompletionRequest",
+        ("n", "stream", "vllm_xargs"),
+        "tells whether to go on with an answer",
+    ),
+)
+
+_STARTUP = (
+    Name("vllm.v1.engine.core", "begins the phase 'starting workers'", line="Initializing a V1 LLM engine"),
+    Name("tpu_inference.worker.tpu_worker", "begins the phase 'loading weights'", line="Init worker"),
+    Name(
+        "tpu_inference.runner.kv_cache_manager",
+        "begins the phase 'making the KV cache'",
+        line="Init kv-cache",
+    ),
+    *_lines(
+        "tpu_inference.runner.compilation_manager",
+        ("Precompile", "Compiling"),
+        "begins the phase 'compiling'",
+    ),
+)
+
+_TPU_INFERENCE = (
+    *_members(
+        "tpu_inference.envs",
+        (
+            "MODEL_IMPL_TYPE",
+            "NEW_MODEL_DESIGN",
+            "SKIP_JAX_PRECOMPILE",
+            "TPU_MULTIHOST_BACKEND",
+            "TPU_MULTIPROCESS_DP",
+        ),
+        "is a variable that we set",
+    ),
+    Name("tpu_inference.platforms.tpu_platform:TpuPlatform", "is the simulated platform's base"),
+    Name(
+        "tpu_inference.platforms.tpu_platform:TpuPlatform.get_device_name",
+        "is overridden: its chips are pretended",
+        "device_id=",
+    ),
+    Name(
+        "tpu_inference.platforms.tpu_platform:TpuPlatform.check_and_update_config",
+        "is overridden: it names the simulated worker and executor",
+        "vllm_config",
+    ),
+    Name(
+        "tpu_inference.utils:hbm_usage_bytes",
+        "is replaced: a CPU device keeps no memory statistics",
+        "devices",
+    ),
+    Name(
+        "tpu_inference.utils:make_optimized_mesh",
+        "is replaced: a CPU device has no coordinates",
+        "axis_shapes, axis_names, *, devices=",
+    ),
+    Name(
+        "tpu_inference.utils:general_device_put",
+        "is replaced: the CPU backend aliases numpy buffers",
+        "tensor, sharding, *, layout=, source_mesh=",
+    ),
+    Name(
+        "tpu_inference.layers.common.utils:general_device_put",
+        "is replaced: the CPU backend aliases numpy buffers",
+        "tensor, sharding, *, layout=, source_mesh=",
+    ),
+    Name(
+        f"{_COMPILER_OPTIONS}:get_step_fn_compiler_options",
+        "is replaced: XLA's CPU backend knows no xla_tpu options",
+        "",
+    ),
+    Name(
+        f"{_RPA}kernel:ragged_paged_attention",
+        "is replaced: a Pallas kernel needs a TPU",
+        "queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, *, use_causal_mask=, update_kv_cache=, skip_kv_mask=, sm_scale=, sliding_window=, soft_cap=, out_dtype=, mask_value=, q_scale=, k_scale=, v_scale=, chunk_prefill_size=, d_block_sizes=, p_block_sizes=, m_block_sizes=, vmem_limit_bytes=, debug_mode=, disable_bounds_checks=, disable_semaphore_checks=",
+    ),
+    Name(
+        f"{_RPA}kernel_hd64:ragged_paged_attention_hd64",
+        "is replaced: a Pallas kernel needs a TPU",
+        "queries, keys, values, kv_cache, kv_lens, page_indices, cu_q_lens, distribution, attention_sink=, *, sm_scale=, sliding_window=, soft_cap=, mask_value=, q_scale=, k_scale=, v_scale=, chunk_prefill_size=, num_kv_pages_per_block=, num_queries_per_block=, vmem_limit_bytes=, debug_mode=",
+    ),
+    Name(f"{_RPA}kernel:merge_kv", "lays out the KV cache of our attention", "k, v"),
+    Name(f"{_RPA}kernel_hd64:merge_kv", "lays out the KV cache of our attention", "k, v"),
+    Name(
+        "tpu_inference.executors.ray_distributed_executor_v2:RayDistributedExecutorV2",
+        "is the simulated executor's base",
+    ),
+    Name(
+        "tpu_inference.executors.ray_distributed_executor_v2:RayDistributedExecutorV2._init_executor",
+        "is overridden: it joins Ray as its own host",
+        "",
+    ),
+    Name(
+        f"{_WORKER}get_device_topology_order_id",
+        "is replaced: a CPU device has no coordinates",
+        "local_devices, global_devices",
+    ),
+    Name(f"{_WORKER}TPUWorker", "is the simulated worker's base"),
+    Name(
+        f"{_WORKER}TPUWorker.init_device",
+        "is overridden: it makes one JAX cluster of a slice's hosts",
+        "tpu_process_bounds=, tpu_chips_per_process_bounds=, tpu_visible_chips=",
+    ),
+    *_members(
+        f"{_WORKER}TPUWorker",
+        ("devices", "distributed_init_method", "rank", "vllm_config"),
+        "tells a simulated host its place in the slice",
+    ),
+    Name("vllm.logger:init_logger", "logs as vLLM's processes do", "name"),
+)
+
+_RAY = (
+    Name(
+        f"{_SERVE}default_impl:_default_create_placement_group",
+        "is replaced: it places a replica on one slice",
+        "request",
+    ),
+    *_members(
+        f"{_SERVE}common:CreatePlacementGroupRequest",
+        ("bundles", "name"),
+        "tells which slice a replica wants",
+    ),
+    Name(
+        f"{_SERVE}application_state:deploy_args_to_deployment_info",
+        "is replaced: a slice restarts only where its engine changed",
+        "deployment_name, deployment_config_proto_bytes, replica_config_proto_bytes, deployer_job_id, app_name=, ingress=, ingress_request_router=, route_prefix=, uses_multiplexing=, **kwargs",
+    ),
+    *_members(
+        f"{_SERVE}deployment_info:DeploymentInfo",
+        ("version", "deployment_config", "replica_config"),
+        "carries the version that we set",
+    ),
+    Name(
+        f"{_SERVE}deployment_scheduler:DeploymentScheduler._get_replicas_to_stop",
+        "is replaced: the slice that costs least to drain stops first",
+        "deployment_id, max_num_to_stop, gang_id_by_replica=, replicas_by_gang_id=, gang_size=",
+    ),
+    Name(f"{_SERVE}deployment_scheduler:DeploymentScheduler._running_replicas", "tells which replicas serve"),
+    Name(
+        "ray.serve.context:_get_global_client",
+        "leads to the address that the front door listens on",
+        "raise_if_no_controller_running=",
+    ),
+    Name(
+        f"{_SERVE}client:ServeControllerClient.http_config",
+        "holds the address that the front door listens on",
+    ),
+    *_members(
+        f"{_SERVE}constants",
+        (
+            "RAY_SERVE_HAPROXY_BINARY_PATH",
+            "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD",
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT",
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT",
+            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT",
+            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT",
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC",
+            "RAY_SERVE_HAPROXY_SOCKET_PATH",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE",
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE",
+            "RAY_SERVE_HAPROXY_METRICS_PORT",
+            "RAY_SERVE_HAPROXY_STATS_PORT",
+        ),
+        "is a variable that we set",
+    ),
+    *_lines(
+        f"{_SERVE}haproxy_templates",
+        ("use_backend ", "http-request return status 404 ", "errorfile 503 "),
+        "is a line of HAProxy's config that we change",
+    ),
+    Name("ray._private.state:state.get_draining_nodes", "tells which hosts are to go", ""),
+    Name(
+        "ray._private.state:actors",
+        "tells which of an engine's workers died",
+        "actor_id=, job_id=, actor_state_name=",
+    ),
+    *_lines(
+        "ray._private.state",
+        ("Name", "ActorClassName", "Address", "IPAddress"),
+        "is a key of what `actors` returns",
+    ),
+    Name("ray._private.worker:global_worker.node", "leads to the directory of Ray's session"),
+    Name("ray._private.node:Node.get_session_dir_path", "is where the request log goes", ""),
+    Name("ray._raylet:GcsClient", "reads and writes the control store without joining the cluster"),
+    Name(
+        f"{_KV}_initialize_internal_kv", "reads the control store without joining the cluster", "gcs_client"
+    ),
+    Name(f"{_KV}_internal_kv_reset", "forgets the cluster", ""),
+    Name(f"{_KV}_internal_kv_get", "reads the control store", "key, *, namespace="),
+    Name(f"{_KV}_internal_kv_put", "writes the control store", "key, value, overwrite=, *, namespace="),
+    Name(f"{_KV}_internal_kv_del", "deletes from the control store", "key, *, del_by_prefix=, namespace="),
+    Name(f"{_KV}_internal_kv_list", "lists the control store", "prefix, *, namespace="),
+)
+
+NAMES: tuple[Name, ...] = (*_ENGINE, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_RAY)
