@@ -12,6 +12,7 @@ from serving.simulation.engine.http import EngineApi
 from serving.simulation.engine.physics import Physics
 from serving.simulation.engine.spans import EngineSpans
 from serving.simulation.engine.startup import Startup
+from serving.slices.host_watch import first
 from serving.state.gcs import Store
 
 
@@ -65,21 +66,20 @@ class SimulatorServer:
         """Answered while the engine takes steps; raises SliceLostError once it is dead."""
         await self._engine.probe()
 
-    async def died(self) -> str:
-        """Wait until the engine is dead; returns why."""
-        return await self._engine.died()
+    def processes(self) -> dict[str, dict[int, str]]:
+        """None but the replica's own."""
+        return {}
 
-    async def drain(self, drain_s: float) -> None:
-        """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
-        if self._http:
-            await self._http.drain(drain_s)
-        if self._spans:
-            await asyncio.to_thread(self._spans.close)
-        self.kill()
+    async def died(self) -> str:
+        """Wait until the engine is dead, or its HTTP server has ended; returns which."""
+        assert self._http is not None  # noqa: S101  it has started
+        return await first(self._engine.died, self._http.ended)
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
         self._engine.die("the replica ended it")
+        if self._spans:
+            self._spans.close()
 
     @property
     def requests_open(self) -> int:
