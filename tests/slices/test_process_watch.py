@@ -13,6 +13,10 @@ pytestmark = pytest.mark.unit
 WAITS = [sys.executable, "-c", "input()"]
 
 
+def descriptors() -> set[Path]:
+    return set(Path("/proc/self/fd").iterdir())
+
+
 def waiting() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(WAITS, stdin=subprocess.PIPE)
 
@@ -33,14 +37,14 @@ async def test_a_process_that_ended_before_anybody_looked_is_told_of_too() -> No
 
 
 async def test_a_watch_that_is_given_up_leaves_no_descriptor() -> None:
-    before = set(Path("/proc/self/fd").iterdir())
+    before = descriptors()
     with waiting() as one:
         watching = asyncio.create_task(first_dead({one.pid: "one"}))
         await asyncio.sleep(0)
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         one.kill()
-    assert set(Path("/proc/self/fd").iterdir()) == before
+    assert descriptors() == before
 
 
 def test_children_of_children_are_descendants() -> None:

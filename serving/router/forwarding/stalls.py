@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from serving.router.forwarding.slice_timing import SliceTiming
+from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord
 
 
@@ -25,6 +26,7 @@ class Stream:
     """
 
     entry: SliceRecord
+    request: InferenceRequest
     response: aiohttp.ClientResponse
     asked_s: float
     trial: bool

@@ -13,6 +13,7 @@ from typing import Any
 
 from serving.errors import SliceLostError
 from serving.planning import Plan
+from serving.simulation.engine import tokenizer
 from serving.simulation.engine.faults import Faults
 from serving.simulation.engine.metrics import Metrics
 from serving.simulation.engine.physics import Physics
@@ -84,6 +85,8 @@ class Engine:
 
     def submit(self, stream: Stream, prompt: list[int], answer: list[int], finish: str) -> None:
         """One more choice for a stream; raises SliceLostError or, where it can never run, ValueError."""
+        if self.faults.die_on and self.faults.die_on in tokenizer.decode(prompt):
+            self.die(f"a prompt holds {self.faults.die_on!r}")
         if self.dead:
             raise SliceLostError(self.dead)
         choice = Choice(Request(prompt, answer, time.monotonic()), finish, len(stream.choices))

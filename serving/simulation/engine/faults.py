@@ -22,6 +22,7 @@ class Faults:
     slow        every step takes this many times as long
     error_rate  share of requests that are answered with an error 500
     refuse      every new request is answered 503
+    die_on      the engine ends when a prompt comes that holds this text
     """
 
     die: bool = False
@@ -30,6 +31,7 @@ class Faults:
     slow: float = 1.0
     error_rate: float = 0.0
     refuse: bool = False
+    die_on: str = ""
 
     def changed(self, fields: Mapping[str, Any]) -> Self:
         """These faults with some fields set; raises SimulationError naming what is wrong with them."""
@@ -39,6 +41,8 @@ class Faults:
                 raise SimulationError(f"no fault is named {name!r}; there are {', '.join(known)}")
             if known[name].type is bool and not isinstance(value, bool):
                 raise SimulationError(f"{name}: true or false (got {value!r})")
+            if known[name].type is str and not isinstance(value, str):
+                raise SimulationError(f"{name}: a text (got {value!r})")
             if known[name].type is float and not _is_amount(value):
                 raise SimulationError(f"{name}: a number of at least 0 (got {value!r})")
         news = dataclasses.replace(self, **fields)
