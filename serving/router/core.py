@@ -102,7 +102,6 @@ class RouterCore:
         self.table.update(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         self._rates.observe(entries, demands, now_s)
-        self.dispatcher.settle(entries)
         self.admission.others(demands, self.name)
         others = [told for router, told in snapshot.suspicions.items() if router != self.name]
         self.dispatcher.suspects.take(others, time.time())
@@ -110,6 +109,7 @@ class RouterCore:
         if serving != self._serving:  # at once: dispatch finds no slice where admission still counts seats
             self._serving = serving
             self.admission.refresh()
+        self.dispatcher.settle(entries, self.admission.free_seats)
         return Forgotten(tuple(silent), tuple(gone))
 
     @property

@@ -7,7 +7,8 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -71,6 +72,7 @@ class Dispatcher:
         self._verdicts: dict[str, asyncio.Task[None]] = {}
         self._streams: set[Stream] = set()
         self._lost: set[str] = set()
+        self._leaving: set[str] = set()
         self._watching = asyncio.create_task(self._watch())
 
     def tries(self) -> Tries:
@@ -174,11 +176,14 @@ class Dispatcher:
         response = stream.response
         response.close() if not response.content.at_eof() else response.release()
 
-    def settle(self, entries: Collection[SliceRecord]) -> None:
-        """Once a beat: these are the slices there are.
+    def settle(
+        self, entries: Collection[SliceRecord], free_seats: Callable[[str], int] = lambda _: 0
+    ) -> None:
+        """Once a beat: these are the slices there are, and so many sequences more may run on those that serve, by model.
 
-        What a lost one still has goes on elsewhere, and what can't ends once it is forgotten: the kernel of a host
-        whose processes are stopped keeps every connection up.
+        What a lost slice still has goes on elsewhere, and what can't ends once the slice is forgotten: the kernel of a host
+        whose processes are stopped keeps every connection up. What a leaving slice has goes on elsewhere at once, as far as
+        there are seats; the rest has the slice's `drain_s` to end.
         """
         replicas = {entry.replica for entry in entries}
         self.timing.settle(replicas)
@@ -195,6 +200,22 @@ class Dispatcher:
             over = stream.entry.replica in forgotten or (stream.movable and self._is_elsewhere(stream.entry))
             if over and stream.heard_s < silent_since_s:  # one that speaks is not on a stopped host
                 stream.cut()
+        self._leaving = {entry.replica for entry in entries if entry.state is SliceState.DRAINING}
+        if self._leaving and self.failover.continue_streams:
+            self._move(free_seats)
+
+    def _move(self, free_seats: Callable[[str], int]) -> None:
+        """Take streams off slices that leave. They hold seats of their own, on which others may not count."""
+        of_model: defaultdict[str, list[Stream]] = defaultdict(list)
+        for stream in self._streams:
+            if stream.entry.replica in self._leaving and not stream.moving:
+                of_model[stream.entry.model].append(stream)
+        for model, streams in of_model.items():
+            seats = max(0, free_seats(model) + len(streams))
+            able = [stream for stream in streams if stream.movable and stream.heard_s]
+            for stream in able[:seats]:
+                if self._elsewhere(stream.entry):
+                    stream.move()
 
     async def reaches(self, entry: SliceRecord) -> bool:
         """Whether a slice answers at all, whatever the board says of it."""

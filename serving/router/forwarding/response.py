@@ -114,13 +114,14 @@ class ForwardedResponse(Response):
         said = self._transcript.failed if self._transcript else b""
         if said:
             self._tries.accused.add(entry.replica)
-        else:
+        elif not stream.moving:
             self._dispatcher.broke(entry)
         if self._transcript and (ending := self._transcript.ending()):
             await self._say(ending, response, send, end=True)
             return True
         try:
-            await self._dispatcher.judge(entry, self._request)
+            if not stream.moving:
+                await self._dispatcher.judge(entry, self._request)
         except PoisonousRequestError as refused:
             await self._end_with(refused, scope, receive, send)
             return True
