@@ -15,7 +15,7 @@ from rich.status import Status
 
 from serving import config, environment, hub
 from serving.errors import ServingError, SimulationError
-from serving.planning import Plan, plan
+from serving.planning import Plan, plan_pools
 from serving.simulation.cluster import SimulatedCluster, cache_directory
 from serving.state.gcs import Store
 from serving.state.records import SliceRecord, SliceState
@@ -76,7 +76,7 @@ def running(
     """
     deployment = config.load(path)
     models = [model for service in deployment.services.values() for model in service.models]
-    plans = [plan(pool, hub.config_of) for model in models for pool in model.per_pool()]
+    plans = [pool for model in models for pool in plan_pools(model, hub.config_of)]
     shapes = _shapes(plans, spare)
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None

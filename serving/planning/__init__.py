@@ -3,7 +3,7 @@
 Nothing here touches a cluster or imports Ray or vLLM; all it reads is the YAML and a `config.json`.
 """
 
-from serving.planning.plan import Plan, plan
+from serving.planning.plan import Plan, plan, plan_pools
 from serving.planning.shapes import ModelShape
 
-__all__ = ["ModelShape", "Plan", "plan"]
+__all__ = ["ModelShape", "Plan", "plan", "plan_pools"]

@@ -127,6 +127,18 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
     )
 
 
+def plan_pools(spec: ModelSpec, hub: Hub = no_hub) -> list[Plan]:
+    """A model on each of its pools, the preferred first; raises as `plan` does, and where two pools can't be told apart."""
+    plans = [plan(pool, hub) for pool in spec.per_pool()]
+    keys = [one.pool for one in plans]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise PlanError(
+            f"{spec.name}: two pools are {twice}: the same slice bought in the same way; make them one with the sum of their "
+            "replicas, or give them other `capacity`"
+        )
+    return plans
+
+
 def _keeps_targets(
     spec: ModelSpec, shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
 ) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from serving.config import load
-from serving.planning import plan
+from serving.errors import PlanError
+from serving.planning import plan, plan_pools
 from serving.tpu import Slice
 
 pytestmark = pytest.mark.unit
@@ -33,3 +34,11 @@ def test_pools_keep_their_keys_in_any_order() -> None:
     turned = model.model_copy(update={"pools": tuple(reversed(model.pools))})
     assert [plan(pool).pool for pool in turned.per_pool()] == list(reversed(keys))
     assert len(set(keys)) == len(keys)
+
+
+def test_two_pools_that_nothing_tells_apart_are_refused() -> None:
+    (service,) = load(POOLS).services.values()
+    (model,) = service.models
+    twice = model.model_copy(update={"pools": (model.pools[0], model.pools[0])})
+    with pytest.raises(PlanError, match="the same slice bought in the same way"):
+        plan_pools(twice)
