@@ -133,7 +133,6 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
         "autoscaling_config": {
             "min_replicas": counts.min,
             "max_replicas": counts.max,
-            "initial_replicas": counts.min,
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
             "downscale_to_zero_delay_s": 0,
