@@ -1,4 +1,4 @@
-"""A `config.json` whose values are checked where they are read, so that a wrong one is named and never trips later."""
+"""Checked reads of a `config.json`: a wrong value is refused by its key, where the plan reads it."""
 
 from collections.abc import Mapping
 from typing import Any
