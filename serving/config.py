@@ -376,7 +376,7 @@ class DeploymentFile:
 
 
 def load(path: Path) -> DeploymentFile:
-    """Read the applications of ours in a Serve config file; raises ConfigError."""
+    """Read our applications from a Serve config file; raises ConfigError."""
     raw = _read(path)
     services = {}
     for application in raw["applications"]:

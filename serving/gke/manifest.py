@@ -19,8 +19,8 @@ from serving.tpu import POD_TYPE_LABEL
 RAY_VERSION = "2.60.0"
 
 _WEIGHTS = "/weights"
-# Both are beyond drain_s. On a pod's SIGTERM `ray start --block` tells the control store that its node will go, and ends
-# when nothing runs there or the first time is over (Ray's own is 30 s). Kubernetes kills the rest after the second time.
+# Both are beyond drain_s. On a pod's SIGTERM `ray start --block` tells the control store that its node will go. It
+# ends when nothing runs there or the first time is over (Ray's own: 30 s). Kubernetes kills the rest after the second.
 _NOTICE_S, _GRACE_S = 30, 60
 _IDLE_S = 600  # a slice takes minutes to get and to load
 # Limits of Ray's autoscaler that hold for pods and are wrong for slices:

@@ -2,8 +2,8 @@
 
 The page takes the table's rows from agents, without Ray's prefix and without labels that grow with every process
 (WorkerId). From engines it takes all of vLLM's series, with the names of model, slice and pool. Counters are added up
-within a node alone: a sum over nodes would fall whenever an agent is late or its host goes, and Prometheus would take
-the fall for a counter that began anew.
+within a node alone: a sum over nodes would fall whenever an agent is late or its host goes. Prometheus would take the
+fall for a counter that began anew.
 """
 
 import re

@@ -1,7 +1,7 @@
 """Every metric of the service: name, type, labels, buckets, who writes it, and what it tells.
 
 Nothing else in this project makes up a metric's name. Labels are bounded: models, pools, slices, states, reasons and
-outcomes are the service's, `key` is the beginning of a key's hash (MOST_KEYS at most), and what a client wrote is never a
+outcomes are the service's, and `key` is the beginning of a key's hash (MOST_KEYS at most). Nothing a client wrote is a
 label. On the service's page a row that processes add up has a further label `node`, the address of their host. Tests hold
 docs/reference/metrics.md and the dashboards to these rows.
 """

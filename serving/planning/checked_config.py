@@ -1,4 +1,4 @@
-"""Checked reads of a `config.json`: a wrong value is refused by its key, where the plan reads it."""
+"""Checked reads of a `config.json`: a wrong value is refused where it is read, with its key."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -385,11 +385,11 @@ def _fill(
             remarks.append(waited + (", out of patience" if known.late else ""))
     if short := missing > _NOT_WORTH * rates[0]:
         remarks.append(f"{missing:.2g} requests/s above what replicas.max can take")
-    asked = sum(wanted)
+    before_cut = sum(wanted)
     wanted = _within(settings, state, room, wanted)
-    if sum(wanted) < asked:
+    if sum(wanted) < before_cut:
         short = True
-        remarks.append(f"the budget allows {sum(wanted)} of {asked} slices")
+        remarks.append(f"the budget allows {sum(wanted)} of {before_cut} slices")
     return wanted, remarks, short
 
 

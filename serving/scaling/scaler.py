@@ -161,13 +161,13 @@ class Scaler:
         if decision.short:
             model.short_s = now_s
         wanted = {pool.key: count for pool, count in zip(model.settings.pools, decision.wanted, strict=True)}
-        news = [
+        changes = [
             (pool, wanted[pool.key])
             for pool in model.settings.pools
             if model.announced.get(pool.key) != wanted[pool.key] or decision.held > model.hold or short
         ]
         before, model.announced, model.hold = model.announced, wanted, decision.held
-        for pool, count in news:
+        for pool, count in changes:
             direction = "hold" if decision.held else _direction(before.get(pool.key), count)
             self._recorder.add(DECISIONS, 1, model.settings.model, pool.key, direction)
             logger.info("%s wants %d of %s: %s", model.settings.model, count, pool.name, decision.reason)

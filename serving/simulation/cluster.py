@@ -254,7 +254,7 @@ class SimulatedCluster:
 
     def _environment(self, host: str) -> dict[str, str]:
         ports = self._ports
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         return inherited | {
             SIMULATION: self.id,
             HOST: host,
@@ -371,7 +371,10 @@ class SimulatedCluster:
         return processes.processes({SIMULATION: self.id} | ({HOST: host} if host else {}))
 
     def _save(self) -> None:
-        slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
+        slices = [
+            {key: value for key, value in asdict(entry).items() if key != "alive"}
+            for entry in self._slices.values()
+        ]
         state = {
             "id": self.id,
             "engine": self.engine,

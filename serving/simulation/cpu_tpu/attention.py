@@ -182,8 +182,8 @@ def _attend(
             from_block, (seen + block - 1) // block, add_block, (top, total, mixed)
         )
         result = (mixed / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
-        there = lax.dynamic_slice(out, (first_token, 0, 0, 0), result.shape)
-        kept = jnp.where((jnp.arange(rows) < queries_left)[:, None, None, None], result, there)
+        before = lax.dynamic_slice(out, (first_token, 0, 0, 0), result.shape)
+        kept = jnp.where((jnp.arange(rows) < queries_left)[:, None, None, None], result, before)
         return lax.dynamic_update_slice(out, kept, (first_token, 0, 0, 0))
 
     def prefill(sequence: Array, out: Array) -> Array:

@@ -168,7 +168,7 @@ class Reply:
         if self._order.chat:
             return {
                 "content": [
-                    {**_row(token, value), "top_logprobs": [_row(*a) for a in top]}
+                    {**_row(token, value), "top_logprobs": [_row(*alternative) for alternative in top]}
                     for token, value, top in rows
                 ]
             }
@@ -180,7 +180,9 @@ class Reply:
             "text_offset": offsets,
             "token_logprobs": [value for _, value, _ in rows],
             "tokens": [tokenizer.decode((token,)) for token, _, _ in rows],
-            "top_logprobs": [{tokenizer.decode((t,)): v for t, v in top} or None for _, _, top in rows],
+            "top_logprobs": [
+                {tokenizer.decode((token,)): value for token, value in top} or None for _, _, top in rows
+            ],
         }
 
     def _finish(self, answer: Answer) -> str:

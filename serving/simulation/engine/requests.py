@@ -164,7 +164,7 @@ class _Message(_Body):
 
     @property
     def text(self) -> str:
-        """What is said; parts that are no text are refused, as by a model that reads only text."""
+        """The text of a message; parts that are no text are refused, as by a model that reads only text."""
         parts = (
             [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content or []
         )

@@ -1,8 +1,8 @@
 """A tokenizer that needs no download: text to ids and back without loss, about four letters a token.
 
 Text falls into words with the space before them, digits by three, and single other characters. A word of the vocabulary
-is one id. Anything else is cut into pieces of at most four bytes, and a piece's id spells its bytes after a leading 1,
-so that every text has ids and every id spells its text. Two texts joined where a word or a character begins have the
+is one id. Anything else is cut into pieces of at most four bytes, and a piece's id spells its bytes after a leading 1.
+So every text has ids and every id spells its text. Two texts joined where a word or a character begins have the
 ids of both, so an answer can be continued from its text.
 """
 
