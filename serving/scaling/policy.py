@@ -209,7 +209,7 @@ def _count(settings: Settings, before: PolicyState, sums: Sums, now_s: float) ->
         still_starting = tuple(
             (name, since.pop(name) if name in since else next(order_times, now_s)) for name in starting
         )
-        # The rest of `since` serves now or is gone: as many serve as `serving` has grown by.
+        # The rest of `since` serves now or is gone: as many serve as `serving` grew by beyond `arrived`.
         ready = list(since.values())[: max(0, serving - known.serving - len(arrived))]
         lead_s = known.lead_s
         for ordered_s in [*arrived, *ready]:

@@ -27,7 +27,7 @@ _BUSY_SHARE = 0.1
 # Serve calls several times a second; a model or an application that Serve does not call for so long is gone.
 _ABANDONED_S = 60.0
 _KEPT = 200
-# A limit that binds on and off is logged once in this time.
+# A limit that binds again within this time is not logged again.
 _SHORT_S = 60.0
 logger = logging.getLogger("ray.serve")
 
