@@ -58,12 +58,12 @@ class SimulatorServer:
         )
 
     async def worker_died(self) -> str:
-        """Never: it has no other processes."""
+        """Waits for ever: the simulated engine has no worker processes."""
         await asyncio.Event().wait()
         raise AssertionError
 
     async def probe(self) -> None:
-        """Answered while the engine takes steps; raises SliceLostError once it is dead."""
+        """Returns while the engine takes steps; raises SliceLostError once it is dead."""
         await self._engine.probe()
 
     def processes(self) -> dict[str, dict[int, str]]:
@@ -86,7 +86,7 @@ class SimulatorServer:
         return self._http.requests_open if self._http else 0
 
     async def _go_through_phases(self, startup: Startup) -> None:
-        """Told as a real engine tells them: the replica reads them off Ray's GCS."""
+        """Report phases as a real engine does: the replica reads them from Ray's GCS."""
         phases = startup.phases()
         if not phases:
             return
@@ -97,7 +97,7 @@ class SimulatorServer:
 
 
 def _refuse_what_vllm_refuses(plan: Plan) -> None:
-    """vLLM's SchedulerConfig: without chunks, the longest prompt has to go into one step."""
+    """vLLM's SchedulerConfig: without chunked prefill, the longest prompt has to fit into one step."""
     most, longest = plan.sizes.batched_tokens, plan.fit.max_model_len
     if plan.engine.get("enable_chunked_prefill") is False and most < longest:
         raise EngineStartError(
