@@ -58,6 +58,7 @@ class Timings:
     look_again_s: float = 0.1  # while no slice takes a request
     stall_look_s: float = 0.5  # how often streams are looked at for a stall
     probe_reach_s: float = 3.0
+    well_s: float = 1.0  # for a slice that broke off to say that it is well; its requests wait for that
     circuit_open_s: float = 1.0  # two beats: by then a slice that is gone says so, or is seen to say nothing
     circuit_longest_s: float = 30.0
     shortest_stall_s: float = (

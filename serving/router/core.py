@@ -64,7 +64,7 @@ class RouterCore:
         self.log = log
         self.spans = spans
         self.table = _table(plans, spec)
-        self.dispatcher = Dispatcher(self.table, spec.failover, timings=timings)
+        self.dispatcher = Dispatcher(self.table, spec.failover, timings=timings, routers=spec.replicas)
         self.admission = AdmissionController(spec, plans, self.table, keys)
         self.latency = RecentLatency()
         self.journal = Journal(

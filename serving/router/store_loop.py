@@ -17,6 +17,23 @@ from serving.timings import TIMINGS, Timings
 logger = logging.getLogger("ray.serve")
 
 
+class StoreClaims:
+    """Slices on which this router, and no other, tries a suspect."""
+
+    def __init__(self, store: Store, application: str, router: str) -> None:
+        self._store = store
+        self._application = application
+        self._router = router
+
+    async def take(self, replica: str) -> bool:
+        return await asyncio.to_thread(
+            self._store.claim, self._application, replica, self._router, time.time()
+        )
+
+    async def give_back(self, replica: str) -> None:
+        await asyncio.to_thread(self._store.unclaim, self._application, replica)
+
+
 class StoreLoop:
     """Follows the store for one router, until closed."""
 
@@ -32,6 +49,7 @@ class StoreLoop:
         self._store = store
         self._end_replica = end_replica
         self._beat_s = timings.beat_s
+        core.dispatcher.claims = StoreClaims(store, core.application, core.name)
         self._told: Mapping[str, Suspicion] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None

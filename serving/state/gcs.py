@@ -30,6 +30,7 @@ from serving.state.records import (
 
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
+CLAIM_S = 30.0  # of a process that ended without giving back what it had
 
 
 class Store:
@@ -130,6 +131,20 @@ class Store:
             return
         said = {name: dataclasses.asdict(one) for name, one in suspicions.items()}
         self._put(key, json.dumps({"router": router, "suspicions": said}).encode())
+
+    def claim(self, application: str, what: str, by: str, now: float) -> bool:
+        """Take something that only one may have at a time; a claim older than CLAIM_S counts no more."""
+        key, value = _key(application, "claim", what), json.dumps({"by": by, "at": now}).encode()
+        if self._client.internal_kv_put(key.encode(), value, False, _NAMESPACE):
+            return True
+        known = json.loads(self._get(key) or b'{"by": "", "at": 0}')
+        if known["by"] != by and now - known["at"] < CLAIM_S:
+            return False
+        self._put(key, value)
+        return True
+
+    def unclaim(self, application: str, what: str) -> None:
+        self._delete(_key(application, "claim", what))
 
     def _list(self, prefix: bytes) -> Iterable[tuple[str, bytes]]:
         keys = self._client.internal_kv_keys(prefix, _NAMESPACE)

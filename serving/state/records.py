@@ -131,12 +131,13 @@ class DecisionRecord:
 class Suspicion:
     """One request that a router blames for a slice's death, by fingerprint: when (seconds since 1970), and its model.
 
-    `guilty`: two slices died of it, and it is refused.
+    `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the first.
     """
 
     at: float
     guilty: bool
     model: str
+    ran_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -46,13 +46,19 @@ class RawServers:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
-    def start(self, script: Script) -> str:
-        """A server that runs `script(request, reader, writer)` for each request; returns its address."""
+    def start(self, script: Script, *, well: bool = True) -> str:
+        """A server that runs `script(request, reader, writer)` for each request; returns its address.
+
+        `well`: asked for its health it says so, as a slice does that broke off one connection and lives.
+        """
 
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             try:
                 while not writer.is_closing() and (request := await _request(reader)):
-                    await script(request, reader, writer)
+                    if well and request.startswith(b"GET /health "):
+                        writer.write(whole(b""))
+                    else:
+                        await script(request, reader, writer)
             except ConnectionError:
                 pass
             finally:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from typing import Protocol
 
 import aiohttp
 
@@ -19,7 +20,7 @@ from serving.errors import NoSliceError, PoisonousRequestError, ServingError, Sl
 from serving.router.forwarding.circuit_breaker import CircuitBreaker
 from serving.router.forwarding.slice_timing import SliceTiming
 from serving.router.forwarding.stalls import Stream, stalled
-from serving.router.forwarding.suspects import REFUSED_S, Suspects, fingerprint
+from serving.router.forwarding.suspects import HEARD_S, REFUSED_S, Flight, Suspects, fingerprint
 from serving.router.forwarding.upstream import NotConnected, Upstream
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
@@ -51,6 +52,25 @@ class Tries:
         return self.left >= 0
 
 
+class Claims(Protocol):
+    """On which slice which router tries a suspect: one at a time, of all routers."""
+
+    async def take(self, replica: str) -> bool:
+        """Whether the slice is this router's to try a suspect on, until it is given back."""
+
+    async def give_back(self, replica: str) -> None: ...
+
+
+class NoClaims:
+    """Of a router that is the only one."""
+
+    async def take(self, replica: str) -> bool:  # noqa: ARG002  as Claims has it
+        return True
+
+    async def give_back(self, replica: str) -> None:  # noqa: ARG002
+        return
+
+
 class Dispatcher:
     """What all answers of one router share: connections, and who is not to be asked."""
 
@@ -60,15 +80,19 @@ class Dispatcher:
         failover: FailoverSpec | None = None,
         *,
         timings: Timings = TIMINGS,
+        routers: int = 1,
     ) -> None:
+        """`routers`: how many share the slices."""
         self.failover = failover or FailoverSpec()
         self.breaker = CircuitBreaker(timings)
         self.timing = SliceTiming(timings)
         self._timings = timings
         self._table = table
         self._upstream = Upstream(timings.connect_s)
-        self.suspects = Suspects()
-        self._asking: dict[asyncio.Timeout, tuple[SliceRecord, InferenceRequest]] = {}
+        self.suspects = Suspects(HEARD_S if routers > 1 else 0.0)
+        self.claims: Claims = NoClaims()
+        self._givings: set[asyncio.Task[None]] = set()
+        self._asking: dict[asyncio.Timeout, tuple[SliceRecord, InferenceRequest, float]] = {}
         self._verdicts: dict[str, asyncio.Task[None]] = {}
         self._streams: set[Stream] = set()
         self._lost: set[str] = set()
@@ -93,7 +117,7 @@ class Dispatcher:
         self.refuse_guilty(request)
         while True:
             entry = await self._choose(request, tries)
-            self._begin(entry, request)
+            self._table.begin(entry.replica)
             record.sent(entry)
             asked_s = time.monotonic()
             trial = self.breaker.began(entry.replica, asked_s)
@@ -134,23 +158,25 @@ class Dispatcher:
                 f"{REFUSED_S / 60:.0f} minutes. Send another one."
             )
 
-    async def judge(self, entry: SliceRecord, request: InferenceRequest) -> None:
-        """After a slice broke off or failed on a request: if the slice is dead, whoever was running there is suspected.
+    async def judge(self, entry: SliceRecord, request: InferenceRequest, *, waits: bool = True) -> None:
+        """After a slice broke off or failed on a request: if the slice is dead, whoever had just come there is suspected.
 
-        Raises PoisonousRequestError where this was its second. All requests of a slice wait for one verdict.
+        All requests of a slice have one verdict. `waits`: whether this one may be a suspect, and so waits for it. Raises
+        PoisonousRequestError where the request is found guilty.
         """
         verdict = self._verdicts.get(entry.replica)
         if verdict is None:
-            there = [request, *self._running(entry.replica)]
+            there = self._flights(entry.replica)
             verdict = self._verdicts[entry.replica] = asyncio.create_task(self._find_out(entry, there))
-        await asyncio.shield(verdict)
-        self.refuse_guilty(request)
+        if waits:
+            await asyncio.shield(verdict)
+            self.refuse_guilty(request)
 
-    async def _find_out(self, entry: SliceRecord, there: list[InferenceRequest]) -> None:
+    async def _find_out(self, entry: SliceRecord, there: list[Flight]) -> None:
         if await self._is_dead(entry):
-            running = {fingerprint(one): one.model for one in there}
-            for name in self.suspects.died(entry.replica, running, time.time()):
-                logger.error("request %s of %s has ended two slices; it is refused", name, running[name])
+            for name in self.suspects.died(entry.replica, there, time.time()):
+                logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
+                await self.claims.give_back(entry.replica)
         else:
             del self._verdicts[entry.replica]  # its next failure is judged anew
 
@@ -159,11 +185,26 @@ class Dispatcher:
         known = self._table.entry(entry.replica)
         if known is None or known.state is SliceState.LOST:
             return True
-        return not await self._upstream.is_well(entry, self._timings.probe_reach_s)
+        return not await self._upstream.is_well(entry, self._timings.well_s)
 
-    def _running(self, replica: str) -> list[InferenceRequest]:
-        asking = [request for entry, request in self._asking.values() if entry.replica == replica]
-        return asking + [one.request for one in self._streams if one.entry.replica == replica]
+    def _flights(self, replica: str) -> list[Flight]:
+        """The requests that a slice has now."""
+        moment = time.time() - time.monotonic()
+        asking = [
+            Flight(fingerprint(request), request.model, moment + asked_s)
+            for entry, request, asked_s in self._asking.values()
+            if entry.replica == replica
+        ]
+        return asking + [
+            Flight(
+                fingerprint(stream.request),
+                stream.request.model,
+                moment + stream.asked_s,
+                answered=stream.heard_s > 0,
+            )
+            for stream in self._streams
+            if stream.entry.replica == replica
+        ]
 
     def watch(self, stream: Stream) -> None:
         """Take care that it does not fall silent."""
@@ -192,7 +233,7 @@ class Dispatcher:
             del self._verdicts[gone]
         forgotten = self._lost - replicas
         self._lost = {entry.replica for entry in entries if entry.state is SliceState.LOST}
-        for limit, (entry, _) in self._asking.items():
+        for limit, (entry, _, _) in self._asking.items():
             if (entry.replica in forgotten or self._is_elsewhere(entry)) and not limit.expired():
                 limit.reschedule(0.0)
         silent_since_s = time.monotonic() - self._timings.stale_s
@@ -228,7 +269,7 @@ class Dispatcher:
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
         """The slice could do what others answered with an error."""
         if self.suspects:
-            self.suspects.cleared(fingerprint(request))
+            self._release(self.suspects.cleared(fingerprint(request)))
         self.breaker.answered(entry.replica)
         for replica in tries.accused - {entry.replica}:
             self.breaker.failed(replica, time.monotonic(), broken=False)
@@ -241,6 +282,8 @@ class Dispatcher:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._timings.stall_look_s)
+            for name in self.suspects.survivors(time.time()):
+                self._release(self.suspects.cleared(name))
             for stream in stalled(self._streams, self.timing, self._table.in_flight, time.monotonic()):
                 if self._elsewhere(stream.entry):
                     logger.warning(
@@ -260,9 +303,13 @@ class Dispatcher:
     ) -> aiohttp.ClientResponse:
         """Raises what aiohttp raises, and TimeoutError where the slice is lost or late."""
         async with asyncio.timeout(within_s) as limit:
-            self._asking[limit] = entry, request
+            self._asking[limit] = entry, request, time.monotonic()
             try:
                 return await self._upstream.post(entry, request, body, record.carried)
+            except (aiohttp.ClientError, TimeoutError) as error:
+                if not isinstance(error, NotConnected):
+                    await self.judge(entry, request, waits=False)  # while this one still counts as there
+                raise
             finally:
                 del self._asking[limit]
 
@@ -274,10 +321,12 @@ class Dispatcher:
         left_out = self.breaker.left_out(time.monotonic()) | {entry.replica}
         return any(one.serves and one.replica not in left_out for one in self._table.entries(entry.model))
 
-    def _begin(self, entry: SliceRecord, request: InferenceRequest) -> None:
-        if self.suspects:
-            self.suspects.sent(fingerprint(request), entry.replica)
-        self._table.begin(entry.replica)
+    def _release(self, replica: str | None) -> None:
+        """A trial is over: another router may try its suspects there."""
+        if replica is not None:
+            giving = asyncio.create_task(self.claims.give_back(replica))
+            self._givings.add(giving)
+            giving.add_done_callback(self._givings.discard)
 
     async def _judged(self, entry: SliceRecord, request: InferenceRequest, error: Exception) -> None:
         """End a request that a slice broke off; a slice that took no connection has seen nothing of it."""
@@ -289,7 +338,7 @@ class Dispatcher:
 
     def _end(self, entry: SliceRecord, request: InferenceRequest) -> None:
         if self.suspects:
-            self.suspects.left(fingerprint(request))
+            self._release(self.suspects.left(fingerprint(request)))
         self._table.end(entry.replica)
         self.breaker.ended(entry.replica)
 
@@ -299,10 +348,11 @@ class Dispatcher:
             await asyncio.sleep(tries.pause_s * random.uniform(0.5, 1))
         tries.pause_s = min(self._timings.longest_pause_s, tries.pause_s * 2) if tries.tried else 0.0
         while True:
-            left_out = self.breaker.left_out(time.monotonic())
+            left_out = self.breaker.left_out(time.monotonic()) | tries.tried
             try:
-                closed = self._closed_to(request) if self.suspects else set()
-                return self._table.choose(request.model, left_out | tries.tried | closed, request)
+                if not self.suspects:
+                    return self._table.choose(request.model, left_out, request)
+                return await self._choose_among_suspects(request, left_out)
             except NoSliceError:
                 if tries.deadline_s is None:
                     self._table.choose(request.model)  # none at all: that is for the client to know
@@ -314,15 +364,22 @@ class Dispatcher:
             tries.pause_s = max(self._timings.first_pause_s, tries.pause_s)
             await asyncio.sleep(self._timings.look_again_s)
 
-    def _closed_to(self, request: InferenceRequest) -> set[str]:
-        """Slices that a suspect may not go to now; all of them while the same request is on trial."""
-        name = fingerprint(request)
+    async def _choose_among_suspects(self, request: InferenceRequest, left_out: set[str]) -> SliceRecord:
+        """As `_choose` while some requests are suspected: a suspect has a slice where it is the only one.
+
+        Raises NoSliceError where there is none now, and PoisonousRequestError for the guilty.
+        """
         self.refuse_guilty(request)
+        name = fingerprint(request)
         if not self.suspects.suspects(name):
-            return set()
-        if self.suspects.on_trial(name):
-            return {entry.replica for entry in self._table.entries(request.model)}
-        return self.suspects.closed()
+            return self._table.choose(request.model, left_out, request)
+        await asyncio.sleep(max(0.0, self.suspects.heard_in_s(name, time.time())))
+        if not self.suspects.on_trial(name):
+            entry = self._table.choose(request.model, left_out | self.suspects.closed(), request)
+            if await self.claims.take(entry.replica):
+                self.suspects.tried(name, entry.replica, time.time())
+                return entry
+        raise NoSliceError(self._table.why_none(request.model))
 
     def _given_up(self, entry: SliceRecord, error: Exception) -> ServingError:
         if isinstance(error, NotConnected):

@@ -121,7 +121,7 @@ class ForwardedResponse(Response):
             return True
         try:
             if not stream.moving:
-                await self._dispatcher.judge(entry, self._request)
+                await self._dispatcher.judge(entry, self._request, waits=not stream.heard_s)
         except PoisonousRequestError as refused:
             await self._end_with(refused, scope, receive, send)
             return True

@@ -1,23 +1,46 @@
 """Which requests are suspected of ending slices, and which have been found to. Pure; time is given.
 
-Whoever was running on a slice when that slice died is a suspect. A suspect is tried again on a slice where it is the only
-suspect, so that a second death has one cause: the request that ends two slices is guilty and is refused for REFUSED_S, on
-every router. A suspect that gets its first new token, or its whole answer, is cleared. Others that run beside a suspect on
-trial are not suspected of what happens there.
+A slice died. Of the requests that were running there, those are suspects that had come within NEW_S and had got nothing
+yet, and those under which a second slice died. Nobody else is: who ran for long did not end the slice by coming.
 
-Requests are known by a fingerprint of model, path and body, so that the same request sent again shares its suspicion.
+A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
+of all routers. It is cleared by its first new token, by its whole answer, or by running for a second longer than it ran on
+the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The
+guilty are refused for REFUSED_S, on every router.
+
+Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
 """
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import Suspicion
 
+NEW_S = 5.0
+HEARD_S = 1.5  # two beats, and what it takes to write and read
 REFUSED_S = 600.0
 # A suspicion that nothing came of: the client has gone, or every router was replaced.
 SUSPECTED_S = 60.0
+_LONGER_S = 1.0
 _DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Flight:
+    """A request on a slice: what it is known by, since when it has been there, and whether it has got anything."""
+
+    name: str
+    model: str
+    since_s: float
+    answered: bool = False
+
+
+@dataclass(frozen=True)
+class _Trial:
+    replica: str
+    began_s: float
 
 
 def over(suspicion: Suspicion, now: float) -> bool:
@@ -32,13 +55,18 @@ def fingerprint(request: InferenceRequest) -> str:
 
 
 class Suspects:
-    """One router's suspects, and those that other routers tell of."""
+    """One router's suspects, and those that other routers tell of. `now` is seconds since 1970, which routers share."""
 
-    def __init__(self) -> None:
+    def __init__(self, heard_s: float = HEARD_S) -> None:
+        """`heard_s`: nothing where this router is the only one."""
+        self._heard_s = heard_s
         self._ours: dict[str, Suspicion] = {}
         self._theirs: dict[str, Suspicion] = {}
         self._cleared: dict[str, float] = {}  # until when blamed, each is cleared
-        self._trials: dict[str, str] = {}  # the replica that each suspect on trial runs on
+        self._deaths: dict[
+            str, tuple[int, float]
+        ] = {}  # slices that died under a request, and when the last one did
+        self._trials: dict[str, _Trial] = {}
 
     def __bool__(self) -> bool:
         """Whether anybody is suspected: until then no request needs a fingerprint."""
@@ -61,38 +89,63 @@ class Suspects:
         return name in self._ours or name in self._theirs
 
     def on_trial(self, name: str) -> bool:
-        """Whether the same request already runs as a suspect: two would hide each other's guilt."""
+        """Whether the same request runs on trial already: two would hide each other's guilt."""
         return name in self._trials
 
+    def heard_in_s(self, name: str, now: float) -> float:
+        """After how many seconds every router has heard of the suspect."""
+        blamed = [known[name].at for known in (self._ours, self._theirs) if name in known]
+        return max((at + self._heard_s - now for at in blamed), default=0.0)
+
     def closed(self) -> set[str]:
-        """Replicas on which a suspect is on trial: no other suspect goes there."""
-        return set(self._trials.values())
+        """Replicas on which a suspect of this router is on trial: no other suspect goes there."""
+        return {trial.replica for trial in self._trials.values()}
 
-    def sent(self, name: str, replica: str) -> None:
-        """A request goes to a replica; if it is a suspect, that is its trial."""
-        if self.suspects(name):
-            self._trials[name] = replica
+    def tried(self, name: str, replica: str, now: float) -> None:
+        """A suspect goes to a replica on which it is the only one."""
+        self._trials[name] = _Trial(replica, now)
 
-    def cleared(self, name: str) -> None:
-        """It got something new: what ended its slice was not this request."""
-        self._trials.pop(name, None)
-        if self.is_guilty(name):
-            return
-        blamed = [known.pop(name) for known in (self._ours, self._theirs) if name in known]
-        if blamed:
-            self._cleared[name] = max(suspicion.at for suspicion in blamed)
+    def cleared(self, name: str) -> str | None:
+        """It got something new: what ended its slice was not this request. Returns the replica that it was tried on."""
+        trial = self._trials.pop(name, None)
+        if not self.is_guilty(name):
+            blamed = [known.pop(name) for known in (self._ours, self._theirs) if name in known]
+            if blamed:
+                self._cleared[name] = max(suspicion.at for suspicion in blamed)
+        return trial.replica if trial else None
 
-    def left(self, name: str) -> None:
-        """It runs no more, by nobody's fault; it stays suspected for a while."""
-        self._trials.pop(name, None)
+    def left(self, name: str) -> str | None:
+        """It runs no more, by nobody's fault; it stays suspected for a while. Returns the replica that it was tried on."""
+        trial = self._trials.pop(name, None)
+        return trial.replica if trial else None
 
-    def died(self, replica: str, running: Mapping[str, str], now: float) -> list[str]:
-        """A replica died under these requests (model by fingerprint); returns those that are guilty now."""
-        on_trial = [name for name, where in self._trials.items() if where == replica and name in running]
-        for name in on_trial or running:
-            self._ours[name] = Suspicion(now, name in on_trial, running[name])
-            self._trials.pop(name, None)
-        return on_trial
+    def survivors(self, now: float) -> list[str]:
+        """Suspects that have run on trial for longer than on the slice that died."""
+        known = {**self._theirs, **self._ours}
+        return [
+            name
+            for name, trial in self._trials.items()
+            if name in known and now - trial.began_s > known[name].ran_s + _LONGER_S
+        ]
+
+    def died(self, replica: str, running: Iterable[Flight], now: float) -> list[str]:
+        """A replica died under these requests; returns those that are guilty now."""
+        flights = {flight.name: flight for flight in running}
+        on_trial = [
+            name for name in flights if name in self._trials and self._trials[name].replica == replica
+        ]
+        for name in on_trial:
+            del self._trials[name]
+            self._ours[name] = Suspicion(now, guilty=True, model=flights[name].model)
+        if on_trial:
+            return on_trial
+        for name, flight in flights.items():
+            count, _ = self._deaths.get(name, (0, 0.0))
+            self._deaths[name] = count + 1, now
+            ran_s = min(NEW_S, now - flight.since_s)
+            if count or (not flight.answered and now - flight.since_s < NEW_S):
+                self._ours[name] = Suspicion(now, guilty=False, model=flight.model, ran_s=ran_s)
+        return []
 
     def take(self, theirs: Iterable[Mapping[str, Suspicion]], now: float) -> None:
         """Take over what the other routers say, and forget what is over. Guilt outlives the router that found it."""
@@ -102,8 +155,9 @@ class Suspects:
                 if over(suspicion, now):
                     continue
                 if suspicion.guilty:
-                    self._ours.setdefault(name, suspicion)
+                    self._ours[name] = self._ours[name] if self.is_guilty(name) else suspicion
                 elif suspicion.at > self._cleared.get(name, -1.0):
                     self._theirs[name] = suspicion
         self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
         self._cleared = {name: at for name, at in self._cleared.items() if now - at <= SUSPECTED_S}
+        self._deaths = {name: one for name, one in self._deaths.items() if now - one[1] <= SUSPECTED_S}

@@ -22,6 +22,7 @@ from serving.config import FailoverSpec
 from serving.router.forwarding import upstream
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.suspects import Suspects
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
@@ -102,6 +103,8 @@ def front(running_front: Front) -> Iterator[Front]:
     """Whatever a test does to its request, the router counts none in flight afterwards."""
     running_front.table.update([], 0.0)
     running_front.state.relay.breaker.keep(set())
+    running_front.state.relay.suspects = Suspects(heard_s=0)
+    running_front.state.relay._verdicts.clear()
     yield running_front
     until(running_front.idle, "no request counted in flight")
 
@@ -467,7 +470,8 @@ def test_a_stream_that_can_t_go_on_elsewhere_stays_with_a_slice_that_only_says_n
 
 def test_a_slice_is_reached_where_anything_comes_back(front: Front, raw: RawServers) -> None:
     script, _, _ = holding(b"")
-    front.serve(raw.start(answering(whole(b"", status=b"503 Busy"))), raw.start(script), free_address())
+    busy = raw.start(answering(whole(b"", status=b"503 Busy")), well=False)
+    front.serve(busy, raw.start(script, well=False), free_address())
     relay: Dispatcher = front.state.relay
     found = [
         asyncio.run_coroutine_threadsafe(relay._upstream.reaches(entry, 0.3), relay._watching.get_loop())

@@ -1,60 +1,99 @@
 import pytest
 
-from serving.router.forwarding.suspects import REFUSED_S, SUSPECTED_S, Suspects, fingerprint
+from serving.router.forwarding.suspects import (
+    HEARD_S,
+    NEW_S,
+    REFUSED_S,
+    SUSPECTED_S,
+    Flight,
+    Suspects,
+    fingerprint,
+)
 from serving.router.http.protocol import InferenceRequest
 
 pytestmark = pytest.mark.unit
 
 POISON, OTHER, THIRD = "poison", "other", "third"
-ALL = dict.fromkeys((POISON, OTHER, THIRD), "llama")
+DIED = 10.0
+
+
+def flights(*names: str, since_s: float = DIED - 0.2, answered: bool = False) -> list[Flight]:
+    return [Flight(name, "llama", since_s, answered) for name in names]
 
 
 def after_a_death() -> Suspects:
     made = Suspects()
-    assert made.died("a", ALL, 0.0) == []
+    assert made.died("a", flights(POISON, OTHER, THIRD), DIED) == []
     return made
 
 
-def test_whoever_ran_on_a_slice_that_died_is_suspected_and_refused_by_nobody() -> None:
+def found_guilty() -> Suspects:
+    made = after_a_death()
+    made.tried(POISON, "b", DIED + 2)
+    assert made.died("b", flights(POISON, OTHER, "new", since_s=DIED + 2), DIED + 3) == [POISON]
+    return made
+
+
+def test_whoever_had_just_come_to_a_slice_that_died_is_suspected_and_refused_by_nobody() -> None:
     suspects = after_a_death()
-    assert all(suspects.suspects(name) and not suspects.is_guilty(name) for name in ALL)
+    assert all(suspects.suspects(name) and not suspects.is_guilty(name) for name in (POISON, OTHER, THIRD))
     assert not suspects.suspects("a stranger")
 
 
-def test_two_suspects_are_never_tried_on_one_slice() -> None:
+def test_who_had_got_tokens_or_had_run_for_long_is_no_suspect() -> None:
+    suspects = Suspects()
+    suspects.died("a", flights(OTHER, answered=True) + flights(THIRD, since_s=DIED - NEW_S), DIED)
+    assert not suspects
+
+
+def test_who_ran_on_a_second_slice_that_died_is_suspected_however_far_it_had_come() -> None:
+    suspects = Suspects()
+    for replica in "ab":
+        suspects.died(replica, flights(POISON, answered=True), DIED)
+    assert suspects.suspects(POISON)
+
+
+def test_no_suspect_is_tried_before_every_router_has_heard_of_it() -> None:
     suspects = after_a_death()
-    suspects.sent(POISON, "b")
-    assert suspects.closed() == {"b"}
-    suspects.sent(OTHER, "c")
+    assert suspects.heard_in_s(POISON, DIED + 1) == HEARD_S - 1
+    assert suspects.heard_in_s(POISON, DIED + HEARD_S) <= 0
+
+
+def test_two_suspects_are_never_tried_on_one_slice_nor_one_request_twice() -> None:
+    suspects = after_a_death()
+    suspects.tried(POISON, "b", DIED + 2)
+    suspects.tried(OTHER, "c", DIED + 2)
     assert suspects.closed() == {"b", "c"}
-    suspects.cleared(OTHER)
+    assert suspects.on_trial(POISON)
+    assert suspects.cleared(OTHER) == "c"
     assert suspects.closed() == {"b"}
 
 
 def test_a_suspect_under_which_a_second_slice_dies_is_guilty_and_nobody_beside_it_is_suspected() -> None:
-    suspects = after_a_death()
-    suspects.sent(OTHER, "b")
-    suspects.cleared(OTHER)
-    suspects.sent(POISON, "b")
-    assert suspects.died("b", {POISON: "llama", OTHER: "llama", "new": "llama"}, 1.0) == [POISON]
-    assert suspects.is_guilty(POISON)
-    assert not suspects.suspects(OTHER)
-    assert not suspects.suspects("new")
+    suspects = found_guilty()
     assert suspects.guilty.keys() == {POISON}
+    assert not suspects.suspects("new")
 
 
 def test_a_request_that_got_something_new_is_cleared() -> None:
     suspects = after_a_death()
-    for name in ALL:
-        suspects.sent(name, name)
+    for name in (POISON, OTHER, THIRD):
+        suspects.tried(name, name, DIED + 2)
         suspects.cleared(name)
     assert not suspects
 
 
+def test_who_outlives_its_own_time_on_the_slice_that_died_is_a_survivor() -> None:
+    suspects = after_a_death()
+    suspects.tried(OTHER, "b", DIED + 2)
+    assert suspects.survivors(DIED + 3) == []
+    assert suspects.survivors(DIED + 3.3) == [OTHER]
+
+
 def test_a_client_that_leaves_ends_the_trial_and_not_the_suspicion() -> None:
     suspects = after_a_death()
-    suspects.sent(POISON, "b")
-    suspects.left(POISON)
+    suspects.tried(POISON, "b", DIED + 2)
+    assert suspects.left(POISON) == "b"
     assert suspects.closed() == set()
     assert suspects.suspects(POISON)
 
@@ -64,22 +103,16 @@ def test_the_same_request_from_another_client_shares_its_suspicion() -> None:
     same = InferenceRequest("llama", "/v1/completions", b"{}", {}, headers=((b"x", b"2"),))
     elsewhere = InferenceRequest("llama", "/v1/chat/completions", b"{}", {})
     assert fingerprint(one) == fingerprint(same) != fingerprint(elsewhere)
-    suspects = after_a_death()
-    suspects.sent(POISON, "b")
-    assert suspects.on_trial(POISON)
 
 
 def test_other_routers_learn_of_both_and_each_clears_for_itself() -> None:
-    first, second = after_a_death(), Suspects()
-    second.take([first.ours], 1.0)
+    first, second = found_guilty(), Suspects()
+    second.take([first.ours], DIED + 3)
     assert second.suspects(OTHER)
-    second.sent(OTHER, "b")
+    second.tried(OTHER, "b", DIED + 4)
     second.cleared(OTHER)
-    second.take([first.ours], 2.0)
+    second.take([first.ours], DIED + 5)
     assert not second.suspects(OTHER)
-    first.sent(POISON, "c")
-    first.died("c", {POISON: "llama"}, 3.0)
-    second.take([first.ours], 4.0)
     assert second.is_guilty(POISON)
     second.cleared(POISON)
     assert second.is_guilty(POISON)
@@ -87,36 +120,26 @@ def test_other_routers_learn_of_both_and_each_clears_for_itself() -> None:
 
 def test_a_cleared_request_that_is_blamed_again_elsewhere_is_suspected_again() -> None:
     first, second = after_a_death(), Suspects()
-    second.take([first.ours], 1.0)
+    second.take([first.ours], DIED)
     second.cleared(OTHER)
-    first.died("c", {OTHER: "llama"}, 10.0)
-    second.take([first.ours], 11.0)
+    first.died("c", flights(OTHER, since_s=DIED + 9), DIED + 10)
+    second.take([first.ours], DIED + 11)
     assert second.suspects(OTHER)
 
 
 def test_suspicion_and_guilt_end_with_time() -> None:
-    suspects = after_a_death()
-    suspects.sent(POISON, "b")
-    suspects.died("b", ALL, 1.0)
-    suspects.take([], SUSPECTED_S + 0.5)
+    suspects = found_guilty()
+    suspects.take([], DIED + SUSPECTED_S + 1)
     assert not suspects.suspects(OTHER)
     assert suspects.is_guilty(POISON)
-    suspects.take([], REFUSED_S + 2)
+    suspects.take([], DIED + 3 + REFUSED_S + 1)
     assert not suspects
 
 
-def test_a_router_that_is_gone_is_heard_no_more() -> None:
-    first, second = after_a_death(), Suspects()
-    second.take([first.ours], 1.0)
-    second.take([], 2.0)
-    assert not second
-
-
-def test_guilt_outlives_the_router_that_found_it() -> None:
-    first, second, third = after_a_death(), Suspects(), Suspects()
-    first.sent(POISON, "b")
-    first.died("b", {POISON: "llama"}, 1.0)
-    second.take([first.ours], 2.0)
-    second.take([], 3.0)
-    third.take([second.ours], 4.0)
+def test_suspicion_ends_with_the_router_that_had_it_and_guilt_does_not() -> None:
+    first, second, third = found_guilty(), Suspects(), Suspects()
+    second.take([first.ours], DIED + 4)
+    second.take([], DIED + 5)
+    assert not second.suspects(OTHER)
+    third.take([second.ours], DIED + 6)
     assert third.is_guilty(POISON)
