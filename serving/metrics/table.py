@@ -182,6 +182,12 @@ RETRIES = _counter(
 CONTINUATIONS = _counter(
     "continuations", ("model",), "failover", "Broken answers that went on on another slice."
 )
+POISONOUS = _counter(
+    "poisonous_requests",
+    ("model",),
+    "failover",
+    "Requests refused because two slices died of the same request.",
+)
 BREAKER_OPEN = _gauge(
     "breaker_open",
     ("model", "slice"),
@@ -258,6 +264,7 @@ _ROWS = (
     ROUTER_CPU,
     RETRIES,
     CONTINUATIONS,
+    POISONOUS,
     BREAKER_OPEN,
     SLICE_STATE,
     SLICE_STATE_SECONDS,

@@ -132,7 +132,15 @@ class RouterCore:
 
     def status(self) -> Status:
         wanted = self.table.wanted(time.monotonic())
-        return status(self.entries, wanted, self._demands, told(self._decisions), self._rates, time.time())
+        return status(
+            self.entries,
+            wanted,
+            self._demands,
+            told(self._decisions),
+            self._rates,
+            time.time(),
+            [self.suspicions],
+        )
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:
         """Hand metrics to Ray and lines to the request log's file; blocks."""

@@ -3,12 +3,12 @@
 The page at `/` draws it and `serving status --watch` prints it. Nothing in it is a prompt, an answer or a key.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState, Wanted
+from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState, Suspicion, Wanted
 from serving.status.rates import STEP_S, Point, Rates, slowest
 
 _DECISIONS = 20
@@ -108,12 +108,21 @@ class DecisionStatus(_Document):
     reason: str
 
 
+class RefusedStatus(_Document):
+    """A request that ended two slices and is refused: its fingerprint, its model and for how long it has been refused."""
+
+    fingerprint: str
+    model: str
+    for_s: float
+
+
 class Status(_Document):
     """The whole service. `at` is seconds since 1970."""
 
     at: float
     models: tuple[ModelStatus, ...]
     decisions: tuple[DecisionStatus, ...]
+    refused: tuple[RefusedStatus, ...] = ()
 
 
 def status(
@@ -123,12 +132,28 @@ def status(
     decisions: Iterable[DecisionStatus],
     window: Rates,
     at: float,
+    suspicions: Iterable[Mapping[str, Suspicion]] = (),
 ) -> Status:
     """The document, from one read of the store and what the window remembers; the latest decision first."""
     return Status(
         at=at,
         models=tuple(_model(record, entries, demands, window, at) for record in wanted),
         decisions=tuple(sorted(decisions, key=lambda decision: decision.at, reverse=True)[:_DECISIONS]),
+        refused=_refused(suspicions, at),
+    )
+
+
+def _refused(suspicions: Iterable[Mapping[str, Suspicion]], at: float) -> tuple[RefusedStatus, ...]:
+    """Every router keeps the guilty, so each stands here once."""
+    guilty = {
+        name: suspicion
+        for of_router in suspicions
+        for name, suspicion in of_router.items()
+        if suspicion.guilty
+    }
+    return tuple(
+        RefusedStatus(fingerprint=name, model=suspicion.model, for_s=round(max(0.0, at - suspicion.at), 1))
+        for name, suspicion in sorted(guilty.items())
     )
 
 

@@ -52,6 +52,13 @@ def waiting(wanted: Wanted) -> str:
 def service(status: Status) -> RenderableType:
     """The status document: every model with its rates and slices, and the last scaling decisions."""
     parts: list[RenderableType] = [part for model in status.models for part in _model(model)]
+    parts += [
+        Text(
+            f"refused: request {one.fingerprint} of {one.model}, under which two slices died {_time(one.for_s)} ago",
+            "red",
+        )
+        for one in status.refused
+    ]
     if status.decisions:
         parts += [Text(), decisions(status.decisions, status.at)]
     return Group(*(parts or [Text("no model is served")]))

@@ -39,7 +39,15 @@ def _looks(store: Store) -> Iterator[Status | str]:
             entries, _ = liveness.slices(snapshot.slices, now_s)
             demands, _ = liveness.routers(snapshot.demands, now_s)
             rates.observe(entries, demands, now_s)
-            yield status(entries, snapshot.wanted, demands, told(snapshot.decisions), rates, time.time())
+            yield status(
+                entries,
+                snapshot.wanted,
+                demands,
+                told(snapshot.decisions),
+                rates,
+                time.time(),
+                snapshot.suspicions.values(),
+            )
         except ClusterError as error:
             yield f"{error.message}; trying again"
         time.sleep(_PERIOD_S)

@@ -5,7 +5,7 @@ import httpx
 import pytest
 from support.page_service import GIB, Shown, entry, shown
 
-from serving.state.records import Demand, SliceState, Wanted
+from serving.state.records import Demand, SliceState, Suspicion, Wanted
 from serving.status.document import DecisionStatus, Status, status
 from serving.status.rates import Rates
 
@@ -99,3 +99,10 @@ def test_a_slice_says_for_how_long_it_has_been_in_its_state() -> None:
     assert model.slices[0].for_s == 30
     (model,) = status([entered], [WANTED], [], [], Rates(), 90.0).models  # a clock that was put back
     assert model.slices[0].for_s == 0
+
+
+def test_a_request_that_is_refused_for_ending_slices_is_shown_once_and_a_suspect_is_not() -> None:
+    guilty, suspect = Suspicion(90.0, guilty=True, model=LLAMA), Suspicion(95.0, guilty=False, model=LLAMA)
+    routers = [{"f00d": guilty, "beef": suspect}, {"f00d": guilty}]
+    (refused,) = status([], [], [], [], Rates(), 100.0, routers).refused
+    assert (refused.fingerprint, refused.model, refused.for_s) == ("f00d", LLAMA, 10.0)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from serving.config import SloSpec
+from serving.errors import PoisonousRequestError
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
 from serving.router.telemetry.record import RequestRecord
@@ -94,6 +95,8 @@ class Journal:
             recorder.add(table.PROMPT_TOKENS, record.prompt_tokens, model, key, pool)
         if record.output_tokens is not None:
             recorder.add(table.OUTPUT_TOKENS, record.output_tokens, model, key, pool)
+        if record.code == PoisonousRequestError.code:
+            recorder.add(table.POISONOUS, 1, model)
         if record.retries:
             recorder.add(table.RETRIES, record.retries, model)
         if record.continuations:
