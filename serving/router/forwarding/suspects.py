@@ -1,9 +1,9 @@
-"""Which requests are suspected of ending slices, and which have been found to. Pure; time is given.
+"""Which requests are suspected of ending slices, and which are guilty of it. Pure; time is given.
 
-Whoever was running on a slice when that slice died is a suspect. A suspect is tried again on a slice where it is the only
-suspect, so that a second death has one cause: the request that ends two slices is guilty and is refused for REFUSED_S, on
-every router. A suspect that gets its first new token, or its whole answer, is cleared. Others that run beside a suspect on
-trial are not suspected of what happens there.
+Each request that ran on a slice when the slice died is a suspect. A suspect is tried again on a slice without other suspects, so
+that a second death has one cause. A request that ends two slices is guilty: every router refuses it for REFUSED_S. A suspect
+that gets its first new token, or its whole answer, is cleared. Requests that run beside a suspect on trial are not suspected
+if that slice dies.
 
 Requests are known by a fingerprint of model, path and body, so that the same request sent again shares its suspicion.
 """
@@ -15,7 +15,7 @@ from serving.router.http.protocol import InferenceRequest
 from serving.state.records import Suspicion
 
 REFUSED_S = 600.0
-# A suspicion that nothing came of: the client has gone, or every router was replaced.
+# How long a suspicion stays that no trial confirms: the client has gone, or every router was replaced.
 SUSPECTED_S = 60.0
 _DIGITS = 16
 
@@ -25,33 +25,33 @@ def over(suspicion: Suspicion, now: float) -> bool:
 
 
 def fingerprint(request: InferenceRequest) -> str:
-    """The same for the same request, whoever sends it."""
+    """A name for a request, the same whoever sends it."""
     digest = hashlib.sha256(f"{request.model}\0{request.path}\0".encode())
     digest.update(request.body)
     return digest.hexdigest()[:_DIGITS]
 
 
 class Suspects:
-    """One router's suspects, and those that other routers tell of."""
+    """One router's suspects, and the other routers' suspects."""
 
     def __init__(self) -> None:
         self._ours: dict[str, Suspicion] = {}
         self._theirs: dict[str, Suspicion] = {}
-        self._cleared: dict[str, float] = {}  # until when blamed, each is cleared
+        self._cleared: dict[str, float] = {}  # the latest suspicion of which each request is cleared
         self._trials: dict[str, str] = {}  # the replica that each suspect on trial runs on
 
     def __bool__(self) -> bool:
-        """Whether anybody is suspected: until then no request needs a fingerprint."""
+        """Whether any request is suspected: without a suspect no request needs a fingerprint."""
         return bool(self._ours or self._theirs)
 
     @property
     def ours(self) -> Mapping[str, Suspicion]:
-        """What this router found, for the others to know."""
+        """What this router found, for the other routers."""
         return self._ours
 
     @property
     def guilty(self) -> dict[str, Suspicion]:
-        """Those that are refused, whichever router found them."""
+        """Requests to refuse, whichever router found them."""
         return {name: suspicion for name, suspicion in self._ours.items() if suspicion.guilty}
 
     def is_guilty(self, name: str) -> bool:
@@ -69,12 +69,12 @@ class Suspects:
         return set(self._trials.values())
 
     def sent(self, name: str, replica: str) -> None:
-        """A request goes to a replica; if it is a suspect, that is its trial."""
+        """Note where a request goes: the trial, where the request is a suspect."""
         if self.suspects(name):
             self._trials[name] = replica
 
     def cleared(self, name: str) -> None:
-        """It got something new: what ended its slice was not this request."""
+        """The request got a new token, so it did not end its slice."""
         self._trials.pop(name, None)
         if self.is_guilty(name):
             return
@@ -83,11 +83,11 @@ class Suspects:
             self._cleared[name] = max(suspicion.at for suspicion in blamed)
 
     def left(self, name: str) -> None:
-        """It runs no more, by nobody's fault; it stays suspected for a while."""
+        """The request ended by nobody's fault; it stays suspected for a while."""
         self._trials.pop(name, None)
 
     def died(self, replica: str, running: Mapping[str, str], now: float) -> list[str]:
-        """A replica died under these requests (model by fingerprint); returns those that are guilty now."""
+        """A replica died under these requests (model by fingerprint); returns the guilty ones."""
         on_trial = [name for name, where in self._trials.items() if where == replica and name in running]
         for name in on_trial or running:
             self._ours[name] = Suspicion(now, name in on_trial, running[name])
@@ -95,15 +95,15 @@ class Suspects:
         return on_trial
 
     def take(self, theirs: Iterable[Mapping[str, Suspicion]], now: float) -> None:
-        """Take over what the other routers say, and forget what is over. Guilt outlives the router that found it."""
+        """Take over the other routers' suspicions, and forget old ones. Guilt outlives the router that found it."""
         self._theirs = {}
-        for told in theirs:
-            for name, suspicion in told.items():
+        for suspicions in theirs:
+            for name, suspicion in suspicions.items():
                 if over(suspicion, now):
                     continue
                 if suspicion.guilty:
                     self._ours.setdefault(name, suspicion)
                 elif suspicion.at > self._cleared.get(name, -1.0):
                     self._theirs[name] = suspicion
-        self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
+        self._ours = {name: suspicion for name, suspicion in self._ours.items() if not over(suspicion, now)}
         self._cleared = {name: at for name, at in self._cleared.items() if now - at <= SUSPECTED_S}
