@@ -229,7 +229,7 @@ class Dispatcher:
         self.breaker.failed(entry.replica, time.monotonic(), broken=True)
 
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
-        """The slice answered well, also where other slices answered with an error."""
+        """The slice answered well: blame those that answered this request with an error."""
         if self.suspects:
             self.suspects.cleared(fingerprint(request))
         self.breaker.answered(entry.replica)

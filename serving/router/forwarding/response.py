@@ -1,8 +1,7 @@
 """One answer to a client, of as many slices as it takes.
 
-When a slice fails before the client has anything, another slice is asked anew; a client's own error is not asked again.
-When the client has part of a stream, another slice goes on from there (serving.router.forwarding.continuation). A stream that
-can't go on ends with an error event.
+A slice fails before the client has anything: another slice is asked anew, except after a client's own error. It fails within
+a stream: another slice goes on from there (serving.router.forwarding.continuation), or the stream ends with an error event.
 """
 
 import asyncio

@@ -1,8 +1,7 @@
 """How fast slices answer, and from when on their silence is a stall. Pure; times are given.
 
-The router keeps the latest KEPT times of each slice and works out once a beat what is normal there. No fixed time says that
-a slice has stalled: it has when all its streams are silent for TIMES_NORMAL times its own long gap. One stream that waits
-while others go on has been preempted. A prompt being read holds up every stream; meanwhile the slice may also be silent for
+The router keeps the latest KEPT times of each slice and works out once a beat what is normal there. A slice has stalled when all
+its streams are silent for TIMES_NORMAL times the slice's own long gap; no fixed time decides. One stream that waits while others go on has been preempted. A prompt being read holds up every stream; meanwhile the slice may also be silent for
 as long as its slow first tokens take.
 """
 

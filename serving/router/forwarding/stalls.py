@@ -1,6 +1,6 @@
 """The streams that a router has open, and which of them to take off a slice that has fallen silent.
 
-A timer per token would cost too much: each stream notes when its last token came, and one task looks at all twice a second.
+There is no timer per token: each stream notes when its last token came, and one task looks at all twice a second.
 """
 
 from collections import defaultdict
