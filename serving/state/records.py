@@ -1,4 +1,4 @@
-"""What slices, routers and scaling say of themselves: plain records, kept as JSON. Pure.
+"""What slices, routers and scaling publish: plain records, kept as JSON. Pure.
 
 Every record belongs to one application. Times are seconds.
 """
@@ -131,7 +131,7 @@ class DecisionRecord:
 class Suspicion:
     """One request that a router blames for a slice's death, by fingerprint: when (seconds since 1970), and its model.
 
-    `guilty`: two slices died of it, and it is refused.
+    `guilty`: the request ended two slices, and routers refuse it.
     """
 
     at: float
@@ -141,7 +141,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that is kept of one application, or of all, at one moment.
+    """All records of one application, or of all applications, at one moment.
 
     `wanted` is sorted by model, `decisions` by time. `ordered` says how many slices scaling wants, by application and
     model; a model with a fixed number is not in it. `suspicions` are by router and fingerprint.
