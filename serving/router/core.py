@@ -1,6 +1,6 @@
 """One router's parts, put together: the table of slices, admission, forwarding, telemetry and the HTTP surface.
 
-Nothing here knows Ray or Serve. `take` reads the store's records; `demands` and `wanted` are written back to the store.
+Nothing here knows Ray or Serve. `take` gets the store's records; `demands` and `wanted` go back there.
 """
 
 import logging
@@ -106,9 +106,8 @@ class RouterCore:
         others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]
         self.dispatcher.suspects.take(others, time.time())
         serving = {entry.replica for entry in entries if entry.serves}
-        if (
-            serving != self._serving
-        ):  # at once: admission must not count seats on slices that dispatch no longer finds
+        # At once: admission must not count seats on slices that dispatch no longer finds.
+        if serving != self._serving:
             self._serving = serving
             self.admission.refresh()
         self.dispatcher.settle(entries, self.admission.free_seats)

@@ -2,7 +2,7 @@
 
 Serve sets `option splice-request`. If headers and body came in separate packets, HAProxy 2.8.25 then overlooks that a
 waiting client hangs up: it keeps its connection to the router, and the engine goes on for nobody. `-dS` turns splicing off;
-for request bodies of a few kilobytes that shows no cost.
+for request bodies of a few kilobytes the cost does not show.
 
 HAProxy also answers by itself without a router: 404 in plain text before it knows one, as after the head's restart, and 500
 where a router broke off. OpenAI's clients take a 404 as final, but they should come again.

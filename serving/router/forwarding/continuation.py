@@ -135,7 +135,7 @@ class Transcript:
         return events
 
     def _take_tokens(self, events: bytes) -> bytes | None:
-        """The fast path of nearly all events: one token and nothing else. None for other events."""
+        """The fast path of nearly all events: one token, nothing else. None for others."""
         if _NO_DELTA in events or (self._has_tools and _CALLS in events):
             return None
         pieces, all_ids = [], []
@@ -200,7 +200,7 @@ class Transcript:
                 self._text_length += len(choice.get("text") or "")
 
     def _sent_for_ids(self, body: dict[str, Any]) -> bool:
-        """Whether only `return_token_ids` made the engine send this event: its parser found no words in it."""
+        """Whether the engine sent this event only for `return_token_ids`, without words."""
         return not self._shows_ids and any(
             choice.get("delta") == {} and choice.get("finish_reason") is None and choice.get("token_ids")
             for choice in body["choices"]

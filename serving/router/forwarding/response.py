@@ -76,7 +76,7 @@ class ForwardedResponse(Response):
                 self._dispatcher.give_back(stream)
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Send whole events only: the next slice's events must not land inside one that was cut off. False: ask another slice."""
+        """Send whole events only: later events must not land inside a cut one. False: ask another slice."""
         transcript, rest, new = self._transcript, b"", True
         response, timing = stream.response, self._dispatcher.timing
         if transcript and transcript.speaks:

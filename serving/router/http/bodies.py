@@ -1,4 +1,4 @@
-"""Reads request bodies, within limits of size and time for each, and of size for all together."""
+"""Reads request bodies, with limits on each and on all together."""
 
 import asyncio
 from typing import Any

@@ -174,14 +174,11 @@ class SliceTable:
     def _saved_tokens(self, replica: str, trace: prefix_index.Trace) -> float:
         if self._index is None:
             return 0.0
-        matched = (
-            self._index.matched(replica, trace.blocks) * prefix_index.BLOCK_BYTES / prefix_index.TOKEN_BYTES
-        )
-        return (
-            matched
-            + _SESSION_TOKENS * self._index.has(replica, trace.session)
-            + _ADAPTER_TOKENS * self._index.has(replica, trace.adapter)
-        )
+        blocks = self._index.matched(replica, trace.blocks)
+        matched = blocks * prefix_index.BLOCK_BYTES / prefix_index.TOKEN_BYTES
+        session = _SESSION_TOKENS if self._index.has(replica, trace.session) else 0
+        adapter = _ADAPTER_TOKENS if self._index.has(replica, trace.adapter) else 0
+        return matched + session + adapter
 
     def _read_loads(self, before: dict[str, SliceRecord]) -> None:
         """Work out other routers' load on slices and the slices' pace, from this report and the one before."""

@@ -1,4 +1,4 @@
-"""Turns a request's record into metrics, a log line and spans at its end. And publishes the metrics of a router's slices."""
+"""Turns a request's record into metrics, log line and spans. And publishes the metrics of a router's slices."""
 
 import logging
 import os

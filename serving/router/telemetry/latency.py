@@ -41,5 +41,5 @@ class RecentLatency:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of values does not exceed."""
+    """The smallest value with this share at or below it."""
     return round(ordered[math.ceil(share * len(ordered)) - 1], 6) if ordered else 0.0
