@@ -28,32 +28,32 @@ _NO_TPU_HOST = {
 }
 # Nothing in a router blocks. In a thread of its own, as Serve runs user code, every chunk would change threads twice.
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-# Serve rounds up: of any number of slices, one more than wanted while a changed engine is rolled out.
+# Serve rounds the surge up: one slice more than wanted, of any number, while a changed engine is rolled out.
 _ONE_MORE = 1
 
 
 def build(args: dict[str, Any]) -> Application:
     """The application builder that `import_path: serving.app:build` names.
 
-    Raises RayServeException, whose message Serve shows without a traceback, where the YAML asks for what can't be.
+    Raises RayServeException where the YAML can't be served: Serve shows the message without a traceback.
     """
     try:
         config = parse(args)
         plans = [plan_pools(model, hub.config_of) for model in config.models]
-        _check_names([one for pools in plans for one in pools])
+        _check_names([plan for pools in plans for plan in pools])
     except ServingError as error:
         raise RayServeException(error.message) from None
     return _application(config, plans)
 
 
 def _check_names(plans: list[Plan]) -> None:
-    """What clients ask for means one thing; raises PlanError."""
-    models = {one.model.name for one in plans}
+    """Raises PlanError where a name means two things."""
+    models = {plan.model.name for plan in plans}
     owners: dict[str, str] = {}
-    for one in plans:
-        for adapter in one.adapters:
-            if adapter in models or owners.setdefault(adapter, one.model.name) != one.model.name:
-                raise PlanError(f"{one.model.name}: adapter {adapter!r} has the name of another; rename it")
+    for plan in plans:
+        for adapter in plan.adapters:
+            if adapter in models or owners.setdefault(adapter, plan.model.name) != plan.model.name:
+                raise PlanError(f"{plan.model.name}: adapter {adapter!r} has the name of another; rename it")
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
@@ -70,7 +70,7 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         max_ongoing_requests=10_000,
         max_surge_percent=100,
         health_check_period_s=TIMINGS.health_period_s,
-        # Its open answers end before it does.
+        # Open answers end before their router does.
         graceful_shutdown_timeout_s=max(pools[0].model.drain_s for pools in plans) + TIMINGS.stop_margin_s,
         ray_actor_options={
             "num_cpus": 0,
@@ -83,7 +83,7 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
 
 
 def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
-    """What the budget leaves to the models that scale: the others never ask."""
+    """What the budget leaves to the models that scale, after those with a fixed number."""
     slices, dollars = 0, 0.0
     for pools in plans:
         if not any(pool.model.replicas.scales for pool in pools):
@@ -95,36 +95,36 @@ def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
 
 def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> Any:
     """The slices of one pool of a model."""
-    one = pools[at]
-    pool = "" if len(pools) == 1 else f"-{one.slice.generation}-{one.slice.topology}-{one.slice.hosts}h"
+    plan = pools[at]
+    pool = "" if len(pools) == 1 else f"-{plan.slice.generation}-{plan.slice.topology}-{plan.slice.hosts}h"
     return serve.deployment(
         SliceReplica,
-        name=_deployment_name(one.model.name + pool),
+        name=_deployment_name(plan.model.name + pool),
         ray_actor_options={"num_cpus": 0},
-        placement_group_bundles=one.slice.bundles(),
+        placement_group_bundles=plan.slice.bundles(),
         placement_group_strategy="STRICT_SPREAD",
         health_check_period_s=TIMINGS.health_period_s,
         health_check_timeout_s=TIMINGS.health_timeout_s,
-        graceful_shutdown_timeout_s=one.model.drain_s + TIMINGS.stop_margin_s,
+        graceful_shutdown_timeout_s=plan.model.drain_s + TIMINGS.stop_margin_s,
         **_count(config, pools, at, room),
         max_surge_percent=_ONE_MORE,
         # What changes without a restart, and `version` and `pool` for the controller (see serving.slices.placement).
         user_config={
-            "version": one.version,
-            "pool": one.pool,
-            "model": one.model.model_dump(include={"drain_s", "stall_s", "surge_s"}),
+            "version": plan.version,
+            "pool": plan.pool,
+            "model": plan.model.model_dump(include={"drain_s", "stall_s", "surge_s"}),
         },
     )
 
 
 def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dict[str, Any]:
-    """How many slices: a fixed number, or what the policy says within its bounds. Delays are the policy's own business."""
+    """How many slices: a fixed number, or the policy's within bounds. The policy keeps the delays itself."""
     counts = pools[at].model.replicas
     if not counts.scales:
         return {"num_replicas": counts.min}
     settings = Settings(
         model=pools[0].model.name,
-        pools=tuple(pool_of(each, slice_hour(each.model.slice, each.slice, config.prices)) for each in pools),
+        pools=tuple(pool_of(plan, slice_hour(plan.model.slice, plan.slice, config.prices)) for plan in pools),
         ttft_s=pools[0].model.slo.ttft_s,
         itl_s=pools[0].model.slo.itl_s,
         cool_down_s=pools[0].model.cool_down_s,
@@ -149,5 +149,5 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
 
 
 def _deployment_name(model: str) -> str:
-    """Serve puts a deployment's name into paths and metrics."""
+    """A name that fits the paths and metrics that Serve puts it into."""
     return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)

@@ -1,11 +1,11 @@
-"""The life of a slice replica as a table: what it is, what happens, what it then becomes and does. Pure.
+"""The life of a slice replica as a table: state x event -> next state and actions. Pure.
 
     STARTING --started--> SERVING --notice, room--> LEAVING --done--> OVER
     SERVING, LEAVING --stop--> STOPPING --done--> OVER
     any of them --lost--> OVER
 
-A slice that leaves by plan (a host that is to go, room for a changed engine, Serve's stop) is never told of as lost, also
-where its engine ends before its last request. Nothing happens after OVER: whoever comes first decides how a replica ends.
+A slice leaves by plan where a host is to go, where a changed engine needs room, or where Serve stops it. Such a slice is never
+called lost, even if its engine ends before its last request. Nothing happens after OVER: the first event decides how a replica ends.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from enum import StrEnum, auto
 
 
 class Life(StrEnum):
-    """Where a replica is. LEAVING ends its own process; STOPPING leaves that to Serve."""
+    """The state of a replica. LEAVING ends its own process; STOPPING leaves the process to Serve."""
 
     STARTING = auto()
     SERVING = auto()
@@ -40,9 +40,9 @@ class Event(StrEnum):
 
 
 class Action(StrEnum):
-    """What a replica does about it, in this order.
+    """What a replica does on an event, in this order.
 
-    FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: move that deadline nearer. LAST_WORDS: end
+    FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
     the process once clients have their errors. EXIT: end the process now.
     """
 
@@ -59,7 +59,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """What a replica becomes, and does."""
+    """A replica's next state, and its actions."""
 
     life: Life
     actions: tuple[Action, ...] = ()
@@ -68,7 +68,7 @@ class Step:
 _A, _E, _L = Action, Event, Life
 _STAY = {life: Step(life) for life in Life}
 
-# The engine is killed before the store is told of a loss: the store may be away, and what is left of the engine holds chips.
+# KILL comes before SAY_LOST: the store may be away, and an engine's remaining processes hold chips.
 TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STARTING, _E.STARTED): Step(_L.SERVING, (_A.SAY_SERVING,)),
     (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST)),

@@ -1,7 +1,7 @@
 """An engine process dies with the replica that started it, however that replica ends.
 
-vLLM loads this plugin in every process it starts. In the EngineCore, a child of the replica, the kernel is asked to
-send SIGKILL when the replica is gone; the workers are Ray actors of the EngineCore's job and end with it.
+vLLM loads this plugin in every process it starts. It asks the kernel to send
+SIGKILL to the EngineCore, a child of the replica, when the replica is gone. The workers are Ray actors of the EngineCore's job and end with it.
 """
 
 import ctypes
@@ -21,5 +21,5 @@ def follow() -> None:
     if parent is None or str(parent.pid) != os.environ.get(OWNER) or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent.pid:  # it died before the call
+    if os.getppid() != parent.pid:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)

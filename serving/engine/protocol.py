@@ -1,4 +1,4 @@
-"""What both engines understand of a request beyond vLLM's own fields."""
+"""The fields of a request that both engines know beyond vLLM's own."""
 
-# In `vllm_xargs`: ids of the tokens of the answer that another engine gave already; this one goes on behind them.
+# In `vllm_xargs`: ids of the tokens that another engine gave already. This engine goes on behind them.
 CONTINUED = "continued_token_ids"

@@ -1,9 +1,9 @@
 """One Serve replica is one TPU slice: it holds the slice's placement group and runs the engine on it.
 
-Serve owns its life. The replica answers requests over HTTP on its own port and keeps its record in the store. It watches
-hosts and every process of the engine itself, and gives the slice up as a whole as soon as any of them is gone: vLLM's own
-health check stays silent when a host dies under it, and its EngineCore hangs. What happens to it, and what it then does, is
-the table of serving.engine.lifecycle; `_on` is the one place that takes a step.
+Serve starts and stops the replica, which answers requests over HTTP on its own port and keeps its record in the store. It
+watches hosts and every process of the engine itself, and gives up the whole slice as soon as one is gone: vLLM's own health
+check stays silent when a host dies under it, and its EngineCore hangs. The table of serving.engine.lifecycle says what the
+replica does on an event; only `_on` takes a step.
 """
 
 import asyncio
@@ -56,9 +56,8 @@ class SliceReplica:
         self._over = asyncio.Event()
         self._failure: SliceLostError | None = None
         self._reason = ""
-        self._until_s = self._notice_s = (
-            math.inf
-        )  # when a leaving slice ends at the latest, and when its host goes
+        # When a leaving slice ends at the latest, and when its host goes.
+        self._until_s = self._notice_s = math.inf
         self._tasks: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
         self._phase = ("placing", self._started)
@@ -105,7 +104,7 @@ class SliceReplica:
         self._tasks = [asyncio.create_task(work) for work in (self._watch(), self._notice(), self._room())]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
-        """What the YAML may change while the engine runs; Serve calls it, also after the start."""
+        """Take over what the YAML may change while the engine runs; Serve calls this also after the start."""
         self._spec = self._plan.model.model_copy(update=settings["model"])
 
     def check_health(self) -> None:
@@ -114,13 +113,13 @@ class SliceReplica:
             raise self._failure
 
     async def __del__(self) -> None:
-        """Serve's end of a replica: out of the routers' tables, then finish what is running, within drain_s."""
+        """Serve ends the replica: leave the routers' tables, then finish open requests, within drain_s."""
         self._on(Event.STOP)
         if self._life is Life.STOPPING:
             await self._over.wait()
 
     def _on(self, event: Event, reason: str = "") -> None:
-        """Take the table's step. From any thread: while the engine starts, the event loop waits for it."""
+        """Take the table's step. From any thread: the event loop is blocked while the engine starts."""
         with self._acting:
             step = TABLE[self._life, event]
             self._life = step.life
@@ -155,7 +154,7 @@ class SliceReplica:
             self._engine.kill()
 
     def _say(self, action: Action) -> None:
-        """Keep the record true to what the replica is."""
+        """Write the replica's new state to its record."""
         name, reason = self._plan.model.name, self._reason
         match action:
             case Action.SAY_SERVING:
@@ -165,8 +164,8 @@ class SliceReplica:
                 self._record.update(state=SliceState.DRAINING, phase="draining", reason=reason)
             case Action.SAY_LOST:
                 logger.error("%s: %s; giving the slice up", name, reason)
-                news = {"state": SliceState.LOST, "phase": "lost", "reason": reason}
-                _within_last_words(partial(self._record.update, **news))
+                changes = {"state": SliceState.LOST, "phase": "lost", "reason": reason}
+                _within_last_words(partial(self._record.update, **changes))
 
     def _say_serving(self) -> None:
         self._record.load = self._load
@@ -184,7 +183,7 @@ class SliceReplica:
         )
 
     def _end_tasks(self) -> None:
-        """Nothing that watches goes on; what ends the process does."""
+        """Cancel the three tasks that watch; a task that ends the process goes on."""
         self._over.set()
         for task in self._tasks[:3]:
             task.cancel()
@@ -198,7 +197,7 @@ class SliceReplica:
         self._on(Event.DONE)
 
     async def _last_words(self) -> None:
-        """End this process once clients have their errors. Serve would ask three more times, then try to stop it in peace."""
+        """End this process once clients have their errors. Serve would check health three more times, then stop it gently."""
         until_s = time.monotonic() + TIMINGS.last_words_s
         while self._server.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  as above
             await asyncio.sleep(TIMINGS.last_words_s / 10)
@@ -211,7 +210,7 @@ class SliceReplica:
         self._on(Event.LOST, await first(self._hosts.lost, ended, self._server.died, self._engine_is_silent))
 
     async def _notice(self) -> None:
-        """A host that is to go takes its slice with it: finish what fits in the time.
+        """Leave when a host is to go: finish what fits in the time.
 
         Serve itself moves a replica only when the host of its actor is to go, and only once another slice is free.
         """
@@ -232,14 +231,14 @@ class SliceReplica:
                 changed = release is not None and release.version != own.version
                 entries = await asyncio.to_thread(self._store.slices, own.application) if changed else []
                 waiting = changed and await asyncio.to_thread(is_waiting, own.deployment)
-            except Exception:  # the head restarts; an update goes on after it
+            except Exception:  # the head restarts; the roll goes on afterwards
                 logger.exception("no word of whether a changed engine waits; asking again")
                 continue
             seen = seen.next(self._record.record, entries, release, time.monotonic(), waiting=waiting)
         self._on(Event.ROOM, "making room for a changed engine")
 
     def _starting(self) -> dict[str, object]:
-        """Called by the thread that writes the record: the event loop waits for the engine."""
+        """The record's fields during the start. The record's thread calls this: the event loop is blocked."""
         phase = self._store.phase(self._record.record.replica)
         if phase and phase != self._phase[0]:
             self._note(phase)
@@ -278,14 +277,14 @@ class SliceReplica:
 
 
 def _within_last_words(tell: Callable[[], None]) -> None:
-    """In a thread: while the head is away the store takes nothing, and a replica's end does not wait for it."""
+    """Write in a thread: without the head the store blocks, and a replica's end must not wait for it."""
     telling = threading.Thread(target=tell, daemon=True)
     telling.start()
     telling.join(TIMINGS.last_words_s)
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
-    """What the record says of a chip; the plan counts devices."""
+    """The record's figures of one chip; the plan's are per device."""
     devices = plan.slice.hardware.devices_per_chip
     return {
         "chips_per_host": plan.slice.chips_per_host,
@@ -297,11 +296,11 @@ def _planned(plan: Plan) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _serves_log_kept() -> Iterator[None]:
-    """vLLM sets logging up anew, which closes every handler there is; a Serve controller that comes back asks
-    its replicas for the file of theirs, and gives up those that can't say.
+    """vLLM's logging setup closes every handler. A Serve controller that comes back asks replicas for their
+    log file, and gives up those that can't name it.
     """
     handlers = logging.getLogger("ray.serve").handlers
-    buffers = [(one, one.target) for one in handlers if isinstance(one, MemoryHandler)]
+    buffers = [(handler, handler.target) for handler in handlers if isinstance(handler, MemoryHandler)]
     try:
         yield
     finally:

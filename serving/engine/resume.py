@@ -1,9 +1,9 @@
-"""vLLM going on with an answer that another engine began: the ids so far, in `vllm_xargs`, are said but not shown again.
+"""Lets vLLM go on with an answer that another engine began. The ids so far come in `vllm_xargs` and are not shown again.
 
-They go behind the prompt, so the model sees what it would have seen. And they go through what reads the answer on its
-way out, with the results dropped, so that these stand where the other engine's stood: the detokenizer, which may hold
-half a character or the beginning of a stop string, and the parser of thoughts and tools. For streams alone: a whole
-answer is run anew. vLLM has no such option; the three places below were read in 0.26.0.
+The ids go behind the prompt, so the model sees what it would have seen. They also go through the detokenizer and through the
+parser of thoughts and tools, with the results dropped. So both stand where the other engine's stood: a detokenizer may hold
+half a character or the beginning of a stop string. For streams alone: a whole answer is run anew. vLLM has no such option;
+the three places below were read in 0.26.0.
 """
 
 import copy
@@ -16,7 +16,7 @@ from serving.engine.protocol import CONTINUED
 
 
 def install(state: Any) -> None:
-    """Teach an app that vLLM built; `state` is its app.state."""
+    """Teach this to an app that vLLM built; `state` is its app.state."""
     _teach_detokenizer()
     if chat := getattr(state, "openai_serving_chat", None):
         chat.render_chat_request = _with_said(chat.render_chat_request, chat, lambda rendered: rendered[1])
@@ -41,7 +41,7 @@ def _with_said(render: Any, serving: Any, inputs_of: Any) -> Any:
         if not ids or hasattr(rendered, "error"):
             return rendered
         inputs = inputs_of(rendered)
-        if not all(type(each) is int and each >= 0 for each in ids):
+        if not all(type(token) is int and token >= 0 for token in ids):
             return _refusal(serving, f"{CONTINUED} are ids of tokens.")
         if not request.stream or len(inputs) != 1 or (request.n or 1) != 1:
             return _refusal(serving, f"{CONTINUED} goes with a stream of one answer to one prompt.")
@@ -58,7 +58,7 @@ def _refusal(serving: Any, message: str) -> Any:
 
 
 def _teach_detokenizer() -> None:
-    from vllm.v1.engine.detokenizer import IncrementalDetokenizer  # noqa: PLC0415  vLLM is loaded by whoever serves
+    from vllm.v1.engine.detokenizer import IncrementalDetokenizer  # noqa: PLC0415  only a process that serves loads vLLM
 
     if getattr(IncrementalDetokenizer, "serving_continues", False):
         return
@@ -70,19 +70,19 @@ def _teach_detokenizer() -> None:
             return from_new_request(tokenizer, request)
         before = copy.copy(request)
         before.prompt_token_ids = request.prompt_token_ids[: -len(ids)]
-        made = from_new_request(tokenizer, before)
-        for _ in replayed(made, ids):
+        detokenizer = from_new_request(tokenizer, before)
+        for _ in replayed(detokenizer, ids):
             pass
-        return made
+        return detokenizer
 
     IncrementalDetokenizer.from_new_request = staticmethod(continuing)
     IncrementalDetokenizer.serving_continues = True
 
 
 def replayed(detokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
-    """The text that each token added when it was first said; afterwards the detokenizer counts from none."""
+    """The text that each token added in the other engine. Afterwards the detokenizer counts from zero."""
     least = detokenizer.min_tokens
-    detokenizer.min_tokens = len(ids)  # no stop string ended it then
+    detokenizer.min_tokens = len(ids)  # no stop string ended the answer then
     for token in ids:
         detokenizer.update([token], stop_terminated=False)
         yield detokenizer.get_next_output_text(finished=False, delta=True)
@@ -94,7 +94,7 @@ def replayed(detokenizer: Any, ids: Sequence[int]) -> Iterator[str]:
 
 
 def continuing_parser(parser_cls: Any) -> Any:
-    """A parser that reads, before the first new token, those that were said."""
+    """A parser that reads the other engine's tokens before the first new one."""
 
     class ContinuingParser(parser_cls):  # type: ignore[misc]
         _has_read = False
@@ -133,7 +133,7 @@ def _detokenizer(tokenizer: Any, request: Any, prompt_token_ids: list[int]) -> A
         skip_special_tokens=request.skip_special_tokens,
         spaces_between_special_tokens=request.spaces_between_special_tokens,
     )
-    asked = SimpleNamespace(
+    stub = SimpleNamespace(
         request_id="", prompt_token_ids=prompt_token_ids, prompt_embeds=None, sampling_params=params
     )
-    return IncrementalDetokenizer.from_new_request(tokenizer, asked)
+    return IncrementalDetokenizer.from_new_request(tokenizer, stub)

@@ -1,6 +1,6 @@
-"""What a slice replica asks of its engine, whichever it is: vLLM, or on simulated hosts one that only keeps its timing.
+"""What a slice replica needs of an engine: of vLLM, or on simulated hosts of one that only keeps vLLM's timing.
 
-And the HTTP server that both put in front of themselves.
+And the HTTP server in front of either engine.
 """
 
 import asyncio
@@ -13,14 +13,13 @@ import uvicorn
 
 from serving.slices.held_slice import HeldSlice
 
-_KEEP_ALIVE_S = (
-    120  # longer than a router keeps an idle connection, so that the router is the one who closes it
-)
+# Longer than a router keeps an idle connection, so that the router closes it.
+_KEEP_ALIVE_S = 120
 
 
 @dataclass
 class Load:
-    """What an engine has to do, and has done since its start.
+    """An engine's load now, and its totals since its start.
 
     `kv_usage` is a share of 1, `last_output_s` the monotonic time of its last token. Of `prompt_tokens`, `cached_tokens`
     came from the prefix cache.
@@ -61,16 +60,16 @@ class EngineServer(Protocol):
         """Load the model, open the HTTP server; raises EngineStartError."""
 
     async def worker_died(self) -> str:
-        """Wait until a process that a start under way needs is dead; returns which. Called from another thread's loop."""
+        """Wait until a process that the start needs is dead; returns which. Called from another thread's loop."""
 
     async def probe(self) -> None:
         """Ask for a sign of life; raises what the engine raises."""
 
     async def died(self) -> str:
-        """Wait until the engine or its HTTP server has ended of itself; returns which."""
+        """Wait until the engine or its HTTP server has ended by itself; returns which."""
 
     def processes(self) -> Mapping[str, Mapping[int, str]]:
-        """What the engine can't do without, once it has started: by Ray's node id, each process's name by its pid."""
+        """The processes that a started engine needs: by Ray's node id, each process's name by its pid."""
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
@@ -85,7 +84,7 @@ class HttpServer:
         self.uvicorn = uvicorn.Server(
             uvicorn.Config(
                 app,
-                # uvicorn's own would close every handler there is, Serve's too; a restarted controller asks replicas for theirs.
+                # uvicorn's own config closes every handler, Serve's too; a restarted controller asks replicas for their log file.
                 log_config=None,
                 log_level="warning",
                 access_log=False,
@@ -98,8 +97,8 @@ class HttpServer:
         self._serving = asyncio.create_task(self.uvicorn.serve(sockets=[self._listener]))
 
     async def ended(self) -> str:
-        """Wait until it serves no more."""
-        assert self._serving is not None  # noqa: S101  it was started
+        """Wait until the server has ended."""
+        assert self._serving is not None  # noqa: S101  `start` came first
         await asyncio.wait([self._serving])
         return "the engine's HTTP server has ended"
 

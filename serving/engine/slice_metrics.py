@@ -1,4 +1,4 @@
-"""What a slice replica tells Prometheus of its slice, out of its own record."""
+"""The metrics that a slice replica gives Prometheus, made from its own record."""
 
 import logging
 import time
@@ -12,13 +12,13 @@ from serving.state.records import SliceRecord
 
 logger = logging.getLogger("ray.serve")
 
-# Ray sends every 10 s, on simulated hosts every 2 s, and forgets a gauge that was not set anew in two of those.
+# Ray sends every 10 s, on simulated hosts every 2 s, and forgets a gauge that was not set within two of these periods.
 _EVERY_S = 0.9
 
 
 @dataclass(frozen=True)
 class ChipUse:
-    """One chip, as libtpu tells it: shares in percent, memory in bytes."""
+    """The use of one chip, as libtpu gives it: shares in percent, memory in bytes."""
 
     tensorcore: float = 0.0
     bandwidth: float = 0.0
@@ -27,12 +27,12 @@ class ChipUse:
     hbm_total: float = 0.0
 
 
-# From two records of a slice and the seconds between them.
+# Works out chip use from two records of a slice and the seconds between them.
 ChipsOf = Callable[[Plan, SliceRecord, SliceRecord, float], ChipUse]
 
 
 class SliceMetrics:
-    """Given the record at every beat, by the thread that writes it."""
+    """Metrics from the record, every beat, in the thread that writes it."""
 
     def __init__(self, plan: Plan, chips_of: ChipsOf | None = None, recorder: Recorder | None = None) -> None:
         """`chips_of` works out a simulated slice's chip use; Ray's agent reads a real one from the chips."""
@@ -43,7 +43,7 @@ class SliceMetrics:
         self._before_s = time.monotonic()
 
     def publish(self, entry: SliceRecord) -> None:
-        """Hand over what changed; never raises, for the record has to go on beating."""
+        """Hand over what changed. Never raises: the record must go on beating."""
         now_s = time.monotonic()
         if now_s - self._before_s < _EVERY_S:
             return
@@ -53,10 +53,10 @@ class SliceMetrics:
             logger.exception("the slice's metrics could not be handed over")
 
     def tell(self, entry: SliceRecord, now_s: float) -> None:
-        """What the entry says, and what has happened since the last one."""
+        """Hand over the entry's figures, and what happened since the last entry."""
         passed_s, self._before_s = now_s - self._before_s, now_s
         recorder, name = self._recorder, (entry.model, entry.slice, entry.pool)
-        if entry.slice:  # a replica that waits for its slice is none yet
+        if entry.slice:  # a replica that waits for hardware has no slice yet
             if self._before is None or not self._before.slice:
                 recorder.add(table.SLICE_STARTS, 1, entry.model, entry.pool)
             recorder.add(table.SLICE_STATE_SECONDS, passed_s, *name, entry.state.value)

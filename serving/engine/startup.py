@@ -1,7 +1,7 @@
-"""What an engine is doing while it starts, read off its own log.
+"""What an engine is doing while it starts, read from its own log.
 
-vLLM loads this plugin in every process it starts. On worker 0 of a slice the log lines below become phases, kept in
-Ray's GCS for the replica, whose event loop waits for the engine all that time.
+vLLM loads this plugin in every process it starts. On worker 0 of a slice it turns the log lines below into phases in
+Ray's GCS. The replica's event loop is blocked meanwhile.
 """
 
 import logging
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from serving.environment import REPLICA
 from serving.state.gcs import Store
 
-# Lines of vLLM and tpu-inference 0.26, by how they begin.
+# The beginnings of log lines of vLLM and tpu-inference 0.26.
 _PHASES = (
     ("Initializing a V1 LLM engine", "starting workers"),
     ("Init worker", "loading weights"),
@@ -22,7 +22,7 @@ _PHASES = (
 
 
 def follow() -> None:
-    """Report this process's phases, if it is on worker 0 of a replica's slice."""
+    """Report this process's phases, if it runs on worker 0 of a replica's slice."""
     replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
     if not replica or not address or os.environ.get("TPU_WORKER_ID", "0") != "0":
         return
@@ -49,5 +49,5 @@ class _Reporter(logging.Handler):
 
 
 def phase_of(message: str) -> str | None:
-    """The phase that a log line begins, if it begins one."""
+    """The phase that a log line begins, if any."""
     return next((phase for start, phase in _PHASES if message.startswith(start)), None)

@@ -1,6 +1,6 @@
 """The door to vLLM: an AsyncLLM on a slice behind vLLM's own HTTP app.
 
-Names that move between vLLM versions are imported here and nowhere else. From 0.32 on the app builders live under
+Only this module imports names that move between vLLM versions. From 0.32 on the app builders live under
 vllm.entrypoints.launchers; everything else here was read in 0.26.0.
 """
 
@@ -27,14 +27,14 @@ from serving.planning.adapters import flag_values
 from serving.slices.host_watch import actor_died, actor_processes, first
 from serving.slices.process_watch import descendants
 
-# A cold XLA compile of a large model takes minutes, weights from object storage more; Serve puts no limit on a start.
+# A cold XLA compile of a large model takes minutes, weights from object storage longer; Serve does not limit a start.
 _READY_TIMEOUT_S = 3 * 3600
 _LOOK_S = 0.2
 
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a host that is no TPU VM changes of an engine's options (vLLM's names) and environment."""
+    """Changes to an engine's options (vLLM's names) and environment on a host that is no TPU VM."""
 
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class VllmServer:
         self._site = site
         self._held = site.held
         self._overrides = overrides or Overrides()
-        self._said = Load()
+        self._load = Load()
         self._workers = ""
         self._children: list[Any] = []
         self._engine: Any = None
@@ -59,7 +59,7 @@ class VllmServer:
     async def start(self) -> None:
         """Start EngineCore and workers, load the model, open the HTTP server; raises EngineStartError.
 
-        Blocks the event loop while the engine comes up: EngineCore has to be this thread's child (see owner.py).
+        Blocks the event loop while the engine comes up: EngineCore has to be this thread's child (see parent_death.py).
         """
         environment.write(self._environment())
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  a process that never serves must not load vLLM
@@ -71,15 +71,13 @@ class VllmServer:
             config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
             if len(self._held.hosts) > 1:
                 config.parallel_config.placement_group = self._site.group
-                self._workers = (
-                    f"vllm_Worker_{config.instance_id}"  # build_actor_name in vllm.v1.executor.ray_utils
-                )
+                # As build_actor_name in vllm.v1.executor.ray_utils does.
+                self._workers = f"vllm_Worker_{config.instance_id}"
             self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
         except Exception as error:
             raise EngineStartError(f"{self._plan.model.name} on slice {self._held.name}: {error}") from error
-        self._children = (
-            multiprocessing.active_children()
-        )  # kept: asking again would reap the dead before it lists them
+        # Kept: another call would reap dead children before it lists them.
+        self._children = multiprocessing.active_children()
         self.max_model_len = config.model_config.max_model_len
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
@@ -92,18 +90,18 @@ class VllmServer:
 
     @property
     def load(self) -> Load:
-        """What EngineCore said in its last step, less what was ended since: an idle engine says nothing."""
+        """EngineCore's report of its last step, less requests that ended since: an idle engine reports nothing."""
         unfinished = self._engine.output_processor.get_num_unfinished_requests()
-        running = min(self._said.running, unfinished)
+        running = min(self._load.running, unfinished)
         return dataclasses.replace(
-            self._said,
+            self._load,
             running=running,
             waiting=unfinished - running,
-            kv_usage=self._said.kv_usage if unfinished else 0.0,
+            kv_usage=self._load.kv_usage if unfinished else 0.0,
         )
 
     async def worker_died(self) -> str:
-        """Wait until one of this start's workers is dead, which EngineCore overlooks until it has them all."""
+        """Wait until one of this start's workers is dead. EngineCore overlooks that until all workers are there."""
         while not self._workers:  # noqa: ASYNC110  set in another event loop's thread
             await asyncio.sleep(_LOOK_S)
         return await actor_died(self._workers)
@@ -114,16 +112,16 @@ class VllmServer:
         await self._engine.collective_rpc("check_health")
 
     def processes(self) -> dict[str, dict[int, str]]:
-        """EngineCore, what it has forked (one scheduler each with data parallelism), and the workers that are Ray actors."""
+        """EngineCore, its forks (one scheduler each with data parallelism), and the workers that are Ray actors."""
         workers = actor_processes(self._workers) if self._workers else {}
-        here = workers.setdefault(self._held.hosts[0].node_id, {})
+        own = workers.setdefault(self._held.hosts[0].node_id, {})
         for child in self._children:
-            here |= {child.pid: child.name, **descendants(child.pid)}
+            own |= {child.pid: child.name, **descendants(child.pid)}
         return workers
 
     async def died(self) -> str:
-        """Wait until the engine says so itself, or its HTTP server has ended; returns which."""
-        assert self._http is not None  # noqa: S101  it has started
+        """Wait until the engine reports itself dead, or its HTTP server has ended; returns which."""
+        assert self._http is not None  # noqa: S101  `start` came first
         return await first(self._errored, self._http.ended)
 
     async def _errored(self) -> str:
@@ -132,7 +130,7 @@ class VllmServer:
         return "the engine reports itself dead"
 
     def kill(self) -> None:
-        """End the engine's processes of this host at once, the forked ones too; requests in flight end with an error."""
+        """End the engine's processes on this host at once, with their forks; requests in flight end with an error."""
         children = self._children or multiprocessing.active_children()
         for pid in [pid for child in children if child.pid for pid in (*descendants(child.pid), child.pid)]:
             with contextlib.suppress(ProcessLookupError):
@@ -150,7 +148,7 @@ class VllmServer:
             "VLLM_HOST_IP": self._held.hosts[0].ip,
             "VLLM_ENGINE_READY_TIMEOUT_S": str(_READY_TIMEOUT_S),
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
-            # Without it ranks follow node ids, and rank r would not be worker r of the slice.
+            # Without this, ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.
             "TPU_MULTIHOST_BACKEND": "ray" if len(self._held.hosts) > 1 else None,
@@ -181,7 +179,7 @@ class VllmServer:
             "pipeline_parallel_size": plan.pipeline,
             "data_parallel_size": plan.data,
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
-            # Nobody's URL is fetched from inside the cluster unless the YAML allows its domain.
+            # The engine fetches no URL from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
             "otlp_traces_endpoint": plan.engine.get("otlp_traces_endpoint", tracing.endpoint()),
         }
@@ -194,7 +192,7 @@ class VllmServer:
     def _stat_logger(self) -> Any:
         from vllm.v1.metrics.loggers import StatLoggerBase  # noqa: PLC0415
 
-        said = self._said
+        load = self._load
 
         class LoadLogger(StatLoggerBase):  # type: ignore[misc]
             def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
@@ -202,13 +200,13 @@ class VllmServer:
 
             def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
                 if iteration_stats is not None:
-                    said.last_output_s = time.monotonic()
-                    said.prompt_tokens += iteration_stats.prompt_token_stats.total
-                    said.cached_tokens += iteration_stats.prompt_token_stats.cached_tokens
-                    said.output_tokens += iteration_stats.num_generation_tokens
+                    load.last_output_s = time.monotonic()
+                    load.prompt_tokens += iteration_stats.prompt_token_stats.total
+                    load.cached_tokens += iteration_stats.prompt_token_stats.cached_tokens
+                    load.output_tokens += iteration_stats.num_generation_tokens
                 if scheduler_stats is not None:
-                    said.running = scheduler_stats.num_running_reqs
-                    said.kv_usage = scheduler_stats.kv_cache_usage
+                    load.running = scheduler_stats.num_running_reqs
+                    load.kv_usage = scheduler_stats.kv_cache_usage
 
             def log_engine_initialized(self) -> None:
                 pass
@@ -217,7 +215,7 @@ class VllmServer:
 
 
 def _flags(options: dict[str, Any]) -> list[str]:
-    """Options as vLLM's command line takes them: its parser turns JSON into the config classes that fields want."""
+    """Options as vLLM's command line takes them: its parser turns JSON into config classes."""
     flags: list[str] = []
     for name, value in options.items():
         flag = name.replace("_", "-")

@@ -1,6 +1,6 @@
 """One router's parts, put together: the table of slices, admission, forwarding, telemetry and the HTTP surface.
 
-Nothing here knows Ray or Serve. `take` is given what the store holds, `demands` and `wanted` give what goes back there.
+Nothing here knows Ray or Serve. `take` gets the store's records; `demands` and `wanted` go back there.
 """
 
 import logging
@@ -57,7 +57,7 @@ class RouterCore:
         spans: RequestSpans | None = None,
         timings: Timings = TIMINGS,
     ) -> None:
-        """`plans` has one plan a pool, the preferred pool of each model first. `metrics` gives the page of all metrics."""
+        """`plans` has one plan per pool, the preferred pool of each model first. `metrics` gives the page of all metrics."""
         self.name = name
         self.application = application
         self.plans = plans
@@ -92,21 +92,22 @@ class RouterCore:
         ).app(returns_id=returns_id)
 
     def take(self, snapshot: Snapshot, now_s: float) -> Forgotten:
-        """Take over what the store holds at this time; returns what is to leave the store."""
+        """Take over what the store holds now; returns the records to delete there."""
         entries, silent = self._liveness.slices(snapshot.slices, now_s)
         demands, gone = self._liveness.routers(snapshot.demands, now_s)
         ordered = snapshot.ordered.get(self.application, {})
-        # What was ordered for a model stays in the store when the model's number is fixed.
+        # The store keeps an old order for a model whose number is now fixed.
         for model in self._scaled & ordered.keys():
             self.table.want(model, ordered[model])
         self.table.update(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         self._rates.observe(entries, demands, now_s)
         self.admission.others(demands, self.name)
-        others = [told for router, told in snapshot.suspicions.items() if router != self.name]
+        others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]
         self.dispatcher.suspects.take(others, time.time())
         serving = {entry.replica for entry in entries if entry.serves}
-        if serving != self._serving:  # at once: dispatch finds no slice where admission still counts seats
+        # At once: admission must not count seats on slices that dispatch no longer finds.
+        if serving != self._serving:
             self._serving = serving
             self.admission.refresh()
         self.dispatcher.settle(entries, self.admission.free_seats)
@@ -114,7 +115,7 @@ class RouterCore:
 
     @property
     def suspicions(self) -> Mapping[str, Suspicion]:
-        """Whom this router suspects of ending slices."""
+        """The requests that this router suspects of ending slices."""
         return self.dispatcher.suspects.ours
 
     def demands(self) -> list[Demand]:
@@ -127,7 +128,7 @@ class RouterCore:
 
     @property
     def alone(self) -> bool:
-        """Whether no other router of the application was seen to beat."""
+        """Whether this router sees no other router of the application beat."""
         return all(demand.router == self.name for demand in self._demands)
 
     def status(self) -> Status:

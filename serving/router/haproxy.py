@@ -1,11 +1,11 @@
-"""HAProxy as Ray Serve starts it (RAY_SERVE_HAPROXY_BINARY_PATH), with two things of Serve's config put right.
+"""HAProxy as Ray Serve starts it (RAY_SERVE_HAPROXY_BINARY_PATH), with two faults of Serve's config corrected.
 
-It says `option splice-request`. HAProxy 2.8.25 then overlooks that a client hangs up while it waits for an answer, once
-headers and body came in separate packets: it keeps its connection to the router, and the engine goes on for nobody.
-`-dS` turns splicing off, for request bodies of a few kilobytes at no cost that shows.
+Serve sets `option splice-request`. If headers and body came in separate packets, HAProxy 2.8.25 then overlooks that a
+waiting client hangs up: it keeps its connection to the router, and the engine goes on for nobody. `-dS` turns splicing off;
+for request bodies of a few kilobytes the cost does not show.
 
-And it answers by itself while no router is there: 404 in plain text before Serve has told it of one, as after the head's
-restart, and 500 where a router broke off. To clients of OpenAI's API the first is for good; they are to come again.
+HAProxy also answers by itself without a router: 404 in plain text before it knows one, as after the head's restart, and 500
+where a router broke off. OpenAI's clients take a 404 as final, but they should come again.
 """
 
 import fcntl
@@ -40,14 +40,14 @@ def main() -> None:
 
 
 def have_clients_come_again(config: Path) -> None:
-    """Change what a config of Serve's answers where no router is, in its place: Serve knows its HAProxy by the path."""
+    """Change in place what Serve's config answers without a router: Serve knows its HAProxy by the path."""
     body, status = json.dumps(_NOBODY.openai_body()), _NOBODY.status
     with Path(f"{config}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as Serve does to write it
         text = config.read_text()
-        if not _APPLICATION.search(text):  # no application yet, so that no path is one that does not exist
+        if not _APPLICATION.search(text):  # no application yet: a 404 would call every path unknown
             rule = f"http-request return status {status} content-type application/json hdr Retry-After {_RETRY_S} string {json.dumps(body)}"
             config.write_text(_NOT_FOUND.sub(lambda _: rule, text))
-        if found := _ERROR_FILE.search(text):
+        if error_file := _ERROR_FILE.search(text):
             head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
-            Path(found[1]).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+            Path(error_file[1]).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")

@@ -30,7 +30,7 @@ class Router:
     """One router replica."""
 
     async def __init__(self, plans: list[Plan], spec: RouterSpec, *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
-        """`_slices`: the deployments of the slices; that they are bound here is what makes Serve run them."""
+        """`_slices`: the deployments of the slices. Serve runs them because they are bound here."""
         keys = KeyFile.of(spec.keys_file)
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
@@ -55,7 +55,7 @@ class Router:
             await asyncio.to_thread(_warn_if_public)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Serve asks for the app once this replica is made, and puts the request's id on answers itself."""
+        """Serve calls this once this replica is made. Serve puts the request's id on answers itself."""
         return self._core.app(returns_id=False)
 
     async def __del__(self) -> None:
@@ -68,7 +68,7 @@ class Router:
 
 
 def _log_path() -> Path:
-    """Beside the logs of Ray and Serve, one file a router process."""
+    """A file per router process, beside the logs of Ray and Serve."""
     session = Path(ray._private.worker.global_worker.node.get_session_dir_path())  # noqa: SLF001
     return session / "logs" / f"requests-{_process()}.jsonl"
 

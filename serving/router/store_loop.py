@@ -1,6 +1,6 @@
-"""A router's beat: reads the store, hands it to the router, and writes back what the router says.
+"""A router's beat: reads the store, hands its records to the router, and writes the router's records back.
 
-A replica that has neither beaten nor answers a probe is ended, so that Serve starts another one.
+It ends a replica that neither beats nor answers a probe, so that Serve starts another one.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ class StoreLoop:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop, and take what this router wrote out of the store. What routers share stays while another one beats."""
+        """Stop, and delete this router's records. Records that routers share stay while another router beats."""
         if self._task:
             self._task.cancel()
         core, store = self._core, self._store
@@ -85,7 +85,7 @@ class StoreLoop:
         now_s = time.monotonic()
         forgotten = core.take(snapshot, now_s)
         demands = core.demands()
-        wanted = [dataclasses.replace(one, application=core.application) for one in core.wanted(now_s)]
+        wanted = [dataclasses.replace(entry, application=core.application) for entry in core.wanted(now_s)]
         for entry in forgotten.slices:
             ending = asyncio.create_task(self._end_if_silent(entry))
             self._endings.add(ending)
@@ -97,7 +97,7 @@ class StoreLoop:
         await asyncio.to_thread(core.publish, demands, now_s)
 
     async def _end_if_silent(self, entry: SliceRecord) -> None:
-        """A replica that answers only can't write to the store, as after a restart of the head: its engine is worth more."""
+        """A silent replica that still answers only can't write to the store, as after a head restart: it keeps its engine."""
         if entry.address and not await self._core.dispatcher.reaches(entry):
             logger.warning(
                 "slice %s of %s neither beats nor answers: its replica ends", entry.slice, entry.model
@@ -105,13 +105,13 @@ class StoreLoop:
             await asyncio.to_thread(self._end_replica, entry.deployment, entry.tag)
 
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
-        """What this router says, less what those left behind that ended without a word."""
-        for one in wanted:
-            self._store.put_wanted(one)
+        """Write this router's records, and delete those of slices and routers that fell silent."""
+        for entry in wanted:
+            self._store.put_wanted(entry)
         for demand in demands:
             self._store.put_demand(demand)
-        for entry in forgotten.slices:
-            self._store.delete_slice(entry)
+        for record in forgotten.slices:
+            self._store.delete_slice(record)
         for demand in forgotten.demands:
             self._store.delete_demand(demand)
             self._store.put_suspicions(demand.application, demand.router, {})

@@ -1,4 +1,4 @@
-"""The slice that a placement group stands on, read back from Ray and checked before anything is started on it."""
+"""The slice that a placement group stands on, read back from Ray and checked before an engine starts there."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class HeldSlice:
 def held_slice(group: Any, nodes: Sequence[dict[str, Any]] | None = None) -> HeldSlice:
     """The slice under a created placement group; raises PlacementError unless it is one whole slice, worker 0 first.
 
-    `nodes` is Ray's node list where the caller has it already.
+    `nodes` is Ray's node list, where the caller has it.
     """
     if group is None:
         raise PlacementError(f"this replica has no placement group, so it holds no TPU slice. {RESTART}")
@@ -51,7 +51,7 @@ def held_slice(group: Any, nodes: Sequence[dict[str, Any]] | None = None) -> Hel
 
 
 def read_group(bundles_to_node: dict[int, str], nodes: dict[str, dict[str, Any]]) -> HeldSlice:
-    """What `held_slice` decides, on plain data."""
+    """The decision of `held_slice`, on plain data."""
     hosts, slices = [], set()
     for bundle, node_id in bundles_to_node.items():
         node = nodes.get(node_id)

@@ -1,8 +1,8 @@
-"""Whether every host of a slice is still there, told at once.
+"""Tells at once when a host of a slice is gone.
 
-Ray's GCS calls a dead node dead after 15 s. A sentinel actor on each other host is seen to die with its connection,
-within a second or two; a host that hangs is found by a sentinel that no longer answers. `ray._private.state` is used here
-alone: the public list of actors needs Ray's dashboard.
+Ray's GCS takes 15 s to call a dead node dead. A sentinel actor on each other host dies with its connection, within a second
+or two; the sentinel of a host that hangs no longer answers. Only this module uses `ray._private.state`: the public list of
+actors needs Ray's dashboard.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from serving.timings import TIMINGS
 
 
 class _Sentinel:
-    """Stands on a host and answers."""
+    """Runs on a host and answers pings."""
 
     async def ping(self) -> None:
         return None
@@ -40,7 +40,7 @@ class HostWatch:
     """Sentinels on all hosts of a slice but the watcher's own."""
 
     def __init__(self, held: HeldSlice, group: Any, own_node: str) -> None:
-        # Without a bound on what it is asked at once: a `stay` that nobody waits for any more goes on for ever.
+        # No bound on concurrent calls: a `stay` that no caller waits for any more goes on for ever.
         sentinel = ray.remote(num_cpus=0)(_Sentinel)
         self._hosts: list[tuple[SliceHost, Any]] = [
             (
@@ -59,15 +59,15 @@ class HostWatch:
         self._all = held.hosts
 
     async def draining(self) -> tuple[str, float | None]:
-        """Wait until Ray has notice that a host of the slice will go; returns which, and seconds left where that is said.
+        """Wait until Ray has notice that a host of the slice will go; returns which, and the seconds left where Ray knows.
 
-        `ray drain-node` gives it, and so do KubeRay's autoscaler and, on SIGTERM, `ray start --block`, which is what a pod
-        runs; one that does not block, as on a VM by hand, gives none.
+        `ray drain-node` and KubeRay's autoscaler give notice. So does `ray start --block`, which a pod runs, on SIGTERM; a
+        `ray start` that does not block, as by hand on a VM, gives none.
         """
         while True:
             try:
                 nodes = await asyncio.to_thread(state.state.get_draining_nodes)
-            except RayError:  # the head restarts; a slice goes on without it
+            except RayError:  # the head restarts; a slice serves on without the head
                 nodes = {}
             for host in self._all:
                 if (deadline_ms := nodes.get(host.node_id)) is not None:
@@ -76,14 +76,14 @@ class HostWatch:
             await asyncio.sleep(TIMINGS.host_notice_s)
 
     async def lost(self) -> str:
-        """Wait until a host is gone or silent; returns which and how it was noticed."""
+        """Wait until a host is gone or silent; returns which, and the sign."""
         if not self._hosts:
             await asyncio.Event().wait()
         waits = [partial(watch, host, actor) for host, actor in self._hosts for watch in (_gone, silent)]
         return f"{await first(*waits)} of slice {self._slice}"
 
     async def process_ended(self, processes: Mapping[str, Mapping[int, str]]) -> str:
-        """Wait until one of these processes, given by node, is no more; returns which, and on which host."""
+        """Wait until one of these processes, given by node, has ended; returns which, and on which host."""
         waits = [
             partial(_process_ended, host, actor, processes[host.node_id])
             for host, actor in self._hosts
@@ -102,7 +102,7 @@ class HostWatch:
 
 
 async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
-    """What the first of them returns; the others are cancelled."""
+    """The result of the first to return; the others are cancelled."""
     tasks = [asyncio.create_task(wait()) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -113,16 +113,16 @@ async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
 
 
 def actor_processes(name: str) -> dict[str, dict[int, str]]:
-    """The processes of live actors whose names start so: by node id, each actor's class by its pid."""
-    found: dict[str, dict[int, str]] = {}
+    """The processes of live actors whose names start with `name`: by node id, each actor's class by pid."""
+    by_node: dict[str, dict[int, str]] = {}
     for actor in state.actors(actor_state_name="ALIVE").values():
         if actor["Name"].startswith(name):
-            found.setdefault(actor["Address"]["NodeID"], {})[actor["Pid"]] = actor["ActorClassName"]
-    return found
+            by_node.setdefault(actor["Address"]["NodeID"], {})[actor["Pid"]] = actor["ActorClassName"]
+    return by_node
 
 
 async def actor_died(name: str) -> str:
-    """Wait until an actor whose name starts so is dead; returns which."""
+    """Wait until an actor whose name starts with `name` is dead; returns which."""
     while True:
         dead = await asyncio.to_thread(state.actors, actor_state_name="DEAD")
         for actor in dead.values():
@@ -135,9 +135,9 @@ async def actor_died(name: str) -> str:
 def watched_in_a_thread(
     watch: Callable[[], Coroutine[Any, Any, str]], lost: Callable[[str], None]
 ) -> Iterator[None]:
-    """Inside the block, a thread with an event loop of its own waits for `watch` and hands what it returns to `lost`.
+    """Inside the block, a thread with an event loop of its own waits for `watch` and hands the result to `lost`.
 
-    For a block that keeps the caller's event loop from running.
+    For a block that blocks the caller's event loop.
     """
     loop = asyncio.new_event_loop()
     waiting = loop.create_task(watch())
@@ -156,17 +156,17 @@ def watched_in_a_thread(
     try:
         yield
     finally:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: it is being given up
+        with contextlib.suppress(RuntimeError):  # the loop is closed already: the slice is being given up
             loop.call_soon_threadsafe(waiting.cancel)
         thread.join()
 
 
 async def _process_ended(host: SliceHost, actor: Any, processes: Mapping[int, str]) -> str:
     try:
-        said = await actor.first_dead.remote(processes)
+        ended = await actor.first_dead.remote(processes)
     except RayError as error:
         return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
-    return f"host {host.worker_id} ({host.ip}): {said}"
+    return f"host {host.worker_id} ({host.ip}): {ended}"
 
 
 async def _own_process_ended(processes: Mapping[int, str]) -> str:
@@ -187,7 +187,7 @@ async def silent(
     first_s: float = TIMINGS.host_first_answer_s,
     later_s: float = TIMINGS.host_silent_s,
 ) -> str:
-    """Wait until a sentinel leaves a ping unanswered for that long; returns which."""
+    """Wait until a sentinel does not answer a ping for that long; returns which."""
     patience_s = first_s
     while True:
         asked = time.monotonic()

@@ -1,18 +1,17 @@
 """Serve places a slice replica on one whole slice, or waits for one.
 
-Serve makes a replica's placement group itself and offers no way to say "all bundles on one slice". Ray's core can:
-`topology_strategy`. Serve also restarts every replica when anything in the YAML changes; a slice that takes minutes to
-load is restarted only where its engine would start otherwise. And of several replicas Serve stops one by its
-node; here the slice that costs least to drain goes. `install` is the controller callback that a deployments/*.yaml names in
-`controller_options`; it runs inside the Serve controller before its scheduler is made and replaces the function that
-creates groups, the one that reads a deployment's version, and the one that picks who stops.
-Private names of Ray Serve are used in this module alone:
+Serve makes a replica's placement group itself and can't say "all bundles on one slice"; Ray's core can, with
+`topology_strategy`. Serve restarts every replica when anything in the YAML changes; a slice takes minutes to load, so here it
+restarts only where its engine would start differently. Serve picks the replica to stop by its node; here the slice that costs
+least to drain goes. A deployments/*.yaml names `install` in `controller_options` as the controller callback. It runs inside
+the Serve controller before the scheduler is made. It replaces three functions: they create groups, read a deployment's
+version, and pick the replicas to stop. Only this module uses private names of Ray Serve:
 
 - `ray.serve._private.default_impl._default_create_placement_group` (its header promises stability to extensions)
 - `ray.serve._private.application_state.deploy_args_to_deployment_info`, and `version`, `deployment_config.user_config`
-  and `replica_config.placement_group_bundles` of what it returns
+  and `replica_config.placement_group_bundles` of its result
 - `ray.serve._private.deployment_scheduler.DeploymentScheduler._get_replicas_to_stop` and `_running_replicas`
-- the fields of `ray.serve._private.common.CreatePlacementGroupRequest` that it reads
+- the fields of `ray.serve._private.common.CreatePlacementGroupRequest` that this module reads
 - `ray.serve.context._get_global_client`, for the address that the front door listens on
 """
 
@@ -36,7 +35,7 @@ SLICE_LABEL = "ray.io/tpu-slice-name"
 WORKER_LABEL = "ray.io/tpu-worker-id"
 NODE_LABEL = "ray.io/node-id"
 CALLBACK = "serving.slices.placement.install"
-_REPLICA = "SERVE_REPLICA::"  # what Serve's names of replicas and their groups begin with
+_REPLICA = "SERVE_REPLICA::"  # Serve begins the names of replicas and their groups with this
 _NAMESPACE = "serve"
 _EXTENSION_POINT = "_default_create_placement_group"
 _VERSION_POINT = "deploy_args_to_deployment_info"
@@ -57,10 +56,10 @@ def _pod_type(bundle: Mapping[str, float]) -> str | None:
 def create_slice_group(
     bundles: Sequence[Mapping[str, float]], *, name: str, lifetime: str | None = None
 ) -> Any:
-    """One placement group over all hosts of one slice: atomic, and pending for as long as no slice is whole and free.
+    """One placement group over all hosts of one slice: atomic, and pending until a whole slice is free.
 
-    Ray's autoscaler knows nothing of the one slice. Without the selector it puts all bundles but the first on whatever host
-    has the chips, of another pool too, and then orders less than a slice, which KubeRay rounds down to none.
+    Ray's autoscaler does not know that the bundles need one slice. Without the selector it puts all but the first on any
+    host with the chips, also of another pool. It then orders less than a slice, which KubeRay rounds down to none.
     """
     return ray.util.placement_group(
         [dict(bundle) for bundle in bundles],
@@ -81,9 +80,9 @@ def is_waiting(deployment: str) -> bool:
 def install() -> None:
     """Make the Serve controller of this process place slice replicas on whole slices.
 
-    Raises ExtensionPointError where Ray lacks what this rests on.
+    Raises ExtensionPointError where Ray lacks a name that this needs.
     """
-    from ray.serve._private import default_impl  # noqa: PLC0415  the controller has it loaded; nobody else needs it
+    from ray.serve._private import default_impl  # noqa: PLC0415  only the controller needs it, and has it loaded
 
     default = _extension_point(default_impl)
 
@@ -105,11 +104,11 @@ def _version_by_engine() -> None:
     def read_slice(*args: Any, **kwargs: Any) -> Any:
         info = read(*args, **kwargs)
         if is_slice(info.replica_config.placement_group_bundles or ()):
-            says = info.deployment_config.user_config
-            info.version = says["version"]
+            settings = info.deployment_config.user_config
+            info.version = settings["version"]
             _store().put_release(
                 deployment(kwargs["app_name"], kwargs["deployment_name"]),
-                Release(says["version"], says["pool"]),
+                Release(settings["version"], settings["pool"]),
             )
         return info
 
@@ -132,25 +131,26 @@ def _stop_the_cheapest(slices: Callable[[], list[SliceRecord]]) -> None:
         chosen: set[Any] = default(scheduler, deployment_id, most, *args, **kwargs)
         running: set[Any] = chosen & scheduler._running_replicas[deployment_id].keys()  # noqa: SLF001
         if not running:
-            return chosen  # what waits for hardware or still starts costs nothing
+            return chosen  # replicas that wait for hardware or still start cost nothing
         name = deployment(deployment_id.app_name, deployment_id.name)
         try:
-            costs = {one.tag: cost_to_drain(one) for one in slices() if one.deployment == name}
+            costs = {entry.tag: cost_to_drain(entry) for entry in slices() if entry.deployment == name}
         except Exception:
             logger.exception("the store can't be read: Serve's own choice of %s stops", name)
             return chosen
-        known = [one for one in scheduler._running_replicas[deployment_id] if one.unique_id in costs]  # noqa: SLF001
+        running_ids = scheduler._running_replicas[deployment_id]  # noqa: SLF001
+        known = [replica for replica in running_ids if replica.unique_id in costs]
         if len(known) < len(running):
-            return chosen  # these are no slices
-        cheapest: set[Any] = set(sorted(known, key=lambda one: costs[one.unique_id])[: len(running)])
+            return chosen  # not a deployment of slices
+        cheapest: set[Any] = set(sorted(known, key=lambda replica: costs[replica.unique_id])[: len(running)])
         return (chosen - running) | cheapest
 
     setattr(DeploymentScheduler, _STOP_POINT, to_stop)
 
 
 def end_replica(deployment: str, tag: str) -> None:
-    """End one that has fallen silent, so that Serve starts another: Ray takes a minute to call a host dead that is stopped."""
-    with contextlib.suppress(ValueError):  # it has ended by itself
+    """End a silent replica, so that Serve starts another: Ray takes a minute to call a stopped host dead."""
+    with contextlib.suppress(ValueError):  # the replica has ended by itself
         ray.kill(ray.get_actor(f"{_REPLICA}{deployment}#{tag}", namespace=_NAMESPACE))
 
 
@@ -172,10 +172,10 @@ def _extension_point(module: Any) -> Callable[[Any], Any]:
 
 
 def _existing(owner: Any, name: str, purpose: str) -> Callable[..., Any]:
-    """What this Ray has under a private name; raises ExtensionPointError where it lacks it."""
-    found: Callable[..., Any] | None = getattr(owner, name, None)
-    if found is None:
+    """Ray's function of a private name; raises ExtensionPointError where Ray has none."""
+    function: Callable[..., Any] | None = getattr(owner, name, None)
+    if function is None:
         raise ExtensionPointError(
             f"Ray {ray.__version__} has no {owner.__name__}.{name}, through which {purpose}; install ray[serve]==2.60.0"
         )
-    return found
+    return function

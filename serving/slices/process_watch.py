@@ -1,4 +1,4 @@
-"""Whether processes of this host are still there, told by the kernel the moment one ends."""
+"""Watches processes of this host: the kernel tells the moment one ends."""
 
 import asyncio
 import contextlib
@@ -9,32 +9,32 @@ import psutil
 
 
 async def first_dead(processes: Mapping[int, str]) -> str:
-    """Wait until one of these processes (name by pid) has ended; returns its name and pid. Waits for ever where none is given."""
+    """Wait until one of these processes (name by pid) has ended; returns its name and pid. Without processes, waits for ever."""
     loop = asyncio.get_running_loop()
     ended: asyncio.Future[str] = loop.create_future()
     with contextlib.ExitStack() as descriptors:
         for pid, name in processes.items():
-            said = f"{name} (pid {pid}) has ended"
+            message = f"{name} (pid {pid}) has ended"
             try:
                 descriptor = os.pidfd_open(pid)
             except ProcessLookupError:
-                return said
+                return message
             descriptors.callback(os.close, descriptor)
-            loop.add_reader(descriptor, _end, ended, said)
+            loop.add_reader(descriptor, _end, ended, message)
             descriptors.callback(loop.remove_reader, descriptor)
         return await ended
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """The processes below one, by pid; those that end meanwhile are left out."""
-    found = {}
+    """The names of a process's descendants by pid, without those that end meanwhile."""
+    names = {}
     with contextlib.suppress(psutil.NoSuchProcess):
         for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.NoSuchProcess):
-                found[process.pid] = process.name()
-    return found
+                names[process.pid] = process.name()
+    return names
 
 
-def _end(ended: "asyncio.Future[str]", said: str) -> None:
+def _end(ended: "asyncio.Future[str]", message: str) -> None:
     if not ended.done():
-        ended.set_result(said)
+        ended.set_result(message)

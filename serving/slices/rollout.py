@@ -1,7 +1,7 @@
 """Which slice goes first: where there are too many, and where one makes room for a changed YAML. Decisions only.
 
-Serve rolls a changed deployment slice by slice and starts the new one first. Where no slice is spare, that one waits for
-hardware that only the old ones hold; then one old slice at a time drains and ends, and its hardware goes to the new version.
+Serve rolls a changed deployment slice by slice and starts each new slice first. Without a spare slice the new one waits for
+hardware that old slices hold. Then one old slice at a time drains and ends, and its hardware goes to the new version.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from serving.state.records import Release, SliceRecord, SliceState
 
 
 def cost_to_drain(entry: SliceRecord) -> tuple[float, ...]:
-    """The less, the sooner it goes: requests it would finish or hand over, the cache they fill, how long it is up."""
+    """The slice with the least cost goes first: requests to finish or hand over, the cache they fill, its time in this state."""
     return (entry.serves, entry.running + entry.waiting, entry.kv_usage, -entry.since)
 
 
@@ -33,23 +33,25 @@ class Yielding:
         *,
         waiting: bool,
     ) -> "Yielding":
-        """After another look; `waiting`: a slice of this deployment has no hardware yet."""
-        seen = self if release == self.release else Yielding(release)
+        """What the replica knows after another look; `waiting`: a slice of this deployment has no hardware yet."""
+        before = self if release == self.release else Yielding(release)
         if release is None or release.version == own.version or release.pool != own.pool:
             return Yielding(release)
         beside = [entry for entry in entries if entry.deployment == own.deployment]
-        new = [entry for entry in beside if entry.version == release.version]
-        # A version that can't start must not take the slices that serve, one after the other.
-        failed = seen.failed or any(entry.state is SliceState.LOST and not entry.address for entry in new)
+        changed = [entry for entry in beside if entry.version == release.version]
+        # A version that can't start must not take one serving slice after the other.
+        failed = before.failed or any(
+            entry.state is SliceState.LOST and not entry.address for entry in changed
+        )
         under_way = any(entry.state in (SliceState.STARTING, SliceState.DRAINING) for entry in beside)
         old = [entry for entry in beside if entry.serves and entry.version != release.version]
         first = min(old, key=lambda entry: (*cost_to_drain(entry), entry.replica), default=None)
         if failed or under_way or not waiting or first is None or first.replica != own.replica:
-            return dataclasses.replace(seen, waits_since_s=None, failed=failed)
+            return dataclasses.replace(before, waits_since_s=None, failed=failed)
         return dataclasses.replace(
-            seen, waits_since_s=now_s if seen.waits_since_s is None else seen.waits_since_s
+            before, waits_since_s=now_s if before.waits_since_s is None else before.waits_since_s
         )
 
     def due(self, now_s: float, patience_s: float) -> bool:
-        """Whether this replica is the one to make room, and the new version has waited for longer than this."""
+        """Whether this replica is to make room, and the new version has waited for `patience_s`."""
         return self.waits_since_s is not None and now_s - self.waits_since_s >= patience_s

@@ -1,10 +1,10 @@
 """The store: Ray's key-value store in the GCS, and the one door to it.
 
 The GCS is the one process that a Ray cluster can't do without. A record there outlives replica, router and Serve
-controller, and nobody has to ask a process that may be busy or dead. A put or get takes 0.2 ms.
+controller, and no reader has to ask a process that may be busy or dead. A put or get takes 0.2 ms.
 
-A key is APPLICATION/KIND/NAME, so that one listing gives all of an application and nothing of another. What every process
-of one cluster shares (a replica's phase, a deployment's release) has names of its own that no two applications share.
+A key is APPLICATION/KIND/NAME, so that one listing gives the records of one application alone. A replica's phase and a
+deployment's release belong to no application in their key: their names are unique in the cluster.
 """
 
 import dataclasses
@@ -37,7 +37,7 @@ class Store:
     """The records of the cluster at one address."""
 
     def __init__(self, address: str) -> None:
-        """Without joining the cluster as a driver; raises ClusterError where nobody listens."""
+        """Does not join the cluster as a driver; raises ClusterError where nobody listens."""
         self.address = address
         self.check()
         self._client = GcsClient(address=address)
@@ -53,25 +53,27 @@ class Store:
             ) from None
 
     def read(self, application: str | None = None) -> Snapshot:
-        """All records of one application, or of every one: two calls, however many records there are."""
+        """All records of one application, or of all: two calls, however many records there are."""
         prefix = b"" if application is None else f"{_name(application)}/".encode()
         kinds: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
         for key, value in self._list(prefix):
             owner, _, rest = key.partition("/")
             kind, _, _ = rest.partition("/")
             kinds[kind].append((owner, value))
-        decisions = [DecisionRecord(**one) for _, raw in kinds["decisions"] for one in json.loads(raw)]
+        decisions = [DecisionRecord(**fields) for _, raw in kinds["decisions"] for fields in json.loads(raw)]
         return Snapshot(
             slices=tuple(SliceRecord.load(raw) for _, raw in kinds["slice"]),
             demands=tuple(Demand(**json.loads(raw)) for _, raw in kinds["demand"]),
             wanted=tuple(
-                sorted((Wanted(**json.loads(raw)) for _, raw in kinds["wanted"]), key=lambda one: one.model)
+                sorted(
+                    (Wanted(**json.loads(raw)) for _, raw in kinds["wanted"]), key=lambda wanted: wanted.model
+                )
             ),
-            decisions=tuple(sorted(decisions, key=lambda one: one.at)),
+            decisions=tuple(sorted(decisions, key=lambda decision: decision.at)),
             ordered={owner: json.loads(raw) for owner, raw in kinds["ordered"]},
             suspicions={
-                told["router"]: {name: Suspicion(**one) for name, one in told["suspicions"].items()}
-                for told in (json.loads(raw) for _, raw in kinds["suspicions"])
+                record["router"]: {name: Suspicion(**fields) for name, fields in record["suspicions"].items()}
+                for record in (json.loads(raw) for _, raw in kinds["suspicions"])
             },
         )
 
@@ -91,7 +93,7 @@ class Store:
         self._put(_phase_key(replica), phase.encode())
 
     def phase(self, replica: str) -> str:
-        """What the replica's engine said last; empty where it said nothing."""
+        """What the replica's engine reported last; empty where it reported nothing."""
         return (self._get(_phase_key(replica)) or b"").decode()
 
     def put_wanted(self, wanted: Wanted) -> None:
@@ -101,7 +103,7 @@ class Store:
         self._delete(_key(application, "wanted", model))
 
     def put_release(self, deployment: str, release: Release) -> None:
-        """What was asked for last of a deployment (as `records.deployment` names it)."""
+        """Keep what Serve is to run of a deployment (as `records.deployment` names it)."""
         self._put(_release_key(deployment), dump(release))
 
     def release(self, deployment: str) -> Release | None:
@@ -116,7 +118,7 @@ class Store:
 
     def put_decisions(self, application: str, kept: Iterable[DecisionRecord]) -> None:
         """Replace an application's decisions: its scaler keeps the last of them."""
-        raw = json.dumps([dataclasses.asdict(one) for one in kept]).encode()
+        raw = json.dumps([dataclasses.asdict(decision) for decision in kept]).encode()
         self._put(_key(application, "decisions", "all"), raw)
 
     def put_ordered(self, application: str, slices: Mapping[str, int]) -> None:
@@ -124,13 +126,13 @@ class Store:
         self._put(_key(application, "ordered", "all"), json.dumps(slices).encode())
 
     def put_suspicions(self, application: str, router: str, suspicions: Mapping[str, Suspicion]) -> None:
-        """Replace whom a router suspects; an empty mapping takes its record out of the store."""
+        """Replace a router's suspicions; an empty mapping deletes its record."""
         key = _key(application, "suspicions", router)
         if not suspicions:
             self._delete(key)
             return
-        said = {name: dataclasses.asdict(one) for name, one in suspicions.items()}
-        self._put(key, json.dumps({"router": router, "suspicions": said}).encode())
+        fields = {name: dataclasses.asdict(suspicion) for name, suspicion in suspicions.items()}
+        self._put(key, json.dumps({"router": router, "suspicions": fields}).encode())
 
     def claim(self, application: str, what: str, by: str, now: float) -> bool:
         """Take something that only one may have at a time; a claim older than CLAIM_S counts no more."""

@@ -1,4 +1,4 @@
-"""Who no longer beats: decided by one reader's own clock, so that hosts' clocks need not agree. Pure; time is given."""
+"""Which slices and routers no longer beat, by one reader's own clock: hosts' clocks need not agree. Pure; time is given."""
 
 import dataclasses
 from collections.abc import Hashable, Iterable
@@ -11,7 +11,7 @@ _Beating = TypeVar("_Beating", SliceRecord, Demand)
 
 
 class Liveness:
-    """The records as one reader sees them: who no longer beats is lost, then forgotten."""
+    """The records as one reader sees them: a record that no longer beats is lost, then forgotten."""
 
     def __init__(self, timings: Timings = TIMINGS) -> None:
         self._timings = timings
@@ -23,7 +23,7 @@ class Liveness:
     ) -> tuple[list[SliceRecord], list[SliceRecord]]:
         """Records with lost ones marked, and those to delete from the store."""
         marked, forgotten = [], []
-        for record, still_s in self._slices.still([(one.replica, one) for one in records], now_s):
+        for record, still_s in self._slices.still([(record.replica, record) for record in records], now_s):
             if still_s > self._timings.forgotten_s:
                 forgotten.append(record)
             elif still_s > self._timings.stale_s and record.state is not SliceState.LOST:
@@ -36,7 +36,7 @@ class Liveness:
     def routers(self, demands: Iterable[Demand], now_s: float) -> tuple[list[Demand], list[Demand]]:
         """Demands of routers that beat, and those to delete from the store."""
         alive, forgotten = [], []
-        named = [((one.router, one.application, one.model), one) for one in demands]
+        named = [((demand.router, demand.application, demand.model), demand) for demand in demands]
         for demand, still_s in self._routers.still(named, now_s):
             if still_s <= self._timings.stale_s:
                 alive.append(demand)
@@ -46,10 +46,10 @@ class Liveness:
 
 
 class _Beats:
-    """For how long each beat has stood still while somebody looked.
+    """For how long each beat has stood still while the reader looked.
 
-    A beat that is seen first has not stood still, for all that is known. A look that comes much later than the one before
-    it, as after a restart of the head, says nothing of who beat meanwhile: that time does not count.
+    A beat counts as moving at the first look. A look that comes much later than the one before, as after a restart of the
+    head, can't tell which records beat meanwhile: that time does not count.
     """
 
     def __init__(self, stale_s: float) -> None:
@@ -60,7 +60,7 @@ class _Beats:
 
     def still(self, named: Iterable[tuple[Hashable, _Beating]], now_s: float) -> list[tuple[_Beating, float]]:
         """Each record with the seconds for which its beat has not moved."""
-        seen, found = {}, []
+        seen, records = {}, []
         period_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         blind_s = period_s - self._period_s if period_s - self._period_s > self._stale_s else 0.0
         self._looked_s, self._period_s = now_s, period_s
@@ -68,6 +68,6 @@ class _Beats:
             beat, since_s = self._seen.get(name, (None, now_s))
             since_s = since_s + blind_s if beat == record.beat else now_s
             seen[name] = record.beat, since_s
-            found.append((record, now_s - since_s))
+            records.append((record, now_s - since_s))
         self._seen = seen
-        return found
+        return records

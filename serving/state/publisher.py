@@ -1,4 +1,4 @@
-"""A replica's record, written on every change and at every beat, by a thread of its own."""
+"""Writes a replica's record on every change and, from a thread of its own, at every beat."""
 
 import dataclasses
 import logging
@@ -24,7 +24,7 @@ class SliceStore(Protocol):
 class Publisher:
     """Keeps one replica's record in the store.
 
-    `load` gives, at each write, the fields that change all the time. `beaten` is told the record at each beat.
+    `load` gives, at each write, the fields that change all the time. `beaten` gets the record at each beat.
     """
 
     def __init__(
@@ -47,14 +47,14 @@ class Publisher:
         self._thread.start()
 
     def update(self, **changes: Any) -> None:
-        """Change fields and write at once; nothing after `close`."""
+        """Change fields and write at once; does nothing after `close`."""
         with self._lock:
             if self._stopped.is_set():
                 return
-            news = {**self.load(), **changes, "beat": self.record.beat + 1}
+            fields = {**self.load(), **changes, "beat": self.record.beat + 1}
             if changes.get("state", self.record.state) is not self.record.state:
-                news["since"] = time.time()
-            self.record = dataclasses.replace(self.record, **news)
+                fields["since"] = time.time()
+            self.record = dataclasses.replace(self.record, **fields)
             self._store.put_slice(self.record)
 
     def close(self) -> None:
@@ -69,5 +69,5 @@ class Publisher:
                 self.update()
                 self._beaten(self.record)
             except Exception:
-                # A slice whose thread ended here would be lost to all, though it serves.
+                # If the thread ended here, every router would call the slice lost, though it serves.
                 logger.exception("the slice's record can't be written; the next beat tries again")

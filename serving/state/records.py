@@ -1,4 +1,4 @@
-"""What slices, routers and scaling say of themselves: plain records, kept as JSON. Pure.
+"""What slices, routers and scaling publish: plain records, kept as JSON. Pure.
 
 Every record belongs to one application. Times are seconds.
 """
@@ -142,7 +142,7 @@ class Suspicion:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that is kept of one application, or of all, at one moment.
+    """All records of one application, or of all applications, at one moment.
 
     `wanted` is sorted by model, `decisions` by time. `ordered` says how many slices scaling wants, by application and
     model; a model with a fixed number is not in it. `suspicions` are by router and fingerprint.

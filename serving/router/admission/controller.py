@@ -1,7 +1,7 @@
-"""Admission as a router lives it: who asks, the wait for a turn, and what the answer used.
+"""Admission in a running router: whose request it is, the wait for a turn, and what the answer used.
 
-The fast path has no timer and no task: a request whose model has a free seat is let through in one call. One loop, `run`,
-beats for all: it expires whoever waits too long, takes over the board's load, and looks whether the file of keys changed.
+The fast path has no timer and no task: a request whose model has a free seat is admitted in one call. One loop, `run`, does
+the rest every beat: it refuses requests that waited too long, and takes over the store's load and changed keys.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class AdmissionController:
-    """What stands between a request that was read and the relay."""
+    """Decides when a request that was read goes to the dispatcher."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class AdmissionController:
         keys: KeyFile,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Raises ConfigError where the status is to be private and there are no keys."""
+        """Raises ConfigError where the status is private and there are no keys."""
         if spec.private_status and not keys.ring.required:
             raise ConfigError("router.private_status wants keys; name a file of them in router.keys_file")
         self.bodies = BodyReader(spec)
@@ -90,19 +90,19 @@ class AdmissionController:
         return _Admitted(self, ticket, record, response)
 
     def others(self, demands: Iterable[Demand], router: str) -> None:
-        """What the other routers have under way, and how many there are, from the live entries of the board."""
-        theirs = [one for one in demands if one.router != router]
+        """Take over the other routers' number and load, from the live demands in the store."""
+        theirs = [other for other in demands if other.router != router]
         elsewhere: dict[str, int] = {}
-        for one in theirs:
-            elsewhere[one.model] = elsewhere.get(one.model, 0) + one.in_flight
+        for other in theirs:
+            elsewhere[other.model] = elsewhere.get(other.model, 0) + other.in_flight
         self._elsewhere = elsewhere
-        routers = 1 + len({one.router for one in theirs})
+        routers = 1 + len({other.router for other in theirs})
         if routers != self._routers:
             self._routers = routers
             self._set_accounts()
 
     def free_seats(self, model: str) -> int:
-        """Sequences that the model's slices could run beside those of this router; negative where too many are open."""
+        """Sequences that the model's slices could still run for this router; negative where too many are open."""
         return self._queue.free_seats(model)
 
     def counts(self, model: str) -> dict[str, int]:
@@ -110,7 +110,7 @@ class AdmissionController:
         return self._queue.counts(model)
 
     async def run(self, beat_s: float = TIMINGS.beat_s) -> None:
-        """Beat until cancelled."""
+        """Refresh every beat, until cancelled."""
         while True:
             await asyncio.sleep(beat_s)
             try:
@@ -120,24 +120,24 @@ class AdmissionController:
                 logger.exception("admission was not refreshed; the next beat tries again")
 
     def refresh(self) -> None:
-        """Take over what the table says of slices, and end whoever has waited too long."""
+        """Take over what the table says of slices, and refuse requests that waited too long."""
         now_s = self._clock()
         self.bodies.sweep(now_s)
         missing_s = {wanted.model: wanted.missing_for_s for wanted in self._table.wanted(now_s)}
         entries = {model: self._table.entries(model) for model in self._most}
-        backlog = self._backlog.observe(entry for each in entries.values() for entry in each)
-        for model, each in entries.items():
+        backlog = self._backlog.observe(entry for of_model in entries.values() for entry in of_model)
+        for model, of_model in entries.items():
             outlook = Outlook(
                 seats=seats(
-                    each,
+                    of_model,
                     self._most[model],
                     backlog,
                     taken=self._queue.seats_taken(model),
                     elsewhere=self._elsewhere.get(model, 0),
                     routers=self._routers,
                 ),
-                # One that has been sought for longer than a request may wait is not taken to come for this one.
-                coming=any(entry.state is SliceState.STARTING for entry in each)
+                # A slice that was missing for longer than a request may wait is not expected in time.
+                coming=any(entry.state is SliceState.STARTING for entry in of_model)
                 or missing_s.get(model, 0.0) <= self._queues[model].wait_s,
                 why_none=self._table.why_none(model),
             )
@@ -152,7 +152,7 @@ class AdmissionController:
         self._wake(self._queue.leave(ticket, self._clock()))
 
     async def turn(self, ticket: Ticket, receive: Receive) -> bool:
-        """Wait until a held request is let through or sent away; false where its client has gone."""
+        """Wait until a held request is admitted or refused; false where its client has gone."""
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
         gone = asyncio.ensure_future(disconnected(receive))
         try:
@@ -191,30 +191,30 @@ class AdmissionController:
             logger.error("the API keys stay as they were: %s", error.message)  # noqa: TRY400  the message says it all
 
     def _set_accounts(self) -> None:
-        """One a key; what a key has used stays used when the file changes."""
+        """Make one account per key; what a key has used stays used when the file changes."""
         now_s = self._clock()
-        kept = {}
+        accounts = {}
         for key in self._keys.ring.keys or (ANYONE,):
-            kept[key.name] = self._accounts.get(key.name) or Account(key)
-            kept[key.name].set(key, 1 / self._routers, now_s)
-        self._accounts = kept
+            accounts[key.name] = self._accounts.get(key.name) or Account(key)
+            accounts[key.name].set(key, 1 / self._routers, now_s)
+        self._accounts = accounts
 
 
 class _Admitted(Response):
-    """An ASGI response that is another one, sent when its request's turn has come."""
+    """An ASGI response that sends another one, once its request is admitted."""
 
     def __init__(
-        self, gate: AdmissionController, ticket: Ticket, record: RequestRecord, response: Response
+        self, admission: AdmissionController, ticket: Ticket, record: RequestRecord, response: Response
     ) -> None:
         super().__init__()
-        self._gate = gate
+        self._admission = admission
         self._ticket = ticket
         self._record = record
         self._response = response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gate, ticket, record = self._gate, self._ticket, self._record
-        gate.enter(ticket)
+        admission, ticket, record = self._admission, self._ticket, self._record
+        admission.enter(ticket)
         try:
             if not await self._turn(receive):
                 record.cancelled()
@@ -226,25 +226,25 @@ class _Admitted(Response):
             else:
                 record.admitted()
             if ticket.account.limited:
-                send = gate.with_limits(ticket.account, send)
+                send = admission.with_limits(ticket.account, send)
             await response(scope, receive, send)
         except asyncio.CancelledError:  # Serve looks out for the client too
             record.cancelled()
             raise
         finally:
-            gate.leave(ticket, _used_tokens(record, ticket))
+            admission.leave(ticket, _used_tokens(record, ticket))
 
     async def _turn(self, receive: Receive) -> bool:
-        """False where the client has gone; how long it waited is known either way, and where Serve cancels it."""
-        gate, ticket = self._gate, self._ticket
+        """False where the client has gone. The record gets the wait in any case, also where Serve cancels."""
+        admission, ticket = self._admission, self._ticket
         try:
-            return ticket.where is not Where.HELD or await gate.turn(ticket, receive)
+            return ticket.where is not Where.HELD or await admission.turn(ticket, receive)
         finally:
-            self._record.waited(gate.waited_s(ticket))
+            self._record.waited(admission.waited_s(ticket))
 
 
 def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:
-    """What the answer says it used; an event is a token where it does not say, and an error costs nothing."""
+    """What the answer says it used; without usage an event counts as a token. An error costs nothing."""
     record.read_usage()
     if not record.status or record.status >= HTTPStatus.BAD_REQUEST:
         return 0.0

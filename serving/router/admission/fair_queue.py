@@ -1,8 +1,8 @@
 """Who goes next: start-time fair queueing over the keys, strict by priority. Pure; not even time is needed.
 
-Within a priority, a key with twice the weight gets twice the tokens through while both wait. Each request is stamped with
-the virtual time at which it would start if every key had its share for itself; the smallest stamp goes first. Virtual
-time is the stamp of the last to go, so that a key which was idle starts level with the others and saves nothing up.
+Within a priority, a key with twice the weight gets twice the tokens through while both wait. A request's stamp is the
+virtual time at which it would start if every key had its share for itself; the smallest stamp goes first. Virtual time is
+the stamp of the last request to go, so that an idle key starts level with the others and saves nothing up.
 """
 
 import heapq
@@ -30,7 +30,7 @@ class _Class:
 
 
 class FairQueue(Generic[T]):
-    """Requests of many keys, in the order of their right."""
+    """Requests of many keys, in the order in which they go."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, float, int, _Place[T]]] = []
@@ -56,7 +56,7 @@ class FairQueue(Generic[T]):
         self._flows.setdefault(flow, {})[item] = None
 
     def pop(self) -> T:
-        """The next; raises IndexError where nobody waits."""
+        """The next request; raises IndexError where none waits."""
         while True:
             rank, start, _, place = heapq.heappop(self._heap)
             if place.gone:
@@ -66,18 +66,17 @@ class FairQueue(Generic[T]):
             return place.item
 
     def remove(self, item: T) -> None:
-        """It waits no longer; its key's later requests stay where they are."""
+        """Take a request out; its key's later requests keep their places."""
         self._forget(self._places[item])
-        if (
-            len(self._heap) > 2 * len(self._places) + 16
-        ):  # those who left must not pile up behind those who wait
+        # Requests that left must not pile up behind requests that wait.
+        if len(self._heap) > 2 * len(self._places) + 16:
             self._heap = [entry for entry in self._heap if not entry[3].gone]
             heapq.heapify(self._heap)
 
     def heaviest(self, flow: str, *, weight: float = 1.0, priority: int = 0) -> T | None:
-        """Whose place `flow` may take in a full queue: the newest of the key that waits with most for its weight.
+        """The request whose place `flow` may take in a full queue: the newest of the key with most waiting for its weight.
 
-        None where that is `flow` itself, counting the request it comes with, or one of higher priority.
+        None where that key is `flow` itself, counting its new request, or one of higher priority.
         """
         newcomer = (-priority, (len(self._flows.get(flow, ())) + 1) / weight)
         worst, victim = newcomer, None
@@ -99,6 +98,6 @@ class FairQueue(Generic[T]):
         del items[place.item]
         if not items:
             del self._flows[place.flow]
-        if not self._places:  # a busy time is over, and with it what was owed
+        if not self._places:  # nobody waits, so no key is owed anything
             self._heap.clear()
             self._classes.clear()

@@ -1,10 +1,10 @@
-"""Which request goes to a slice now, which waits in the router, and which is sent away. Pure: time and load are given.
+"""Which request goes to a slice now, which waits in the router, and which is refused. Pure: time and load are given.
 
-A model has as many seats as its slices run sequences at once. While one is free a request goes straight through; else it
-waits here, where keys get their fair share, and not in an engine, whose queue knows no keys. It waits as long for a
-slice that is on its way. The queue has an end and a deadline, and whoever is sent away is told when to come back.
+A model has as many seats as its slices run sequences at once. With a free seat a request is admitted at once. Without one it
+waits here, where keys get their fair share, and not in an engine, whose queue knows no keys. A request also waits for a
+slice that is coming. The queue has an end and a deadline, and a refusal says when to come back.
 
-Nobody has a timer of its own: `update` sends those away whose time is up, and takes over what the board says.
+No request has a timer: `update` refuses those that waited too long, and takes over what the store says.
 """
 
 import math
@@ -19,9 +19,9 @@ from serving.router.admission.fair_queue import FairQueue
 from serving.router.admission.rate_limit import Account
 from serving.state.records import SliceRecord
 
-# One beat may show what has only just arrived in the engine; a queue is what stands there for a second and more.
+# Requests that wait in an engine for one beat may have just arrived; a queue stands for a second and more.
 _BACKLOG_BEATS = 3
-# Of all bodies that wait for one model, in one router.
+# All bodies together that wait for one model in one router.
 _MOST_HELD_BYTES = 256 << 20
 _LONGEST_RETRY_S = 600.0
 # Weight of a beat in the measured rate: half of it comes from the last four beats, two seconds.
@@ -29,7 +29,7 @@ _BEAT_WEIGHT = 0.16
 
 
 class Where(Enum):
-    """Where a request is."""
+    """What admission has decided on a request."""
 
     HELD = auto()
     ADMITTED = auto()
@@ -38,7 +38,7 @@ class Where(Enum):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request on its way through. `seats`: the sequences it is on a slice; `tokens`: what it may use of its key's."""
+    """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit."""
 
     model: str
     account: Account
@@ -53,7 +53,7 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a beat says of a model: seats for this router; where there are none, whether any are on their way."""
+    """What a beat says of a model: this router's seats and, where it has none, whether a slice is coming."""
 
     seats: int
     coming: bool
@@ -88,7 +88,7 @@ class _Model:
         )
 
     def measure(self, now_s: float) -> None:
-        """Requests ended a second, as a moving average over beats in which there was something to do."""
+        """Average the requests ended per second, over beats in which there was something to do."""
         if self.beat_s is not None and (self.requests or self.ended):
             rate = self.ended / max(1e-3, now_s - self.beat_s)
             self.rate_per_s += (_BEAT_WEIGHT if self.rate_per_s else 1.0) * (rate - self.rate_per_s)
@@ -107,14 +107,14 @@ class _Model:
         )
 
     def _retry_after_s(self) -> float:
-        """Until those who wait now have gone, at the rate at which requests end; the queue's deadline where none do."""
+        """The time until the queue has emptied, at the rate at which requests end; its deadline where none end."""
         if self.outlook.seats and self.rate_per_s > 0:
             return min(_LONGEST_RETRY_S, max(1.0, (len(self.queue) + 1) / self.rate_per_s))
         return max(5.0, self.spec.wait_s)
 
 
 class AdmissionQueue:
-    """The queues of one router. What other requests a call sends on or away, it returns: their `where` has changed."""
+    """The queues of one router. A call returns the other requests that it admits or refuses: their `where` has changed."""
 
     def __init__(self, specs: Mapping[str, QueueSpec]) -> None:
         self._models = {name: _Model(name, spec) for name, spec in specs.items()}
@@ -139,7 +139,7 @@ class AdmissionQueue:
             if victim is None or not model.has_queue:
                 self._refuse(model, ticket, model.refusal(0.0), now_s)
                 return []
-            self._send_away(model, victim, now_s)
+            self._refuse_held(model, victim, now_s)
             dropped.append(victim)
         cost = max(1.0, ticket.tokens)
         model.queue.push(ticket, key.name, cost=cost, weight=key.weight, priority=key.priority)
@@ -147,12 +147,12 @@ class AdmissionQueue:
         return dropped
 
     def leave(self, ticket: Ticket, now_s: float) -> list[Ticket]:
-        """A request is over, whichever way."""
+        """End a request, however it went."""
         model = self._models[ticket.model]
         match ticket.where:
             case Where.REFUSED:
                 return []
-            case Where.HELD:  # its client has gone
+            case Where.HELD:  # the client has gone
                 self._unqueue(model, ticket)
                 ticket.account.end(ticket.tokens, 0.0, now_s - ticket.since_s, now_s)
             case Where.ADMITTED:
@@ -163,7 +163,7 @@ class AdmissionQueue:
         return self._next(model)
 
     def update(self, name: str, outlook: Outlook, now_s: float) -> list[Ticket]:
-        """Take over what the board says of a model, and send away those whose time is up."""
+        """Take over what the store says of a model, and refuse requests that waited too long."""
         model = self._models[name]
         model.measure(now_s)
         model.outlook = outlook
@@ -171,12 +171,12 @@ class AdmissionQueue:
         hopeless = not outlook.seats and not outlook.coming
         for ticket in model.queue.items():
             if hopeless or now_s - ticket.since_s >= model.spec.wait_s:
-                self._send_away(model, ticket, now_s)
+                self._refuse_held(model, ticket, now_s)
                 changed.append(ticket)
         return changed
 
     def counts(self, name: str) -> dict[str, int]:
-        """The fields of board.Demand that are known here."""
+        """The fields of Demand that the queue knows."""
         model = self._models[name]
         return {
             "held": len(model.queue),
@@ -193,14 +193,14 @@ class AdmissionQueue:
         return self._models[name].open
 
     def _next(self, model: _Model) -> list[Ticket]:
-        """One that needs several seats goes when one is free: else those that need one would always go before it."""
-        going = []
+        """Admit while a seat is free. A request for several seats needs one: else smaller ones would always go first."""
+        admitted = []
         while model.queue and model.open < model.outlook.seats:
             ticket = model.queue.pop()
             model.held_bytes -= ticket.size_bytes
             self._admit(model, ticket)
-            going.append(ticket)
-        return going
+            admitted.append(ticket)
+        return admitted
 
     def _admit(self, model: _Model, ticket: Ticket) -> None:
         ticket.where = Where.ADMITTED
@@ -211,14 +211,14 @@ class AdmissionQueue:
         model.queue.remove(ticket)
         model.held_bytes -= ticket.size_bytes
 
-    def _send_away(self, model: _Model, ticket: Ticket, now_s: float) -> None:
+    def _refuse_held(self, model: _Model, ticket: Ticket, now_s: float) -> None:
         self._unqueue(model, ticket)
         self._refuse(model, ticket, model.refusal(now_s - ticket.since_s), now_s)
 
     def _refuse(
         self, model: _Model, ticket: Ticket, refusal: Refusal, counted_until_s: float | None = None
     ) -> None:
-        """`counted_until_s`: now, where its key has begun to count it."""
+        """`counted_until_s`: now, where the key already counts the request."""
         ticket.where, ticket.refusal = Where.REFUSED, refusal
         model.refused += 1
         if counted_until_s is not None:
@@ -226,14 +226,16 @@ class AdmissionQueue:
 
 
 class Backlog:
-    """Which slices have had requests waiting in their engine for several beats running."""
+    """Which slices have had requests waiting in their engine for several beats in a row."""
 
     def __init__(self) -> None:
         self._beats: Counter[str] = Counter()
 
     def observe(self, entries: Iterable[SliceRecord]) -> frozenset[str]:
         """The replicas that have a queue."""
-        self._beats = Counter({one.replica: self._beats[one.replica] + 1 for one in entries if one.waiting})
+        self._beats = Counter(
+            {entry.replica: self._beats[entry.replica] + 1 for entry in entries if entry.waiting}
+        )
         return frozenset(replica for replica, beats in self._beats.items() if beats >= _BACKLOG_BEATS)
 
 
@@ -248,9 +250,9 @@ def seats(
 ) -> int:
     """How many sequences one of several routers may have on a model's slices.
 
-    All that the others leave, and its even share at least: they learn of each other by the beat, so two may take the same
-    seat once, and the engine's own queue holds what does not sit. Where every slice has had a queue for a while, its
-    cache is full before its seats are: then fewer than now, until the queues have gone.
+    All that the others leave, and at least its even share. Routers learn of each other once a beat, so two may take the same
+    seat; the engine's queue then holds one request. Where every slice has had a queue for a while, caches are full before
+    seats are: then the router takes fewer than now, until the queues have gone.
     """
     serving = [entry for entry in entries if entry.serves]
     capacity = sum(most_sequences.get(entry.pool, 1) for entry in serving)

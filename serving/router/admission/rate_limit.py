@@ -1,8 +1,8 @@
 """What one key may use: requests and tokens a minute, and requests at once. Pure: time is given.
 
-A limit a minute is a bucket of that many which fills up again all the time, so a minute's worth may come at once and
-nothing resets on the stroke of the minute. With several routers each enforces its share: a fleet of N gives each bucket
-1/N of size and rate, so that together they keep the limit as far as the balancer in front spreads a key's requests.
+A limit per minute is a bucket of that size which refills all the time: a minute's worth may come at once, and nothing
+resets on the stroke of the minute. Each of N routers gives its bucket 1/N of size and rate. Together they keep the limit, as
+far as the balancer in front spreads a key's requests.
 """
 
 import math
@@ -15,7 +15,7 @@ _MINUTE_S = 60.0
 
 
 class Bucket:
-    """So many a minute. May be overdrawn by what is only known afterwards, and then fills from below."""
+    """An amount per minute. Use that is only known afterwards may overdraw the bucket: it then fills from below zero."""
 
     def __init__(self, per_minute: float, now_s: float) -> None:
         self._limit = self._size = self._level = per_minute
@@ -23,7 +23,7 @@ class Bucket:
         self._at_s = now_s
 
     def set(self, per_minute: float, share: float, now_s: float) -> None:
-        """Another limit or share; what was used stays used."""
+        """Change limit or share; what was used stays used."""
         self._fill(now_s)
         used = self._size - self._level
         self._limit = per_minute
@@ -32,17 +32,17 @@ class Bucket:
         self._level = min(self._size, self._size - used)
 
     def take(self, amount: float, now_s: float) -> None:
-        """Negative: give back."""
+        """Take an amount; a negative one gives back."""
         self._fill(now_s)
         self._level = min(self._size, self._level - amount)
 
     def wait_s(self, amount: float, now_s: float) -> float:
-        """Until so much is there; more than fits is let through by a full bucket."""
+        """The time until the amount is there. A full bucket lets through more than it holds."""
         self._fill(now_s)
         return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
 
     def headers(self, what: str, now_s: float) -> list[tuple[bytes, bytes]]:
-        """OpenAI's three. What is left here speaks for the whole service, in which the other routers see as much."""
+        """OpenAI's three. The rest in this bucket stands for the whole service: the other routers see as much."""
         self._fill(now_s)
         left = max(0, math.floor(self._limit * self._level / self._size))
         full_s = (self._size - self._level) / self._per_s
@@ -69,7 +69,7 @@ class Account:
     _took_s: float = 0.0
 
     def set(self, key: Key, share: float, now_s: float) -> None:
-        """The key as the file has it now, and this router's share of what it may use."""
+        """Take over the key as the file has it now, and this router's share of its limits."""
         self.key, self.share = key, share
         self._requests = _bucket(self._requests, key.requests_per_minute, share, now_s)
         self._tokens = _bucket(self._tokens, key.tokens_per_minute, share, now_s)
@@ -88,7 +88,7 @@ class Account:
                     f"Key {key.name!r} has {self.open} requests under way, and may have {most} at once here "
                     f"({key.concurrency} in all); wait for one to end."
                 ),
-                max(1.0, self._took_s / most),  # one of them ends so soon, on average
+                max(1.0, self._took_s / most),  # the average time until one of them ends
             )
         if self._tokens and key.tokens_per_minute and tokens > key.tokens_per_minute:
             return Refusal(
@@ -119,26 +119,26 @@ class Account:
             self._tokens.take(tokens, now_s)
 
     def end(self, reserved: float, used: float, took_s: float, now_s: float) -> None:
-        """Put what a request was thought to use right by what it did."""
+        """Correct the tokens that a request was thought to use by those that it used."""
         self.open -= 1
         self._took_s = took_s if not self._took_s else 0.9 * self._took_s + 0.1 * took_s
         if self._tokens:
             self._tokens.take(used - reserved, now_s)
 
     def headers(self, now_s: float) -> list[tuple[bytes, bytes]]:
-        found = []
+        headers = []
         if self._requests:
-            found += self._requests.headers("requests", now_s)
+            headers += self._requests.headers("requests", now_s)
         if self._tokens:
-            found += self._tokens.headers("tokens", now_s)
-        return found
+            headers += self._tokens.headers("tokens", now_s)
+        return headers
 
     def _most_open(self) -> int | None:
         return None if self.key.concurrency is None else math.ceil(self.key.concurrency * self.share)
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: 20ms, 1s, 6m0s. Rounded up, so that whoever waits so long has waited long enough."""
+    """As OpenAI writes it: 20ms, 1s, 6m0s. Rounded up, so that the wait is long enough."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
     whole = math.ceil(seconds)

@@ -1,8 +1,8 @@
 """Which slices are left out because they fail, and when they are tried again. Pure: time is an argument.
 
-A slice that breaks off a connection is left out at once, one that answers with errors after FAILURES in a row. After
-`circuit_open_s` a single request tries it again: if that is answered, so is the next; if it fails, the slice is left out for twice
-as long as before, up to `circuit_longest_s`.
+A slice is left out at once when it breaks off a connection, and after FAILURES errors in a row. After `circuit_open_s` a
+single request tries the slice again. An answer brings the slice back; a failure leaves it out for twice as long as before, up
+to `circuit_longest_s`.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class _Circuit:
 
 
 class CircuitBreaker:
-    """The circuits of one router's slices. A slice it knows nothing of is a good one."""
+    """The circuits of one router's slices. A slice without a circuit is a good one."""
 
     def __init__(self, timings: Timings = TIMINGS) -> None:
         self._open_s, self._longest_s = timings.circuit_open_s, timings.circuit_longest_s
@@ -36,7 +36,7 @@ class CircuitBreaker:
         }
 
     def began(self, replica: str, now_s: float) -> bool:
-        """A request was sent; true for the one that tries a slice again that was left out."""
+        """Note a sent request; true where it tries a slice that was left out."""
         circuit = self._circuits.get(replica)
         if circuit and circuit.open_s and now_s >= circuit.until_s:
             circuit.trying = True
@@ -44,19 +44,19 @@ class CircuitBreaker:
         return False
 
     def answered(self, replica: str) -> None:
-        """It gave an answer, or the beginning of one."""
+        """The slice gave an answer, or the beginning of one."""
         self._circuits.pop(replica, None)
 
     def ended(self, replica: str) -> None:
-        """A request was over before it was answered, by nobody's fault: it tried nothing."""
+        """A request ended before its answer, by nobody's fault: it tells nothing of the slice."""
         if circuit := self._circuits.get(replica):
             circuit.trying = False
 
     def failed(self, replica: str, now_s: float, *, broken: bool) -> None:
-        """It answered with an error of its own or, `broken`, not at all."""
+        """The slice answered with an error of its own or, `broken`, not at all."""
         circuit = self._circuits.setdefault(replica, _Circuit())
         if now_s < circuit.until_s:
-            return  # requests that were there when it broke; they say nothing new
+            return  # requests that ran when the slice broke say nothing new
         circuit.failures += 1
         if broken or circuit.trying or circuit.failures >= FAILURES:
             circuit.open_s = min(self._longest_s, circuit.open_s * 2) if circuit.open_s else self._open_s

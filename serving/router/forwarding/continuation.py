@@ -1,11 +1,10 @@
 """An answer that breaks off on one slice and goes on, on another, from the tokens that the client has. Bytes in, bytes out.
 
-A stream of chat or completions is asked for with `return_token_ids`, so that every event says which tokens it is made
-of; what the client did not ask for is cut out again, and the events are byte for byte the engine's. When the stream
-breaks, the same body is asked of another slice with the ids so far in `vllm_xargs`: the engine there puts them behind
-the prompt, and through its detokenizer, stop strings and parsers (serving.engine.resume), so that nothing is
-tokenized again and a character, a stop string or a thought that was cut in two is whole. Its events are then made to
-fit the first's: id and time, usage and offsets as if nothing had happened.
+A stream of chat or completions is asked for with `return_token_ids`, so that every event names its tokens. The router
+cuts out what the client did not ask for: the events are byte for byte the engine's. When the stream breaks, the router sends
+the same body to another slice, with the ids so far in `vllm_xargs`. The engine there puts the ids behind the prompt, and
+through its detokenizer, stop strings and parsers (serving.engine.resume). So nothing is tokenized again, and a character, a
+stop string or a thought that was cut in two is whole. The later events get the first slice's id, time, usage and offsets.
 """
 
 import json
@@ -19,11 +18,11 @@ from serving.router.http import sse
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.routes import ROUTES
 
-# Quotes are escaped inside of JSON strings, so none of these is ever part of a text.
+# Quotes are escaped inside JSON strings, so a text never contains one of these.
 _IDS, _NO_IDS = b'"token_ids":[', b'"token_ids":null'
 _PROMPT_IDS, _NO_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]'), b'"prompt_token_ids":null'
 _NO_DELTA, _CALLS = b'"delta":{}', b'"tool_calls":['
-# Options whose effect on a token depends on all tokens before it, or that speak of the whole answer.
+# Options whose effect on a token depends on all tokens before it, or on the whole answer.
 _ALL_OF_IT = (
     "prompt_logprobs",
     "thinking_token_budget",
@@ -31,14 +30,14 @@ _ALL_OF_IT = (
     "kv_transfer_params",
     "ec_transfer_params",
 )
-_COMPLETION_TOKENS = 16  # max_tokens of completions that do not say
+_COMPLETION_TOKENS = 16  # max_tokens of completions that name none
 
 
 class Transcript:
     """One streamed answer as its client has it, over all the slices that gave a part of it.
 
-    `body` is what to ask of the next slice. `done` turns true with the answer's end, `failed` becomes an engine's own
-    error event where an engine sent one that is not the client's fault.
+    `body` is what to ask of the next slice. `done` turns true with the answer's end. `failed` becomes the engine's own
+    error event where the engine failed, not the client.
     """
 
     def __init__(self, request: InferenceRequest) -> None:
@@ -47,7 +46,7 @@ class Transcript:
         self._request = request
         self._chat = ROUTES[request.path].opens
         self._indivisible = _indivisible(request.fields, chat=self._chat)
-        self._unread = bool(self._indivisible)  # its ids are not asked for, or not given
+        self._unread = bool(self._indivisible)  # the answer's ids are not asked for, or not given
         self._shows_ids = bool(request.fields.get("return_token_ids"))
         self._has_tools = bool(request.fields.get("tools"))
         self._counts_text = not self._chat and request.fields.get("logprobs") is not None
@@ -64,7 +63,7 @@ class Transcript:
 
     @classmethod
     def of(cls, request: InferenceRequest) -> Self | None:
-        """None for what is no stream of tokens."""
+        """None where the answer is no stream of tokens."""
         route = ROUTES.get(request.path)
         return cls(request) if route and route.continued and request.streams else None
 
@@ -80,27 +79,27 @@ class Transcript:
 
     @property
     def tokens(self) -> int:
-        """Zero where they are not counted."""
+        """Tokens that the client has; zero where nobody counts."""
         return 0 if self._unread else self._ids.count(b",")
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of the client's own prompt, where a slice said so."""
+        """Length of the client's own prompt, where a slice told it."""
         return self._prompt_tokens or None
 
     def take(self, events: bytes) -> bytes:
-        """Whole events of an engine as the client is to have them, up to its failure if it has one."""
-        taken = None
+        """Whole events of an engine, as the client is to have them; up to the engine's failure if it fails."""
+        events_out = None
         if self._unread and self._begun:
-            taken = self._take_unread(events)
+            events_out = self._take_unread(events)
         elif self._opening and not self._later and not self._counts_text:
-            taken = self._take_tokens(events)
-        if taken is not None:
-            return taken
+            events_out = self._take_tokens(events)
+        if events_out is not None:
+            return events_out
         return b"".join(self._take(event) for event in sse.each(events))
 
     def resume(self) -> str:
-        """Make `body` what is left to ask for; returns why that can't be, if it can't."""
+        """Make `body` ask for the rest of the answer; returns the reason where another slice can't go on."""
         self.failed = b""
         self._later = bool(self._opening)
         if not self._begun:
@@ -112,7 +111,7 @@ class Transcript:
         return ""
 
     def ending(self) -> bytes:
-        """What the client still lacks of an answer whose tokens it has to the last; nothing where more are to come."""
+        """The end of an answer whose last token the client has; nothing where tokens are still to come."""
         last = [sse.body(event) for event in sse.each(self._last)]
         if any(body.get("choices") == [] for body in last):
             return sse.DONE
@@ -128,7 +127,7 @@ class Transcript:
         return sse.event({**self._opening, "choices": [], "usage": usage}) + sse.DONE
 
     def _take_unread(self, events: bytes) -> bytes | None:
-        """What could not go on elsewhere in any case. None where an engine fails, or may have."""
+        """Events of an answer that can't go on elsewhere anyway. None where the engine may have failed."""
         if sse.ERROR in events:
             return None
         self._last = events
@@ -136,19 +135,19 @@ class Transcript:
         return events
 
     def _take_tokens(self, events: bytes) -> bytes | None:
-        """The way of nearly all events: a token each and nothing else. None for others."""
+        """The fast path of nearly all events: one token, nothing else. None for others."""
         if _NO_DELTA in events or (self._has_tools and _CALLS in events):
             return None
-        pieces, found = [], []
+        pieces, all_ids = [], []
         head, mark, rest = events.partition(_IDS)
         while mark:
             ids, _, rest = rest.partition(b"]")
-            found.append(ids)
+            all_ids.append(ids)
             pieces.append(head)
             head, mark, rest = rest.partition(_IDS)
-        if len(found) != sse.count(events):
+        if len(all_ids) != sse.count(events):
             return None
-        for ids in found:
+        for ids in all_ids:
             if ids:
                 self._ids += ids
                 self._ids += b","
@@ -184,14 +183,14 @@ class Transcript:
         return event if self._shows_ids else _without_ids(event)
 
     def _note(self, body: dict[str, Any]) -> None:
-        """What there is to remember of an event."""
+        """Remember what a later slice needs of an event."""
         for choice in body["choices"]:
             delta = choice.get("delta") or {}
             prompt = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
             if prompt and not self._prompt_tokens:
                 self._prompt_tokens = len(prompt) - self._tokens_before
             if ids := choice.get("token_ids"):
-                self._ids += b"".join(b"%d," % each for each in ids)
+                self._ids += b"".join(b"%d," % token for token in ids)
             elif ids is None and "role" not in delta:
                 self._indivisible = self._indivisible or "its engine does not say which tokens it is made of"
                 self._unread = True
@@ -201,14 +200,14 @@ class Transcript:
                 self._text_length += len(choice.get("text") or "")
 
     def _sent_for_ids(self, body: dict[str, Any]) -> bool:
-        """Without `return_token_ids` an engine does not send what its parser found no words in."""
+        """Whether the engine sent this event only for `return_token_ids`, without words."""
         return not self._shows_ids and any(
             choice.get("delta") == {} and choice.get("finish_reason") is None and choice.get("token_ids")
             for choice in body["choices"]
         )
 
     def _fitting(self, body: dict[str, Any]) -> bytes:
-        """An event of a later slice, as the first would have sent it."""
+        """An event of a later slice, as the first slice would have sent it."""
         body |= {name: self._opening[name] for name in ("id", "created")}
         if usage := body.get("usage"):
             usage["prompt_tokens"] -= self._tokens_before
@@ -224,17 +223,18 @@ class Transcript:
         return sse.event(body)
 
     def _rest(self) -> bytes:
-        """The client's body, less what it has already."""
+        """The client's body, less the tokens that the client has."""
         fields = dict(self._request.fields)
-        said = self.tokens
+        had = self.tokens
         if not self._chat:
             fields.setdefault("max_tokens", _COMPLETION_TOKENS)
         for name in ("max_tokens", "max_completion_tokens"):
             if fields.get(name) is not None:
-                fields[name] -= said
+                fields[name] -= had
         if fields.get("min_tokens"):
-            fields["min_tokens"] = max(0, fields["min_tokens"] - said)
-        fields |= {"echo": False} if fields.get("echo") else {}
+            fields["min_tokens"] = max(0, fields["min_tokens"] - had)
+        if fields.get("echo"):
+            fields["echo"] = False
         extra = fields.get("vllm_xargs") or {}
         ids = [*extra.get(CONTINUED, ()), *json.loads(b"[" + self._ids[:-1] + b"]")]
         fields["vllm_xargs"] = {**extra, CONTINUED: ids}
@@ -246,7 +246,7 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
     """Why an answer can't go on elsewhere once it has begun; empty where it can."""
     prompt, form = fields.get("prompt"), fields.get("response_format") or {}
     one_text = isinstance(prompt, str) or (
-        isinstance(prompt, list) and all(isinstance(each, int) for each in prompt)
+        isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
     )
     free = not fields.get("structured_outputs") and form in ({}, {"type": "text"})
     reasons = {
@@ -269,7 +269,7 @@ def _without_ids(event: bytes) -> bytes:
 
 
 def _with_ids(request: InferenceRequest) -> bytes:
-    """The body, with the ids of tokens asked for; as it came but for that."""
+    """The body as it came, but asking for token ids."""
     if "return_token_ids" in request.fields:
         return json.dumps({**request.fields, "return_token_ids": True}).encode()
     before, _, after = request.body.partition(b"{")

@@ -1,6 +1,6 @@
-"""From a request to the slice that takes it: asked, and asked again elsewhere where a slice fails.
+"""Sends a request to a slice, and to another slice where the first one fails.
 
-The table says who is asked first, the breaker who is not to be asked, and the watch which streams have fallen silent.
+The table says which slice comes first, the breaker which slices are left out, and the watch which streams are silent.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass
 class Tries:
-    """How often and where one request was tried since it last got anything."""
+    """How often and where one request was tried since it last got a token."""
 
     left: int
     wait_s: float
     tried: set[str] = field(default_factory=set)
-    # Answered with an error; the slice's fault if another can do it.
+    # Slices that answered with an error. It is their fault if another slice answers well.
     accused: set[str] = field(default_factory=set)
     deadline_s: float | None = None
     pause_s: float = 0.0
 
     def again(self, replica: str) -> bool:
-        """Count a failure; false once it was the last."""
+        """Count a failure; false where no try is left."""
         self.tried.add(replica)
         self.left -= 1
         if self.deadline_s is None:
@@ -72,7 +72,7 @@ class NoClaims:
 
 
 class Dispatcher:
-    """What all answers of one router share: connections, and who is not to be asked."""
+    """What all answers of one router share: connections, and which slices are left out."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class Dispatcher:
         body: bytes | None = None,
         tries: Tries | None = None,
     ) -> Stream:
-        """A slice's answer up to its headers, of the first slice that does not fail; raises ServingError.
+        """The answer of the first slice that does not fail, up to its headers; raises ServingError.
 
         The last slice's own error is an answer too.
         """
@@ -178,10 +178,10 @@ class Dispatcher:
                 logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
                 await self.claims.give_back(entry.replica)
         else:
-            del self._verdicts[entry.replica]  # its next failure is judged anew
+            del self._verdicts[entry.replica]  # the slice's next failure is judged anew
 
     async def _is_dead(self, entry: SliceRecord) -> bool:
-        """Whether the slice says so, or fails to say that it is well. Its record comes with the next beat at the latest."""
+        """Whether the record says so, or the slice fails its health check. The record may be a beat old."""
         known = self._table.entry(entry.replica)
         if known is None or known.state is SliceState.LOST:
             return True
@@ -207,24 +207,27 @@ class Dispatcher:
         ]
 
     def watch(self, stream: Stream) -> None:
-        """Take care that it does not fall silent."""
+        """Have the watch cut the stream when its slice falls silent."""
         stream.watched = True
 
     def give_back(self, stream: Stream) -> None:
-        """End a request. A response not read to its end closes its connection: the engine aborts the request."""
+        """End a request. A response that is not read to its end closes its connection: the engine aborts the request."""
         self._streams.discard(stream)
         self._end(stream.entry, stream.request)
         response = stream.response
-        response.close() if not response.content.at_eof() else response.release()
+        if response.content.at_eof():
+            response.release()
+        else:
+            response.close()
 
     def settle(
         self, entries: Collection[SliceRecord], free_seats: Callable[[str], int] = lambda _: 0
     ) -> None:
-        """Once a beat: these are the slices there are, and so many sequences more may run on those that serve, by model.
+        """Once a beat: take over the slices, and how many more sequences each model's slices may run.
 
-        What a lost slice still has goes on elsewhere, and what can't ends once the slice is forgotten: the kernel of a host
-        whose processes are stopped keeps every connection up. What a leaving slice has goes on elsewhere at once, as far as
-        there are seats; the rest has the slice's `drain_s` to end.
+        Requests of a lost slice go on elsewhere. Those that can't end once the slice is forgotten, because a stopped host's
+        kernel keeps its connections up. Requests of a leaving slice go on elsewhere at once, as far as there are seats; the
+        others have the slice's `drain_s` to end.
         """
         replicas = {entry.replica for entry in entries}
         self.timing.settle(replicas)
@@ -239,14 +242,14 @@ class Dispatcher:
         silent_since_s = time.monotonic() - self._timings.stale_s
         for stream in self._streams:
             over = stream.entry.replica in forgotten or (stream.movable and self._is_elsewhere(stream.entry))
-            if over and stream.heard_s < silent_since_s:  # one that speaks is not on a stopped host
+            if over and stream.heard_s < silent_since_s:  # a host that sends tokens is not stopped
                 stream.cut()
         self._leaving = {entry.replica for entry in entries if entry.state is SliceState.DRAINING}
         if self._leaving and self.failover.continue_streams:
             self._move(free_seats)
 
     def _move(self, free_seats: Callable[[str], int]) -> None:
-        """Take streams off slices that leave. They hold seats of their own, on which others may not count."""
+        """Take streams off slices that leave. Such streams already hold seats, which `free_seats` does not count."""
         of_model: defaultdict[str, list[Stream]] = defaultdict(list)
         for stream in self._streams:
             if stream.entry.replica in self._leaving and not stream.moving:
@@ -259,15 +262,15 @@ class Dispatcher:
                     stream.move()
 
     async def reaches(self, entry: SliceRecord) -> bool:
-        """Whether a slice answers at all, whatever the board says of it."""
+        """Whether a slice answers at all, whatever the store says of it."""
         return await self._upstream.reaches(entry, self._timings.probe_reach_s)
 
     def broke(self, entry: SliceRecord) -> None:
-        """It broke a connection off."""
+        """The slice broke a connection off."""
         self.breaker.failed(entry.replica, time.monotonic(), broken=True)
 
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
-        """The slice could do what others answered with an error."""
+        """The slice answered well: blame those that answered this request with an error."""
         if self.suspects:
             self._release(self.suspects.cleared(fingerprint(request)))
         self.breaker.answered(entry.replica)
@@ -314,12 +317,14 @@ class Dispatcher:
                 del self._asking[limit]
 
     def _is_elsewhere(self, entry: SliceRecord) -> bool:
-        """Whether its place is, since the board calls it lost."""
+        """Whether the store calls the slice lost and another one serves."""
         return entry.replica in self._lost and self._elsewhere(entry)
 
     def _elsewhere(self, entry: SliceRecord) -> bool:
         left_out = self.breaker.left_out(time.monotonic()) | {entry.replica}
-        return any(one.serves and one.replica not in left_out for one in self._table.entries(entry.model))
+        return any(
+            other.serves and other.replica not in left_out for other in self._table.entries(entry.model)
+        )
 
     def _release(self, replica: str | None) -> None:
         """A trial is over: another router may try its suspects there."""
@@ -329,7 +334,7 @@ class Dispatcher:
             giving.add_done_callback(self._givings.discard)
 
     async def _judged(self, entry: SliceRecord, request: InferenceRequest, error: Exception) -> None:
-        """End a request that a slice broke off; a slice that took no connection has seen nothing of it."""
+        """End a request that a slice broke off; a slice that took no connection has not seen the request."""
         try:
             if not isinstance(error, NotConnected):
                 await self.judge(entry, request)
@@ -343,7 +348,7 @@ class Dispatcher:
         self.breaker.ended(entry.replica)
 
     async def _choose(self, request: InferenceRequest, tries: Tries) -> SliceRecord:
-        """The slice to ask; waits for one where there is hope of one, or where a part of the answer is with the client."""
+        """The slice to ask; waits where a slice may come back, or where the client has a part of the answer."""
         if tries.pause_s:
             await asyncio.sleep(tries.pause_s * random.uniform(0.5, 1))
         tries.pause_s = min(self._timings.longest_pause_s, tries.pause_s * 2) if tries.tried else 0.0
@@ -355,11 +360,11 @@ class Dispatcher:
                 return await self._choose_among_suspects(request, left_out)
             except NoSliceError:
                 if tries.deadline_s is None:
-                    self._table.choose(request.model)  # none at all: that is for the client to know
+                    self._table.choose(request.model)  # raises at once where no slice serves at all
                     tries.deadline_s = time.monotonic() + tries.wait_s
                 if time.monotonic() >= tries.deadline_s:
                     raise
-            # Whoever failed this request may have it again after a while, if nobody else is there.
+            # Where no other slice is there, one that failed this request may try it again after a while.
             tries.tried.clear()
             tries.pause_s = max(self._timings.first_pause_s, tries.pause_s)
             await asyncio.sleep(self._timings.look_again_s)
@@ -388,5 +393,5 @@ class Dispatcher:
 
 
 def failed(status: int) -> bool:
-    """Whether it is the engine's failure; one that does not do a thing at all (501) has not failed."""
+    """Whether the engine failed; an engine that does not offer a feature (501) has not."""
     return status >= HTTPStatus.INTERNAL_SERVER_ERROR and status != HTTPStatus.NOT_IMPLEMENTED

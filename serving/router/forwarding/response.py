@@ -1,8 +1,7 @@
 """One answer to a client, of as many slices as it takes.
 
-Nothing sent yet: the request is asked anew of another slice, but never for an error of the client's own. Part of a
-stream of tokens sent: it goes on elsewhere from there (serving.router.forwarding.continuation). What can't go on ends with an
-error event.
+A slice fails before the client has anything: another slice is asked anew, except after a client's own error. It fails within
+a stream: another slice goes on from there (serving.router.forwarding.continuation), or the stream ends with an error event.
 """
 
 import asyncio
@@ -29,15 +28,15 @@ _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes e
 
 
 class ForwardedResponse(Response):
-    """An ASGI response that is a slice's, picked when it is sent.
+    """An ASGI response that comes from a slice, chosen when the response is sent.
 
-    The client going away ends it within the event loop's next turn.
+    It ends within the event loop's next turn after the client has gone.
     """
 
     def __init__(
         self, dispatcher: Dispatcher, request: InferenceRequest, record: RequestRecord | None = None
     ) -> None:
-        """`record` is told what becomes of the request."""
+        """`record` hears what becomes of the request."""
         super().__init__()
         self._dispatcher = dispatcher
         self._record = record or RequestRecord(request.path)
@@ -77,7 +76,7 @@ class ForwardedResponse(Response):
                 self._dispatcher.give_back(stream)
 
     async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Whole events only, so that what follows never lands inside one that was cut off. False: ask another slice."""
+        """Send whole events only: later events must not land inside a cut one. False: ask another slice."""
         transcript, rest, new = self._transcript, b"", True
         response, timing = stream.response, self._dispatcher.timing
         if transcript and transcript.speaks:
@@ -109,10 +108,10 @@ class ForwardedResponse(Response):
         return await self._go_on(stream, scope, receive, send)
 
     async def _go_on(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
-        """After a slice broke off: false where another is to be asked for the rest, true once the client knows the end."""
+        """After a slice broke off: false where another slice is to be asked for the rest, true once the client has the end."""
         entry, response = stream.entry, stream.response
-        said = self._transcript.failed if self._transcript else b""
-        if said:
+        failure = self._transcript.failed if self._transcript else b""
+        if failure:
             self._tries.accused.add(entry.replica)
         elif not stream.moving:
             self._dispatcher.broke(entry)
@@ -136,15 +135,15 @@ class ForwardedResponse(Response):
             return False
         else:
             error = _lost(entry)
-        if said and self._started:
+        if failure and self._started:
             self._record.failed(error)
-            await self._say(said, response, send, end=True)
+            await self._say(failure, response, send, end=True)
         else:
             await self._end_with(error, scope, receive, send)
         return True
 
     async def _whole(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
-        """An answer that is no stream, run anew elsewhere where it breaks off: the client has nothing of it yet."""
+        """Send an answer that is no stream. Where it breaks off the client has nothing yet: false, ask another slice."""
         entry, response = stream.entry, stream.response
         try:
             body = await response.read()
@@ -161,7 +160,7 @@ class ForwardedResponse(Response):
             return True
         if not failed(response.status):
             self._dispatcher.answered(entry, self._request, self._tries)
-        if self._started:  # a slice that will not go on with what another began
+        if self._started:  # the slice refuses to go on with what another slice began
             await self._end_with(_lost(entry), scope, receive, send)
             return True
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
@@ -193,7 +192,7 @@ class ForwardedResponse(Response):
             self._record.passed_on(events, sse.count(events))
 
     async def _end_with(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> None:
-        """An error in the place of an answer, or of the rest of one."""
+        """Send an error in the place of the answer, or of its rest."""
         self._record.failed(error)
         if self._started:
             await send({"type": "http.response.body", "body": error_event(self._request.path, error)})

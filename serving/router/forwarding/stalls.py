@@ -1,6 +1,6 @@
-"""The streams that a router has open, and which of them to take off a slice that has stopped speaking.
+"""The streams that a router has open, and which of them to take off a slice that has fallen silent.
 
-No timer a token: each stream notes when it last heard something, and one task looks at all of them twice a second.
+There is no timer per token: each stream notes when its last token came, and one task looks at all twice a second.
 """
 
 from collections import defaultdict
@@ -15,14 +15,15 @@ from serving.state.records import SliceRecord
 
 
 class StalledError(aiohttp.ClientError):
-    """A slice that says nothing, though its connection stands."""
+    """A slice is silent, though its connection stands."""
 
 
 @dataclass(eq=False, slots=True)
 class Stream:
     """An answer from one slice. `trial`: it tries a slice that has failed; `watched`: its silence tells of a stall.
 
-    `moving`: its slice leaves, and it goes on elsewhere. `telling`: its client has not taken yet what came last; that the slice is silent meanwhile says nothing of it.
+    `moving`: its slice leaves, and another goes on. `telling`: the client has not taken the last piece yet; until then the
+    slice's silence is no stall.
     """
 
     entry: SliceRecord
@@ -49,12 +50,12 @@ class Stream:
         self.telling = False
 
     def move(self) -> None:
-        """Take it off a slice that leaves: it goes on elsewhere by nobody's fault."""
+        """Take the stream off a slice that leaves, by nobody's fault."""
         self.moving = True
         self.cut()
 
     def cut(self) -> None:
-        """End it for its reader, as if the connection had broken."""
+        """End the stream for its reader, as if the connection had broken."""
         self.response.content.set_exception(StalledError())
         self.response.close()
 
@@ -62,27 +63,27 @@ class Stream:
 def stalled(
     streams: Collection[Stream], timing: SliceTiming, in_flight: Callable[[str], int], now_s: float
 ) -> list[Stream]:
-    """Streams of slices that have been silent for too long, as far as they could go on elsewhere.
+    """Streams of slices that have been silent for too long, where another slice could go on.
 
-    `in_flight`: all requests that a slice has, whole answers among them, which may have its engine read a prompt.
+    `in_flight`: all requests of a slice, also those without a stream: its engine may be reading their prompts.
     """
     of_slice: defaultdict[str, list[Stream]] = defaultdict(list)
     for stream in streams:
         if stream.watched:
             of_slice[stream.entry.replica].append(stream)
-    found = []
-    for replica, those in of_slice.items():
-        begun = [stream for stream in those if stream.heard_s]
+    late = []
+    for replica, open_streams in of_slice.items():
+        begun = [stream for stream in open_streams if stream.heard_s]
         limit_s = timing.silence_s(replica, reading=len(begun) < in_flight(replica))
         heard_s = [stream.heard_s for stream in begun if not stream.telling]
         silent = heard_s and now_s - max(heard_s) > limit_s
-        # What has no token yet is only late, unless it tries a slice that has failed or lies on one that is silent.
+        # A stream without a token is only late, unless its slice is silent or is on trial after a failure.
         late_s = timing.first_s(replica)
-        found += [
+        late += [
             stream
-            for stream in those
+            for stream in open_streams
             if stream.movable
             and not stream.telling
             and (silent or (stream.trial and not stream.heard_s and now_s - stream.asked_s > late_s))
         ]
-    return found
+    return late

@@ -1,7 +1,7 @@
-"""The router's HTTP connections to slices: one pool, headers as they came, and a kernel that watches the other side.
+"""The router's HTTP connections to slices: one pool, headers as they came, and keepalive probes by the kernel.
 
-aiohttp rather than httpx, because every streamed chunk passes here: httpx takes 20 times the CPU an answer and 6 times a
-token of a stream (benchmarks/http_clients.py).
+aiohttp and not httpx, because every streamed chunk passes here: httpx takes 20 times the CPU per answer and 6 times per
+streamed token (benchmarks/http_clients.py).
 """
 
 import asyncio
@@ -16,16 +16,16 @@ from yarl import URL
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord
 
-# A connection that was not made: the slice has seen nothing of the request.
+# No connection was made: the slice has not seen the request.
 NotConnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
     b"content-length expect".split()
 )
 _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front sends its own
-# What aiohttp would add where the client sent none; a client that takes no gzip must not get any.
+# aiohttp would add these where the client sent none; a client that takes no gzip must not get any.
 _NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# A host that vanishes without a word is found by the kernel in 5 s; one that only computes answers its probes.
+# The kernel finds a vanished host in 5 s; a busy host still answers the probes.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
@@ -61,10 +61,10 @@ class Upstream:
         )
 
     async def is_well(self, entry: SliceRecord, within_s: float) -> bool:
-        """Whether a slice says of itself that it can answer."""
+        """Whether a slice calls itself healthy."""
         try:
-            async with asyncio.timeout(within_s), self._session.get(f"{entry.address}/health") as answer:
-                return answer.ok
+            async with asyncio.timeout(within_s), self._session.get(f"{entry.address}/health") as response:
+                return response.ok
         except (aiohttp.ClientError, TimeoutError):
             return False
 
@@ -89,14 +89,14 @@ def returned(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
 
 def _socket(address: tuple[Any, ...]) -> socket.socket:
     family, kind, protocol, *_ = address
-    made = socket.socket(family, kind, protocol)
+    connection = socket.socket(family, kind, protocol)
     for level, option, value in _KEEPALIVE:
-        made.setsockopt(level, option, value)
-    return made
+        connection.setsockopt(level, option, value)
+    return connection
 
 
 def _forwarded(raw: Iterable[tuple[bytes, bytes]], ours: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The client's headers, but for those that are ours."""
+    """The router's headers and the client's, except where the router sets its own."""
     dropped = _HOP_BY_HOP | {name.encode() for name in ours} if ours else _HOP_BY_HOP
     return [*ours.items()] + [
         (name.decode("latin-1"), value.decode("utf-8", "replace"))  # aiohttp encodes as UTF-8

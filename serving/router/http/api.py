@@ -1,6 +1,6 @@
-"""The HTTP surface: OpenAI's by model name, each request relayed to a slice of that model. Knows nothing of Serve.
+"""The HTTP surface: OpenAI's by model name, each request forwarded to a slice of that model. Knows nothing of Serve.
 
-It reads from a body what it needs to route and forwards the body as it came; what the fields mean is vLLM's business.
+It reads from a body what it needs to route, and forwards the body as it came; vLLM knows what the fields mean.
 """
 
 import logging
@@ -44,7 +44,7 @@ from serving.status.document import Status
 logger = logging.getLogger("ray.serve")
 
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
-_CLIENT_CLOSED_REQUEST = 499  # nginx's number; nobody is left to read it
+_CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 
 
 class Api:
@@ -61,7 +61,7 @@ class Api:
         metrics: Callable[[], Awaitable[str]],
     ) -> None:
         """`status` and `metrics` give the pages of the whole service."""
-        self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
+        self._plans = {plan.model.name: plan for plan in reversed(plans)}  # the plan of the preferred pool
         self._hosts = {
             name: max(plan.slice.hosts for plan in plans if plan.model.name == name) for name in self._plans
         }
@@ -83,8 +83,8 @@ class Api:
         app.add_api_route("/v1/models/{name:path}", self.model)
         app.add_api_route("/health", self.health, response_class=Response)
         app.add_api_route("/status.json", self.status, response_model=Status)
-        for path, answer in page.routes():
-            app.add_route(path, answer, include_in_schema=False)
+        for path, handler in page.routes():
+            app.add_route(path, handler, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
         app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
@@ -121,7 +121,7 @@ class Api:
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
     async def forward(self, request: Request) -> Any:
-        """What vLLM's app computes, by a slice of the model that the body names."""
+        """Forward a request to a slice of the model that its body names."""
         record = self._journal.begin(_path(request), request.headers)
         _exchange(request).record = record
         return await self._forward(request, record)
@@ -139,9 +139,9 @@ class Api:
         record.question = body
         check(fields, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
-        asked = InferenceRequest.of(request, model, path, body, fields)
-        response = ForwardedResponse(self._dispatcher, asked, record)
-        return self._admission.admitted(account, asked, record, response)
+        inference = InferenceRequest.of(request, model, path, body, fields)
+        response = ForwardedResponse(self._dispatcher, inference, record)
+        return self._admission.admitted(account, inference, record, response)
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._table.resolve(name)
@@ -169,7 +169,7 @@ def _path(request: Request) -> str:
 
 
 def _takes(path: str) -> str:
-    """The method of a path; none where there is no such path."""
+    """The method that a path takes; empty where there is no such path."""
     if path in ROUTES:
         return "POST"
     return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
@@ -183,12 +183,12 @@ def _refusal(request: Request) -> ServingError:
 
 
 def _exchange(request: Request) -> Exchange:
-    found: Exchange = request.scope[EXCHANGE]
-    return found
+    exchange: Exchange = request.scope[EXCHANGE]
+    return exchange
 
 
 async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, ServingError)  # noqa: S101  that is what it is registered for
+    assert isinstance(error, ServingError)  # noqa: S101  the handler is registered for this class
     if record := _exchange(request).record:
         record.failed(error)
     response = error_response(error)

@@ -1,8 +1,8 @@
-"""API keys: who asks, and what that key may use. A file of hashes, read anew when it changes.
+"""API keys: whose request it is, and what the key may use. A file of hashes, read anew when it changes.
 
-A key is 32 random bytes, so one SHA-256 of it is enough: nothing can be guessed from the hash that could not be guessed
-without it. Of the key itself nothing is kept, and no error or log line repeats it. Metrics, log and spans, which more people
-read than the file, have the beginning of its hash in the place of its name.
+A key is 32 random bytes, so one SHA-256 is enough: the hash makes no guess easier. The service does not keep the key, and no
+error or log line repeats it. More people read metrics, log and spans than the file, so these name a key by the beginning of
+its hash.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _ID_DIGITS = 12  # enough to tell a file's keys apart, and short in a graph's le
 
 
 class Key(BaseModel):
-    """One key of the file. Limits that are left out do not exist; `priority` is strict, `weight` shares within one."""
+    """One key of the file. A limit that is left out does not exist. `priority` is strict; `weight` shares within a priority."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -42,11 +42,11 @@ class Key(BaseModel):
 
     @property
     def id(self) -> str:
-        """Whose request it is, for those who do not know the file."""
+        """The key's name for readers who do not know the file."""
         return NO_KEY if self is ANYONE else self.sha256[:_ID_DIGITS]
 
 
-# Who asks where the service has no keys, and who a request without one is where it has none to give.
+# The key of every request where the service has no keys.
 ANYONE = Key(name="anyone", sha256="0" * _HEX_DIGITS)
 
 
@@ -62,7 +62,7 @@ class KeyRing:
         object.__setattr__(self, "_by_hash", {_bucket(bytes.fromhex(key.sha256)): key for key in self.keys})
 
     def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:
-        """The key that a request shows, as OpenAI's clients send it or Anthropic's; raises UnauthorizedError."""
+        """The key that a request shows, as OpenAI's or Anthropic's clients do; raises UnauthorizedError."""
         if not self.required:
             return ANYONE
         shown = _shown(headers)
@@ -70,14 +70,14 @@ class KeyRing:
             raise UnauthorizedError("No API key was sent; send `Authorization: Bearer KEY`.")
         digest = hashlib.sha256(shown).digest()
         key = self._by_hash.get(_bucket(digest))
-        # What time the look-up takes tells of hashes at most, and of the part of them that is no secret.
+        # The time of the look-up tells at most the part of a hash that is no secret.
         if not hmac.compare_digest(digest, bytes.fromhex(key.sha256) if key else bytes(32)) or key is None:
             raise UnauthorizedError("The API key that was sent is not one of this service's.")
         return key
 
 
 def parse(text: str | bytes, where: str) -> KeyRing:
-    """Read a list of keys; raises ConfigError with the place of each problem, never with what stands there."""
+    """Read a list of keys; raises ConfigError with the place of each problem, never with its text."""
     try:
         raw = yaml.safe_load(text)
         keys = TypeAdapter(tuple[Key, ...]).validate_python(raw if raw is not None else [])
@@ -101,7 +101,7 @@ def _explain(problem: dict[str, Any]) -> str:
 
 
 def new(name: str, **limits: float | None) -> tuple[str, str]:
-    """A fresh key, and the line of the file that lets it in; raises ConfigError."""
+    """A fresh key, and its line for the file; raises ConfigError."""
     key = _PREFIX + secrets.token_urlsafe(32)
     given = {limit: value for limit, value in limits.items() if value is not None}
     entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **given}
@@ -111,10 +111,10 @@ def new(name: str, **limits: float | None) -> tuple[str, str]:
 
 
 class KeyFile:
-    """Where the keys come from: a file, or the variable where no file is named. Looks at the file, keeps what it said."""
+    """Where the keys come from: a file, or the variable where no file is named. Keeps the last good reading."""
 
     def __init__(self, path: Path | None, secret: str | None = None) -> None:
-        """Raises ConfigError where there are keys to read and they can't be."""
+        """Raises ConfigError where keys are named that can't be read."""
         if path and secret is not None:
             raise ConfigError(f"router.keys_file and {VARIABLE} are both set; unset one")
         self._path = path
@@ -129,9 +129,9 @@ class KeyFile:
         return cls(Path(path) if path else None, os.environ.get(VARIABLE))
 
     def refresh(self) -> bool:
-        """Read the file if it is another one; true where there are new keys.
+        """Read the file if it changed; true where there are new keys.
 
-        One that can't be read raises ConfigError, once: the keys stay as they were.
+        A file that can't be read raises ConfigError, once: the keys stay as they were.
         """
         if not self._path:
             return False
@@ -140,11 +140,11 @@ class KeyFile:
                 return False
             self.ring = parse(self._read(self._path), str(self._path))
         except (OSError, ConfigError) as error:
-            said = error.message if isinstance(error, ConfigError) else f"{self._path}: {error.strerror}"
-            if said == self._problem:
+            problem = error.message if isinstance(error, ConfigError) else f"{self._path}: {error.strerror}"
+            if problem == self._problem:
                 return False
-            self._problem = said
-            raise ConfigError(said) from None
+            self._problem = problem
+            raise ConfigError(problem) from None
         self._problem = ""
         return True
 
@@ -157,9 +157,9 @@ class KeyFile:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """What changes with every way to write a file, a secret's swapped symbolic link included."""
-    found = path.stat()
-    return found.st_ino, found.st_mtime_ns, found.st_size
+    """Changes with every way to write a file, also where a secret's symbolic link is swapped."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_mtime_ns, stat.st_size
 
 
 def _bucket(digest: bytes) -> bytes:

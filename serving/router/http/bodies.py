@@ -1,4 +1,4 @@
-"""Request bodies, read within a size and a time, each and all together."""
+"""Reads request bodies, with limits on each and on all together."""
 
 import asyncio
 from typing import Any
@@ -9,16 +9,16 @@ from starlette.requests import ClientDisconnect
 from serving.config import RouterSpec
 from serving.errors import OverloadedError, ServingError, SlowBodyError, TooLargeError
 
-# Of all bodies that are being read by one router. Those that were read count with the queue, and with the seats of slices.
+# All bodies together that one router is reading. The queue and the seats of slices bound the bodies that were read.
 _MOST_BYTES = 512 << 20
-# Of a body that is refused, so many times the allowed size is read before the connection is cut.
+# The router reads a refused body up to this many times the allowed size, then cuts the connection.
 _DROPPED = 4
 
 
 class BodyReader:
-    """Reads bodies, at most so large and so slow, and so many bytes of all that are on their way.
+    """Reads bodies, with a limit on the size and time of each, and on the bytes of all that are on their way.
 
-    Deadlines are kept by `sweep`, without a timer for each request.
+    `sweep` keeps the deadlines, without a timer for each request.
     """
 
     def __init__(self, spec: RouterSpec, most_bytes: int = _MOST_BYTES) -> None:
@@ -30,11 +30,15 @@ class BodyReader:
 
     async def read(self, request: Request, now_s: float) -> bytes:
         """Raises TooLargeError, SlowBodyError, OverloadedError, ClientDisconnect."""
-        said = request.headers.get("content-length", "")
-        if said.isdecimal() and int(said[:20]) > self._spec.max_body_bytes and "expect" in request.headers:
+        length = request.headers.get("content-length", "")
+        if (
+            length.isdecimal()
+            and int(length[:20]) > self._spec.max_body_bytes
+            and "expect" in request.headers
+        ):
             raise self._too_large()  # the client waits to be asked for the body
         task = asyncio.current_task()
-        assert task is not None  # noqa: S101  a coroutine runs in one
+        assert task is not None  # noqa: S101  a coroutine runs in a task
         self._readers[task] = now_s + self._spec.body_timeout_s
         try:
             return await self._pieces(request)
@@ -57,7 +61,7 @@ class BodyReader:
                 task.cancel()
 
     async def _pieces(self, request: Request) -> bytes:
-        """Of a body that is refused the rest is read and dropped: a client in the middle of sending hears no answer."""
+        """Reads and drops the rest of a refused body: a client that is still sending hears no answer."""
         most = self._spec.max_body_bytes
         pieces: list[bytes] = []
         size = kept = 0

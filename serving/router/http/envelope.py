@@ -1,7 +1,7 @@
-"""What every answer is wrapped in: its request's id, and errors in the one shape that the route's clients parse.
+"""Wraps every answer: gives it the request's id, and an error the shape that the route's clients parse.
 
-Errors come from three places: this router, an engine that refuses, and whatever stands in an engine's way to its refusal. A
-client's own mistake is told in the words of whoever found it; what an engine says of its own failure stays in its log.
+Errors come from this router, from an engine that refuses, and from the libraries around the engine. A client's mistake keeps
+the words of the part that found it; an engine's words on its own failure stay in its log.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from serving.router.telemetry.record import RequestRecord
 logger = logging.getLogger("ray.serve")
 
 ID_HEADER = b"x-request-id"
-# Where a request's scope has its exchange, to which the surface gives the request's record.
+# The key of the exchange in a request's scope; the surface gives the exchange the request's record.
 EXCHANGE = "serving.exchange"
 _ANTHROPIC_KINDS: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
@@ -35,16 +35,16 @@ _ANTHROPIC_KINDS: dict[int, str] = {
     HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
     HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
 }
-# What an engine's 500 says to a client; the words of the others are meant for it.
+# What a client reads of an engine's 500; other errors keep their own words.
 _ENGINE_FAILED = "The engine failed on this request."
 _LENGTH_AND_TYPE = (b"content-length", b"content-type")
 
 
 class Envelope:
-    """An ASGI app around the router's, and the one owner of a request's end: its record is written out here."""
+    """An ASGI app around the router's. It alone ends a request: it writes the record out."""
 
     def __init__(self, app: ASGIApp, *, returns_id: bool = True) -> None:
-        """`returns_id`: false where the server around it puts the id on answers."""
+        """`returns_id`: false where the server puts the id on answers."""
         self._app = app
         self._returns_id = returns_id
 
@@ -67,7 +67,7 @@ class Envelope:
         except Exception:
             logger.exception("unhandled error on %s %s, request %s", scope["method"], path, name.decode())
             if exchange.started:
-                raise  # the server cuts the connection: the client must not take this for the end
+                raise  # the server cuts the connection: to the client the answer must not look complete
             await error_response(ServingError("Internal error."))(scope, receive, exchange)
         finally:
             if exchange.record:
@@ -75,7 +75,7 @@ class Envelope:
 
 
 class Exchange:
-    """One request's ASGI `send`, and its record once there is one. Of an answer that went well it touches the headers alone."""
+    """One request's ASGI `send`, and its record once there is one. A good answer has only its headers changed."""
 
     def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
         self._send = send
@@ -89,7 +89,7 @@ class Exchange:
 
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
-            headers = [one for one in message.get("headers", ()) if one[0] != ID_HEADER]
+            headers = [header for header in message.get("headers", ()) if header[0] != ID_HEADER]
             message = {**message, "headers": [*headers, *self._id_header]}
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 self._error = message
@@ -102,15 +102,15 @@ class Exchange:
         return self._send(message)
 
     async def _collect(self, message: Message) -> None:
-        """An error goes out once it is whole."""
+        """Collect an error's body, and send it once it is whole."""
         self._body += message.get("body", b"")
         if message.get("more_body"):
             return
         start, self._error = self._error, None
-        assert start is not None  # noqa: S101  this is called with an error under way
-        if self._body:  # a client that left is answered without one
-            body = json.dumps(self._said(start["status"])).encode()
-            kept = [one for one in start["headers"] if one[0] not in _LENGTH_AND_TYPE]
+        assert start is not None  # noqa: S101  `_error` is set before this is called
+        if self._body:  # the answer to a client that left has no body
+            body = json.dumps(self._fields(start["status"])).encode()
+            kept = [header for header in start["headers"] if header[0] not in _LENGTH_AND_TYPE]
             length = (b"content-length", str(len(body)).encode())
             start = {**start, "headers": [*kept, length, (b"content-type", b"application/json")]}
             self._body = body
@@ -118,24 +118,24 @@ class Exchange:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": self._body})
 
-    def _said(self, status: int) -> dict[str, Any]:
+    def _fields(self, status: int) -> dict[str, Any]:
         error = told(self._body, status)
         if not self._anthropic:
             return {"error": error}
         return _anthropic(error["message"], status, self._id)
 
     def _event(self, events: bytes) -> bytes:
-        """A stream's error in the route's own shape; what follows it stays."""
+        """A stream's error in the route's own shape; later events stay."""
         failed, *rest = sse.each(events)
         error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
         if not self._anthropic:
             return b"".join([sse.event({"error": error}), *rest])
-        said = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._id)
-        return b"".join([sse.event(said, "error"), *rest])
+        fields = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._id)
+        return b"".join([sse.event(fields, "error"), *rest])
 
 
 def told(body: bytes, status: int) -> dict[str, Any]:
-    """OpenAI's error of whatever an error's body says."""
+    """OpenAI's error object, made from an error's body."""
     try:
         fields = json.loads(body)
     except ValueError:
@@ -170,12 +170,12 @@ def _anthropic(message: str, status: int, name: bytes) -> dict[str, Any]:
 
 
 def _with_id(scope: Scope) -> tuple[Scope, bytes]:
-    """The request under its id: the client's if it is one, else a new one; the engine gets the same."""
-    asked = next((value for name, value in scope["headers"] if name == ID_HEADER), None)
-    name = request_id(asked.decode("latin-1") if asked is not None else None).encode("ascii")
-    if name == asked:
+    """The request under its id: the client's where it is valid, else a new one. The engine gets the same id."""
+    given = next((value for name, value in scope["headers"] if name == ID_HEADER), None)
+    name = request_id(given.decode("latin-1") if given is not None else None).encode("ascii")
+    if name == given:
         return scope, name
-    headers = [one for one in scope["headers"] if one[0] != ID_HEADER]
+    headers = [header for header in scope["headers"] if header[0] != ID_HEADER]
     return {**scope, "headers": [*headers, (ID_HEADER, name)]}, name
 
 
@@ -188,4 +188,4 @@ def _code(status: int) -> str:
 
 
 async def _nothing() -> None:
-    """Sent later."""
+    """Sends nothing yet: an error goes out once it is whole."""

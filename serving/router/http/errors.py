@@ -1,4 +1,4 @@
-"""Errors of the router as answers: whole ones, and events in a stream that has begun."""
+"""Errors of the router as whole answers, and as events in a stream that has begun."""
 
 import math
 
@@ -8,7 +8,7 @@ from serving.errors import NoSliceError, OverloadedError, Refusal, ServingError
 from serving.router.http import sse
 from serving.router.http.routes import Dialect, dialect_of
 
-# Of what admission did not see: no slice took a request (the breaker tries one again after 1 to 30 s), or bodies came too fast.
+# For errors outside admission: no slice took a request (the breaker tries one again after 1 to 30 s), or too many bodies came.
 _RETRY_AFTER_S = 5
 
 
@@ -21,13 +21,13 @@ def error_response(error: ServingError) -> JSONResponse:
 def error_event(path: str, error: ServingError) -> bytes:
     """An error in a stream, as the clients of its route read it."""
     if dialect_of(path) is Dialect.ANTHROPIC:
-        said = {"type": "error", "error": {"type": "api_error", "message": error.message}}
-        return sse.event(said, "error")
+        fields = {"type": "error", "error": {"type": "api_error", "message": error.message}}
+        return sse.event(fields, "error")
     return sse.event(error.openai_body())
 
 
 def refusal_response(refusal: Refusal) -> JSONResponse:
-    """With the time after which to ask again; where asking again is no use, OpenAI's clients are told so too."""
+    """A refusal with the time after which to ask again. Where asking again is no use, a header tells OpenAI's clients."""
     response = JSONResponse(refusal.error.openai_body(), status_code=refusal.error.status)
     if refusal.retry_after_s is None:
         response.headers["x-should-retry"] = "false"

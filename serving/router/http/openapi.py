@@ -1,4 +1,4 @@
-"""The OpenAPI document of what may be asked of a model, and of what the router answers itself."""
+"""The OpenAPI document of the models' routes and of the router's own."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -55,23 +55,23 @@ _OF_A_GET = ("401", "404", "405", "503")
 
 
 def document(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
-    """The whole of it, made once."""
+    """The whole document, made once."""
     name = {"anyOf": [{"enum": list(models)}, _TEXT]}  # or an adapter of one of them
     if app.openapi_schema is None:
-        made = get_openapi(
+        schema = get_openapi(
             title=app.title, version=app.version, description=app.description, routes=app.routes
         )
-        made.setdefault("components", {}).setdefault("schemas", {}).update(
+        schema.setdefault("components", {}).setdefault("schemas", {}).update(
             {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
         )
-        made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        for path in made["paths"].values():
+        schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path in schema["paths"].values():
             for operation in path.values():
-                operation["responses"].pop("422", None)  # FastAPI's own shape, which nothing here has
+                operation["responses"].pop("422", None)  # FastAPI's own shape, which no answer here has
                 operation["responses"] |= _errors("Error", _OF_A_GET)
         for route in ROUTES.values():
-            made["paths"][route.path] = {"post": _operation(route, name)}
-        app.openapi_schema = made
+            schema["paths"][route.path] = {"post": _operation(route, name)}
+        app.openapi_schema = schema
     return app.openapi_schema
 
 
@@ -83,7 +83,7 @@ def _operation(route: Route, model: dict[str, Any]) -> dict[str, Any]:
         "additionalProperties": True,
     }
     media = "multipart/form-data" if route.form else "application/json"
-    answer = {"application/json": {"schema": {}}, "text/event-stream": {"schema": _TEXT}}
+    content = {"application/json": {"schema": {}}, "text/event-stream": {"schema": _TEXT}}
     error = "AnthropicError" if route.dialect is Dialect.ANTHROPIC else "Error"
     return {
         "summary": route.summary,
@@ -92,7 +92,7 @@ def _operation(route: Route, model: dict[str, Any]) -> dict[str, Any]:
         "parameters": [{"name": "X-Request-Id", "in": "header", "required": False, "schema": _TEXT}],
         "requestBody": {"required": True, "content": {media: {"schema": body}}},
         "responses": {
-            "200": {"description": "The engine's answer.", "content": answer},
+            "200": {"description": "The engine's answer.", "content": content},
             **_errors(error, tuple(_REASONS)),
         },
     }

@@ -1,16 +1,16 @@
-"""What a client asks of a model: read once, then handed to admission, scheduling and forwarding. Pure."""
+"""A client's request for a model: read once, then handed to admission, scheduling and forwarding. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-# What a client proves itself with is between it and the router.
+# A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
 
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """A POST for one model. `body` goes to the slice as it came, `headers` without credentials; `fields` is what it says."""
+    """A POST for one model. `body` goes to the slice as it came, `headers` without credentials; `fields` are the parsed body."""
 
     model: str
     path: str

@@ -1,8 +1,8 @@
-"""What may be asked of a model: one row a path. Pure.
+"""The routes of a model: one row per path. Pure.
 
-Everything of vLLM's app that computes something has a row. What steers an engine (sleep, profiling, weights, adapters
-loaded by hand) has none, and no client of a model reaches it. Request bodies are typed as far as the router looks at
-them; every other field is vLLM's and passes as it came.
+Every route of vLLM's app that computes something has a row. Routes that steer an engine (sleep, profiling, weights, adapters
+loaded by hand) have none, and no client reaches them. The rows type the fields that the router looks at; every other field is
+vLLM's and passes as it came.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class Dialect(StrEnum):
-    """Whose clients ask: decides the shape of errors."""
+    """Whose API a path follows; decides the shape of errors."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -21,9 +21,9 @@ class Dialect(StrEnum):
 class Route:
     """One path that a slice answers.
 
-    `fields` are JSON schemas of the body's fields that the router looks at, and the body can't do without `needed`.
-    `operation` is OpenTelemetry's name of what it does. A request of a path without a `seat` never reaches the engine's
-    batch. A stream that is `continued` goes on on another slice. A stream that `opens` says who speaks in its first event.
+    `fields` are JSON schemas of the fields that the router looks at; a body must have the `needed` ones. `operation` is
+    OpenTelemetry's name of the work. A request without a `seat` never reaches the engine's batch. Another slice can go on
+    with a stream that is `continued`. The first event of a stream that `opens` only names the role.
     """
 
     path: str
@@ -159,5 +159,5 @@ _ANTHROPIC = "/v1/messages"
 
 
 def dialect_of(path: str) -> Dialect:
-    """Whose clients ask at a path, also at one that is not served."""
+    """The dialect of a path, also of one that is not served."""
     return Dialect.ANTHROPIC if path.startswith(_ANTHROPIC) else Dialect.OPENAI

@@ -1,7 +1,7 @@
 """Server-sent events as bytes: taken apart, looked into, put together. Pure.
 
 vLLM ends every event with an empty line and sends each in one piece; a chunk of a connection may hold several events, or
-end inside of one.
+end inside one.
 """
 
 import json
@@ -11,7 +11,7 @@ from typing import Any
 DATA, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream"
-# How an event begins that says that the engine failed.
+# The beginning of an event that reports an engine's failure.
 ERROR = b'data: {"error"'
 
 
@@ -35,15 +35,15 @@ def count(events: bytes) -> int:
 def body(event: bytes) -> dict[str, Any]:
     """The JSON object of an event; empty where there is none."""
     try:
-        found = json.loads(event.removeprefix(DATA))
+        fields = json.loads(event.removeprefix(DATA))
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return fields if isinstance(fields, dict) else {}
 
 
-def event(said: Mapping[str, Any], name: str = "") -> bytes:
-    """An event that says this, under a name where one is given."""
-    raw = json.dumps(said, ensure_ascii=False, separators=(",", ":"))
+def event(fields: Mapping[str, Any], name: str = "") -> bytes:
+    """An event with these fields, under a name where one is given."""
+    raw = json.dumps(fields, ensure_ascii=False, separators=(",", ":"))
     return (
         (f"event: {name}\n".encode() if name else b"") + DATA + raw.encode("utf-8", "backslashreplace") + END
     )

@@ -1,8 +1,8 @@
-"""What a request's body says, and its refusal where no engine could answer it.
+"""Reads a request's body, and refuses it where no engine could answer it.
 
-Only what would cost an engine, or would make it reach out into the network, is looked at; what fields mean, and whether
-there are such fields, is vLLM's business: it ignores unknown ones, as OpenAI's clients of any age rely on, and so do we.
-A key that stands twice in one object is refused: the two readers of a body must not read two requests in it.
+The router checks only what would cost an engine, or make it reach into the network. vLLM knows what fields mean and which
+ones exist; it ignores unknown fields, as OpenAI's clients of any age rely on, and so does the router. A key that stands twice
+in one object is refused: router and engine must not read two requests in one body.
 """
 
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
@@ -17,7 +17,7 @@ from serving.config import RouterSpec
 from serving.errors import BadRequestError
 from serving.planning import Plan
 
-# No tokenizer of ours has a longer token (Llama 3: 128 spaces); text beyond is too long whatever it says.
+# No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
 _LONGEST_TOKEN_CHARS = 128
 # vLLM compares every stop text with every new piece of every answer.
 _MOST_STOPS = 64
@@ -30,11 +30,11 @@ _WHOLE_NUMBERS = (
     "max_output_tokens",
     "min_tokens",
 )
-# Prompts of one request times answers to each.
+# Prompts of one request times the answers to each.
 _MOST_SEQUENCES = 4096
-# Of English text in JSON, about; what a request used is put right afterwards.
+# About right for English text in JSON; the tokens that a request used correct it afterwards.
 BYTES_PER_TOKEN = 4
-# Where requests put text that goes through a chat template or tokenizer, and media beside it.
+# Fields with text for a chat template or tokenizer, and with media.
 _CONTENT = (
     "messages",
     "input",
@@ -66,11 +66,11 @@ async def fields_of(request: Request, body: bytes) -> dict[str, Any]:
 
 
 def _check_types(fields: dict[str, Any]) -> None:
-    """Of what the router counts with. vLLM would take "16" for 16, past every limit that is looked at here."""
+    """Check the fields that the router counts with. vLLM would take "16" for 16, past every limit here."""
     for name in _WHOLE_NUMBERS:
         value = fields.get(name)
         if isinstance(value, float) and value.is_integer():
-            fields[name] = int(value)  # 16.0 is an integer of JSON's
+            fields[name] = int(value)  # JSON takes 16.0 for an integer
         elif value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise BadRequestError(f"{name} is {_short(value)}; send a whole number.")
     if not isinstance(streams := fields.get("stream"), bool | None):
@@ -92,7 +92,7 @@ async def _form(request: Request, body: bytes) -> dict[str, Any]:
 
 
 def check(fields: Mapping[str, Any], plan: Plan, spec: RouterSpec) -> None:
-    """Refuse what no engine should see; raises BadRequestError with what was asked and what may be."""
+    """Raises BadRequestError, with value and limit, where no engine should see the request."""
     for name in ("n", "best_of"):
         if isinstance(asked := fields.get(name), int) and asked > spec.max_n:
             raise BadRequestError(
@@ -115,7 +115,7 @@ def check(fields: Mapping[str, Any], plan: Plan, spec: RouterSpec) -> None:
 
 
 def demand(fields: Mapping[str, Any], body: bytes) -> tuple[float, int]:
-    """Tokens that a request may use, about, and the sequences it makes. Whatever nonsense it says, both are sane."""
+    """About the tokens that a request may use, and its sequences. Both are sane whatever the body says."""
     sequences = _sequences(fields)
     most = 0
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
@@ -125,7 +125,7 @@ def demand(fields: Mapping[str, Any], body: bytes) -> tuple[float, int]:
 
 
 def _text_bytes(fields: Mapping[str, Any], body: bytes) -> int:
-    """Of a body, what may become tokens of text: a picture becomes some hundred, whatever its size; a form's file is no field."""
+    """The bytes of a body that may become tokens of text. A picture's do not: it becomes some hundred tokens at any size."""
     if not body.lstrip().startswith(b"{"):
         return sum(len(value) for value in fields.values() if isinstance(value, str))
     contents = (fields.get(name) for name in _CONTENT)
@@ -143,8 +143,9 @@ def _sequences(fields: Mapping[str, Any]) -> int:
     n = fields.get("n")
     answers = n if isinstance(n, int) and n > 0 else 1
     prompt = fields.get("prompt", fields.get("input"))
-    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    return answers * (len(prompt) if several and isinstance(prompt, list) else 1)
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
+        return answers * len(prompt)
+    return answers
 
 
 def _check_stops(name: str, stops: Any) -> None:
@@ -159,20 +160,20 @@ def _check_stops(name: str, stops: Any) -> None:
 
 
 def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
-    """Exact for token ids; for text what is too long whatever the tokenizer. The engine counts the rest."""
+    """Refuse too many token ids, and text that is too long for any tokenizer. The engine counts the rest."""
     for name in ("prompt", "input", "tokens", "prompt_token_ids"):
         prompt = fields.get(name)
         prompts = (
             prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
         )
-        for one in prompts:
-            if isinstance(one, list) and one and isinstance(one[0], int) and len(one) > max_model_len:
+        for item in prompts:
+            if isinstance(item, list) and item and isinstance(item[0], int) and len(item) > max_model_len:
                 raise BadRequestError(
-                    f"{name} has {len(one)} tokens; the context of this model is {max_model_len}."
+                    f"{name} has {len(item)} tokens; the context of this model is {max_model_len}."
                 )
-            if isinstance(one, str) and len(one) > max_model_len * _LONGEST_TOKEN_CHARS:
+            if isinstance(item, str) and len(item) > max_model_len * _LONGEST_TOKEN_CHARS:
                 raise BadRequestError(
-                    f"{name} has {len(one)} characters; no text of that length fits the context of {max_model_len} tokens."
+                    f"{name} has {len(item)} characters; no text of that length fits the context of {max_model_len} tokens."
                 )
 
 

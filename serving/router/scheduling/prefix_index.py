@@ -1,9 +1,9 @@
-"""What of a request decides where it is best served, and what a router remembers of where it sent which prompt.
+"""What of a request decides which slice serves it best, and what a router remembers of the prompts it sent.
 
-A prompt's text is cut into blocks, each named by a hash of itself and of all before it, so that prompts share the names
-of what they begin with alike. Text and not tokens: the engine tokenises anyway, and where blocks end need not be where its
-own do. Names are Python's own keyed hashes, which no client can make collide and which another router need not know.
-What routers have to agree on without talking, a conversation's home, is a hash that is the same everywhere.
+A prompt's text is cut into blocks. A hash of a block and of all before it is the block's name, so prompts with a common
+beginning share names. Text and not tokens: the engine tokenises anyway, and its blocks may end elsewhere. Names are
+Python's own keyed hashes: no client can make them collide, and no other router needs them. All routers must agree on a
+conversation's home without talking, so a hash that is the same everywhere gives it.
 """
 
 from array import array
@@ -16,16 +16,16 @@ from typing import Any
 from serving.router.http.protocol import InferenceRequest
 
 BLOCK_BYTES = 256
-TOKEN_BYTES = 4  # of text, about, in the languages that models are asked in most
-_MOST_BYTES = 1 << 20  # of a prompt that are looked at
-_OPENING_LETTERS = 1024  # tell conversations apart that begin with the same instructions
+TOKEN_BYTES = 4  # of text, about, in the languages of most requests
+_MOST_BYTES = 1 << 20  # of a prompt that the router looks at
+_OPENING_LETTERS = 1024  # tell apart conversations that begin with the same instructions
 _SESSION_HEADER = b"x-session-id"
 _SESSION_FIELDS = ("prompt_cache_key", "user")
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What of a request is looked for on slices. `marks` are what else ties it to one: its session, its adapter.
+    """What of a request slices may hold already. `marks`, its session and its adapter, also tie it to a slice.
 
     `home` is the same in every router, 0 where nothing tells this conversation from others.
     """
@@ -45,18 +45,18 @@ NOTHING = Trace()
 
 
 def trace(request: InferenceRequest, adapter: str | None = None) -> Trace:
-    """Of a request as it came; whatever a body says in the wrong type is left to the engine to refuse."""
+    """The trace of a request as it came; the engine refuses fields of a wrong type."""
     session = _session(request)
     pieces, opening = _text(request.fields)
     data = b"\0".join(pieces)[:_MOST_BYTES]
     salt = request.fields.get("cache_salt")
-    named = session or opening
+    identity = session or opening
     return Trace(
         blocks=blocks(data, hash((adapter, salt if isinstance(salt, str) else None))),
         tokens=len(data) // TOKEN_BYTES,
         session=hash(("session", session)) if session else None,
         adapter=hash(("adapter", adapter)) if adapter else None,
-        home=everywhere(named) if named else 0,
+        home=everywhere(identity) if identity else 0,
     )
 
 
@@ -75,13 +75,13 @@ def everywhere(name: bytes) -> int:
 
 
 class PrefixIndex:
-    """Which blocks each slice was sent, the longest unasked forgotten first.
+    """Which blocks each slice was sent; it forgets the longest unused first.
 
-    Of the blocks of one prompt the first are always the last to be forgotten, so a slice that has one has all before it.
+    It forgets the first blocks of a prompt last, so a slice that has a block has all blocks before it.
     """
 
     def __init__(self, most_blocks: int) -> None:
-        """`most_blocks`: of all slices together."""
+        """`most_blocks` is for all slices together."""
         self._most_blocks = most_blocks
         self._held: dict[str, OrderedDict[int, None]] = {}
 
@@ -90,13 +90,13 @@ class PrefixIndex:
         return sum(map(len, self._held.values()))
 
     def keep(self, slices: Collection[str]) -> None:
-        """These are the slices there are; what others held went with them."""
+        """Keep these slices; what others held went with them."""
         self._held = {replica: self._held.get(replica) or OrderedDict() for replica in slices}
         for held in self._held.values():
             self._shrink(held)
 
     def matched(self, replica: str, names: Sequence[int]) -> int:
-        """How many of these blocks from the first on the slice was sent."""
+        """How many of these blocks, from the first on, the slice was sent."""
         held = self._held.get(replica)
         if not held:
             return 0
@@ -131,8 +131,8 @@ def _session(request: InferenceRequest) -> bytes:
     for name, value in request.headers:
         if name.lower() == _SESSION_HEADER and value:
             return value
-    named = (request.fields.get(field) for field in _SESSION_FIELDS)
-    return next((_bytes(name) for name in named if name and isinstance(name, str)), b"")
+    names = (request.fields.get(field) for field in _SESSION_FIELDS)
+    return next((_bytes(name) for name in names if name and isinstance(name, str)), b"")
 
 
 def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
@@ -140,13 +140,13 @@ def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
     before = [_bytes(fields[name]) for name in ("tools", "system", "instructions") if fields.get(name)]
     messages = fields.get("messages") or fields.get("input")
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        said = _bytes(fields.get("prompt") or messages or "")
-        return [*before, said], said[:_OPENING_LETTERS]
-    opening = next((each.get("content") for each in messages if each.get("role") == "user"), "")
-    return [*before, *_said(messages)], _bytes(opening)[:_OPENING_LETTERS]
+        prompt = _bytes(fields.get("prompt") or messages or "")
+        return [*before, prompt], prompt[:_OPENING_LETTERS]
+    opening = next((message.get("content") for message in messages if message.get("role") == "user"), "")
+    return [*before, *_pieces(messages)], _bytes(opening)[:_OPENING_LETTERS]
 
 
-def _said(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
+def _pieces(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
     seen = 0
     for message in messages:
         if seen > _MOST_BYTES:

@@ -1,7 +1,7 @@
-"""Which slices there are and which one takes the next request. Decisions only: the board's entries and time are given.
+"""Which slices there are and which one takes the next request. Decisions only: the store's entries and time are given.
 
-What a slice has to do is what this router has in flight there, exact and current, and what the slice says it runs
-beyond that for other routers, up to a beat old. What a slice has cached is what this router sent it.
+A slice's load is this router's requests there, exact and current, and what the slice reports beyond those, up to a beat old.
+A slice's cache is taken to hold what this router sent.
 """
 
 from collections import Counter, defaultdict
@@ -14,16 +14,17 @@ from serving.router.scheduling import prefix_index, scoring
 from serving.state.records import SliceRecord, SliceState, Wanted
 from serving.timings import TIMINGS
 
-_LONGEST_NAME = 200  # of a wrong name that an error repeats
+_LONGEST_NAME = 200  # of a wrong model name in an error
 # Of all slices together: 64 MiB of text, some 16 million tokens, in some 40 MB of memory.
 _MOST_BLOCKS = 1 << 18
-# What it is thought to save to go where a session was last, beyond its text, or where an adapter is on the chips already.
+# What a slice is thought to save that had the session last, beyond its text, or has the adapter on its chips.
 _SESSION_TOKENS = 512
 _ADAPTER_TOKENS = 1024
-_PREFILL_LEFT = (
-    0.75  # of what was sent since the last report, on average; half as much of what was sent before
+# The average part of the tokens sent since the last report that is still to be read; half as much of those sent before.
+_PREFILL_LEFT = 0.75
+_AT_HOME_SHARE = (
+    0.5  # of a prompt that another router had before: the part thought to be on the conversation's home
 )
-_AT_HOME_SHARE = 0.5  # of a prompt that another router had before, thought to be on its conversation's home
 
 
 class SliceTable:
@@ -41,8 +42,8 @@ class SliceTable:
     ) -> None:
         """For each model: how many slices it starts with, and their shape in words.
 
-        `adapters`: the model of each. `pools`: the keys of each model's pools, the preferred first. `routers`: how many share
-        the requests.
+        `adapters`: the model of each. `pools`: each model's pool keys, the preferred first. `routers`: how many share the
+        requests.
         """
         self.shapes = shapes
         self.adapters = adapters or {}
@@ -53,12 +54,12 @@ class SliceTable:
         self._missing_since: dict[str, float] = {}
         self._entries: dict[str, SliceRecord] = {}
         self._in_flight: Counter[str] = Counter()
-        self._peak: Counter[str] = Counter()  # of in-flight requests since the last update, and before it
+        # The most requests in flight since the last update, and between the two updates before.
+        self._peak: Counter[str] = Counter()
         self._peak_before: Counter[str] = Counter()
-        self._others: dict[str, float] = {}  # requests that slices have from elsewhere
-        self._prefill: defaultdict[str, float] = defaultdict(
-            float
-        )  # tokens sent since the last update, and before it
+        self._others: dict[str, float] = {}  # requests that slices have from other routers
+        # Tokens sent since the last update, and between the two updates before.
+        self._prefill: defaultdict[str, float] = defaultdict(float)
         self._prefill_before: defaultdict[str, float] = defaultdict(float)
         self._paces: dict[str, float] = {}
         self._weights: dict[str, float] = {}
@@ -67,7 +68,7 @@ class SliceTable:
         self._routers = routers
 
     def update(self, entries: Iterable[SliceRecord], now_s: float) -> None:
-        """Take over what the board says at this time."""
+        """Take over what the store says at this time."""
         before, self._entries = self._entries, {entry.replica: entry for entry in entries}
         self._read_loads(before)
         if self._index is not None and before.keys() != self._entries.keys():
@@ -81,7 +82,7 @@ class SliceTable:
         self._wanted[model] = slices
 
     def wanted(self, now_s: float) -> list[Wanted]:
-        """For each model, what it wants and how long it has missed it."""
+        """For each model, the slices it wants, and for how long some have been missing."""
         return [
             Wanted(
                 model=model,
@@ -105,7 +106,7 @@ class SliceTable:
         return [entry for entry in self._entries.values() if entry.model == model]
 
     def resolve(self, name: object) -> str:
-        """The model a request means, an adapter's for its name; one without a name means the only one. Raises UnknownModelError."""
+        """The model of a model's or adapter's name; no name means the only model. Raises UnknownModelError."""
         if name is None and len(self.shapes) == 1:
             return next(iter(self.shapes))
         if isinstance(name, str) and name in self.shapes:
@@ -122,7 +123,7 @@ class SliceTable:
     def choose(
         self, model: str, tried: Collection[str] = (), request: InferenceRequest | None = None
     ) -> SliceRecord:
-        """The slice for a request, by what it asks where that is given; raises NoSliceError with what is waited for."""
+        """The slice for a request, by its text where `request` is given; raises NoSliceError with the reason."""
         able = [entry for entry in self.entries(model) if entry.serves and entry.replica not in tried]
         if not able:
             raise NoSliceError(self.why_none(model))
@@ -155,8 +156,8 @@ class SliceTable:
 
     def _candidate(self, entry: SliceRecord, trace: prefix_index.Trace) -> scoring.Candidate:
         replica = entry.replica
-        # Every router reads the same report and makes up its share of what it says; if each made up all, all would
-        # go to the slice that was idle last.
+        # Every router reads the same report and evens out only its share of that load. If each evened out all of it,
+        # all routers would choose the slice that was idle last.
         load = self._in_flight[replica] + self._others.get(replica, 0.0) / self._routers
         return scoring.Candidate(
             replica,
@@ -164,7 +165,7 @@ class SliceTable:
             prefill_tokens=_PREFILL_LEFT * (self._prefill[replica] + self._prefill_before[replica] / 2),
             waiting=entry.waiting,
             kv_usage=entry.kv_usage,
-            # A pool that the YAML has no more comes after those that it has.
+            # A pool that is no longer in the YAML comes last.
             pool=self._ranks.get((entry.model, entry.pool), len(self._ranks)),
             saved_tokens=self._saved_tokens(replica, trace),
             draw=scoring.draw(trace.home, self._draws[replica]) if trace.home else 0,
@@ -173,17 +174,14 @@ class SliceTable:
     def _saved_tokens(self, replica: str, trace: prefix_index.Trace) -> float:
         if self._index is None:
             return 0.0
-        matched = (
-            self._index.matched(replica, trace.blocks) * prefix_index.BLOCK_BYTES / prefix_index.TOKEN_BYTES
-        )
-        return (
-            matched
-            + _SESSION_TOKENS * self._index.has(replica, trace.session)
-            + _ADAPTER_TOKENS * self._index.has(replica, trace.adapter)
-        )
+        blocks = self._index.matched(replica, trace.blocks)
+        matched = blocks * prefix_index.BLOCK_BYTES / prefix_index.TOKEN_BYTES
+        session = _SESSION_TOKENS if self._index.has(replica, trace.session) else 0
+        adapter = _ADAPTER_TOKENS if self._index.has(replica, trace.adapter) else 0
+        return matched + session + adapter
 
     def _read_loads(self, before: dict[str, SliceRecord]) -> None:
-        """What slices do for others and how fast they are, from this report and the one before."""
+        """Work out other routers' load on slices and the slices' pace, from this report and the one before."""
         pools: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
         for replica, entry in self._entries.items():
             if entry.beat != (last := before.get(replica, entry)).beat:
@@ -196,7 +194,7 @@ class SliceTable:
                     self._paces[replica] = pace
             if replica in self._paces:
                 pools[entry.model, entry.pool][replica] = self._paces[replica]
-            # Of what it says it runs, this router may have ended some since: the most it had counts as its own.
+            # The report may count requests of this router that ended since: the router's peak counts as its own.
             own = max(self._peak[replica], self._peak_before[replica])
             self._others[replica] = max(0.0, entry.running + entry.waiting - own)
         self._prefill, self._prefill_before = defaultdict(float), self._prefill
@@ -211,17 +209,19 @@ class SliceTable:
             self._draws[new] = prefix_index.everywhere(new.encode())
 
     def why_none(self, model: str) -> str:
-        """What a model without a slice is waiting for."""
-        said, comes_back = [], False
+        """Why a model has no slice that serves."""
+        reasons, comes_back = [], False
         for entry in self.entries(model):
             where = f"one on slice {entry.slice or '?'}"
             if entry.state is SliceState.LOST:
-                said.append(f"{where} was lost ({entry.reason})")
+                reasons.append(f"{where} was lost ({entry.reason})")
             elif entry.state is SliceState.STARTING:
-                said.append(f"{where} is {entry.phase}")
+                reasons.append(f"{where} is {entry.phase}")
                 comes_back = True
             elif entry.serves:
-                said.append(f"{where} has just failed to answer")
+                reasons.append(f"{where} has just failed to answer")
                 comes_back = True
-        said.append("try again shortly" if comes_back else f"it waits for a free {self.shapes[model]} slice")
-        return f"No slice of {model!r} is ready: {'; '.join(said)}."
+        reasons.append(
+            "try again shortly" if comes_back else f"it waits for a free {self.shapes[model]} slice"
+        )
+        return f"No slice of {model!r} is ready: {'; '.join(reasons)}."

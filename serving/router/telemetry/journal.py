@@ -1,4 +1,4 @@
-"""What becomes of a request's record at its end: metrics, a log line, spans. And what a router shows of its slices."""
+"""Turns a request's record into metrics, log line and spans. And publishes the metrics of a router's slices."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ logger = logging.getLogger("ray.serve")
 
 
 class Journal:
-    """Everything that one router process tells of itself, but for the board."""
+    """Everything that one router process tells of itself, except in the store."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class Journal:
         slos: Mapping[str, SloSpec] | None = None,
         keep_content: bool = False,
     ) -> None:
-        """`slos` by model. `writers` are given each record at its end, with prompt and answer if `keep_content` says so."""
+        """`slos` by model. `writers` get each record at its end, with prompt and answer where `keep_content`."""
         self._recorder = recorder
         self._spans = spans
         self._writers = (spans.end, *writers) if spans else writers
@@ -36,7 +36,7 @@ class Journal:
         self._keep_content = keep_content
 
     def begin(self, path: str, headers: Mapping[str, str]) -> RequestRecord:
-        """A request came."""
+        """The record of a request that came."""
         record = RequestRecord(
             path,
             request_id(headers.get("x-request-id")),
@@ -48,7 +48,7 @@ class Journal:
         return record
 
     def write(self, record: RequestRecord) -> None:
-        """Called once a request."""
+        """Count and write a record, once per request."""
         self._count(record)
         for writer in self._writers:
             try:
@@ -63,7 +63,7 @@ class Journal:
         demands: Iterable[Demand],
         left_out: Collection[str] = (),
     ) -> None:
-        """Once a beat: what the board says, and this router's own demand on it; hands everything to Ray."""
+        """Once a beat: hand Ray the metrics of slices and of this router's own demand."""
         recorder = self._recorder
         recorder.only(
             table.SLICE_STATE,
@@ -77,10 +77,10 @@ class Journal:
                 if entry.slice
             },
         )
-        for one in wanted:
-            recorder.set(table.WANTED, one.slices, one.model)
-            recorder.set(table.MISSING, one.missing, one.model)
-            recorder.set(table.MISSING_SECONDS, one.missing_for_s, one.model)
+        for entry in wanted:
+            recorder.set(table.WANTED, entry.slices, entry.model)
+            recorder.set(table.MISSING, entry.missing, entry.model)
+            recorder.set(table.MISSING_SECONDS, entry.missing_for_s, entry.model)
         for demand in demands:
             recorder.set(table.IN_FLIGHT, demand.in_flight, demand.model)
             recorder.set(table.HELD, demand.held, demand.model)
@@ -136,7 +136,7 @@ class Journal:
 
 
 def request_id(asked: str | None) -> str:
-    """The client's own id for its request, if it is one, else a new one."""
+    """The client's own id for its request where it is valid, else a new id."""
     if asked and len(asked) <= 128 and asked.isascii() and asked.isprintable():
         return asked
     return os.urandom(12).hex()

@@ -1,4 +1,4 @@
-"""How requests of the last minute went, as one router saw it. A writer of the journal; the board's Demand carries it."""
+"""How requests of the last minute went, as one router saw them. A writer of the journal; the store's Demand carries the figures."""
 
 import math
 import time
@@ -9,7 +9,7 @@ from typing import Any
 from serving.router.telemetry.record import RequestRecord
 
 WINDOW_S = 60.0
-_MOST = 1000  # of a model; more requests than that in a minute, and their last thousand say as much
+_MOST = 1000  # per model; in a busier minute the last thousand requests say as much
 
 
 class RecentLatency:
@@ -26,7 +26,7 @@ class RecentLatency:
             times.append((self._clock(), record.first_s - record.arrived_s, record.inter_token_s))
 
     def percentiles(self, model: str) -> dict[str, Any]:
-        """The fields of board.Demand: 0 where nothing was answered of late."""
+        """The fields of Demand: 0 where nothing was answered of late."""
         times = self._times.get(model, deque())
         while times and times[0][0] < self._clock() - WINDOW_S:
             times.popleft()
@@ -41,5 +41,5 @@ class RecentLatency:
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:
-    """The smallest value that this share is not above."""
+    """The smallest value with this share at or below it."""
     return round(ordered[math.ceil(share * len(ordered)) - 1], 6) if ordered else 0.0

@@ -1,9 +1,9 @@
-"""What is known of one request: filled in by the parts it passes, written out once at its end.
+"""The record of one request: the parts it passes fill it in, and the end writes it out once.
 
-Each part says what it did in one call: admission `waited` and `admitted`, the relay `sent`, `answered`, `passed_on` and `used`,
-and whoever ends it `failed`, `cancelled` or `end`. Metrics, log line and spans are made of it afterwards, so that nothing of
-them is paid for while tokens stream. Times are of the monotonic clock; `arrived_at` is the same moment by the calendar.
-`carried` are headers that go on to the slice, so that its spans belong to this request's.
+Each part reports in one call: admission `waited` and `admitted`, the dispatcher `sent`, `answered`, `passed_on` and `used`, the
+part that ends the request `failed`, `cancelled` or `end`. Metrics, log line and spans are made afterwards: they cost nothing
+while tokens stream. Times are of the monotonic clock; `arrived_at` is the arrival by the calendar. `carried` are headers
+that go on to the slice, so that its spans belong to this request's.
 """
 
 import re
@@ -22,13 +22,13 @@ from serving.state.records import SliceRecord
 _USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
 _WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
 _USAGE_OBJECT = re.compile(rb'"usage":\s*\{[^{}]*"(?:prompt|input)_tokens":')
-_USAGE_BYTES = 4096  # usage stands at a stream's end; its last event, alone in its chunk, comes after it
+_USAGE_BYTES = 4096  # usage stands at a stream's end; only the last event, alone in its chunk, comes after it
 _CLIENT_CLOSED_REQUEST = 499
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """A request handed to a slice, at this time."""
+    """The slice that a request was handed to, and when."""
 
     slice: str
     pool: str
@@ -72,15 +72,15 @@ class RequestRecord:
     _tail: bytes = b""
 
     def waited(self, queued_s: float) -> None:
-        """Its time in a queue is over, however it ended."""
+        """The request's time in a queue is over, however it ended."""
         self.queued_s = queued_s
 
     def admitted(self) -> None:
-        """Let in."""
+        """Admission let the request in."""
         self.admitted_s = time.monotonic()
 
     def sent(self, entry: SliceRecord) -> None:
-        """Handed to a slice. Before the first token a second call is a retry, after it a continuation."""
+        """The request goes to a slice. Before the first token a second call is a retry, after it a continuation."""
         if self.first_s:
             self.continuations += 1
         elif self.leases:
@@ -92,7 +92,7 @@ class RequestRecord:
         self.status, self.streamed, self.answered_s = status, streamed, time.monotonic()
 
     def passed_on(self, data: bytes, events: int = 0) -> None:
-        """Bytes of the answer went to the client. Called for every chunk: it counts, and looks at nothing."""
+        """Bytes of the answer went to the client. Called for every chunk, so it counts without parsing."""
         now_s = time.monotonic()
         if not self.first_s:
             self.first_s = now_s
@@ -105,11 +105,11 @@ class RequestRecord:
             self.answer.append(data)
 
     def used(self, prompt_tokens: int | None, output_tokens: int) -> None:
-        """What the answer used, where a part knows it better than its last bytes do."""
+        """What the answer used, from a part that knows better than the last bytes."""
         self.prompt_tokens, self.output_tokens = prompt_tokens, output_tokens
 
     def failed(self, error: ServingError) -> None:
-        """It ended, or will end, with this error."""
+        """The request ended, or will end, with this error."""
         self.code = error.code
         if not self.status or self.status < HTTPStatus.BAD_REQUEST:
             self.status = error.status if not self.first_s else self.status
@@ -121,7 +121,7 @@ class RequestRecord:
             self.outcome, self.status = "cancelled", self.status or _CLIENT_CLOSED_REQUEST
 
     def end(self) -> None:
-        """Write it out, once."""
+        """Write the record out, once."""
         if self.ended_s:
             return
         self.ended_s = time.monotonic()
@@ -145,42 +145,42 @@ class RequestRecord:
 
     @property
     def slice_ttft_s(self) -> float | None:
-        """The slice's share of the time to first token, of the one that gave it."""
+        """The time to first token, from handing the request to the slice that gave it."""
         before = [lease.at_s for lease in self.leases if lease.at_s <= self.first_s]
         return self.first_s - before[-1] if before else None
 
     @property
     def inter_token_s(self) -> float | None:
-        """By tokens, as vLLM has it: some events are none, such as a chat's first, the usage and the stream's end."""
+        """Per token, as vLLM counts. Some events hold none: a chat's first, the usage and the stream's end."""
         if not self.streamed or self.output_tokens is None or self.output_tokens < 2:
             return None
         return (self.last_s - self.first_s) / (self.output_tokens - 1)
 
     def read_usage(self) -> None:
-        """Look for the tokens in what was passed on last, where no part has said them."""
+        """Look for token counts in the last bytes, where no part has told them."""
         if self._tail and (self.prompt_tokens is None or self.output_tokens is None):
             self._read_usage()
 
     def _read_usage(self) -> None:
         if self.streamed:
-            said = (self._before + self._tail)[-_USAGE_BYTES:]
-            at = said.rfind(b'"usage"')
+            tail = (self._before + self._tail)[-_USAGE_BYTES:]
+            at = tail.rfind(b'"usage"')
         else:
-            said = self._tail
-            at = _usage_at(said)
-        if at >= 0 and (prompt := _USAGE.search(said, at)):
-            written = _WRITTEN.search(said, at)
+            tail = self._tail
+            at = _usage_at(tail)
+        if at >= 0 and (prompt := _USAGE.search(tail, at)):
+            written = _WRITTEN.search(tail, at)
             self.prompt_tokens = int(prompt[1])
             self.output_tokens = int(written[1]) if written else 0
         elif self.streamed and self.output_tokens is None:
-            # The last event says that it is over, a chat's first one that the assistant speaks.
+            # Not tokens: the last event ends the stream, and a chat's first event names the role.
             opens = self.path in ROUTES and ROUTES[self.path].opens
             self.output_tokens = max(0, self.events - 1 - opens)
 
 
 def _usage_at(body: bytes) -> int:
-    """Where the usage of an answer in one piece begins, -1 without one. The prompt's ids and logprobs, of any length, may
-    come after it, with tokens in them that read `usage`.
+    """Where the usage of a whole answer begins; -1 without one. The prompt's ids and logprobs, of any length, may
+    follow the usage, with tokens in them that read `usage`.
     """
     at = body.rfind(b'"usage"')
     while at >= 0 and not _USAGE_OBJECT.match(body, at):

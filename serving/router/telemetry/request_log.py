@@ -1,6 +1,6 @@
-"""One JSON line a request, in a file of its own under Ray's session logs. Never a prompt or an answer, unless the YAML asks.
+"""One JSON line per request, in a file under Ray's session logs. Never a prompt or an answer, unless the YAML asks.
 
-Lines are kept for a beat and then written by another thread: a slow disk costs no request anything.
+Another thread writes the lines once a beat: a slow disk costs no request anything.
 """
 
 import errno
@@ -21,7 +21,7 @@ logger = logging.getLogger("ray.serve")
 
 _MOST_BYTES = 64 << 20
 _FILES = 4
-_MOST_LINES = 20_000  # while the disk takes none; the rest is counted, not kept
+_MOST_LINES = 20_000  # kept while the disk takes none; further lines are only counted
 _MOST_CONTENT = 64 << 10
 
 
@@ -41,24 +41,24 @@ class RequestLog:
 
     def __call__(self, record: RequestRecord) -> None:
         """Take a record's line."""
-        said = to_json(line(record))
+        encoded = to_json(line(record))
         with self._taking:
             if len(self._lines) < self._most_lines:
-                self._lines.append(said)
+                self._lines.append(encoded)
             else:
                 self.dropped += 1
 
     def flush(self) -> None:
-        """Write what waits; what the disk does not take waits on."""
+        """Write the lines that wait; those that the disk does not take stay."""
         with self._writing:
             with self._taking:
                 lines, self._lines = self._lines, []
                 dropped, self.dropped = self.dropped, 0
             if not lines:
                 return
-            told = [b'{"dropped":%d}' % dropped] if dropped else []
+            notice = [b'{"dropped":%d}' % dropped] if dropped else []
             try:
-                self._write(b"".join(each + b"\n" for each in lines + told))
+                self._write(b"".join(text + b"\n" for text in lines + notice))
             except OSError as error:
                 if not self._refused:  # once, not every beat
                     logger.warning("request log %s: %s; its lines wait", self.path, error.strerror)
@@ -74,10 +74,10 @@ class RequestLog:
         self.flush()
 
     def _write(self, text: bytes) -> None:
-        """All of it, or nothing and an OSError."""
+        """Write all of the text, or nothing and raise OSError."""
         if self.path.exists() and 0 < self.path.stat().st_size > _MOST_BYTES - len(text):
             self._files.doRollover()
-        # Logging's own handler swallows errors, and a buffer would write what it holds once more.
+        # Logging's own handler swallows errors, and a buffered file would write its buffer again.
         with self.path.open("ab", buffering=0) as file:
             begun = file.tell()
             if file.write(text) < len(text):
@@ -86,8 +86,8 @@ class RequestLog:
 
 
 def line(record: RequestRecord) -> Mapping[str, Any]:
-    """What the line says. Times are seconds since the request's arrival; what did not happen is left out."""
-    said: dict[str, Any] = {
+    """The fields of a line. Times are seconds since the request's arrival; what did not happen is left out."""
+    fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.arrived_at, UTC).isoformat(timespec="milliseconds"),
         "request_id": record.request_id,
         "path": record.path,
@@ -98,12 +98,12 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         "stream": record.streamed,
     }
     if record.code:
-        said["code"] = record.code
+        fields["code"] = record.code
     if record.leases:
-        said["slice"] = record.slice
-        said["pool"] = record.leases[-1].pool
-        said["slices"] = [lease.slice for lease in record.leases] if len(record.leases) > 1 else None
-    said |= {
+        fields["slice"] = record.slice
+        fields["pool"] = record.leases[-1].pool
+        fields["slices"] = [lease.slice for lease in record.leases] if len(record.leases) > 1 else None
+    fields |= {
         "prompt_tokens": record.prompt_tokens,
         "output_tokens": record.output_tokens,
         "queued_s": record.queued_s or None,
@@ -118,11 +118,11 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         "trace_id": record.trace_id or None,
     }
     if record.answer is not None:
-        said["question"] = _text(record.question)
-        said["answer"] = _text(b"".join(record.answer))
+        fields["question"] = _text(record.question)
+        fields["answer"] = _text(b"".join(record.answer))
     return {
         key: round(value, 6) if isinstance(value, float) else value
-        for key, value in said.items()
+        for key, value in fields.items()
         if value is not None
     }
 

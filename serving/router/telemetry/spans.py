@@ -1,7 +1,7 @@
 """A request as OpenTelemetry spans, by the semantic conventions for generative AI.
 
-The root span starts with the request, so that its context can go on to the slice; its children are made from the
-record's times when the request is over.
+The root span starts with the request, so that the slice gets its context. The child spans are made when the request is
+over, from the record's times.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class RequestSpans:
         self._context = TraceContextTextMapPropagator()
 
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
-        """Start the root span, under the client's own if it sent one."""
+        """Start the root span, under the client's span where the client sent one."""
         parent = self._context.extract({name: headers[name] for name in tracing.HEADERS if name in headers})
         span = self._tracer.start_span(
             record.path, parent, self._otel.SpanKind.SERVER, start_time=round(record.arrived_at * _NS)
@@ -42,7 +42,7 @@ class RequestSpans:
         record.trace_id = format(span.get_span_context().trace_id, "032x")
 
     def end(self, record: RequestRecord) -> None:
-        """Make the children and end all of it."""
+        """Make the child spans and end the root span."""
         span = record.span
         if span.is_recording():
             route = ROUTES.get(record.path)
@@ -55,7 +55,7 @@ class RequestSpans:
         span.end(_at(record, record.ended_s))
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the spans that wait."""
         self._provider.shutdown()
 
     def _children(self, record: RequestRecord, under: Any) -> None:
@@ -65,16 +65,16 @@ class RequestSpans:
         if not record.leases:
             return
         self._child("choose slice", under, record, admitted_s, first_lease_s, {})
-        # The last byte may be an earlier slice's: the last one then gave none until the end.
+        # The last byte may be an earlier slice's: the last slice then gave none, and its span lasts until the end.
         last_s = record.last_s if record.last_s >= record.leases[-1].at_s else record.ended_s
         ends = [lease.at_s for lease in record.leases[1:]] + [last_s]
         for number, (lease, end_s) in enumerate(zip(record.leases, ends, strict=True)):
             kind = "continuation" if record.first_s and lease.at_s > record.first_s else "lease"
-            told = {"slice": lease.slice, "pool": lease.pool, "attempt": number + 1}
-            made = self._child(kind, under, record, lease.at_s, end_s, told)
+            attributes = {"slice": lease.slice, "pool": lease.pool, "attempt": number + 1}
+            span = self._child(kind, under, record, lease.at_s, end_s, attributes)
             if lease.at_s <= record.first_s <= end_s:
-                made.add_event("first token", timestamp=_at(record, record.first_s))
-            made.end(_at(record, end_s))
+                span.add_event("first token", timestamp=_at(record, record.first_s))
+            span.end(_at(record, end_s))
 
     def _child(
         self,
@@ -83,12 +83,12 @@ class RequestSpans:
         record: RequestRecord,
         begin_s: float,
         end_s: float,
-        told: Mapping[str, Any],
+        attributes: Mapping[str, Any],
     ) -> Any:
-        """A span between two times of the record; ended, but for those that get an event yet."""
+        """A span between two times of the record. A lease's span is not ended: it may still get an event."""
         span = self._tracer.start_span(name, under, start_time=_at(record, begin_s))
         span.set_attributes(
-            {f"serving.{key}": value for key, value in told.items() if value not in ("", None)}
+            {f"serving.{key}": value for key, value in attributes.items() if value not in ("", None)}
         )
         if name in {"admission", "choose slice"}:
             span.end(_at(record, end_s))
@@ -96,14 +96,14 @@ class RequestSpans:
 
 
 def _broken(record: RequestRecord) -> bool:
-    """By the HTTP conventions a server's span is no error where the client is at fault, whatever it is answered."""
+    """By the HTTP conventions a server's span is no error where the client is at fault."""
     clients = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
     return record.outcome not in {"ok", "cancelled"} and not clients
 
 
 def _attributes(record: RequestRecord, operation: str | None) -> dict[str, Any]:
-    """Names of the semantic conventions (gen_ai.*, http.*), and ours for what they lack."""
-    found = {
+    """Attributes by the semantic conventions (gen_ai.*, http.*); serving.* where those lack a name."""
+    attributes = {
         "gen_ai.operation.name": operation,
         "gen_ai.provider.name": "tpu-serving",
         "gen_ai.request.model": record.model,
@@ -123,9 +123,9 @@ def _attributes(record: RequestRecord, operation: str | None) -> dict[str, Any]:
         "serving.retries": record.retries,
         "serving.continuations": record.continuations,
     }
-    return {key: value for key, value in found.items() if value is not None}
+    return {key: value for key, value in attributes.items() if value is not None}
 
 
 def _at(record: RequestRecord, moment_s: float) -> int:
-    """A time of the monotonic clock by the calendar, in nanoseconds."""
+    """A monotonic time as calendar time, in nanoseconds."""
     return round((record.arrived_at + moment_s - record.arrived_s) * _NS)

@@ -46,7 +46,11 @@ def begun(two: Pair, pool: ThreadPoolExecutor, streams: int) -> list["Future[str
     assert before == {"a": 0, "b": 0}
     two.relay.breaker.failed("b", 1e12, broken=True)  # until all of them are on a
     calls = [pool.submit(text, two, number) for number in range(streams)]
-    until(lambda: two.written("a") > 20 * streams, "every stream's first tokens", timeout_s=10)
+    until(
+        lambda: len([one for one in two.relay._streams if one.heard_s and one.movable]) == streams,
+        "every stream's first tokens",
+        timeout_s=10,
+    )
     two.relay.breaker.keep(set())
     return calls
 
@@ -84,7 +88,7 @@ def test_a_stream_that_cannot_go_on_elsewhere_stays_until_it_ends(two: Pair) -> 
     }
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(lambda: two.client.post(two.address + COMPLETIONS, json=fields))
-        until(lambda: two.written("a") > 20, "its first tokens", timeout_s=10)
+        until(lambda: any(one.heard_s for one in two.relay._streams), "its first tokens", timeout_s=10)
         leave(two, free_seats=10)
         answer = call.result()
     assert answer.text.endswith("data: [DONE]\n\n")
