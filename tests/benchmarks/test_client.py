@@ -11,7 +11,7 @@ from support.servers import SSE_HEAD, RawServers, asgi_server, chunk, free_addre
 from benchmarks.client import CHAT, Client, Load, LoadError, put
 from benchmarks.rounds import quantile
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 FIRST_S, NEXT_S, TOKENS = 0.1, 0.03, 4
 EVENT, DONE = b'data: {"choices": [{"finish_reason": "length"}]}\n\n', b"data: [DONE]\n\n"

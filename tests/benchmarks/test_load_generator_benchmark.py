@@ -2,7 +2,7 @@ import pytest
 
 from benchmarks import load_generator
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.http
 
 
 def test_locust_is_kept_busy_and_its_answers_are_counted() -> None:

@@ -10,9 +10,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
+from support import http
 from support.service import MODEL, Service, leftovers, service
 
 from serving.state.records import SliceRecord, SliceState
@@ -41,7 +41,7 @@ def stream(running: Service, number: int) -> dict[str, Any]:
             "messages": [{"role": "user", "content": f"stream {number}"}],
             "stop": ["a host is lost, "],
         }
-    with httpx.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
+    with http.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     found: dict[str, Any] = {"end": lines.pop(), "text": "", "tokens": [], "ids": set()}
     for event in map(json.loads, lines):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support import http
 from support.service import MODEL, Service, service
 
 from serving.router.http.auth import new
@@ -58,16 +59,16 @@ def live_routers(running: Service) -> dict[str, Demand]:
 
 
 def ask(running: Service, key: str, **more: object) -> httpx.Response:
-    return httpx.post(
+    return http.post(
         running.address + CHAT, json=BODY | more, headers={"authorization": f"Bearer {key}"}, timeout=30
     )
 
 
 def test_a_request_without_a_key_is_refused_by_either_router(running: Service, keys: dict[str, str]) -> None:
     for _ in range(2 * ROUTERS):
-        assert httpx.post(running.address + CHAT, json=BODY).status_code == 401
-        assert httpx.get(f"{running.address}/status.json").status_code == 401
-    answer = httpx.post(
+        assert http.post(running.address + CHAT, json=BODY).status_code == 401
+        assert http.get(f"{running.address}/status.json").status_code == 401
+    answer = http.post(
         running.address + CHAT,
         json=BODY,
         headers={"authorization": f"Bearer {keys['free']}", "x-request-id": "job-7"},

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support import http
 from support.service import MODEL, Service, leftovers, service
 
 pytestmark = pytest.mark.cluster
@@ -44,9 +45,9 @@ def load(running: Service, clients: int) -> Iterator[None]:
 def stream(running: Service) -> Iterator[None]:
     """A long answer of slow engines, under way while the block lasts."""
     for one in running.serving():
-        httpx.post(f"{one.address}/simulator/faults", json={"slow": 10}).raise_for_status()
+        http.post(f"{one.address}/simulator/faults", json={"slow": 10}).raise_for_status()
     fields = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
+    with http.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         yield
 
@@ -104,7 +105,7 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(short_direc
         drain_s=1,
     ) as running:
         running.until(
-            lambda: httpx.get(f"{running.address}/v1/models", timeout=5).is_success, 120, "the router"
+            lambda: http.get(f"{running.address}/v1/models", timeout=5).is_success, 120, "the router"
         )
         assert running.entries() == []
         asked = time.monotonic()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from support import http
 from support.servers import until
 from support.service import MODEL, Service, leftovers, service
 
@@ -40,7 +41,7 @@ def load(running: Service) -> Iterator[list[str]]:
         nonlocal count
         while not over.is_set():
             try:
-                with httpx.stream(
+                with http.stream(
                     "POST", f"{running.address}/v1/completions", json=fields, timeout=30
                 ) as answer:
                     text = answer.read().decode()

@@ -15,7 +15,7 @@ from support.simulated_engine import MODEL
 
 from serving.router.http.validation import demand
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 CHAT = "/v1/chat/completions"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from support import http
 from support.service import MODEL, Service, service
 
 from serving.simulation.cluster import SimulatedCluster
@@ -44,7 +45,7 @@ def test_every_slice_serves_within_seconds_and_says_that_it_is_simulated(running
         took = sum(seconds for name, seconds in entry.phases if name != "serving") - 1
         print(f"{entry.slice}: {took:.1f} s to start beside its phases: {phases}")
         assert took < MOST_START_S
-    card = httpx.get(f"{running.address}/v1/models").json()["data"][0]
+    card = http.get(f"{running.address}/v1/models").json()["data"][0]
     assert card["simulated"]
 
 
@@ -70,7 +71,7 @@ def _listens(process: psutil.Process, address: str) -> bool:
 
 
 def die(_: Service, victim: SliceRecord) -> None:
-    httpx.post(f"{victim.address}/simulator/faults", json={"die": True})
+    http.post(f"{victim.address}/simulator/faults", json={"die": True})
 
 
 def lose_its_host(running: Service, victim: SliceRecord) -> None:
@@ -118,7 +119,7 @@ def replaced(running: Service, victim: SliceRecord) -> bool:
 
 def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
     victim = running.serving()[0]
-    httpx.post(f"{victim.address}/simulator/faults", json={"hang": True})
+    http.post(f"{victim.address}/simulator/faults", json={"hang": True})
     running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 

@@ -15,7 +15,7 @@ from serving.engine.server import EngineServer
 from serving.errors import SliceLostError
 from serving.simulation.engine.server import SimulatorServer
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.http
 
 
 @pytest.fixture
