@@ -22,6 +22,7 @@ from serving.simulation.cluster import SimulatedCluster
 from serving.state.records import SliceRecord
 
 NOTICE_S = 5
+_POISON, _POISONS = "a poisonous prompt", 5
 _FAR = 1  # the host that does not have the replica
 _ENDING_S = 30.0  # for Ray to end what belonged to a lost slice
 # Ray's own on every host, slice or not; an idle worker is kept for the next task.
@@ -50,7 +51,7 @@ class Fault:
     follows_s: float = 1.0
 
 
-def _tell(victim: SliceRecord, **faults: float) -> None:
+def _tell(victim: SliceRecord, **faults: float | str) -> None:
     httpx.post(f"{victim.address}/simulator/faults", json=faults, timeout=5)
 
 
@@ -98,6 +99,18 @@ def _give_notice(trial: SimulatedService, victim: SliceRecord) -> None:
             client.drain_node(node.hex(), reason, "chaos", until_ms)
 
 
+def _poison(trial: SimulatedService, _: SliceRecord) -> None:
+    """One client sends a request that ends any engine it reaches, once a second."""
+    for entry in trial.store.slices():
+        if entry.serves:
+            _tell(entry, die_on=_POISON)
+    request = {"model": trial.plans[0].model.name, "prompt": _POISON, "max_tokens": 4}
+    for _ in range(_POISONS):
+        with contextlib.suppress(httpx.HTTPError):
+            httpx.post(f"{trial.address}/v1/completions", json=request, timeout=60)
+        time.sleep(1)
+
+
 def _preempt(trial: SimulatedService, victim: SliceRecord) -> None:
     trial.cluster.kill_slice(victim.slice)
 
@@ -135,6 +148,7 @@ FAULTS = (
         follows=_preempt,
         follows_s=NOTICE_S,
     ),
+    Fault("poison", "a request that ends engines comes once a second", _poison),
     Fault("controller", "SIGKILL to the Serve controller", _kill_controller, takes_slice=False),
     Fault("router", "SIGKILL to one of two routers", _kill_router, takes_slice=False),
     Fault(
@@ -151,7 +165,7 @@ FAULTS = (
         follows=lambda _, victim: _tell(victim, error_rate=0),
     ),
 )
-SIMULATED_ONLY = ("errors",)
+SIMULATED_ONLY = ("errors", "poison")
 
 
 def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:

@@ -16,21 +16,22 @@ import aiohttp
 import psutil
 
 from benchmarks.service import plan_of
-from serving.engine.server import EngineServer
+from serving.engine.server import EngineServer, EngineSite
 from serving.simulation.engine.server import SimulatorServer
 from serving.slices.held_slice import HeldSlice, SliceHost
 
 _PROMPT_WORDS = 100
 
 
-def nowhere() -> HeldSlice:
+def nowhere() -> EngineSite:
     """A slice of one host that is only this machine."""
-    return HeldSlice("slice-0", (SliceHost(worker_id=0, node_id="none", ip="127.0.0.1", bundle=0),))
+    held = HeldSlice("slice-0", (SliceHost(worker_id=0, node_id="none", ip="127.0.0.1", bundle=0),))
+    return EngineSite(held, group=None, gcs_address="", replica="")
 
 
 async def serve(deployment: str) -> None:
     """Print the port once the engine serves; end with the input."""
-    server: EngineServer = SimulatorServer(plan_of(deployment), nowhere(), "")
+    server: EngineServer = SimulatorServer(plan_of(deployment), nowhere())
     await server.start()
     print(server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)

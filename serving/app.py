@@ -11,7 +11,7 @@ from serving import hub
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
 from serving.errors import PlanError, ServingError
-from serving.planning import Plan, plan
+from serving.planning import Plan, plan_pools
 from serving.planning.prices import slice_hour
 from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
@@ -39,7 +39,7 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = parse(args)
-        plans = [[plan(pool, hub.config_of) for pool in model.per_pool()] for model in config.models]
+        plans = [plan_pools(model, hub.config_of) for model in config.models]
         _check_names([one for pools in plans for one in pools])
     except ServingError as error:
         raise RayServeException(error.message) from None
@@ -133,7 +133,6 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
         "autoscaling_config": {
             "min_replicas": counts.min,
             "max_replicas": counts.max,
-            "initial_replicas": counts.min,
             "upscale_delay_s": 0,
             "downscale_delay_s": 0,
             "downscale_to_zero_delay_s": 0,

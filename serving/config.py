@@ -1,7 +1,7 @@
 """What `args` of a deployments/*.yaml may say, and nothing else.
 
-Names only: whether a topology exists or a model fits is the plan's question. Every model is frozen and refuses
-unknown keys, naming the nearest known one.
+Only names are checked here; the plan decides whether a topology exists and a model fits. Every spec is frozen and
+refuses unknown keys, naming the nearest known one.
 """
 
 import difflib
@@ -120,16 +120,16 @@ class PoolSpec(_Spec):
 
 
 class QueueSpec(_Spec):
-    """Requests that wait in a router for a slice of the model. 0 of either: none waits, it is refused at once."""
+    """Requests that wait in a router for a slice of the model. With 0 for either key, no request waits."""
 
     requests: int = Field(default=512, ge=0, description="The most that wait in one router.")
-    wait_s: float = Field(default=30, ge=0, description="Seconds after which one that waits is refused.")
+    wait_s: float = Field(default=30, ge=0, description="Seconds after which a waiting request is refused.")
 
 
 class ModelSpec(_Spec):
     """One model on slices of one shape, or of several in `pools`, the preferred first.
 
-    With pools, `slice`, `replicas` and `parallel` are those of the first; `per_pool` gives each on its own.
+    With `pools`, the keys `slice`, `replicas` and `parallel` are the first pool's; `per_pool` has every pool's.
     """
 
     name: str = Field(default="", description="Name clients use; the model id where left out.")
@@ -147,7 +147,7 @@ class ModelSpec(_Spec):
     queue: QueueSpec = Field(default=QueueSpec(), description="How many requests may wait, and how long.")
     slo: SloSpec = Field(default=SloSpec(), description="Targets that scaling buys slices for.")
     cool_down_s: float = Field(
-        default=300, ge=0, description="Seconds for which a slice must not have been needed before it goes."
+        default=300, ge=0, description="Seconds a slice stays unneeded before it is let go."
     )
     drain_s: float = Field(
         default=60, ge=0, description="Seconds a slice may take to finish its requests when it stops."
@@ -178,13 +178,13 @@ class ModelSpec(_Spec):
     def _first_pool(cls, raw: Any) -> Any:
         if not isinstance(raw, dict) or not raw.get("pools"):
             return raw
-        if beside := sorted({"slice", "replicas", "parallel"} & raw.keys()):
-            raise ValueError(f"pools stand in the place of {', '.join(beside)}; put that into each pool")
+        if misplaced := sorted({"slice", "replicas", "parallel"} & raw.keys()):
+            raise ValueError(f"pools stand in the place of {', '.join(misplaced)}; put that into each pool")
         first = raw["pools"][0] if isinstance(raw["pools"], list | tuple) else {}
         return {**raw, **(first if isinstance(first, dict) else {})}
 
     def per_pool(self) -> "tuple[ModelSpec, ...]":
-        """The model on each of its pools alone, in order of preference; itself where it has none."""
+        """One spec a pool, in order of preference; the model itself where it lists no pools."""
         return tuple(
             self.model_copy(
                 update={
@@ -198,7 +198,7 @@ class ModelSpec(_Spec):
         ) or (self,)
 
 
-ON_DISK = "rocksdb"  # as KubeRay calls a control store on a disk of the head's
+ON_DISK = "rocksdb"  # KubeRay's name for a control store on the head's disk
 
 
 class GkeSpec(_Spec):
@@ -321,8 +321,8 @@ class ServiceConfig(_Spec):
         if not models:
             raise ValueError("no model is listed; give at least one")
         names = [model.name for model in models]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise ValueError(f"two models are named {twice[0]!r}; give each its own name")
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two models are named {duplicates[0]!r}; give each its own name")
         return models
 
 
@@ -360,14 +360,14 @@ def _keys_beside(location: tuple[int | str, ...]) -> list[str]:
 
 
 def _spec_within(annotation: Any) -> type[BaseModel] | None:
-    """The model an annotation names, also inside tuple[...]."""
-    named = next((argument for argument in get_args(annotation) if argument is not ...), annotation)
-    return named if isinstance(named, type) and issubclass(named, BaseModel) else None
+    """The spec an annotation names, also inside tuple[...]."""
+    spec = next((argument for argument in get_args(annotation) if argument is not ...), annotation)
+    return spec if isinstance(spec, type) and issubclass(spec, BaseModel) else None
 
 
 @dataclass(frozen=True)
 class DeploymentFile:
-    """A deployments/*.yaml: the services of its applications, the port Serve opens, and all of it as it is."""
+    """A deployments/*.yaml: its services by application, the port Serve opens, and the parsed document."""
 
     path: Path
     port: int
@@ -376,12 +376,12 @@ class DeploymentFile:
 
 
 def load(path: Path) -> DeploymentFile:
-    """Read a Serve config file as far as it is ours; raises ConfigError."""
+    """Read our applications from a Serve config file; raises ConfigError."""
     raw = _read(path)
     services = {}
     for application in raw["applications"]:
         if application.get("import_path") != IMPORT_PATH:
-            continue  # another project's
+            continue  # another project's application
         name = str(application.get("name", "default"))
         try:
             services[name] = parse(application.get("args") or {})

@@ -118,6 +118,15 @@ class SimulationError(ServingError):
     code = "simulation_error"
 
 
+class PoisonousRequestError(ServingError):
+    """Two slices died while this request alone was suspected there; no slice is given it for ten minutes.
+
+    Send another request. To find out what in this one ends an engine, send it to a slice of its own.
+    """
+
+    code = "request_ends_engines"
+
+
 class BadRequestError(ServingError):
     """The client's request can't be read.
 

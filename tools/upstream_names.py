@@ -62,7 +62,6 @@ _COMPLETION = "vllm.entrypoints.openai.completion."
 _WORKER = "tpu_inference.worker.tpu_worker:"
 _RPA = "tpu_inference.kernels.ragged_paged_attention.v3."
 _SERVE = "ray.serve._private."
-_KV = "ray.experimental.internal_kv:"
 
 _ENGINE = (
     Name(f"{ENGINE_ARGUMENTS}.from_cli_args", "makes engine arguments of the parsed flags", "args"),
@@ -438,20 +437,12 @@ _RAY = (
     ),
     *_lines(
         "ray._private.state",
-        ("Name", "ActorClassName", "Address", "IPAddress"),
+        ("Name", "ActorClassName", "Address", "IPAddress", "NodeID", "Pid"),
         "is a key of what `actors` returns",
     ),
     Name("ray._private.worker:global_worker.node", "leads to the directory of Ray's session"),
     Name("ray._private.node:Node.get_session_dir_path", "is where the request log goes", ""),
     Name("ray._raylet:GcsClient", "reads and writes the control store without joining the cluster"),
-    Name(
-        f"{_KV}_initialize_internal_kv", "reads the control store without joining the cluster", "gcs_client"
-    ),
-    Name(f"{_KV}_internal_kv_reset", "forgets the cluster", ""),
-    Name(f"{_KV}_internal_kv_get", "reads the control store", "key, *, namespace="),
-    Name(f"{_KV}_internal_kv_put", "writes the control store", "key, value, overwrite=, *, namespace="),
-    Name(f"{_KV}_internal_kv_del", "deletes from the control store", "key, *, del_by_prefix=, namespace="),
-    Name(f"{_KV}_internal_kv_list", "lists the control store", "prefix, *, namespace="),
 )
 
 NAMES: tuple[Name, ...] = (*_ENGINE, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_RAY)

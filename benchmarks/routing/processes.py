@@ -97,7 +97,7 @@ def entry(engine: str, figures: dict[str, float], beat: int) -> SliceRecord:
 
 async def serve() -> None:
     """One engine: print its port, end with the input."""
-    server = SimulatorServer(plan(ModelSpec.model_validate(_SPEC)), nowhere(), "")
+    server = SimulatorServer(plan(ModelSpec.model_validate(_SPEC)), nowhere())
     await server.start()
     print(server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -1,4 +1,4 @@
-"""The `serving` command: simulated slices on this machine, and what runs on a cluster."""
+"""The `serving` command."""
 
 import argparse
 import signal
@@ -15,9 +15,9 @@ from serving.errors import ServingError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a refusal is one message on stderr and exit status 1, never a traceback."""
-    # SIGINT too: a shell starts background jobs with it ignored.
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _interrupt)
+    # SIGINT too: a shell starts background jobs with SIGINT ignored.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)

@@ -31,13 +31,13 @@ OK, REFUSED, UNREADABLE = 0, 1, 2
 
 
 def add_commands(commands: Any) -> None:
-    """Add both to the subparsers of the `serving` command; each returns its status from `run`."""
+    """Add both commands to the subparsers of `serving`; their `run` returns the status."""
     planning = commands.add_parser(
         "plan", help="does a YAML's every model fit its slice, how fast, at what price"
     )
-    what = planning.add_mutually_exclusive_group(required=True)
-    what.add_argument("yaml", nargs="?", help="a file of deployments/")
-    what.add_argument(
+    subject = planning.add_mutually_exclusive_group(required=True)
+    subject.add_argument("yaml", nargs="?", help="a file of deployments/")
+    subject.add_argument(
         "--what-fits", metavar="MODEL", help="list the slices a model fits instead, cheapest first"
     )
     planning.add_argument(
@@ -63,21 +63,21 @@ def _manifest(options: Namespace) -> int:
 
 
 def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
-    """Plan every model of a file on each of its pools; what is refused does not keep the rest from being shown."""
+    """Plan every model of a file on each of its pools; a refused model does not keep the others from being shown."""
     try:
         services = load(Path(path)).services.values()
         for service in services:
             check_prices(service.prices)
     except ConfigError as error:
         return _fail(console, error, as_json=as_json)
-    found = [_planned(spec, service.prices) for service in services for spec in _specs(service)]
-    refused = [one for one in found if not one["fits"]]
+    summaries = [_planned(spec, service.prices) for service in services for spec in _specs(service)]
+    refused = [entry for entry in summaries if not entry["fits"]]
     if as_json:
-        console.print_json(json.dumps(found))
+        console.print_json(json.dumps(summaries))
     else:
-        show_plans(console, [one for one in found if one["fits"]])
-        for one in refused:
-            _refuse(console, one["error"])
+        show_plans(console, [entry for entry in summaries if entry["fits"]])
+        for entry in refused:
+            _refuse(console, entry["error"])
     return REFUSED if refused else OK
 
 
@@ -88,8 +88,8 @@ def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_js
         engine_options.check(options)
         shape = shape_of(model, options.get("hf_overrides"), hub.config_of)
         rows = [
-            candidate_summary(one, {})
-            for one in slices_that_fit(shape, engine_sizes(options, shape, hub.config_of))
+            candidate_summary(candidate, {})
+            for candidate in slices_that_fit(shape, engine_sizes(options, shape, hub.config_of))
         ]
     except ServingError as error:
         return _fail(console, error, as_json=as_json)
@@ -106,9 +106,9 @@ def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_js
 
 
 def manifest_file(path: str, output: TextIO, console: Console) -> int:
-    """Write the manifest of a file's one application, nothing of it where anything is refused.
+    """Write the manifest of a file's one application, or nothing of it where a model is refused.
 
-    `console` is not `output`: that one is read by kubectl.
+    kubectl reads `output`; messages go to `console`.
     """
     try:
         deployment = load(Path(path))
@@ -160,7 +160,7 @@ def _fail(console: Console, error: ServingError, *, as_json: bool) -> int:
 
 
 def _refuse(console: Console, message: str) -> None:
-    """The reason on the first line, a way out on each of the next."""
+    """Print the reason on the first line and one way out on each further line."""
     first, *ways = message.split("; ")
     console.print(Text.assemble(("refused ", "bold red"), first), soft_wrap=True)
     for way in ways:

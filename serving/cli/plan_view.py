@@ -1,4 +1,4 @@
-"""Plans for a terminal: what `summary` says, as tables."""
+"""Plans for a terminal: the figures of `summary`, as tables."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def show_candidates(console: Console, model: str, rows: Sequence[dict[str, Any]]
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("cheapest", no_wrap=True)
     for row in rows:
-        option, price = min(row["per_hour"].items(), key=lambda one: one[1])
+        option, price = min(row["per_hour"].items(), key=lambda pair: pair[1])
         table.add_row(
             row["slice"],
             f"{row['hosts']} x {row['machine_type']}",

@@ -71,7 +71,7 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _startup(options: argparse.Namespace) -> str:
-    """The phases as they were given; raises SimulationError where nothing would go through them."""
+    """The phases as given; raises SimulationError for an engine that has no such phases."""
     from serving.errors import SimulationError
     from serving.simulation.engine.startup import Startup
 

@@ -1,4 +1,4 @@
-"""`serving sim run`: a YAML tried on simulated slices, from nothing to a service, and back to nothing on Ctrl-C."""
+"""`serving sim run`: a YAML tried on simulated slices, from nothing to a service, and to nothing again on Ctrl-C."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from rich.status import Status
 
 from serving import config, environment, hub
 from serving.errors import ServingError, SimulationError
-from serving.planning import Plan, plan
+from serving.planning import Plan, plan_pools
 from serving.simulation.cluster import SimulatedCluster, cache_directory
 from serving.state.gcs import Store
 from serving.state.records import SliceRecord, SliceState
@@ -41,7 +41,7 @@ class SimulatedService:
 def run(path: Path, *, spare: int, directory: Path, engine: str = "vllm", startup: str = "") -> None:
     """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
 
-    Raises ServingError where the YAML, the port or the start is at fault. Nothing it started outlives it.
+    Raises ServingError where the YAML, the port or the start is at fault. No process outlives the call.
     """
     console = Console()
     started = time.monotonic()
@@ -76,7 +76,7 @@ def running(
     """
     deployment = config.load(path)
     models = [model for service in deployment.services.values() for model in service.models]
-    plans = [plan(pool, hub.config_of) for model in models for pool in model.per_pool()]
+    plans = [pool for model in models for pool in plan_pools(model, hub.config_of)]
     shapes = _shapes(plans, spare)
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None
@@ -92,7 +92,7 @@ def running(
                 startup=startup,
                 report=lambda text: _detail(status, text),
             )
-        # Next to the simulation, not in it: `down` deletes that, and a failed start is read about here.
+        # Next to the simulation's directory, which `down` deletes: after a failed start the log is read.
         log = directory.with_suffix(".log")
         environment.write(cluster.environment)
         with log.open("w") as output:
@@ -116,7 +116,7 @@ def running(
 
 
 def refuse_busy_port(port: int) -> None:
-    """Raises SimulationError naming the process that listens on a port."""
+    """Raises SimulationError naming the process that listens on the port."""
     for connection in psutil.net_connections("tcp"):
         if connection.status == psutil.CONN_LISTEN and connection.laddr[1:] == (port,):
             raise SimulationError(
@@ -136,12 +136,14 @@ def _process(pid: int | None) -> str:
 def _write_stand_ins(plans: list[Plan]) -> None:
     from serving.simulation import stand_in
 
-    for one in plans:
-        stand_in.checkpoint(one, cache_directory())
+    for planned in plans:
+        stand_in.checkpoint(planned, cache_directory())
 
 
 def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
-    shapes = [one.slice for one in plans for _ in range(one.model.replicas.min)] + [plans[0].slice] * spare
+    shapes = [planned.slice for planned in plans for _ in range(planned.model.replicas.min)] + [
+        plans[0].slice
+    ] * spare
     if not shapes:
         raise SimulationError(
             "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
@@ -150,7 +152,7 @@ def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
 
 
 def _wait_until_ready(console: Console, trial: SimulatedService) -> None:
-    needed = sum(one.model.replicas.min for one in trial.plans)
+    needed = sum(planned.model.replicas.min for planned in trial.plans)
     with _step(console, "Serve, slices and engines") as status:
         while True:
             if trial.serve.poll() is not None:
@@ -172,7 +174,7 @@ def _phases(entries: list[SliceRecord]) -> str:
 
 
 def answers(url: str, timeout_s: float = 5) -> bool:
-    """Whether somebody is there and content."""
+    """Whether a server answers with success."""
     try:
         return httpx.get(url, timeout=timeout_s).is_success
     except httpx.TransportError:
@@ -180,7 +182,7 @@ def answers(url: str, timeout_s: float = 5) -> bool:
 
 
 def _refusal(log: Path) -> str | None:
-    """Why Serve gave the application up, if it did."""
+    """The reason for which Serve gave the application up; None if it did not."""
     for line in log.read_text(errors="replace").splitlines():
         if "Failed to update the deployments" in line or ("Deploying app" in line and "failed" in line):
             return line.split(" -- ", 1)[-1]
@@ -198,7 +200,7 @@ def _how_to_use(plans: list[Plan], address: str, seconds: float) -> str:
 
 @contextmanager
 def _step(console: Console, name: str) -> Iterator[Status]:
-    """A line with a spinner and seconds while it runs, and one with the seconds it took."""
+    """Show a line with a spinner and seconds during the step, and after it the seconds it took."""
     started = time.monotonic()
     with console.status(name) as status:
         status.serving_name, status.serving_started = name, started  # type: ignore[attr-defined]

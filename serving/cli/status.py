@@ -10,7 +10,7 @@ from rich.console import Console
 from serving import environment
 from serving.cli.sim import directory_of
 
-# Of the last 200 that are kept.
+# Of the last 200, which the store keeps.
 _DECISIONS = 10
 
 

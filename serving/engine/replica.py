@@ -1,24 +1,28 @@
 """One Serve replica is one TPU slice: it holds the slice's placement group and runs the engine on it.
 
-Serve owns its life. It answers requests over HTTP on its own port, says so on the board, watches hosts, workers and
-engine itself, and gives the slice up as a whole as soon as any of them is gone: vLLM's own health check stays silent
-when a host dies under it, and its EngineCore hangs.
+Serve owns its life. The replica answers requests over HTTP on its own port and keeps its record in the store. It watches
+hosts and every process of the engine itself, and gives the slice up as a whole as soon as any of them is gone: vLLM's own
+health check stays silent when a host dies under it, and its EngineCore hangs. What happens to it, and what it then does, is
+the table of serving.engine.lifecycle; `_on` is the one place that takes a step.
 """
 
 import asyncio
 import contextlib
 import dataclasses
 import logging
+import math
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from logging.handlers import MemoryHandler
 from typing import Any
 
 import ray
 from ray import serve
 
+from serving.engine.lifecycle import TABLE, Action, Event, Life
 from serving.engine.server import EngineServer, EngineSite
 from serving.engine.slice_metrics import ChipsOf, SliceMetrics
 from serving.environment import is_simulated
@@ -47,11 +51,19 @@ class SliceReplica:
         ours = serve.get_replica_context()
         self._plan = plan
         self._spec = plan.model
+        self._life = Life.STARTING
+        self._acting = threading.RLock()
+        self._over = asyncio.Event()
         self._failure: SliceLostError | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._reason = ""
+        self._until_s = self._notice_s = (
+            math.inf
+        )  # when a leaving slice ends at the latest, and when its host goes
+        self._tasks: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
         self._phase = ("placing", self._started)
         self._phases: list[tuple[str, float]] = []
+        self._engine: EngineServer | None = None
         self._store = Store(context.gcs_address)
         self._record = Publisher(
             self._store,
@@ -77,32 +89,20 @@ class SliceReplica:
             held = held_slice(group)
             self._record.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
             self._hosts = HostWatch(held, group, context.get_node_id())
-            self._engine = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
+            server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
+            self._engine = server
             self._enter("starting the engine")
             self._record.load = self._starting
-            with _serves_log_kept(), watched_in_a_thread(self._lost_while_starting, self._end_start):
-                await self._engine.start()
+            watch = partial(first, self._hosts.lost, server.worker_died)
+            with _serves_log_kept(), watched_in_a_thread(watch, partial(self._on, Event.LOST)):
+                await server.start()
         except ServingError as error:
-            self._record.update(state=SliceState.LOST, reason=error.message)
+            self._on(Event.FAILED, error.message)
             raise
-        self._record.load = self._load
-        self._enter("serving")
-        self._record.update(
-            state=SliceState.SERVING,
-            address=f"http://{held.hosts[0].ip}:{self._engine.port}",
-            max_model_len=self._engine.max_model_len,
-        )
-        self._watch = asyncio.create_task(self._give_up_when_lost())
-        self._notice = asyncio.create_task(self._leave_on_notice())
-        self._yielding = asyncio.create_task(self._make_room())
-        logger.info(
-            "%s serves on slice %s (%s) after %.0f s%s",
-            plan.model.name,
-            held.name,
-            plan.slice,
-            time.monotonic() - self._started,
-            ", simulated" if is_simulated() else "",
-        )
+        self._server = server
+        self._address = f"http://{held.hosts[0].ip}:{server.port}"
+        self._on(Event.STARTED)
+        self._tasks = [asyncio.create_task(work) for work in (self._watch(), self._notice(), self._room())]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """What the YAML may change while the engine runs; Serve calls it, also after the start."""
@@ -115,52 +115,138 @@ class SliceReplica:
 
     async def __del__(self) -> None:
         """Serve's end of a replica: out of the routers' tables, then finish what is running, within drain_s."""
-        if self._record.record.state is SliceState.LOST:
-            return  # what failed stays on the board for its readers to see
-        if self._watch:
-            self._notice.cancel()
-            self._yielding.cancel()
-            await self._drain()
-        self._record.close()
+        self._on(Event.STOP)
+        if self._life is Life.STOPPING:
+            await self._over.wait()
 
-    async def _drain(self) -> None:
-        self._record.update(state=SliceState.DRAINING, phase="draining")
-        await asyncio.sleep(2 * TIMINGS.beat_s)  # routers read the board every beat
-        if self._watch:
-            self._watch.cancel()
-        await self._engine.drain(self._spec.drain_s)
+    def _on(self, event: Event, reason: str = "") -> None:
+        """Take the table's step. From any thread: while the engine starts, the event loop waits for it."""
+        with self._acting:
+            step = TABLE[self._life, event]
+            self._life = step.life
+            if reason and step.actions:
+                self._reason = reason
+            for action in step.actions:
+                self._do(action)
+            if step.life is Life.OVER and step.actions:
+                self._end_tasks()
+
+    def _do(self, action: Action) -> None:
+        match action:
+            case Action.FINISH:
+                self._until_s = min(time.monotonic() + self._spec.drain_s, self._notice_s)
+                self._tasks.append(asyncio.create_task(self._finish()))
+            case Action.LAST_WORDS:
+                self._tasks.append(asyncio.create_task(self._last_words()))
+            case Action.FORGET:
+                _within_last_words(self._record.close)
+            case Action.EXIT:
+                os._exit(1)
+            case Action.HURRY:
+                self._until_s = min(self._until_s, self._notice_s)
+            case Action.KILL:
+                self._kill()
+            case _:
+                self._say(action)
+
+    def _kill(self) -> None:
+        self._failure = SliceLostError(f"slice given up: {self._reason or 'Serve stops it'}")
+        if self._engine:
+            self._engine.kill()
+
+    def _say(self, action: Action) -> None:
+        """Keep the record true to what the replica is."""
+        name, reason = self._plan.model.name, self._reason
+        match action:
+            case Action.SAY_SERVING:
+                self._say_serving()
+            case Action.SAY_LEAVING:
+                logger.info("%s leaves its slice: %s", name, reason or "Serve stops it")
+                self._record.update(state=SliceState.DRAINING, phase="draining", reason=reason)
+            case Action.SAY_LOST:
+                logger.error("%s: %s; giving the slice up", name, reason)
+                news = {"state": SliceState.LOST, "phase": "lost", "reason": reason}
+                _within_last_words(partial(self._record.update, **news))
+
+    def _say_serving(self) -> None:
+        self._record.load = self._load
+        self._enter("serving")
+        self._record.update(
+            state=SliceState.SERVING, address=self._address, max_model_len=self._server.max_model_len
+        )
+        logger.info(
+            "%s serves on slice %s (%s) after %.0f s%s",
+            self._plan.model.name,
+            self._record.record.slice,
+            self._plan.slice,
+            time.monotonic() - self._started,
+            ", simulated" if is_simulated() else "",
+        )
+
+    def _end_tasks(self) -> None:
+        """Nothing that watches goes on; what ends the process does."""
+        self._over.set()
+        for task in self._tasks[:3]:
+            task.cancel()
+
+    async def _finish(self) -> None:
+        """Wait until no request is open or the deadline is over; routers read the store every beat."""
+        await asyncio.sleep(2 * TIMINGS.beat_s)
+        while self._server.requests_open and time.monotonic() < self._until_s:  # noqa: ASYNC110  the server has no event for it
+            await asyncio.sleep(TIMINGS.open_requests_s)
         self._hosts.close()
+        self._on(Event.DONE)
 
-    async def _make_room(self) -> None:
-        """End, once a changed engine of this deployment waits for a slice and this one is the first to go."""
+    async def _last_words(self) -> None:
+        """End this process once clients have their errors. Serve would ask three more times, then try to stop it in peace."""
+        until_s = time.monotonic() + TIMINGS.last_words_s
+        while self._server.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  as above
+            await asyncio.sleep(TIMINGS.last_words_s / 10)
+        os._exit(1)
+
+    async def _watch(self) -> None:
+        """Wait until a host, a process of the engine, the engine or its HTTP server is gone, or the engine is silent."""
+        processes = await asyncio.to_thread(self._server.processes)
+        ended = partial(self._hosts.process_ended, processes)
+        self._on(Event.LOST, await first(self._hosts.lost, ended, self._server.died, self._engine_is_silent))
+
+    async def _notice(self) -> None:
+        """A host that is to go takes its slice with it: finish what fits in the time.
+
+        Serve itself moves a replica only when the host of its actor is to go, and only once another slice is free.
+        """
+        reason, left_s = await self._hosts.draining()
+        if left_s is not None:
+            spare_s = TIMINGS.last_words_s + TIMINGS.engine_probe_s
+            self._notice_s = time.monotonic() + max(0.0, left_s - spare_s)
+        self._on(Event.NOTICE, reason)
+
+    async def _room(self) -> None:
+        """Leave, once a changed engine of this deployment waits for a slice and this one is the first to go."""
         own = self._record.record
-        deployment = own.deployment
         seen = Yielding()
         while not seen.due(time.monotonic(), self._spec.surge_s):
             await asyncio.sleep(TIMINGS.rollout_look_s)
             try:
-                release = await asyncio.to_thread(self._store.release, deployment)
-                changed = release is not None and release.version != self._record.record.version
+                release = await asyncio.to_thread(self._store.release, own.deployment)
+                changed = release is not None and release.version != own.version
                 entries = await asyncio.to_thread(self._store.slices, own.application) if changed else []
-                waiting = changed and await asyncio.to_thread(is_waiting, deployment)
+                waiting = changed and await asyncio.to_thread(is_waiting, own.deployment)
             except Exception:  # the head restarts; an update goes on after it
                 logger.exception("no word of whether a changed engine waits; asking again")
                 continue
             seen = seen.next(self._record.record, entries, release, time.monotonic(), waiting=waiting)
-        logger.info("%s: making room for a changed engine", self._plan.model.name)
-        await self._drain()
-        self._record.close()
-        os._exit(0)
+        self._on(Event.ROOM, "making room for a changed engine")
 
     def _starting(self) -> dict[str, object]:
-        """Called from the board's thread: the event loop waits for the engine."""
+        """Called by the thread that writes the record: the event loop waits for the engine."""
         phase = self._store.phase(self._record.record.replica)
         if phase and phase != self._phase[0]:
             self._note(phase)
         return {"phase": self._phase[0], "phases": tuple(self._phases)}
 
     def _load(self) -> dict[str, float]:
-        load = dataclasses.asdict(self._engine.load)
+        load = dataclasses.asdict(self._server.load)
         del load["last_output_s"]  # by this host's clock
         return load
 
@@ -174,64 +260,15 @@ class SliceReplica:
         self._phases.append((before, round(now - since, 1)))
         self._phase = (phase, now)
 
-    async def _lost_while_starting(self) -> str:
-        return await first(self._hosts.lost, self._engine.worker_died)
-
-    async def _give_up_when_lost(self) -> None:
-        reason = await first(self._hosts.lost, self._engine.died, self._engine_is_silent)
-        self._lose(reason)
-        for _ in range(10):
-            await asyncio.sleep(TIMINGS.last_words_s / 10)
-            if not self._engine.requests_open:
-                break
-        # Serve would ask three more times, then try to stop this replica in peace. There is nothing left to stop.
-        os._exit(1)
-
-    async def _leave_on_notice(self) -> None:
-        """A host that is to go takes its slice with it: finish what fits in the time, then cut the rest off.
-
-        Serve itself moves a replica only when the host of its actor is to go, and only once another slice is free.
-        """
-        reason, left_s = await self._hosts.draining()
-        logger.warning("%s: %s; no more requests", self._plan.model.name, reason)
-        self._record.update(state=SliceState.DRAINING, phase="draining", reason=reason)
-        drain_s = self._spec.drain_s
-        until_s = time.monotonic() + max(
-            0.0, min(drain_s, (left_s or drain_s) - TIMINGS.last_words_s - TIMINGS.engine_probe_s)
-        )
-        await asyncio.sleep(2 * TIMINGS.beat_s)
-        while self._engine.requests_open and time.monotonic() < until_s:  # noqa: ASYNC110  the server has no event for it
-            await asyncio.sleep(TIMINGS.open_requests_s)
-        self._failure = SliceLostError(f"slice given back: {reason}")
-        self._engine.kill()
-        await asyncio.sleep(TIMINGS.last_words_s)
-        self._record.close()
-        os._exit(1)
-
-    def _end_start(self, reason: str) -> None:
-        """Called from another thread: the event loop waits for an engine that won't come."""
-        self._lose(reason)
-        os._exit(1)
-
-    def _lose(self, reason: str) -> None:
-        self._failure = SliceLostError(f"slice lost: {reason}")
-        logger.error("%s: %s; giving the slice up", self._plan.model.name, reason)
-        self._engine.kill()
-        # In a thread: while the head is away the board takes nothing, and what is left here is not to wait for it.
-        news = {"state": SliceState.LOST, "phase": "lost", "reason": reason}
-        telling = threading.Thread(target=self._record.update, kwargs=news, daemon=True)
-        telling.start()
-        telling.join(TIMINGS.last_words_s)
-
     async def _engine_is_silent(self) -> str:
         """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
         while True:
             await asyncio.sleep(TIMINGS.engine_probe_s)
             stall_s = self._spec.stall_s
-            probe = asyncio.create_task(self._engine.probe())
+            probe = asyncio.create_task(self._server.probe())
             asked_s = time.monotonic()
             while not probe.done():
-                silent_s = time.monotonic() - max(asked_s, self._engine.load.last_output_s)
+                silent_s = time.monotonic() - max(asked_s, self._server.load.last_output_s)
                 if silent_s >= stall_s:
                     probe.cancel()
                     return f"the engine or one of its workers has not answered for {silent_s:.0f} s"
@@ -240,8 +277,15 @@ class SliceReplica:
                 return f"the engine failed its probe: {error}"
 
 
+def _within_last_words(tell: Callable[[], None]) -> None:
+    """In a thread: while the head is away the store takes nothing, and a replica's end does not wait for it."""
+    telling = threading.Thread(target=tell, daemon=True)
+    telling.start()
+    telling.join(TIMINGS.last_words_s)
+
+
 def _planned(plan: Plan) -> dict[str, Any]:
-    """What the board says of a chip; the plan counts devices."""
+    """What the record says of a chip; the plan counts devices."""
     devices = plan.slice.hardware.devices_per_chip
     return {
         "chips_per_host": plan.slice.chips_per_host,

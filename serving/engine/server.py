@@ -5,6 +5,7 @@ And the HTTP server that both put in front of themselves.
 
 import asyncio
 import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -66,10 +67,10 @@ class EngineServer(Protocol):
         """Ask for a sign of life; raises what the engine raises."""
 
     async def died(self) -> str:
-        """Wait until the engine is dead; returns how it was noticed."""
+        """Wait until the engine or its HTTP server has ended of itself; returns which."""
 
-    async def drain(self, drain_s: float) -> None:
-        """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
+    def processes(self) -> Mapping[str, Mapping[int, str]]:
+        """What the engine can't do without, once it has started: by Ray's node id, each process's name by its pid."""
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
@@ -96,12 +97,11 @@ class HttpServer:
     def start(self) -> None:
         self._serving = asyncio.create_task(self.uvicorn.serve(sockets=[self._listener]))
 
-    async def drain(self, drain_s: float) -> None:
-        """Take no new connection and wait until requests are answered or drain_s is over."""
-        if self._serving:
-            self.uvicorn.config.timeout_graceful_shutdown = max(1, round(drain_s))
-            self.uvicorn.should_exit = True
-            await self._serving
+    async def ended(self) -> str:
+        """Wait until it serves no more."""
+        assert self._serving is not None  # noqa: S101  it was started
+        await asyncio.wait([self._serving])
+        return "the engine's HTTP server has ended"
 
     @property
     def requests_open(self) -> int:

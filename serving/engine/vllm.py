@@ -5,10 +5,12 @@ vllm.entrypoints.launchers; everything else here was read in 0.26.0.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import multiprocessing
 import os
+import signal
 import time
 from argparse import Namespace
 from collections.abc import Mapping
@@ -22,7 +24,8 @@ from serving.environment import OWNER, REPLICA
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
-from serving.slices.host_watch import actor_died
+from serving.slices.host_watch import actor_died, actor_processes, first
+from serving.slices.process_watch import descendants
 
 # A cold XLA compile of a large model takes minutes, weights from object storage more; Serve puts no limit on a start.
 _READY_TIMEOUT_S = 3 * 3600
@@ -49,6 +52,7 @@ class VllmServer:
         self._overrides = overrides or Overrides()
         self._said = Load()
         self._workers = ""
+        self._children: list[Any] = []
         self._engine: Any = None
         self._http: HttpServer | None = None
 
@@ -73,6 +77,9 @@ class VllmServer:
             self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
         except Exception as error:
             raise EngineStartError(f"{self._plan.model.name} on slice {self._held.name}: {error}") from error
+        self._children = (
+            multiprocessing.active_children()
+        )  # kept: asking again would reap the dead before it lists them
         self.max_model_len = config.model_config.max_model_len
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
@@ -106,26 +113,30 @@ class VllmServer:
         await self._engine.check_health()
         await self._engine.collective_rpc("check_health")
 
+    def processes(self) -> dict[str, dict[int, str]]:
+        """EngineCore, what it has forked (one scheduler each with data parallelism), and the workers that are Ray actors."""
+        workers = actor_processes(self._workers) if self._workers else {}
+        here = workers.setdefault(self._held.hosts[0].node_id, {})
+        for child in self._children:
+            here |= {child.pid: child.name, **descendants(child.pid)}
+        return workers
+
     async def died(self) -> str:
-        """Wait until the engine is dead; returns how it was noticed."""
-        while not self._engine.errored:
-            if not all(child.is_alive() for child in multiprocessing.active_children()):
-                return "the engine process ended"
+        """Wait until the engine says so itself, or its HTTP server has ended; returns which."""
+        assert self._http is not None  # noqa: S101  it has started
+        return await first(self._errored, self._http.ended)
+
+    async def _errored(self) -> str:
+        while not self._engine.errored:  # noqa: ASYNC110  vLLM has no event for it
             await asyncio.sleep(_LOOK_S)
         return "the engine reports itself dead"
 
-    async def drain(self, drain_s: float) -> None:
-        """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
-        if self._http:
-            await self._http.drain(drain_s)
-        if self._engine:
-            self._engine.shutdown()
-        self.kill()
-
     def kill(self) -> None:
-        """End the engine's processes at once; requests in flight then end with an error."""
-        for child in multiprocessing.active_children():
-            child.kill()
+        """End the engine's processes of this host at once, the forked ones too; requests in flight end with an error."""
+        children = self._children or multiprocessing.active_children()
+        for pid in [pid for child in children if child.pid for pid in (*descendants(child.pid), child.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     @property
     def requests_open(self) -> int:

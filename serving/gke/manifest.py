@@ -1,7 +1,7 @@
 """A service as Kubernetes objects for GKE with KubeRay: one stream for `kubectl apply -f -`, in the order it is applied.
 
-One worker group a pool, one of its replicas a slice, `numOfHosts` pods a replica; KubeRay makes and unmakes them
-together. The head has no TPU and carries the router. What only `gcloud` can make is in comments on top.
+A pool is a worker group and a slice is one of its replicas, of `numOfHosts` pods, which KubeRay makes and deletes
+together. The head has no TPU and carries the router. Comments on top hold the `gcloud` lines for the nodes.
 """
 
 import re
@@ -19,31 +19,31 @@ from serving.tpu import POD_TYPE_LABEL
 RAY_VERSION = "2.60.0"
 
 _WEIGHTS = "/weights"
-# Beyond drain_s: on a pod's SIGTERM `ray start --block` tells the control store that its node will go, waits until nothing
-# runs there any more or this time is over (30 s of its own), and ends; Kubernetes kills what is left after the second.
+# Both are beyond drain_s. On a pod's SIGTERM `ray start --block` tells the control store that its node will go. It
+# ends when nothing runs there or the first time is over (Ray's own: 30 s). Kubernetes kills the rest after the second.
 _NOTICE_S, _GRACE_S = 30, 60
 _IDLE_S = 600  # a slice takes minutes to get and to load
 # Limits of Ray's autoscaler that hold for pods and are wrong for slices:
 _AUTOSCALER = {
-    # It asks for 10 pods at once; what of them is less than a slice is ordered nowhere.
+    # Ray asks for 10 pods at once; the part of a slice among them is ordered nowhere.
     "AUTOSCALER_MAX_CONCURRENT_LAUNCHES": "10000",
-    # It deletes pods that have waited for an hour, and with them their place in the queue for hardware.
+    # Ray deletes pods that have waited for an hour, and with them their place in the queue for hardware.
     "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": str(30 * 24 * 3600),
-    # Its KubeRay provider ignores a request that is repeated; until the last repeat has timed out (40 minutes at Ray's 3)
-    # the pods of an order that was less than a slice count as coming.
+    # Ray's KubeRay provider ignores a repeated request. Until the last repeat has timed out (40 minutes at Ray's 3), the
+    # pods of an order for part of a slice count as coming.
     "RAY_AUTOSCALER_RECONCILE_MAX_NUM_RETRY_REQUEST_TO_ALLOCATE": "0",
 }
 _HEAD_CPU, _HEAD_MEMORY = "8", "16Gi"
 _WORKER_VCPUS = 24  # tokenising and feeding a host's chips; Google's samples ask for 20 to 24
-_MEMORY_SHARE = 0.75  # of the VM's; the rest is the node's own
+_MEMORY_SHARE = 0.75  # of the VM's memory; the rest is the node's own
 _METRICS_PORT = 8080
 
 
 def render(name: str, gke: GkeSpec, document: dict[str, Any], plans: list[Plan]) -> str:
-    """The manifest of an application and its planned pools as text; `document` is the file Serve is to be given."""
+    """The manifest of an application and its planned pools as text; `document` is Serve's config file."""
     pools = list(zip(plans, _group_names(plans), strict=True))
     lines = [line for plan, pool in pools for line in nodepools.gcloud_lines(plan, pool, gke)]
-    objects = [
+    resources = [
         *(nodepools.compute_class(plan, pool) for plan, pool in pools if nodepools.falls_back(plan)),
         *(
             nodepools.network_claims(pool, gke.namespace)
@@ -56,7 +56,7 @@ def render(name: str, gke: GkeSpec, document: dict[str, Any], plans: list[Plan])
     head = f"# {name}: serving manifest FILE | kubectl apply -f -\n"
     if lines:
         head += "# Nodes first:\n" + "".join(f"#   {line}\n" for line in lines)
-    return head + "".join(f"---\n{_text(one)}" for one in objects)
+    return head + "".join(f"---\n{_text(resource)}" for resource in resources)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -79,14 +79,14 @@ def _text(document: dict[str, Any]) -> str:
 
 
 def _group_names(plans: list[Plan]) -> list[str]:
-    """Short and stable: pod host names carry them, and they end at 63 letters."""
+    """Names of the worker groups, short and stable: pod host names hold them, and end at 63 letters."""
     names: Counter[str] = Counter()
-    found = []
+    groups = []
     for plan in plans:
         name = f"{_slug(plan.model.name)[:30].rstrip('-')}-{plan.slice.generation}-{plan.slice.topology}"
-        found.append(f"{name}-{names[name]}" if names[name] else name)
+        groups.append(f"{name}-{names[name]}" if names[name] else name)
         names[name] += 1
-    return found
+    return groups
 
 
 def _slug(name: str) -> str:
@@ -119,7 +119,7 @@ def _ray_service(
 
 
 def _control_store(gke: GkeSpec) -> dict[str, Any]:
-    """With it KubeRay also has workers wait 10 minutes for a head, where Ray's own minute would end their slices."""
+    """With a lasting store, KubeRay's workers wait 10 minutes for a head; Ray's own minute would end their slices."""
     if gke.control_store is None:
         return {}
     if gke.control_store == ON_DISK:
@@ -154,7 +154,7 @@ def _head(label: str, gke: GkeSpec) -> dict[str, Any]:
 
 
 def _worker_groups(pools: list[tuple[Plan, str]], label: str, gke: GkeSpec) -> list[dict[str, Any]]:
-    """One a pool. Between groups of one shape the autoscaler would alternate host by host, and so order no slice of either."""
+    """One a pool. Without priorities the autoscaler alternates hosts of groups of one shape, and orders no whole slice."""
     shapes = Counter(plan.slice.pod_type for plan, _ in pools)
     return [
         _worker_group(plan, name, label, gke)
@@ -166,19 +166,19 @@ def _worker_groups(pools: list[tuple[Plan, str]], label: str, gke: GkeSpec) -> l
 def _worker_group(plan: Plan, name: str, label: str, gke: GkeSpec) -> dict[str, Any]:
     counts = plan.model.replicas
     worker = _worker(plan, gke)
-    # The autoscaler ends on a group whose CPUs it can't tell; to Ray they are a number, and nothing of ours asks for it.
-    counted = "cpu" in worker["resources"]["limits"]
+    # The autoscaler crashes on a group without a number of CPUs. Any number will do: nothing of ours asks Ray for CPUs.
+    has_cpus = "cpu" in worker["resources"]["limits"]
     annotations = {"gke-gcsfuse/volumes": "true"} if gke.weights_bucket else {}
     claims = {"resourceClaims": [{"name": "nics", "resourceClaimTemplateName": name}]}
     return {
         "groupName": name,
         "replicas": counts.min,
-        # Serve's own minimum holds its slices. Of slices that nobody holds the autoscaler would keep as many hosts, of any.
+        # Serve's own minimum holds its slices. A minimum here would keep as many idle hosts, of any slices.
         "minReplicas": 0,
         "maxReplicas": counts.max,
         "numOfHosts": plan.slice.hosts,
-        "rayStartParams": {} if counted else {"num-cpus": str(_WORKER_VCPUS)},
-        # Ray labels the hosts so itself; the autoscaler has to know before there are any.
+        "rayStartParams": {} if has_cpus else {"num-cpus": str(_WORKER_VCPUS)},
+        # Ray labels the hosts so itself; the autoscaler has to know the label before there are hosts.
         "labels": {POD_TYPE_LABEL: plan.slice.pod_type},
         "template": {
             "metadata": {"labels": {"app": label}, **({"annotations": annotations} if annotations else {})},
@@ -197,9 +197,8 @@ def _worker_group(plan: Plan, name: str, label: str, gke: GkeSpec) -> dict[str, 
 
 def _worker(plan: Plan, gke: GkeSpec) -> dict[str, Any]:
     machine = plan.slice.hardware.machine(plan.slice.machine_type)
-    size = {
-        "google.com/tpu": str(plan.slice.chips_per_host)
-    }  # all chips of the VM, or the pod is not admitted
+    # All chips of the VM, or the pod is not admitted.
+    size = {"google.com/tpu": str(plan.slice.chips_per_host)}
     if machine and machine.vcpus and machine.memory_gb:
         size["cpu"] = str(min(_WORKER_VCPUS, machine.vcpus // 2))
         size["memory"] = f"{int(machine.memory_gb * _MEMORY_SHARE)}G"
@@ -214,7 +213,7 @@ def _worker(plan: Plan, gke: GkeSpec) -> dict[str, Any]:
         "env": _environment(plan, gke),
         "resources": {"requests": size, "limits": size, **claims},
         "volumeMounts": mounts,
-        # Given in full: KubeRay's own readiness probe asks for a Serve proxy, which stands on the head alone.
+        # Both probes in full: KubeRay's own readiness probe asks for a Serve proxy, which stands on the head alone.
         **_probes("/api/local_raylet_healthz", 52365),
     }
 
@@ -226,9 +225,9 @@ def _environment(plan: Plan, gke: GkeSpec) -> list[dict[str, Any]]:
         "ENABLE_PJRT_COMPATIBILITY": "true",
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(round(plan.model.drain_s) + _NOTICE_S),
         "VBAR_CONTROL_SERVICE_URL": "$(NODE_IP):8353",
-        # GKE's device plugin tells what libtpu measures; Ray's agent on the host takes it from there.
+        # GKE's device plugin reports what libtpu measures; Ray's agent on the host reads it there.
         "TPU_DEVICE_PLUGIN_ADDR": "$(NODE_IP):2112",
-        # On local disk where hosts share a slice: they would race on one bucket.
+        # On local disk where a slice has several hosts, which would race on one bucket.
         "VLLM_XLA_CACHE_PATH": f"{_WEIGHTS}/xla"
         if gke.weights_bucket and plan.slice.hosts == 1
         else "/tmp/xla",  # noqa: S108
@@ -264,7 +263,7 @@ def _volumes(gke: GkeSpec) -> list[dict[str, Any]]:
 
 
 def _probes(path: str, port: int) -> dict[str, Any]:
-    """KubeRay's own delays, on the raylet or the control store alone: loading a model is Serve's state, not the pod's."""
+    """KubeRay's delays, on raylet or control store alone: a model that loads is Serve's state, not the pod's."""
     check = {"httpGet": {"path": path, "port": port}, "periodSeconds": 5, "timeoutSeconds": 5}
     return {
         "livenessProbe": {**check, "initialDelaySeconds": 30, "failureThreshold": 120},
@@ -273,7 +272,7 @@ def _probes(path: str, port: int) -> dict[str, Any]:
 
 
 def _pod_monitorings(label: str, gke: GkeSpec) -> Iterator[dict[str, Any]]:
-    """The service's own page, once, at the front door; and what Ray says of itself, on every pod."""
+    """Scrapes of the service's page, once, at the front door, and of Ray's own metrics on every pod."""
     service = {"app": label, "ray.io/node-type": "head"}
     for name, labels, endpoint in (
         (label, service, {"port": "serve", "path": "/metrics", "interval": "30s"}),

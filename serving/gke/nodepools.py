@@ -1,6 +1,6 @@
 """Nodes for a pool: `gcloud` lines where it is bought in one way, a ComputeClass where it falls back to others.
 
-GKE makes a multi-host slice of one node pool, so there is one pool a slice; several one-host slices share a pool.
+GKE makes a multi-host slice of one node pool, so each takes a node pool of its own; one-host slices share a node pool.
 """
 
 from typing import Any
@@ -9,15 +9,15 @@ from serving.config import CapacityType, GkeSpec
 from serving.planning.plan import Plan
 
 # What `gcloud container node-pools create` adds for each way to buy.
-_BOUGHT = {
+_PURCHASE_FLAGS = {
     CapacityType.ON_DEMAND: "",
     CapacityType.SPOT: " --spot",
     CapacityType.FLEX_START: " --flex-start --reservation-affinity=none",
     CapacityType.RESERVED: " --reservation-affinity=specific --reservation={reservation}",
 }
-# The label that starts GKE's network driver for claims on a node.
+# The label that starts GKE's network driver for claims (DRANET) on a node.
 _DRANET = "cloud.google.com/gke-networking-dra-driver"
-_SELECTED = {
+_CAPACITY_LABELS = {
     CapacityType.SPOT: ("cloud.google.com/gke-spot", "true"),
     CapacityType.FLEX_START: ("cloud.google.com/gke-flex-start", "true"),
 }
@@ -29,12 +29,12 @@ def falls_back(plan: Plan) -> bool:
 
 
 def needs_policy(plan: Plan) -> bool:
-    """Multi-host v7x slices are shaped by a workload policy, which stands in the place of --tpu-topology."""
+    """Whether a workload policy shapes the slice, in place of --tpu-topology: it does for multi-host v7x."""
     return plan.slice.generation == "v7x" and plan.slice.hosts > 1
 
 
 def needs_network_claims(plan: Plan) -> bool:
-    """Extra network cards carry traffic between slices; a single slice talks over its own links."""
+    """Whether pods claim extra network cards, for traffic between slices; one slice has its own links."""
     machine = plan.slice.hardware.machine(plan.slice.machine_type)
     return machine is not None and machine.extra_nics and plan.model.replicas.max > 1
 
@@ -91,19 +91,21 @@ def node_selector(plan: Plan, name: str) -> dict[str, str]:
         return selector | {"cloud.google.com/compute-class": name}
     if spec.reservation:
         return selector | {"cloud.google.com/reservation-name": spec.reservation}
-    return selector | dict([_SELECTED[spec.capacity[0]]] if spec.capacity[0] in _SELECTED else [])
+    return selector | dict(
+        [_CAPACITY_LABELS[spec.capacity[0]]] if spec.capacity[0] in _CAPACITY_LABELS else []
+    )
 
 
 def _node_pools(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
     spec, hosts, counts = plan.model.slice, plan.slice.hosts, plan.model.replicas
-    bought = _BOUGHT[spec.capacity[0]].format(reservation=spec.reservation)
+    purchase = _PURCHASE_FLAGS[spec.capacity[0]].format(reservation=spec.reservation)
     networks = (
         f" --accelerator-network-profile=auto --node-labels={_DRANET}=true"
         if needs_network_claims(plan)
         else ""
     )
     command = f"gcloud container node-pools create {{pool}} --cluster=CLUSTER --location={gke.zone}"
-    command += f" --machine-type={plan.slice.machine_type}{{shape}}{bought}{networks}"
+    command += f" --machine-type={plan.slice.machine_type}{{shape}}{purchase}{networks}"
     if hosts == 1:
         size = f" --num-nodes={counts.min} --enable-autoscaling --min-nodes={counts.min} --max-nodes={counts.max}"
         return [command.format(pool=name, shape="") + size]

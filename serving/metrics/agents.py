@@ -4,7 +4,7 @@ import ray
 
 
 def addresses() -> list[str]:
-    """Of every node that is alive."""
+    """The address of every live node's agent."""
     return [
         f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}"
         for node in ray.nodes()

@@ -1,9 +1,9 @@
-"""One page of metrics for the whole service from those of Ray's agents and of the engines. Text in, text out.
+"""One page of metrics for the whole service, from the pages of Ray's agents and of the engines. Text in, text out.
 
-Of the agents' pages it takes the rows of the table, without Ray's prefix and without the labels that grow with every
-process (WorkerId); of the engines' pages all of vLLM's, with the names of model, slice and pool. What processes add to is
-added up within a node alone: a sum over nodes would fall whenever an agent is late or its host goes, and Prometheus would
-take that for a counter that began anew.
+The page takes the table's rows from agents, without Ray's prefix and without labels that grow with every process
+(WorkerId). From engines it takes all of vLLM's series, with the names of model, slice and pool. Counters are added up
+within a node alone: a sum over nodes would fall whenever an agent is late or its host goes. Prometheus would take the
+fall for a counter that began anew.
 """
 
 import re
@@ -42,13 +42,11 @@ class _Family:
 def page(
     agents: Iterable[tuple[str, str]], engines: Sequence[tuple[Engine, str]], more: Mapping[str, float]
 ) -> str:
-    """The service's page. `agents` are nodes' addresses and what their agents say, `more` rows without labels that only the
-    page's maker knows.
-    """
-    where = {host: engine for engine, _ in engines for host in engine.hosts}
+    """The service's page. `agents` are (node address, agent's page), `more` values of rows without labels."""
+    engine_on = {host: engine for engine, _ in engines for host in engine.hosts}
     series: dict[str, dict[Labels, float]] = {}
     for node, text in agents:
-        _collect(node, text, where, series)
+        _collect(node, text, engine_on, series)
     for name, value in more.items():
         series[name] = {(): value}
     out = [_own(row, series) for row in TABLE.values()]
@@ -70,29 +68,29 @@ def _own(row: Row, series: Mapping[str, Mapping[Labels, float]]) -> str:
 
 
 def _line(name: str, labels: Labels, value: float) -> str:
-    said = ",".join(f'{key}="{text}"' for key, text in labels)
-    return f"{name}{{{said}}} {value!r}\n" if said else f"{name} {value!r}\n"
+    pairs = ",".join(f'{key}="{text}"' for key, text in labels)
+    return f"{name}{{{pairs}}} {value!r}\n" if pairs else f"{name} {value!r}\n"
 
 
 def _collect(
-    node: str, text: str, where: Mapping[str, Engine], series: dict[str, dict[Labels, float]]
+    node: str, text: str, engine_on: Mapping[str, Engine], series: dict[str, dict[Labels, float]]
 ) -> None:
-    """Add an agent's series of the table; label values stay escaped as they are."""
+    """Add an agent's series of the table; label values stay escaped."""
     for line in text.splitlines():
         if not line.startswith(_OURS):
             continue
         name, _, rest = line.partition("{")
-        said, _, value = rest.rpartition("} ")
+        pairs, _, value = rest.rpartition("} ")
         name = name.removeprefix(_RAY)
         row = TABLE.get(name) or TABLE.get(_stem(name))
         if row is None:
             continue
-        found = dict(_LABEL.findall(said)) | {NODE: node}
-        if "TpuIndex" in found:
-            found |= _chip(found, where)
-        labels = tuple((key, found.get(key, "")) for key in row.page_labels)
-        if "le" in found:
-            labels += (("le", found["le"]),)
+        tags = dict(_LABEL.findall(pairs)) | {NODE: node}
+        if "TpuIndex" in tags:
+            tags |= _chip(tags, engine_on)
+        labels = tuple((key, tags.get(key, "")) for key in row.page_labels)
+        if "le" in tags:
+            labels += (("le", tags["le"]),)
         values = series.setdefault(name, {})
         number = float(value)
         if row.across is Across.SUM:
@@ -106,14 +104,14 @@ def _stem(name: str) -> str:
     return next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
 
 
-def _chip(found: Mapping[str, str], where: Mapping[str, Engine]) -> dict[str, str]:
-    """Ray's agent on a TPU host knows host and chip; the board knows whose they are."""
-    engine = where.get(found.get("ip", ""))
+def _chip(tags: Mapping[str, str], engine_on: Mapping[str, Engine]) -> dict[str, str]:
+    """The labels of a chip's series: Ray's agent knows host and chip, the store the engine on that host."""
+    engine = engine_on.get(tags.get("ip", ""))
     return {
         "model": engine.model if engine else "",
         "slice": engine.slice if engine else "",
-        "host": found.get("ip", ""),
-        "chip": found["TpuIndex"],
+        "host": tags.get("ip", ""),
+        "chip": tags["TpuIndex"],
         "simulated": "false",
     }
 
@@ -131,8 +129,8 @@ def _pass_on(text: str, engine: Engine, families: dict[str, _Family]) -> None:
         elif family is not None and line and line[0] != "#":
             name, brace, rest = line.partition("{")
             if brace:
-                said = _MODEL_NAME.sub("", brace + rest, count=1)[1:]
-                family.lines.append(f"{name}{{{added}{'' if said[0] == '}' else ','}{said}")
+                others = _MODEL_NAME.sub("", brace + rest, count=1)[1:]
+                family.lines.append(f"{name}{{{added}{'' if others[0] == '}' else ','}{others}")
             else:
                 name, _, value = line.partition(" ")
                 family.lines.append(f"{name}{{{added}}} {value}")

@@ -1,7 +1,7 @@
 """From a process of the service to Prometheus: through Ray's metrics agent of its node, by the rows of the table.
 
 A record through Ray costs 2 to 3 us. Counters and gauges are therefore kept in plain Python and handed over once a beat;
-a histogram takes single values only, so these are handed over as they come.
+a histogram takes single values only, so they are handed over as they come.
 """
 
 import copy
@@ -17,14 +17,14 @@ Labels = tuple[str, ...]
 
 
 class Recorder:
-    """What one process counts. Values of labels come in the row's order; safe to use from several threads."""
+    """The counts of one process. Values of labels come in the row's order; safe to use from several threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counted: defaultdict[tuple[Row, Labels], float] = defaultdict(float)
         self._read: dict[tuple[Row, Labels], float] = {}
         self._gauges: dict[tuple[Row, Labels], float] = {}
-        self._made: dict[str, Any] = {}
+        self._metrics: dict[str, Any] = {}
         self._series: dict[tuple[Row, Labels], Any] = {}
 
     def add(self, row: Row, value: float, *labels: str) -> None:
@@ -33,51 +33,51 @@ class Recorder:
             self._counted[row, labels] += value
 
     def total(self, row: Row, value: float, *labels: str) -> None:
-        """What a counter kept elsewhere stands at."""
+        """Bring a counter to the value of one kept elsewhere."""
         with self._lock:
             grown = value - self._read.get((row, labels), 0.0)
             self._read[row, labels] = value
-            self._counted[row, labels] += grown if grown >= 0 else value  # it began anew
+            self._counted[row, labels] += grown if grown >= 0 else value  # the other counter began anew
 
     def set(self, row: Row, value: float, *labels: str) -> None:
         with self._lock:
             self._gauges[row, labels] = value
 
     def only(self, row: Row, values: dict[Labels, float]) -> None:
-        """All series of a gauge: those not named end."""
+        """Set all series of a gauge; series that `values` lacks end."""
         with self._lock:
             self._gauges = {key: value for key, value in self._gauges.items() if key[0] is not row}
             self._gauges |= {(row, labels): value for labels, value in values.items()}
 
     def observe(self, row: Row, value: float, *labels: str) -> None:
-        series = self._series.get((row, labels)) or self._one(row, labels)
+        series = self._series.get((row, labels)) or self._series_of(row, labels)
         series.observe(value)
 
     def flush(self) -> None:
-        """Hand over what was counted; a gauge is repeated, since Ray drops one that is not."""
+        """Hand over what was counted, and every gauge again: Ray drops a gauge that is not repeated."""
         with self._lock:
             counted, self._counted = self._counted, defaultdict(float)
             gauges = list(self._gauges.items())
         for (row, labels), value in counted.items():
             if value > 0:
-                self._one(row, labels).inc(value)
+                self._series_of(row, labels).inc(value)
         for (row, labels), value in gauges:
-            self._one(row, labels).set(value)
+            self._series_of(row, labels).set(value)
 
-    def _one(self, row: Row, labels: Labels) -> Any:
-        """One series of a metric, kept: Ray checks tags that come with a record, and default ones less."""
+    def _series_of(self, row: Row, labels: Labels) -> Any:
+        """One series of a metric, kept with default tags: Ray checks them less than the tags of a record."""
         series = self._series.get((row, labels))
         if series is None:
-            made = self._made.get(row.name)
-            if made is None:
-                made = self._made[row.name] = _make(row)
+            metric = self._metrics.get(row.name)
+            if metric is None:
+                metric = self._metrics[row.name] = _make(row)
             tags = dict(zip(row.labels, map(_ascii, labels), strict=True))
-            series = self._series[row, labels] = copy.copy(made).set_default_tags(tags)
+            series = self._series[row, labels] = copy.copy(metric).set_default_tags(tags)
         return series
 
 
 def _ascii(label: str) -> str:
-    """Ray's metrics take nothing else, and a model may be named in any letters."""
+    """Ray's metrics take ASCII alone, and a model may be named in any letters."""
     return label.encode("ascii", "backslashreplace").decode()
 
 

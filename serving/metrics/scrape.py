@@ -1,7 +1,7 @@
-"""The service's /metrics: what Ray's agents of every node and the engines of every slice say, on one page.
+"""The service's /metrics: the metrics of every node's Ray agent and every slice's engine, on one page.
 
-One address to scrape, in front of everything, wherever the slices are; engines listen on ports that nobody knows
-beforehand, and Ray's agents repeat a series for every process.
+A scraper needs one address, wherever the slices are: engines listen on ports that nobody knows beforehand, and Ray's
+agents repeat a series for every process.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ _TIMEOUT_S = 3.0  # below any scraper's own
 
 
 class Scraper:
-    """Reads every source at once. `agents` gives the addresses of Ray's metrics agents, `entries` the board's slices."""
+    """Reads every source at once. `agents` gives the addresses of Ray's metrics agents, `entries` the store's slices."""
 
     def __init__(
         self, agents: Callable[[], Awaitable[Sequence[str]]], entries: Callable[[], Sequence[SliceRecord]]
@@ -31,23 +31,23 @@ class Scraper:
         )
 
     async def page(self) -> str:
-        """What can be read within _TIMEOUT_S; sources that can't are counted on the page."""
+        """The metrics that can be read within _TIMEOUT_S; the page counts the other sources."""
         engines = [entry for entry in self._entries() if entry.address]
         agents = await self._agents()
         texts = await asyncio.gather(
             *(self._read(address) for address in [*agents, *(entry.address for entry in engines)])
         )
-        named = [
+        engine_pages = [
             (Engine(entry.model, entry.slice, entry.pool, entry.hosts), text or "")
             for entry, text in zip(engines, texts[len(agents) :], strict=True)
         ]
         unread = sum(text is None for text in texts)
-        found = [
+        agent_pages = [
             (urlsplit(address).hostname or "", text)
             for address, text in zip(agents, texts, strict=False)
             if text
         ]
-        return await asyncio.to_thread(exposition.page, found, named, {UNREACHABLE.name: unread})
+        return await asyncio.to_thread(exposition.page, agent_pages, engine_pages, {UNREACHABLE.name: unread})
 
     async def close(self) -> None:
         await self._session.close()

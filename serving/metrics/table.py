@@ -1,10 +1,9 @@
 """Every metric of the service: name, type, labels, buckets, who writes it, and what it tells.
 
 Nothing else in this project makes up a metric's name. Labels are bounded: models, pools, slices, states, reasons and
-outcomes are those of the service, `key` is how the hash of one in the key file begins (MOST_KEYS of them at most), and what
-a client wrote is never a label. On the service's page a row that processes add up carries `node` besides, the address of
-the host they are on, of which there are as many as the cluster has. docs/reference/metrics.md and the dashboards are held to
-these rows by tests.
+outcomes are the service's, and `key` is the beginning of a key's hash (MOST_KEYS at most). Nothing a client wrote is a
+label. On the service's page a row that processes add up has a further label `node`, the address of their host. Tests hold
+docs/reference/metrics.md and the dashboards to these rows.
 """
 
 from dataclasses import dataclass
@@ -13,8 +12,8 @@ from enum import StrEnum
 MOST_KEYS = 1000  # key ids a process tells apart; the rest share one label
 NO_KEY = "none"
 OTHER_KEYS = "other"
-NO_MODEL = "none"  # of a request that never got as far as a model of this service
-NO_POOL = "none"  # of a request that no slice has taken
+NO_MODEL = "none"  # of a request that reached no model of this service
+NO_POOL = "none"  # of a request that no slice took
 NODE = "node"
 
 
@@ -27,13 +26,13 @@ class Kind(StrEnum):
 
 
 class Across(StrEnum):
-    """What one series is made of where several processes write it: on the page, those of a node or of all nodes."""
+    """How the page joins a series of several processes: their sum on each node, or the largest of all nodes."""
 
     SUM = "sum"
     MAX = "max"
 
 
-@dataclass(frozen=True, eq=False)  # itself is its key: hashing all of it would cost more than counting
+@dataclass(frozen=True, eq=False)  # hashed by identity: hashing every field would cost more than counting
 class Row:
     """One metric. `name` is as Prometheus shows it; `section` says which part of the service it is about."""
 
@@ -47,7 +46,7 @@ class Row:
 
     @property
     def page_labels(self) -> tuple[str, ...]:
-        """As the service's page has them."""
+        """The labels on the service's page."""
         return (*self.labels, NODE) if self.across is Across.SUM else self.labels
 
 
@@ -242,10 +241,49 @@ DUTY_CYCLE = _chip("duty_cycle", "Share of time in which a chip was computing, p
 HBM_USED = _chip("memory_used", "HBM in use on a chip, bytes.")
 HBM_TOTAL = _chip("memory_total", "HBM of a chip, bytes.")
 
-TABLE: dict[str, Row] = {row.name: row for row in list(globals().values()) if isinstance(row, Row)}
+_ROWS = (
+    REQUESTS,
+    PROMPT_TOKENS,
+    OUTPUT_TOKENS,
+    TTFT,
+    INTER_TOKEN,
+    LONGEST_GAP,
+    REQUEST,
+    SLO,
+    QUEUE,
+    ROUTER,
+    SLICE_TTFT,
+    IN_FLIGHT,
+    HELD,
+    ROUTER_CPU,
+    RETRIES,
+    CONTINUATIONS,
+    BREAKER_OPEN,
+    SLICE_STATE,
+    SLICE_STATE_SECONDS,
+    SLICE_STARTS,
+    SLICE_START,
+    SLICE_RUNNING,
+    SLICE_WAITING,
+    SLICE_KV,
+    SLICE_PROMPT,
+    SLICE_CACHED,
+    SLICE_OUTPUT,
+    WANTED,
+    MISSING,
+    MISSING_SECONDS,
+    DECISIONS,
+    UNREACHABLE,
+    TENSORCORE,
+    BANDWIDTH,
+    DUTY_CYCLE,
+    HBM_USED,
+    HBM_TOTAL,
+)
+TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
 
-# vLLM's own, as each engine shows them, with `model`, `slice` and `pool` in the place of `model_name`. Every one an engine
-# has is passed on; these are the ones that dashboards and rules may count on, from the simulated engine too.
+# vLLM's own metrics, with `model`, `slice` and `pool` in the place of `model_name`. The page passes on all of an engine's;
+# dashboards and rules may count on these, which the simulated engine has too.
 VLLM: dict[str, Kind] = {
     "vllm:num_requests_running": Kind.GAUGE,
     "vllm:num_requests_waiting": Kind.GAUGE,

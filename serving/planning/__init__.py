@@ -1,9 +1,9 @@
-"""A model on a slice, before any is allocated: how it is laid out, what it costs, or why it can't be.
+"""Plans a model on a slice before hardware is allocated: its layout and cost, or why it does not fit.
 
-Nothing here touches a cluster or imports Ray or vLLM; all it reads is the YAML and a `config.json`.
+Planning reads the YAML and a `config.json` alone; it touches no cluster and imports neither Ray nor vLLM.
 """
 
-from serving.planning.plan import Plan, plan
+from serving.planning.plan import Plan, plan, plan_pools
 from serving.planning.shapes import ModelShape
 
-__all__ = ["ModelShape", "Plan", "plan"]
+__all__ = ["ModelShape", "Plan", "plan", "plan_pools"]

@@ -1,4 +1,4 @@
-"""The LoRA adapters of a model: what `engine.lora_modules` names, each asked for like a model of its own."""
+"""The LoRA adapters of a model, from `engine.lora_modules`; clients request an adapter by name, like a model."""
 
 import json
 from collections.abc import Mapping
@@ -8,23 +8,23 @@ from serving.errors import ConfigError
 
 
 def adapters(engine: Mapping[str, Any]) -> dict[str, str]:
-    """Paths by name, from vLLM's two ways to write them; raises ConfigError."""
+    """Adapter paths by name, in either of vLLM's two notations; raises ConfigError."""
     modules = engine.get("lora_modules") or []
     if not isinstance(modules, list):
         raise ConfigError("engine.lora_modules: a list is needed, of NAME=PATH or {name: NAME, path: PATH}")
-    named: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for module in modules:
         name, path = _parts(module)
         if not name or not path:
             raise ConfigError(
                 f"engine.lora_modules: NAME=PATH or {{name: NAME, path: PATH}} is needed (got {module!r})"
             )
-        if name in named:
+        if name in paths:
             raise ConfigError(f"engine.lora_modules: two adapters are named {name!r}; give each its own name")
-        named[name] = path
-    if named and not engine.get("enable_lora"):
+        paths[name] = path
+    if paths and not engine.get("enable_lora"):
         raise ConfigError("engine.lora_modules: adapters need engine.enable_lora: true")
-    return named
+    return paths
 
 
 def flag_values(engine: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape
 from serving.tpu import Slice, every_slice
 
-_MOST_CHIPS = 256  # larger slices serve no model of the library and are not offered
+_MOST_CHIPS = 256  # larger slices are not offered: no known model needs one
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def slices_that_fit(
     shape: ModelShape, sizes: EngineSizes, prices: Mapping[str, Mapping[str, float]] | None = None
 ) -> list[Candidate]:
     """Every slice up to 256 chips that the model fits, cheapest first."""
-    found = []
+    candidates = []
     for slice_ in every_slice():
         if slice_.chips > _MOST_CHIPS:
             continue
@@ -42,8 +42,8 @@ def slices_that_fit(
         fit = measure(shape, sizes, slice_, layout)
         if not fit.problems:
             price = slice_.chips * chip_hour(slice_.generation, prices)["on-demand"]
-            found.append(Candidate(slice_, layout, fit, price))
-    return sorted(found, key=lambda candidate: (candidate.per_hour, candidate.slice.hosts))
+            candidates.append(Candidate(slice_, layout, fit, price))
+    return sorted(candidates, key=lambda candidate: (candidate.per_hour, candidate.slice.hosts))
 
 
 def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:
@@ -55,7 +55,7 @@ def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:
 
 
 def advice(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout, fit: Fit) -> str:
-    """One sentence a way out: a shorter context here, smaller formats here, other slices."""
+    """One clause for each way out: a shorter context here, smaller formats here, other slices."""
     ways = []
     if 0 < fit.longest < fit.max_model_len:
         ways.append(f"engine.max_model_len up to {fit.longest} fits here")
@@ -68,17 +68,19 @@ def advice(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout,
 
 
 def _smaller_format(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> str | None:
-    eight = replace(sizes, quantization=sizes.quantization or Quantization("fp8"), loads_full_size=False)
-    ways = {
+    fp8_weights = replace(
+        sizes, quantization=sizes.quantization or Quantization("fp8"), loads_full_size=False
+    )
+    smaller_sizes = {
         "engine.kv_cache_dtype: fp8": replace(sizes, cache_itemsize=1),
-        "an fp8 checkpoint of it": eight,
-        "an fp8 checkpoint of it and engine.kv_cache_dtype: fp8": replace(eight, cache_itemsize=1),
+        "an fp8 checkpoint of it": fp8_weights,
+        "an fp8 checkpoint of it and engine.kv_cache_dtype: fp8": replace(fp8_weights, cache_itemsize=1),
     }
     return next(
         (
             name
-            for name, way in ways.items()
-            if way != sizes and not measure(shape, way, slice_, layout).problems
+            for name, smaller in smaller_sizes.items()
+            if smaller != sizes and not measure(shape, smaller, slice_, layout).problems
         ),
         None,
     )

@@ -11,12 +11,12 @@ from serving.planning.engine_sizes import JAX_MODELS, EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import AttentionLayers, ModelShape
 
-_LANES = 128  # a kernel's last axis is padded to this
-_SUBLANE_BYTES = 4  # narrower values are packed to this
+_LANES = 128  # kernels pad their last axis to this
+_SUBLANE_BYTES = 4  # kernels pack narrower values to this
 
 
 def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
-    """Bytes one more token takes on a device, in layers that keep every token."""
+    """Bytes of one more token on a device, in layers that keep every token."""
     layers = sum(
         _layer_bytes(shape, kind, sizes, layout) * kind.cached
         for kind in shape.attention
@@ -26,7 +26,7 @@ def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
 
 
 def sequence_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: int) -> float:
-    """Bytes a sequence of that length takes on a device; layers with a window keep it and the running batch."""
+    """Bytes of a sequence of `length` tokens on a device; windowed layers keep a window and the running batch."""
     windowed = sum(
         _layer_bytes(shape, kind, sizes, layout) * kind.cached * min(length, window + sizes.batched_tokens)
         for kind in shape.attention
@@ -36,17 +36,17 @@ def sequence_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length
 
 
 def state_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
-    """Fixed states of linear attention on a device, one a sequence it may run and one spare.
+    """Bytes of linear attention's fixed states on a device: one state for each sequence, and one spare.
 
-    A state is float32, its convolution's tail bf16: 4,268,032 bytes a layer of Qwen3.5-397B, as its boot log says.
+    A state is float32, its convolution's tail bf16: 4,268,032 bytes a layer of Qwen3.5-397B, as in its boot log.
     """
     if not (linear := shape.linear):
         return 0
     state = (
         linear.value_heads * linear.key_dim * linear.value_dim * 4 + linear.channels * (linear.kernel - 1) * 2
     )
-    each = state * linear.count / layout.attention_tensor * _stage(shape, layout)
-    return math.ceil(each * (sizes.sequences + 1))
+    per_sequence = state * linear.count / layout.attention_tensor * _stage(shape, layout)
+    return math.ceil(per_sequence * (sizes.sequences + 1))
 
 
 def page_tokens(max_model_len: int) -> int:
@@ -54,13 +54,13 @@ def page_tokens(max_model_len: int) -> int:
     return min(256, max(16, (1 << (max_model_len - 1).bit_length()) // 16))
 
 
-def requests_apart(layout: Layout) -> int:
-    """Groups of devices that hold different requests, so that each token lies in one of them."""
+def separate_batches(layout: Layout) -> int:
+    """Groups of devices that run different requests; a token is cached in one group alone."""
     return layout.data * layout.attention_data
 
 
 def attention_data_size(shape: ModelShape, sizes: EngineSizes, tensor: int) -> int:
-    """Devices that share attention by requests: as many as heads can't fill (ShardingConfigManager)."""
+    """Devices that share attention by requests, because the heads can't fill them (ShardingConfigManager)."""
     if not sizes.attention_data_parallel:
         return 1
     heads = 1 if shape.latent else shape.num_key_value_heads
@@ -69,7 +69,7 @@ def attention_data_size(shape: ModelShape, sizes: EngineSizes, tensor: int) -> i
 
 
 def _draft_bytes(sizes: EngineSizes, layout: Layout) -> float:
-    """A draft model keeps every token too."""
+    """Bytes of one token in a draft model, which keeps every token."""
     if sizes.draft is None:
         return 0.0
     return sum(_layer_bytes(sizes.draft, kind, sizes, layout) * kind.cached for kind in sizes.draft.attention)
@@ -78,22 +78,22 @@ def _draft_bytes(sizes: EngineSizes, layout: Layout) -> float:
 def _layer_bytes(shape: ModelShape, kind: AttentionLayers, sizes: EngineSizes, layout: Layout) -> float:
     size = sizes.cache_itemsize
     packing = _SUBLANE_BYTES // size
-    if shape.latent:  # one vector a token, whole on each device that attends to it
+    if shape.latent:  # one vector a token, whole on every device that attends to the token
         return (
             (_padded(shape.latent.kv_rank, _LANES) + _padded(shape.latent.rope_dim, _LANES))
             * size
             / layout.attention_tensor
         )
     heads = max(kind.kv_heads // layout.attention_tensor, 1)
-    if kind.head_dim == 64:  # a kernel of its own: key and value share the lanes
+    if kind.head_dim == 64:  # this size has its own kernel: key and value share the lanes
         return _padded(heads, packing) * _LANES * size
     return _padded(2 * heads, packing) * _padded(kind.head_dim, _LANES) * size
 
 
 def _window(shape: ModelShape, kind: AttentionLayers) -> int | None:
-    """The window a layer's cache is bounded by.
+    """The window that bounds a layer's cache; None where the layer caches every token.
 
-    tpu-inference's own models cache every token in every layer, and so do layers that attend in chunks.
+    tpu-inference's own models cache every token in every layer; layers that attend in chunks do so too.
     """
     return None if kind.chunked or shape.architecture in JAX_MODELS else kind.window
 

@@ -1,4 +1,4 @@
-"""A `config.json` whose values are checked where they are read, so that a wrong one is named and never trips later."""
+"""Checked reads of a `config.json`: a wrong value is refused where it is read, with its key."""
 
 from collections.abc import Mapping
 from typing import Any

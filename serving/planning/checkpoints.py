@@ -1,6 +1,6 @@
 """Where a model's `config.json` comes from: a local folder, the known models, Hugging Face's cache, or its site.
 
-Nothing but `config.json` is ever read. The site is asked by the caller's `Hub`, so that a plan needs no network of its own.
+Nothing but `config.json` is ever read. The caller's `Hub` asks the site, so that a plan needs no network.
 """
 
 import json
@@ -60,11 +60,11 @@ def _cached(model: str) -> dict[str, Any] | None:
     """The newest snapshot in Hugging Face's cache."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
     hub = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
-    found = sorted(
+    snapshots = sorted(
         hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"),
         key=lambda path: path.stat().st_mtime,
     )
-    return _read_json(found[-1]) if found else None
+    return _read_json(snapshots[-1]) if snapshots else None
 
 
 def unknown(model: str, why: str) -> PlanError:

@@ -1,4 +1,4 @@
-"""What `engine:` may set: vLLM's own names, less those that follow from the slice or from another key.
+"""What `engine:` may set: vLLM's own options, less those that the slice or another key decides.
 
 Names are those of `vllm.engine.arg_utils.AsyncEngineArgs` in vLLM 0.26, literal because importing vLLM takes 15 s; a
 test holds the two equal.
@@ -56,7 +56,7 @@ _SERVER = {
     "uds": "the replica chooses where it listens; remove it",
 }
 
-# The one option of its server that is: which adapters there are is part of the model.
+# The one option of vLLM's server that a YAML may set: its adapters are part of the model.
 ADAPTERS = "lora_modules"
 
 SETTABLE = frozenset(

@@ -1,4 +1,4 @@
-"""What the engine options ask of HBM, in numbers: lengths, batch, formats.
+"""The engine options that decide HBM, as numbers: lengths, batch, formats.
 
 Defaults are those vLLM 0.26 takes for its HTTP server (EngineArgs.get_batch_defaults, CacheConfig).
 """
@@ -17,7 +17,7 @@ DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_SEQUENCES = 256
 _DEFAULT_LORA_RANK = 16
 
-# Models tpu-inference 0.26 runs as its own in JAX; the others run as vLLM's through torchax (models/common/model_loader.py).
+# Models tpu-inference 0.26 implements in JAX; it runs vLLM's own of the others, through torchax (models/common/model_loader.py).
 JAX_MODELS = (
     "DeepseekV3ForCausalLM",
     "Gemma4ForCausalLM",
@@ -26,14 +26,14 @@ JAX_MODELS = (
     "Qwen2ForCausalLM",
     "Qwen3ForCausalLM",
 )
-# Checkpoint formats those models load (layers/jax/quantization); the others only vLLM's own do.
+# Checkpoint formats that JAX_MODELS load (layers/jax/quantization); only vLLM's own models load the others.
 JAX_FORMATS = ("", "compressed-tensors", "fp8", "mxfp4")
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
 
 
 @dataclass(frozen=True)
 class EngineSizes:
-    """Sizes the engine will be started with. `quantization` is what the weights will lie in HBM as."""
+    """Sizes the engine will be started with. `quantization` is the format of the weights in HBM."""
 
     max_model_len: int | None  # None: as long as fits
     sequences: int
@@ -46,11 +46,11 @@ class EngineSizes:
     attention_data_parallel: bool
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
-    draft: ModelShape | None  # the model that speculates beside it
+    draft: ModelShape | None  # the draft model of speculative decoding
 
 
 def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub) -> EngineSizes:
-    """Reads the options a plan depends on; ConfigError where one is not of its kind."""
+    """Read the options a plan depends on; raises ConfigError for a value of the wrong kind."""
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
@@ -111,12 +111,12 @@ def _share(engine: Mapping[str, Any]) -> float:
 
 
 def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization | None:
-    """The checkpoint's own format, else what a qwix rule for every module makes of it while loading."""
+    """The checkpoint's own format, else the format that a qwix rule for every module gives it while loading."""
     if shape.quantization:
         return shape.quantization
-    if asked := engine.get("quantization"):
+    if method := engine.get("quantization"):
         raise ConfigError(
-            f"engine.quantization: {asked!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
+            f"engine.quantization: {method!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
             "is, or quantise it while loading by engine.additional_config.quantization.qwix"
         )
     rules = _nested(engine, "quantization", "qwix").get("rules") or []
@@ -139,7 +139,7 @@ def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:
     speculative = engine.get("speculative_config") or {}
     if not isinstance(speculative, Mapping):
         raise ConfigError(f"engine.speculative_config: a mapping (got {speculative!r})")
-    if not speculative.get("model"):  # n-grams need none
+    if not speculative.get("model"):  # n-grams need no draft model
         return None
     try:
         return shape_of(str(speculative["model"]), hub=hub)
@@ -148,12 +148,12 @@ def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:
 
 
 def _nested(engine: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """A mapping inside `additional_config`, tpu-inference's own options; empty where it is not set."""
-    found: Any = engine.get("additional_config") or {}
+    """A mapping inside `additional_config`, tpu-inference's own options; empty where unset."""
+    value: Any = engine.get("additional_config") or {}
     for key in path:
-        if not isinstance(found, Mapping):
-            raise ConfigError(f"engine.additional_config: a mapping (got {found!r})")
-        found = found.get(key) or {}
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"engine.additional_config.{'.'.join(path)}: a mapping (got {found!r})")
-    return found
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"engine.additional_config: a mapping (got {value!r})")
+        value = value.get(key) or {}
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"engine.additional_config.{'.'.join(path)}: a mapping (got {value!r})")
+    return value

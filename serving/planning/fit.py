@@ -1,13 +1,13 @@
-"""Does it fit: the HBM of one device, item by item, and what is left for the cache.
+"""Whether a model fits: the HBM of one device, item by item, and what is left for the cache.
 
-The engine's own order is kept (tpu_inference/worker/tpu_worker.py, determine_available_memory): weights are loaded, the
+The order is the engine's (tpu_inference/worker/tpu_worker.py, determine_available_memory): weights are loaded, the
 cache takes what `gpu_memory_utilization` allows beyond them, programs and activations live in the rest.
 """
 
 import math
 from dataclasses import dataclass, replace
 
-from serving.planning.cache import requests_apart, sequence_bytes, state_bytes
+from serving.planning.cache import separate_batches, sequence_bytes, state_bytes
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
@@ -15,15 +15,15 @@ from serving.planning.weights import TensorGroup, device_bytes, tensor_groups
 from serving.tpu import Slice
 from serving.tpu.generations import GIB
 
-# In HBM beside the weights when the cache is sized. Gemma 4 E2B used 8.95 GiB of a v6e and 8.97 GiB of a v5e chip where
-# its loaded weights are 8.93; Qwen3.5-397B-FP8 0.7% more than its weights.
+# In HBM beside the weights when the cache is sized. Gemma 4 E2B, whose loaded weights are 8.93 GiB, used 8.95 GiB of a v6e
+# and 8.97 GiB of a v5e chip; Qwen3.5-397B-FP8 used 0.7% more than its weights.
 RESIDENT_BYTES = GIB // 8
-# Compiled programs and their constants. The published v6e recipes run at a utilisation of 0.98, which leaves them and all
-# activations 0.6 GiB.
+# Compiled programs and their constants. The published v6e recipes run at a utilisation of 0.98, which leaves 0.6 GiB for
+# programs and activations.
 PROGRAM_BYTES = GIB // 4
-# Activations alive at once, as multiples of one row a token: residual stream, its norm and the two sides of an addition.
+# Rows a token that activations hold at once: residual stream, its norm and the two sides of an addition.
 _STREAMS = 4
-_BLOCK_TOKENS = 128  # lengths are rounded to this in advice
+_BLOCK_TOKENS = 128  # advice rounds lengths to this
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Fit:
 
 
 def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> Fit:
-    """The budget of a layout on a slice; whatever is wrong with it is in `problems`."""
+    """The HBM budget of a layout on a slice; `problems` say why it does not fit."""
     groups = tensor_groups(shape, sizes, layout)
     usable = slice_.hardware.usable_hbm_bytes // slice_.hardware.devices_per_chip
     weights = device_bytes(groups, shape, layout)
@@ -60,8 +60,8 @@ def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
     cache = max(0, int(usable * sizes.utilization) - weights - RESIDENT_BYTES - state)
     longest = _longest(shape, sizes, layout, cache)
     length = sizes.max_model_len or max(longest, 1)
-    apart = requests_apart(layout)
-    each = sequence_bytes(shape, sizes, layout, length)
+    batches = separate_batches(layout)
+    per_sequence = sequence_bytes(shape, sizes, layout, length)
     fit = Fit(
         groups=groups,
         usable_bytes=usable,
@@ -72,12 +72,16 @@ def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
         cache_bytes=cache,
         max_model_len=length,
         longest=longest,
-        cache_tokens=int(cache / each * length) * apart if each else 0,
-        sequences=int(cache / each) * apart if each else sizes.sequences,
+        cache_tokens=int(cache / per_sequence * length) * batches if per_sequence else 0,
+        sequences=int(cache / per_sequence) * batches if per_sequence else sizes.sequences,
         problems=(),
         notes=(),
     )
-    problems = (*_shortfalls(fit, each), *_loading(shape, sizes, layout, fit), *_reports(shape, slice_))
+    problems = (
+        *_shortfalls(fit, per_sequence),
+        *_loading(shape, sizes, layout, fit),
+        *_reports(shape, slice_),
+    )
     notes = () if problems else (*_warnings(fit), *_slow_formats(sizes, slice_))
     return replace(fit, problems=problems, notes=notes)
 
@@ -86,7 +90,7 @@ def gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:.1f} GiB"
 
 
-def _shortfalls(fit: Fit, one_sequence: float) -> list[str]:
+def _shortfalls(fit: Fit, per_sequence: float) -> list[str]:
     needed = fit.weight_bytes + RESIDENT_BYTES + fit.state_bytes + fit.workspace_bytes
     if needed > fit.usable_bytes:
         return [
@@ -95,11 +99,11 @@ def _shortfalls(fit: Fit, one_sequence: float) -> list[str]:
                 f"{gib(needed - fit.usable_bytes)} more than the {gib(fit.usable_bytes)} of a device"
             )
         ]
-    if one_sequence > fit.cache_bytes:
+    if per_sequence > fit.cache_bytes:
         return [
             (
-                f"one sequence of {fit.max_model_len} tokens takes {gib(one_sequence)} of a device's cache, "
-                f"{gib(one_sequence - fit.cache_bytes)} more than the {gib(fit.cache_bytes)} that "
+                f"one sequence of {fit.max_model_len} tokens takes {gib(per_sequence)} of a device's cache, "
+                f"{gib(per_sequence - fit.cache_bytes)} more than the {gib(fit.cache_bytes)} that "
                 f"{gib(fit.weight_bytes)} of weights leave at gpu_memory_utilization {fit.utilization:g}"
             )
         ]
@@ -107,7 +111,7 @@ def _shortfalls(fit: Fit, one_sequence: float) -> list[str]:
 
 
 def _loading(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) -> list[str]:
-    """What loading holds for a while beyond the loaded weights."""
+    """Problems of loading, which for a while holds more than the loaded weights."""
     if sizes.loads_full_size:
         full_size = device_bytes(
             tensor_groups(shape, replace(sizes, quantization=None), layout), shape, layout
@@ -119,8 +123,8 @@ def _loading(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) ->
                     f"{gib(fit.usable_bytes)} of a device: set use_abstract_model beside its rules"
                 )
             ]
-    # 4-bit float experts are unpacked to float32 one layer at a time, on one device, and reordered there, with the rest
-    # already loaded (tpu_inference/layers/vllm/quantization/mxfp4.py, process_weights_after_loading).
+    # The loader unpacks 4-bit float experts to float32 one layer at a time, on one device, and reorders them there, beside
+    # the other weights (tpu_inference/layers/vllm/quantization/mxfp4.py, process_weights_after_loading).
     if shape.experts and sizes.quantization and sizes.quantization.format in ("mxfp4", "nvfp4"):
         unpacked = 2 * 4 * 3 * shape.hidden_size * shape.experts.width * shape.experts.count
         if (missing := unpacked + fit.weight_bytes - fit.usable_bytes) > 0:
@@ -134,7 +138,7 @@ def _loading(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) ->
 
 
 def _reports(shape: ModelShape, slice_: Slice) -> list[str]:
-    """What was tried and failed though the arithmetic allows it."""
+    """Reported failures of models that the arithmetic allows."""
     if (
         shape.architecture == "Gemma4ForConditionalGeneration"
         and shape.experts
@@ -182,7 +186,7 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
 
 
 def _longest(shape: ModelShape, sizes: EngineSizes, layout: Layout, cache: int) -> int:
-    """The longest sequence the cache holds, by halving: bytes grow with length but not evenly."""
+    """Tokens of the longest sequence the cache holds, by bisection: bytes grow unevenly with length."""
     low, high = 0, shape.max_position_embeddings // _BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,7 +1,7 @@
 """`config.json` of models people serve, cut to the keys a plan reads, so that planning works without a network.
 
-Carried from the repositories of that name on Hugging Face; keys keep their names there. A test holds the parameter
-counts that follow to the published ones, which a wrong key would miss.
+The values are those of the Hugging Face repositories of these names, under the same keys. A test compares the parameter
+counts that follow with the published ones, which a wrong key would miss.
 """
 
 from typing import Any

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Layout:
-    """`data` replicas of the model in the slice, each of `pipeline` stages of `tensor` devices.
+    """`data` copies of the model in the slice, each of `pipeline` stages of `tensor` devices.
 
     `attention_data` of a stage's devices share attention by requests instead of by heads (attention data parallelism);
-    the rest of the model is still cut over all of them.
+    the rest of the model is cut over all of them.
     """
 
     tensor: int

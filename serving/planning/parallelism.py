@@ -14,10 +14,10 @@ from serving.tpu import Slice
 
 
 def derive(
-    shape: ModelShape, sizes: EngineSizes, slice_: Slice, asked: ParallelSpec
+    shape: ModelShape, sizes: EngineSizes, slice_: Slice, parallel: ParallelSpec
 ) -> tuple[Layout, tuple[str, ...]]:
-    """The layout and the reasons for it, or PlanError with what would work."""
-    mesh, why = _asked(slice_, asked) if any(vars(asked).values()) else _default(shape, slice_)
+    """The layout and the reasons for it; raises PlanError with what would work."""
+    mesh, why = _as_asked(slice_, parallel) if any(vars(parallel).values()) else _default(shape, slice_)
     if problems := _problems(shape, slice_, *mesh):
         raise PlanError(f"{'; '.join(problems)}; {_what_works(shape, slice_)}")
     tensor, pipeline, data = mesh
@@ -26,11 +26,11 @@ def derive(
     return layout, (why, *_notes(shape, slice_, layout))
 
 
-def _asked(slice_: Slice, asked: ParallelSpec) -> tuple[tuple[int, int, int], str]:
-    """What the user said, the unsaid sizes filling the slice."""
-    data = asked.data or 1
-    tensor = asked.tensor or slice_.devices // ((asked.pipeline or 1) * data)
-    pipeline = asked.pipeline or max(slice_.devices // max(tensor * data, 1), 1)
+def _as_asked(slice_: Slice, parallel: ParallelSpec) -> tuple[tuple[int, int, int], str]:
+    """The sizes the user set; the unset ones fill the slice."""
+    data = parallel.data or 1
+    tensor = parallel.tensor or slice_.devices // ((parallel.pipeline or 1) * data)
+    pipeline = parallel.pipeline or max(slice_.devices // max(tensor * data, 1), 1)
     return (tensor, pipeline, data), f"tensor={tensor}, pipeline={pipeline}, data={data} as asked"
 
 

@@ -1,7 +1,7 @@
 """`plan`: one model of the YAML laid out on its slice, or a refusal that says what to change.
 
-Everything that can be known before hardware is allocated is decided here, from the YAML, `config.json` and the hardware
-table alone; `serve run` asks the same function as `serving plan`.
+`plan` decides before hardware is allocated, from the YAML, `config.json` and the hardware table alone. `serve run` and
+`serving plan` call the same function.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from serving.tpu import Slice, resolve
 
 @dataclass(frozen=True)
 class Plan:
-    """A model on a slice. `engine` holds vLLM's options as the engine takes them, `reasons` why the sizes are these."""
+    """A model on a slice. `engine` holds vLLM's options as the engine takes them, `reasons` explain the sizes."""
 
     model: ModelSpec
     slice: Slice
@@ -54,16 +54,16 @@ class Plan:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of LoRA adapters, each asked for like a model."""
+        """Names of LoRA adapters, which clients request like models."""
         return tuple(adapters.adapters(self.engine))
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tpu-inference wants as variables of every process of the slice, beyond what engine options say."""
+        """Variables that tpu-inference needs in every process of the slice, beyond the engine options."""
         variables = {}
         if self.sizes.attention_data_parallel:
             variables["NEW_MODEL_DESIGN"] = "1"
-        if self.data > 1:  # one process for all copies; its launcher would start one for each
+        if self.data > 1:  # one process runs all copies; the launcher would start one a copy
             variables["TPU_MULTIPROCESS_DP"] = "0"
         quantization = self.sizes.quantization
         if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
@@ -81,7 +81,7 @@ class Plan:
 
     @property
     def version(self) -> str:
-        """Changes with whatever the engine is started with, and with nothing else: not with limits or scaling."""
+        """A hash of everything the engine is started with; limits and scaling do not change it."""
         started_with = [
             self.model.name,
             self.model.model,
@@ -96,7 +96,7 @@ class Plan:
 def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
     """Lay a model out on its slice; `hub` gives the config.json of a checkpoint that is not known here.
 
-    Raises TopologyError, ConfigError or PlanError where the YAML asks for what can't be.
+    Raises TopologyError, ConfigError or PlanError where the YAML can't be served.
     """
     engine_options.check(spec.engine)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
@@ -114,7 +114,7 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
     if fit.problems:
         ways = alternatives.advice(shape, sizes, slice_, layout, fit)
         raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(fit.problems)}; {ways}")
-    _keeps_targets(spec, shape, sizes, slice_, layout)
+    _refuse_missed_targets(spec, shape, sizes, slice_, layout)
     return Plan(
         model=spec,
         slice=slice_,
@@ -127,10 +127,22 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
     )
 
 
-def _keeps_targets(
+def plan_pools(spec: ModelSpec, hub: Hub = no_hub) -> list[Plan]:
+    """A model on each of its pools, the preferred first; raises as `plan` does, and where two pools can't be told apart."""
+    plans = [plan(pool, hub) for pool in spec.per_pool()]
+    keys = [one.pool for one in plans]
+    if twice := next((key for key in keys if keys.count(key) > 1), None):
+        raise PlanError(
+            f"{spec.name}: two pools are {twice}: the same slice bought in the same way; make them one with the sum of their "
+            "replicas, or give them other `capacity`"
+        )
+    return plans
+
+
+def _refuse_missed_targets(
     spec: ModelSpec, shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
 ) -> None:
-    """Refuse targets that the roofline of an idle slice misses: no number of slices keeps them."""
+    """Refuse targets that even an idle slice misses by the roofline: more slices would not help."""
     alone = predict(shape, sizes, slice_, layout, sequences=1, context=1)
     if spec.slo.itl_s is not None and alone.step_s > spec.slo.itl_s:
         raise PlanError(
@@ -144,9 +156,9 @@ def _keeps_targets(
         )
 
 
-def _engine(asked: Mapping[str, Any], sizes: EngineSizes, fit: Fit) -> dict[str, Any]:
-    """The options as asked, with what follows from the model: the length that fits, attention data parallelism."""
-    engine = dict(asked)
+def _engine(options: Mapping[str, Any], sizes: EngineSizes, fit: Fit) -> dict[str, Any]:
+    """The YAML's options, with those the model decides: the length that fits, attention data parallelism."""
+    engine = dict(options)
     if sizes.max_model_len is None:
         engine["max_model_len"] = fit.longest
     if sizes.attention_data_parallel:

@@ -10,7 +10,7 @@ AS_OF = "2026-09-18"
 CURRENCY = "USD"
 
 # Cheapest US region with a list price. Flex-start and spot of v5e (us-west4) and v6e (us-east1, us-east5) are from the
-# Billing Catalog of 2026-08; spot moves. No flex-start or spot price was found for v5p, no spot price for v7x.
+# Billing Catalog of 2026-08; spot prices move. No flex-start or spot price was found for v5p, no spot price for v7x.
 PER_CHIP_HOUR: dict[str, dict[str, float]] = {
     "v4": {"on-demand": 3.22},
     "v5e": {"on-demand": 1.20, "flex-start": 0.60, "spot": 0.578, "reserved-1y": 0.84, "reserved-3y": 0.54},
@@ -21,7 +21,7 @@ PER_CHIP_HOUR: dict[str, dict[str, float]] = {
 
 
 def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
-    """Refuse prices of generations there are none of, which would replace nothing."""
+    """Refuse prices of unknown generations, which would replace nothing."""
     if unknown := sorted(replaced.keys() - PER_CHIP_HOUR.keys()):
         raise ConfigError(
             f"prices.{unknown[0]}: no such TPU generation; there are {', '.join(PER_CHIP_HOUR)}"
@@ -29,13 +29,13 @@ def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
 
 
 def chip_hour(generation: str, replaced: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, float]:
-    """Price of a chip-hour by purchase option, with what the YAML says in place of the table."""
+    """Price of a chip-hour by purchase option; the YAML's prices replace the table's."""
     return {**PER_CHIP_HOUR[generation], **(replaced or {}).get(generation, {})}
 
 
 def slice_hour(spec: SliceSpec, slice_: Slice, replaced: Mapping[str, Mapping[str, float]]) -> float:
-    """What one slice costs an hour, bought the first way that it may be bought; a reservation at its price or on demand's."""
+    """Price of a slice-hour by the first way to buy it; a reservation without a price costs as on demand."""
     prices = chip_hour(slice_.generation, replaced)
     way = spec.capacity[0].value
-    found = prices.get(way) or prices.get(f"{way}-1y") or prices["on-demand"]
-    return found * slice_.chips
+    price = prices.get(way) or prices.get(f"{way}-1y") or prices["on-demand"]
+    return price * slice_.chips

@@ -1,7 +1,7 @@
 """How a checkpoint's weights are stored, and how they lie in HBM.
 
-Formats are those tpu-inference 0.26 loads (tpu_inference/layers/vllm/quantization); another one is refused, because
-it would be loaded at full size or not at all.
+Formats are those tpu-inference 0.26 loads (tpu_inference/layers/vllm/quantization). A plan refuses any other, which
+would be loaded at full size or not at all.
 """
 
 import fnmatch
@@ -13,8 +13,8 @@ from typing import Any
 from serving.errors import PlanError
 from serving.planning.checked_config import Keys
 
-# Bytes of one weight with its share of the scales: fp8 blocks are 128x128 with a float32, mxfp4 32 and nvfp4 16 with a
-# byte; int4 has a bf16 for a group of 128 unless the checkpoint says another size.
+# Bytes of one weight with its share of the scales. A scale is a float32 for an fp8 block of 128x128, a byte for 32 mxfp4
+# or 16 nvfp4 weights, a bf16 for a group of int4: of 128 weights unless the checkpoint gives another size.
 _BYTES_PER_WEIGHT = {
     "float32": 4.0,
     "bf16": 2.0,
@@ -31,15 +31,16 @@ _BY_METHOD = {
     "awq": "int4",
     "auto_awq": "int4",
     "modelopt_fp4": "nvfp4",
-    "compressed-tensors": "",  # says its format in config_groups
+    "compressed-tensors": "",  # config_groups say its format
 }
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """A format of linear layers, and those that keep full size as patterns over module names.
+    """A format of linear layers; `skipped` are patterns over the names of modules that keep full size.
 
-    `method` is the checkpoint's name for it, empty where weights are quantised while loading. Embeddings, output head, routers and towers keep full size in all of these.
+    `method` is the checkpoint's name for the format, empty where weights are quantised while loading. Embeddings, output
+    head, routers and towers keep full size in every format.
     """
 
     format: str
@@ -75,17 +76,17 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
 
 
 def _compressed(keys: Keys, where: str) -> str:
-    listed = keys.get("config_groups", {})
+    config_groups = keys.get("config_groups", {})
     groups = [
         weights
-        for group in (listed.values() if isinstance(listed, Mapping) else ())
+        for group in (config_groups.values() if isinstance(config_groups, Mapping) else ())
         if isinstance(group, Mapping) and isinstance(weights := group.get("weights"), Mapping)
     ]
     kinds = {f"{weights.get('type')} {weights.get('num_bits')}" for weights in groups}
     names = {"float 8": "fp8", "int 8": "int8", "int 4": "int4", "float 4": "nvfp4"}
-    found = [names.get(kind) for kind in kinds]
-    if len(found) == 1 and found[0]:
-        return _grouped(found[0], groups[0].get("group_size"))
+    formats = [names.get(kind) for kind in kinds]
+    if len(formats) == 1 and formats[0]:
+        return _grouped(formats[0], groups[0].get("group_size"))
     raise PlanError(
         f"{where}: its quantization_config gives weights as {sorted(kinds) or 'nothing'}; this plan counts one "
         "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"

@@ -1,7 +1,7 @@
 """What a checkpoint's `config.json` says about its size, read without loading anything.
 
-One reader serves all architectures, by the keys they share; an architecture outside the list is refused, since a key
-that is not read would be memory that is not counted.
+One reader serves all architectures, by the keys they share. It refuses an architecture outside the list: a key it did
+not read would be memory it did not count.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from serving.planning.checked_config import Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
 
-# Architectures this reader was checked on, and what their config.json may leave to a default of transformers.
+# Architectures this reader was checked on, with the keys their config.json may leave to transformers' defaults.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {},
@@ -49,7 +49,7 @@ _TOWERS = ("vision_config", "audio_config")
 class AttentionLayers:
     """Layers that attend alike; `cached` of them keep keys and values, the rest read another layer's.
 
-    `window` is how many tokens back they look, None for all; `chunked` ones look back to a multiple of it.
+    They look `window` tokens back, None for all; `chunked` layers look back to a multiple of the window.
     `keys_are_values`: one projection serves both.
     """
 
@@ -91,7 +91,7 @@ class LinearAttention:
 
 @dataclass(frozen=True)
 class Experts:
-    """The routed experts of `layers` layers, and the width of what every token passes beside them."""
+    """The routed experts of `layers` layers, and the width of the experts that every token passes."""
 
     count: int
     per_token: int
@@ -126,7 +126,7 @@ class ModelShape:
 
 
 def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape:
-    """The shape of a checkpoint; overrides are vLLM's `hf_overrides`, and `hub` is asked for what is not known here."""
+    """The shape of a checkpoint; overrides are vLLM's `hf_overrides`, `hub` gives a config that is not known here."""
     if not isinstance(overrides or {}, Mapping):
         raise ConfigError(f"engine.hf_overrides: a mapping of config.json keys (got {overrides!r})")
     return read_config(_merged(config_of(model, hub), overrides or {}), where=model)
@@ -168,13 +168,13 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def _kinds(text: Keys, layers: int, where: str) -> list[str]:
-    """What each layer is, from `layer_types` or from the older keys that say the same."""
-    if listed := text.entries("layer_types"):
-        if len(listed) != layers:
+    """The kind of each layer, from `layer_types` or from the older keys that say the same."""
+    if layer_types := text.entries("layer_types"):
+        if len(layer_types) != layers:
             raise PlanError(
-                f"config.json of {where}: layer_types names {len(listed)} layers, num_hidden_layers is {layers}"
+                f"config.json of {where}: layer_types names {len(layer_types)} layers, num_hidden_layers is {layers}"
             )
-        return [str(kind) for kind in listed]
+        return [str(kind) for kind in layer_types]
     if text.get("linear_num_value_heads"):
         return _every(layers, text.number("full_attention_interval"), "linear_attention")
     if text.get("attention_chunk_size"):
@@ -192,7 +192,7 @@ def _every(layers: int, interval: int, kind: str) -> list[str]:
 
 def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tuple[AttentionLayers, ...]:
     owners = Counter(kinds[: len(kinds) - text.number("num_kv_shared_layers", 0, least=0)])
-    found = []
+    groups = []
     for kind, count in Counter(kinds).items():
         if kind == "linear_attention":
             continue
@@ -202,7 +202,7 @@ def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tu
             if full
             else text.number("attention_chunk_size" if kind == "chunked_attention" else "sliding_window")
         )
-        found.append(
+        groups.append(
             AttentionLayers(
                 count=count,
                 cached=owners[kind],
@@ -213,7 +213,7 @@ def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tu
                 keys_are_values=full and bool(text.get("attention_k_eq_v")),
             )
         )
-    return tuple(found)
+    return tuple(groups)
 
 
 def _latent(text: Keys) -> LatentAttention | None:
@@ -268,7 +268,7 @@ def _mlp_widths(
     text: Keys, architecture: str, layers: int, experts: Experts | None
 ) -> tuple[tuple[int, int], ...]:
     dense = layers - experts.layers if experts else layers
-    if architecture.startswith("Gemma4"):  # its experts stand beside the MLP, not in its place
+    if architecture.startswith("Gemma4"):  # the experts stand beside the MLP, not in its place
         dense = layers
     if not dense:
         return ()
@@ -284,9 +284,8 @@ def _tower(tower: Keys, name: str, hidden: int) -> int:
     width = tower.number("hidden_size")
     layers = tower.number("num_hidden_layers", tower.get("depth"))
     if name == "audio_config":
-        return (
-            layers * 24 * width**2 + width * hidden
-        )  # a conformer layer: attention 4, two MLPs 16, convolution 4
+        # a conformer layer: attention 4, two MLPs 16, convolution 4
+        return layers * 24 * width**2 + width * hidden
     matrices = 3 if tower.get("model_type") == "pixtral" else 2
     return layers * (4 * width**2 + matrices * width * tower.number("intermediate_size")) + width * hidden
 

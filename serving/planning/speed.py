@@ -1,9 +1,9 @@
-"""How fast: a roofline of one step, from bytes moved, operations done and tokens exchanged.
+"""The speed of a slice: a roofline of one step, from bytes moved, operations done and tokens exchanged.
 
 Assumptions, each a constant below: HBM and matrix units reach the share of their peak that was measured on a real chip;
 a step reads every weight once (of the experts, those the batch reaches) and the cache of all its sequences; two
 all-reduces a layer run over the links at full rate, each after a fixed delay; the host adds a fixed time a step. Nothing
-overlaps and nothing queues. Published measurements are beside it, with how far off it is.
+overlaps and nothing queues. A plan shows published measurements (`MEASURED`) and the roofline's error.
 """
 
 from dataclasses import dataclass
@@ -16,15 +16,15 @@ from serving.planning.weights import TensorGroup, tensor_groups
 from serving.tpu import Slice
 
 # Share of peak reached: v6e 1185 of 1638 GB/s and 805 of 918 TFLOP/s (ct6e-standard-1t, 2026-10); v7x 6420 of 7380 GB/s
-# and 2 x 956 of 2307 TFLOP/s (tpu-recipes microbenchmarks/ironwood). The others are taken to be like v6e.
+# and 2 x 956 of 2307 TFLOP/s (tpu-recipes microbenchmarks/ironwood). The others are assumed to reach v6e's shares.
 _HBM_SHARE = {"v7x": 0.87}
 _MXU_SHARE = {"v7x": 0.83}
 _HBM_SHARE_V6E = 0.72
 _MXU_SHARE_V6E = 0.88
 _ALL_REDUCE_S = 5e-6  # not measured: a few microseconds a hop
 _ALL_REDUCES_A_LAYER = 2
-# What a step takes beside the chips' work: scheduling, sampling, input and output. The one figure fitted here, to Llama
-# 3.3 70B on v6e-8 at 64 sequences (25 ms a step where the roofline has 21); the other measurements are held against it.
+# A step's time beside the chips' work: scheduling, sampling, input and output. It is the one fitted figure, to Llama
+# 3.3 70B on v6e-8 at 64 sequences (25 ms a step where the roofline has 21); the other measurements test it.
 _HOST_S = 4e-3
 
 
@@ -105,7 +105,7 @@ def predict(
     sequences: int,
     context: int,
 ) -> Speed:
-    """Decode with that many sequences of that many tokens in flight; prefill of full batches."""
+    """Decode with `sequences` of `context` tokens in flight; prefill of full batches."""
     rates = _Rates(slice_)
     groups = tensor_groups(shape, sizes, layout)
     per_copy = max(1, sequences // layout.data)
@@ -139,7 +139,7 @@ def predict(
 
 
 def measured_for(shape: ModelShape, sizes: EngineSizes, slice_: Slice) -> tuple[Measured, ...]:
-    """What was published of this model on this slice."""
+    """The published measurements of this model on this slice."""
     same = (shape.architecture, shape.layers, sizes.quantization is not None)
     return tuple(
         row
@@ -155,20 +155,20 @@ def output_rate(speed: Speed, prompt: int, answer: int) -> float:
 
 
 class _Rates:
-    """What a device of a slice reaches, by our measured shares of its peak."""
+    """Rates a device of a slice reaches: the measured shares of its peak."""
 
     def __init__(self, slice_: Slice) -> None:
         row = slice_.hardware
-        each = row.devices_per_chip
-        self.hbm = row.hbm_bytes_per_s / each * _HBM_SHARE.get(row.name, _HBM_SHARE_V6E)
+        devices = row.devices_per_chip
+        self.hbm = row.hbm_bytes_per_s / devices * _HBM_SHARE.get(row.name, _HBM_SHARE_V6E)
         self.mxu_share = _MXU_SHARE.get(row.name, _MXU_SHARE_V6E)
-        self.bf16 = row.bf16_flops / each * self.mxu_share
-        self.fp8 = (row.fp8_flops or row.bf16_flops) / each * self.mxu_share
-        self.int8 = (row.int8_flops or row.bf16_flops) / each * self.mxu_share
-        self.ici = row.ici_bytes_per_s / each
+        self.bf16 = row.bf16_flops / devices * self.mxu_share
+        self.fp8 = (row.fp8_flops or row.bf16_flops) / devices * self.mxu_share
+        self.int8 = (row.int8_flops or row.bf16_flops) / devices * self.mxu_share
+        self.ici = row.ici_bytes_per_s / devices
 
     def flops(self, weight_format: str) -> float:
-        """Rate of products with such weights; 4-bit ones and int4 are widened to bf16 first."""
+        """Rate of products with weights of this format; 4-bit weights are widened to bf16 first."""
         return {"fp8": self.fp8, "int8": self.int8}.get(weight_format, self.bf16)
 
 
@@ -192,8 +192,10 @@ def _compute_s(groups: tuple[TensorGroup, ...], rates: _Rates, layout: Layout, t
 
 def _attend_s(shape: ModelShape, rates: _Rates, layout: Layout, tokens: int, context: int) -> float:
     """Scores and weighted sums of attention over the context."""
-    looks = sum(kind.count * kind.head_dim * min(context, kind.window or context) for kind in shape.attention)
-    return 4 * tokens * looks * shape.num_attention_heads / rates.bf16 / (layout.tensor * layout.pipeline)
+    attended = sum(
+        kind.count * kind.head_dim * min(context, kind.window or context) for kind in shape.attention
+    )
+    return 4 * tokens * attended * shape.num_attention_heads / rates.bf16 / (layout.tensor * layout.pipeline)
 
 
 def _exchange_s(shape: ModelShape, rates: _Rates, layout: Layout, tokens: int) -> float:

@@ -5,12 +5,12 @@ from typing import Any
 
 from serving.planning import speed
 from serving.planning.alternatives import Candidate
-from serving.planning.cache import requests_apart, sequence_bytes
+from serving.planning.cache import separate_batches, sequence_bytes
 from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.plan import Plan
 from serving.planning.prices import AS_OF, CURRENCY, chip_hour
 
-# The load that speed and price are predicted for, unless the model's length is shorter: as the published recipes do.
+# Speed and price are predicted for this load, that of the published recipes, unless the model's length is shorter.
 PROMPT_TOKENS = 1024
 ANSWER_TOKENS = 1024
 
@@ -99,15 +99,15 @@ def _speed(plan: Plan) -> dict[str, Any]:
     length = plan.fit.max_model_len
     answer = min(ANSWER_TOKENS, max(length // 2, 1))
     prompt = min(PROMPT_TOKENS, max(length - answer, 1))
-    found = _predict(plan, prompt, answer, plan.most_sequences)
+    predicted = _predict(plan, prompt, answer, plan.most_sequences)
     return {
         "prompt_tokens": prompt,
         "answer_tokens": answer,
-        "sequences": found.sequences,
-        "step_s": found.step_s,
-        "decode_tokens_per_s": round(found.decode_tokens_per_s),
-        "prefill_tokens_per_s": round(found.prefill_tokens_per_s),
-        "output_tokens_per_s": round(speed.output_rate(found, prompt, answer)),
+        "sequences": predicted.sequences,
+        "step_s": predicted.step_s,
+        "decode_tokens_per_s": round(predicted.decode_tokens_per_s),
+        "prefill_tokens_per_s": round(predicted.prefill_tokens_per_s),
+        "output_tokens_per_s": round(speed.output_rate(predicted, prompt, answer)),
     }
 
 
@@ -131,10 +131,14 @@ def _measured(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _predict(plan: Plan, prompt: int, answer: int, sequences: int) -> speed.Speed:
-    """With as many sequences at once as asked, allowed and held, half of each answer written."""
+    """Speed at `sequences`, or at as many as engine and cache allow, with half of each answer written."""
     context = prompt + answer // 2
-    each = sequence_bytes(plan.shape, plan.sizes, plan.layout, context)
-    held = int(plan.fit.cache_bytes / each) * requests_apart(plan.layout) if each else sequences
+    per_sequence = sequence_bytes(plan.shape, plan.sizes, plan.layout, context)
+    held = (
+        int(plan.fit.cache_bytes / per_sequence) * separate_batches(plan.layout)
+        if per_sequence
+        else sequences
+    )
     at_once = max(1, min(sequences, plan.most_sequences, held))
     return speed.predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=at_once, context=context)
 

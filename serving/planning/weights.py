@@ -1,6 +1,6 @@
 """Bytes of a model by tensor group, and how many of them each device holds.
 
-Norms and biases are left out: under 0.05% of every model in the library.
+Norms and biases are left out: under 0.05% of every known model.
 """
 
 import math
@@ -15,9 +15,9 @@ from serving.planning.shapes import LatentAttention, ModelShape
 
 @dataclass(frozen=True)
 class TensorGroup:
-    """Weights of one kind. `active` of the `params` work on one token; `copies` of them lie in the slice.
+    """Weights of one kind. `active` of the `params` work on one token; the slice holds `copies` of all of them.
 
-    `layered` groups are cut over the pipeline's stages; the others lie whole on its first or last stage.
+    `layered` groups are cut over the pipeline's stages; the others lie whole on the first or last stage.
     """
 
     name: str
@@ -42,7 +42,7 @@ def tensor_groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> tupl
 
 
 def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Layout) -> int:
-    """Weights on the fullest device: a stage's layers, and embedding and head where they meet."""
+    """Bytes of weights on the fullest device: a stage's layers, embedding and head where they meet."""
     stage_layers = math.ceil(shape.layers / layout.pipeline)
     layered = (
         sum(group.bytes * group.copies for group in groups if group.layered) * stage_layers / shape.layers
@@ -107,7 +107,7 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
 
 
 def _attention(shape: ModelShape) -> tuple[int, int]:
-    """Parameters cut by heads, and those of keys and values, which are copied where heads run out."""
+    """Parameters cut by heads, and those of keys and values, copied where heads are too few."""
     if shape.latent:
         return _latent(shape, shape.latent)
     hidden, heads = shape.hidden_size, shape.num_attention_heads
@@ -139,7 +139,7 @@ def _linear(shape: ModelShape) -> int:
 
 
 def _kv_copies(shape: ModelShape, layout: Layout) -> int:
-    """Latent projections lie on every device; KV heads are copied until there is one a device."""
+    """Latent projections lie on every device; KV heads are copied until every device has one."""
     if shape.latent:
         return layout.tensor
     heads = min((kind.kv_heads for kind in shape.attention), default=1)

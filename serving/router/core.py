@@ -6,7 +6,7 @@ Nothing here knows Ray or Serve. `take` is given what the store holds, `demands`
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from serving.router.telemetry.latency import RecentLatency
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
 from serving.state.liveness import Liveness
-from serving.state.records import DecisionRecord, Demand, SliceRecord, Snapshot, Wanted
+from serving.state.records import DecisionRecord, Demand, SliceRecord, Snapshot, Suspicion, Wanted
 from serving.status.document import Status, status, told
 from serving.status.rates import Rates
 from serving.timings import TIMINGS, Timings
@@ -102,13 +102,20 @@ class RouterCore:
         self.table.update(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         self._rates.observe(entries, demands, now_s)
-        self.dispatcher.settle(entries)
         self.admission.others(demands, self.name)
+        others = [told for router, told in snapshot.suspicions.items() if router != self.name]
+        self.dispatcher.suspects.take(others, time.time())
         serving = {entry.replica for entry in entries if entry.serves}
         if serving != self._serving:  # at once: dispatch finds no slice where admission still counts seats
             self._serving = serving
             self.admission.refresh()
+        self.dispatcher.settle(entries, self.admission.free_seats)
         return Forgotten(tuple(silent), tuple(gone))
+
+    @property
+    def suspicions(self) -> Mapping[str, Suspicion]:
+        """Whom this router suspects of ending slices."""
+        return self.dispatcher.suspects.ours
 
     def demands(self) -> list[Demand]:
         """What this router has to do for each model, under a new beat."""

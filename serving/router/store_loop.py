@@ -7,11 +7,11 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from serving.router.core import Forgotten, RouterCore
 from serving.state.gcs import Store
-from serving.state.records import Demand, SliceRecord, Wanted
+from serving.state.records import Demand, SliceRecord, Suspicion, Wanted
 from serving.timings import TIMINGS, Timings
 
 logger = logging.getLogger("ray.serve")
@@ -32,6 +32,7 @@ class StoreLoop:
         self._store = store
         self._end_replica = end_replica
         self._beat_s = timings.beat_s
+        self._told: Mapping[str, Suspicion] = {}
         self._endings: set[asyncio.Task[None]] = set()
         self._task: asyncio.Task[None] | None = None
 
@@ -45,6 +46,7 @@ class StoreLoop:
         if self._task:
             self._task.cancel()
         core, store = self._core, self._store
+        await asyncio.to_thread(store.put_suspicions, core.application, core.name, {})
         for demand in core.demands():
             await asyncio.to_thread(store.delete_demand, demand)
             if core.alone:
@@ -71,6 +73,9 @@ class StoreLoop:
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
         await asyncio.to_thread(self._write, wanted, demands, forgotten)
+        if (suspicions := dict(core.suspicions)) != self._told:
+            await asyncio.to_thread(self._store.put_suspicions, core.application, core.name, suspicions)
+            self._told = suspicions
         await asyncio.to_thread(core.publish, demands, now_s)
 
     async def _end_if_silent(self, entry: SliceRecord) -> None:
@@ -91,3 +96,4 @@ class StoreLoop:
             self._store.delete_slice(entry)
         for demand in forgotten.demands:
             self._store.delete_demand(demand)
+            self._store.put_suspicions(demand.application, demand.router, {})

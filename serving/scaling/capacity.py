@@ -1,8 +1,8 @@
-"""What one slice can take within the targets: from the plan's roofline, the traffic's lengths and what was measured. Pure.
+"""What one slice can take within the targets: from the plan's roofline, the traffic's lengths and measurements. Pure.
 
 A slice with B sequences takes `step(B)` seconds a token and, in between, the prefill of B / answer requests a token. The
-largest B that keeps the inter-token target, fits the cache and the engine's limit is where a slice is full; what it
-answers a second there is its capacity. Slices are counted with room for chance: load that averages N sequences has
+slice is full at the largest B that keeps the inter-token target and fits the cache and the engine's limit. Its capacity
+is the requests it answers a second at that B. Counts of slices leave room for chance: a mean load of N sequences has
 moments of N + 2 sqrt(N) (square-root staffing), which is much on one slice and nothing on a hundred.
 """
 
@@ -14,11 +14,11 @@ from itertools import pairwise
 from serving.planning import Plan
 from serving.planning.speed import predict
 
-# Two standard deviations: in 1 of 40 moments more requests are there than slices take within the target.
+# Two standard deviations: in 1 of 40 moments there are more requests than slices take within the target.
 _CHANCE = 2.0
 # Beyond this share of the cache, vLLM preempts sequences and computes them anew.
 _CACHE_SHARE = 0.95
-# A correction by measurement outside of this says that something else is wrong.
+# Measured over planned speed; outside these bounds something else is wrong, and the bound is taken.
 SLOWEST, FASTEST = 0.5, 2.0
 
 
@@ -44,19 +44,19 @@ class Pool:
         return self.steps[-1][0]
 
     def step_s(self, sequences: float) -> float:
-        """Seconds of a step with so many sequences, between the plan's points along straight lines."""
-        at = bisect_right(self.steps, (sequences, math.inf))
-        if at == 0:
+        """Seconds of a step with so many sequences, interpolated between the plan's points."""
+        index = bisect_right(self.steps, (sequences, math.inf))
+        if index == 0:
             return self.steps[0][1]
-        if at == len(self.steps):
+        if index == len(self.steps):
             return self.steps[-1][1]
-        (low, low_s), (high, high_s) = self.steps[at - 1], self.steps[at]
+        (low, low_s), (high, high_s) = self.steps[index - 1], self.steps[index]
         return low_s + (high_s - low_s) * (sequences - low) / (high - low)
 
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of a mean request: of its prompt those that are computed, of its answer all."""
+    """Tokens of a mean request: the prompt's without those found in a cache, and all of the answer's."""
 
     prompt: float = 512.0
     answer: float = 256.0
@@ -83,7 +83,7 @@ def capacity(
     speed: float = 1.0,
     kv_per_sequence: float = 0.0,
 ) -> Capacity:
-    """The most one slice takes. `speed` is measured over planned, `kv_per_sequence` the cache share one was seen to take."""
+    """The most one slice takes. `speed` is measured over planned, `kv_per_sequence` a sequence's measured share of the cache."""
     most = min(pool.most_sequences, pool.cache_tokens * _CACHE_SHARE / (lengths.prompt + lengths.answer / 2))
     if kv_per_sequence > 0:
         most = min(most, _CACHE_SHARE / kv_per_sequence)
@@ -95,7 +95,7 @@ def capacity(
 
 def _largest_within(pool: Pool, lengths: Lengths, target_s: float, speed: float, most: float) -> float:
     """The largest number of sequences within the target; 1 where none is. Piecewise linear, so solved piece by piece."""
-    edges = [1.0, *(at for at, _ in pool.steps if 1 < at < most), most]
+    edges = [1.0, *(sequences for sequences, _ in pool.steps if 1 < sequences < most), most]
     if itl_s(pool, lengths, 1.0, speed) > target_s:
         return 1.0
     for low, high in pairwise(edges):
@@ -105,22 +105,22 @@ def _largest_within(pool: Pool, lengths: Lengths, target_s: float, speed: float,
     return most
 
 
-def with_room(requests_per_s: float, one: Capacity) -> float:
-    """The rate to buy slices for, so that chance finds room."""
+def with_room(requests_per_s: float, slice_capacity: Capacity) -> float:
+    """The rate to buy slices for, with room for chance."""
     if requests_per_s <= 0:
         return 0.0
-    sequences = requests_per_s / one.requests_per_s * one.sequences
+    sequences = requests_per_s / slice_capacity.requests_per_s * slice_capacity.sequences
     return requests_per_s * (1 + _CHANCE / math.sqrt(max(1.0, sequences)))
 
 
 def pool_of(plan: Plan, dollars_per_hour: float) -> Pool:
-    """The pool of a plan: its steps at half the longest context, at powers of two up to the engine's limit."""
+    """The pool of a plan: its steps at half the longest context, for powers of two up to the engine's limit."""
     most = plan.most_sequences
     context = plan.fit.max_model_len // 2
-    at = sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)})
+    batches = sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)})
     speeds = [
-        predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=each, context=context)
-        for each in at
+        predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)
+        for sequences in batches
     ]
     counts = plan.model.replicas
     return Pool(
@@ -128,7 +128,9 @@ def pool_of(plan: Plan, dollars_per_hour: float) -> Pool:
         name=str(plan.slice),
         min=counts.min,
         max=counts.max,
-        steps=tuple((float(each), speed.step_s) for each, speed in zip(at, speeds, strict=True)),
+        steps=tuple(
+            (float(sequences), speed.step_s) for sequences, speed in zip(batches, speeds, strict=True)
+        ),
         prefill_tokens_per_s=speeds[-1].prefill_tokens_per_s,
         cache_tokens=float(plan.fit.cache_tokens),
         patience_s=counts.patience_s,

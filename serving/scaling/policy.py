@@ -1,10 +1,10 @@
 """How many slices a model wants in each of its pools: a pure function of its state, a load report and the time.
 
-What is needed is a rate: requests a second expected when a slice ordered now would serve (the lead time, learned from the
-last ones), with room for chance, and with what has queued worked off within another lead time. Slices on order count as
-if they were there, and a queue that grew while they are awaited is not ordered for again. The most that was needed within
-the cool-down stays. Pools fill in order of preference; what one has not delivered within its patience is sought in the
-next, and goes back when it comes after all. A report that can't be true holds the last good decision.
+The need is a rate: the requests a second expected when a slice ordered now would serve, with room for chance. The lead
+time until then is learned from the last orders. The queue is worked off within another lead time. Slices on order count
+as present, and a queue that grew while they are awaited is not ordered for again. The largest need within the cool-down
+stays. Pools fill in order of preference. Slices that a pool has not delivered within its patience are ordered in the
+next, and go when the first delivers after all. A report that can't be true holds the last good decision.
 """
 
 import math
@@ -15,18 +15,18 @@ from serving.scaling.capacity import FASTEST, SLOWEST, Capacity, Pool, capacity,
 from serving.scaling.traffic import NonsenseError, Sums, Traffic, add_up, follow
 from serving.state.records import Demand, SliceRecord
 
-# Until a slice was seen to arrive: a warm node pool and a large model's start.
+# The lead time before the first slice has arrived: a warm node pool and a large model's start.
 _ASSUMED_LEAD_S = 300.0
 _SHORTEST_LEAD_S = 30.0
-# A share of a slice that is not worth one more.
+# A need of this share of a slice is not worth one more slice.
 _NOT_WORTH = 0.02
 # Reports further apart than this say nothing of rates: the process slept, or its clock jumped.
 _LONGEST_STEP_S = 60.0
-# Points kept of the cool-down's window.
+# Points kept of the needs within the cool-down.
 _WINDOW_POINTS = 30
-# Patiences until a pool that had to give its order up is asked again.
+# After this many times its patience, a pool that had to give its order up is asked again.
 _AGAIN = 4
-# How much of a new measurement enters the learned speed, a second, and the learned lead time.
+# The learned speed is averaged over so many seconds; a new lead time enters the learned one with this share.
 _SPEED_S = 120.0
 _LEAD_SHARE = 0.5
 
@@ -50,7 +50,7 @@ class Room:
     dollars_per_hour: float | None = None
 
     def less(self, slices: float, dollars_per_hour: float) -> "Room":
-        """What is left where others take so much."""
+        """The room that is left when others take these slices and dollars."""
         return Room(
             None if self.slices is None else self.slices - slices,
             None if self.dollars_per_hour is None else self.dollars_per_hour - dollars_per_hour,
@@ -59,7 +59,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Report:
-    """The board at one moment, of one model."""
+    """The store's records of one model at one moment."""
 
     entries: Sequence[SliceRecord]
     demands: Sequence[Demand] = ()
@@ -68,7 +68,7 @@ class Report:
 
 @dataclass(frozen=True)
 class PoolState:
-    """One pool, known by its key: slices wanted, when those not yet there were ordered, what was learned of it.
+    """One pool, known by its key: slices wanted, the times of orders still open, and what was learned.
 
     `first` is how many slices there were at the first report.
     """
@@ -77,35 +77,35 @@ class PoolState:
     wanted: int
     first: int = 0
     orders: tuple[float, ...] = ()
-    starting: tuple[tuple[str, float], ...] = ()  # replica, when it was ordered
+    starting: tuple[tuple[str, float], ...] = ()  # (replica, time of its order)
     lead_s: float | None = None
     speed: float = 1.0
     delivered: int = 0  # slices that are there, serving or not
     serving: int = 0
-    late_s: float | None = None  # since when patience is over; until a slice comes
+    late_s: float | None = None  # when patience ran out; None once a slice comes
 
     @property
     def late(self) -> bool:
         return self.late_s is not None
 
     def expected_lead_s(self, now_s: float) -> float:
-        """From order to serving: as the last ones took, and at least what the oldest order has waited."""
+        """From order to serving: the learned lead time, and at least what the oldest order has waited."""
         waited = now_s - min([*self.orders, *(at for _, at in self.starting)], default=now_s)
         return max(_ASSUMED_LEAD_S if self.lead_s is None else self.lead_s, waited, _SHORTEST_LEAD_S)
 
 
 @dataclass(frozen=True)
 class PolicyState:
-    """What the policy knows from before."""
+    """What the policy remembers from one report to the next."""
 
     pools: tuple[PoolState, ...]
-    first_s: float = math.inf  # of the first report; for a cool-down from then, no slice goes that was there
+    first_s: float = math.inf  # time of the first report; the slices it showed stay for a cool-down
     at_s: float | None = None
     active_s: float | None = None
     traffic: Traffic = field(default_factory=Traffic)
     needs: tuple[tuple[float, float], ...] = ()  # (time, slices of the first pool), falling
     backlog: float = 0.0  # requests a second ordered to work off a queue
-    boost: int = 0  # slices beyond what the roofline asks for, because targets are missed
+    boost: int = 0  # slices beyond the roofline's need, because targets are missed
     boosted_s: float = -math.inf
     kv_per_sequence: float = 0.0
     hold: str = ""
@@ -117,7 +117,7 @@ class PolicyState:
 
 @dataclass(frozen=True)
 class Decision:
-    """Slices wanted, by pool, and why. `held` where a report could not be used, `short` where a limit keeps more away."""
+    """Slices wanted, by pool, and why. `held`: the report could not be used; `short`: a limit keeps slices away."""
 
     wanted: tuple[int, ...]
     reason: str
@@ -127,12 +127,12 @@ class Decision:
 
 
 def start(settings: Settings, wanted: Mapping[str, int] | None = None) -> PolicyState:
-    """Before the first report: by pool key what Serve runs already, else each pool's least."""
+    """The state before the first report: by pool key what Serve runs already, else each pool's least."""
     return aligned(settings, PolicyState(()), wanted or {})
 
 
 def aligned(settings: Settings, state: PolicyState, wanted: Mapping[str, int]) -> PolicyState:
-    """The state for the pools of the settings in their order, whichever pools it had, and in whichever order."""
+    """The state with the settings' pools, in their order; known pools keep what was learned."""
     known = {pool.key: pool for pool in state.pools}
     pools = []
     for spec in settings.pools:
@@ -142,12 +142,12 @@ def aligned(settings: Settings, state: PolicyState, wanted: Mapping[str, int]) -
 
 
 def decide(settings: Settings, state: PolicyState, report: Report, now_s: float) -> Decision:
-    """Take in a report. Never raises for what a report holds."""
+    """Decide by a report. Never raises for what a report holds."""
     try:
         sums, traffic = add_up(report.entries, report.demands, state.traffic)
     except NonsenseError as error:
         return _held(state, f"{error}", replace(state, at_s=now_s))
-    # What was counted while reports could not be used did not happen in the last second: no rate is learned of it.
+    # Counters grew all the while reports could not be used, not in the last second: no rate is learned from them.
     passed_s = 0.0 if state.at_s is None or state.hold else now_s - state.at_s
     if state.at_s is not None and not 0 <= passed_s <= _LONGEST_STEP_S:
         moved = _moved(replace(state, at_s=now_s, traffic=traffic), passed_s)
@@ -160,9 +160,9 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
         state = replace(state, traffic=traffic)
     else:
         state = replace(state, traffic=traffic, first_s=now_s)
-    ones = _capacities(settings, state)
-    state, need, why = _need(settings, state, report, sums, ones, now_s)
-    wanted, limits, short = _fill(settings, state, report.room, need, ones, now_s)
+    capacities = _capacities(settings, state)
+    state, need, why = _need(settings, state, report, sums, capacities, now_s)
+    wanted, limits, short = _fill(settings, state, report.room, need, capacities, now_s)
     pools = tuple(_ordered(pool, count, now_s) for pool, count in zip(state.pools, wanted, strict=True))
     state = replace(state, pools=pools)
     return Decision(state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short)
@@ -174,7 +174,7 @@ def _held(before: PolicyState, problem: str, state: PolicyState) -> Decision:
 
 
 def _moved(state: PolicyState, by_s: float) -> PolicyState:
-    """All remembered times moved with the clock, so that what has waited a minute has still waited a minute."""
+    """All remembered times moved with the clock, so that an order a minute old is still a minute old."""
     return replace(
         state,
         active_s=None if state.active_s is None else state.active_s + by_s,
@@ -194,31 +194,33 @@ def _moved(state: PolicyState, by_s: float) -> PolicyState:
 
 
 def _count(settings: Settings, before: PolicyState, sums: Sums, now_s: float) -> tuple[PoolState, ...]:
-    """Which orders have come, and how long they took."""
+    """Which orders have been delivered, and how long they took."""
     counted = []
     for spec, known in zip(settings.pools, before.pools, strict=True):
         starting = [entry.replica for entry in sums.starting if entry.pool == spec.key]
         serving = sums.serving.get(spec.key, 0)
         present = serving + len(starting)
         came = max(0, present - known.delivered)
-        fresh = iter(known.orders[:came])  # when each of those that came was ordered, the oldest first
+        order_times = iter(known.orders[:came])  # of the slices that came, the oldest first
         missing = max(0, known.wanted - present)
         orders = known.orders[came:]
         since = dict(known.starting)
-        arrived = [next(fresh, None) for entry in sums.fresh if entry.pool == spec.key]
-        still = tuple((name, since.pop(name) if name in since else next(fresh, now_s)) for name in starting)
-        # Those left have come to serve or are gone: as many as now serve more came.
+        arrived = [next(order_times, None) for entry in sums.fresh if entry.pool == spec.key]
+        still_starting = tuple(
+            (name, since.pop(name) if name in since else next(order_times, now_s)) for name in starting
+        )
+        # The rest of `since` serves now or is gone: as many serve as `serving` grew by beyond `arrived`.
         ready = list(since.values())[: max(0, serving - known.serving - len(arrived))]
         lead_s = known.lead_s
-        for ordered in [*arrived, *ready]:
-            if ordered is not None:
-                took = now_s - ordered
+        for ordered_s in [*arrived, *ready]:
+            if ordered_s is not None:
+                took = now_s - ordered_s
                 lead_s = took if lead_s is None else lead_s + _LEAD_SHARE * (took - lead_s)
         counted.append(
             replace(
                 known,
                 orders=(*orders, *(now_s for _ in range(missing - len(orders))))[:missing],
-                starting=still,
+                starting=still_starting,
                 lead_s=lead_s,
                 delivered=present,
                 serving=serving,
@@ -229,7 +231,7 @@ def _count(settings: Settings, before: PolicyState, sums: Sums, now_s: float) ->
 
 
 def _late_s(spec: Pool, known: PoolState, present: int, now_s: float) -> float | None:
-    """Since when a pool's patience is over. Where the budget left it no order to wait for, it is tried again much later."""
+    """When a pool's patience ran out. A pool whose order the budget took is tried again after _AGAIN patiences."""
     if present > known.delivered:
         return None
     if known.late_s is None:
@@ -240,27 +242,27 @@ def _late_s(spec: Pool, known: PoolState, present: int, now_s: float) -> float |
 def _learn(
     settings: Settings, state: PolicyState, sums: Sums, traffic: Traffic, seconds: float
 ) -> PolicyState:
-    """Rates, lengths, and how fast slices really are beside their plan."""
+    """Learn rates, lengths, and how fast slices are beside their plan."""
     pool, known = settings.pools[0], state.pools[0]
     lengths = state.traffic.lengths
     serving = sum(sums.serving.values())
-    each = sums.running / serving if serving else 0.0
-    planned_itl_s = itl_s(pool, lengths, max(1.0, each), known.speed)
+    sequences = sums.running / serving if serving else 0.0
+    planned_itl_s = itl_s(pool, lengths, max(1.0, sequences), known.speed)
     traffic = follow(
         traffic, sums, seconds, lead_s=_lead_s(state), residence_s=lengths.answer * planned_itl_s
     )
     kv = state.kv_per_sequence
     pools = state.pools
-    if each >= 1 and sums.output_tokens:
+    if sequences >= 1 and sums.output_tokens:
         share = 1 - math.exp(-seconds / _SPEED_S)
         kv += share * (sums.kv_usage / sums.running - kv) if kv else sums.kv_usage / sums.running
         measured = sums.output_tokens / seconds
         planned = sum(
-            one.serving * each / itl_s(pool, lengths, each)
-            for pool, one in zip(settings.pools, state.pools, strict=True)
+            pool_state.serving * sequences / itl_s(pool, lengths, sequences)
+            for pool, pool_state in zip(settings.pools, state.pools, strict=True)
         )
         speed = known.speed + share * (min(max(measured / planned, SLOWEST), FASTEST) - known.speed)
-        pools = tuple(replace(one, speed=speed) for one in pools)
+        pools = tuple(replace(pool_state, speed=speed) for pool_state in pools)
     return replace(state, traffic=traffic, kv_per_sequence=kv, pools=pools)
 
 
@@ -273,7 +275,12 @@ def _capacities(settings: Settings, state: PolicyState) -> list[Capacity]:
 
 
 def _need(
-    settings: Settings, state: PolicyState, report: Report, sums: Sums, ones: Sequence[Capacity], now_s: float
+    settings: Settings,
+    state: PolicyState,
+    report: Report,
+    sums: Sums,
+    capacities: Sequence[Capacity],
+    now_s: float,
 ) -> tuple[PolicyState, float, str]:
     """Requests a second to hold slices for, and why."""
     awaited = any(pool.orders or pool.starting for pool in state.pools)
@@ -293,34 +300,36 @@ def _need(
         boost, boosted_s = boost + 1, now_s
     elif boost and not missed and now_s - boosted_s > settings.cool_down_s:
         boost, boosted_s = boost - 1, now_s
-    # A model that is used keeps a slice, however little it is used.
-    least = ones[0].requests_per_s * 2 * _NOT_WORTH
-    need = max(with_room(ahead, ones[0]), ahead + backlog, least) + boost * ones[0].requests_per_s
-    # Remembered in slices: what one takes is measured anew all the time, and would move a remembered rate across a border.
-    slices = need / ones[0].requests_per_s
+    # A model in use keeps a slice, however light its load.
+    least = capacities[0].requests_per_s * 2 * _NOT_WORTH
+    need = max(with_room(ahead, capacities[0]), ahead + backlog, least) + boost * capacities[0].requests_per_s
+    # Remembered in slices: capacity is measured anew all the time, and would move a remembered rate across a border.
+    slices = need / capacities[0].requests_per_s
     needs = _window(state.needs if state.traffic.known else (), now_s, slices, settings.cool_down_s)
     state = replace(state, active_s=active_s, needs=needs, backlog=backlog, boost=boost, boosted_s=boosted_s)
     lengths = state.traffic.lengths
-    said = [
+    reasons = [
         f"{rate:.2g} requests/s of {lengths.prompt:.0f}+{lengths.answer:.0f} tokens, {ahead:.2g} in {lead_s:.0f} s",
-        f"a slice takes {ones[0].requests_per_s:.2g}",
+        f"a slice takes {capacities[0].requests_per_s:.2g}",
     ]
     if queued:
-        said.append(f"{queued:.0f} wait")
+        reasons.append(f"{queued:.0f} wait")
     if boost:
-        said.append(f"{boost} more for {missed or 'targets missed before'}")
+        reasons.append(f"{boost} more for {missed or 'targets missed before'}")
     if needs[0][1] > slices * 1.01:
-        said.append(f"{needs[0][1]:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now")
-    return state, needs[0][1] * ones[0].requests_per_s, "; ".join(said)
+        reasons.append(
+            f"{needs[0][1]:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now"
+        )
+    return state, needs[0][1] * capacities[0].requests_per_s, "; ".join(reasons)
 
 
 def _lead_s(state: PolicyState) -> float:
-    """How long an order takes where it is quickest."""
+    """Expected lead time of the quickest pool."""
     return min(pool.expected_lead_s(state.at_s or 0.0) for pool in state.pools)
 
 
 def _missed(settings: Settings, demands: Sequence[Demand]) -> str:
-    """The target that most requests of some router miss, in words."""
+    """The target that the p90 of some router misses, in words."""
     for name, target_s in (("ttft", settings.ttft_s), ("itl", settings.itl_s)):
         worst = max((float(getattr(demand, f"{name}_p90_s")) for demand in demands), default=0.0)
         if target_s is not None and worst > target_s:
@@ -331,7 +340,7 @@ def _missed(settings: Settings, demands: Sequence[Demand]) -> str:
 def _window(
     needs: tuple[tuple[float, float], ...], now_s: float, need: float, cool_down_s: float
 ) -> tuple[tuple[float, float], ...]:
-    """The most that was needed within the cool-down, first; later and smaller ones behind it."""
+    """The largest need within the cool-down first, behind it later and smaller needs."""
     kept = [point for point in needs if now_s - point[0] <= cool_down_s and point[1] > need]
     if not kept or now_s - kept[-1][0] >= cool_down_s / _WINDOW_POINTS:
         kept.append((now_s, need))
@@ -339,10 +348,15 @@ def _window(
 
 
 def _fill(
-    settings: Settings, state: PolicyState, room: Room, need: float, ones: Sequence[Capacity], now_s: float
+    settings: Settings,
+    state: PolicyState,
+    room: Room,
+    need: float,
+    capacities: Sequence[Capacity],
+    now_s: float,
 ) -> tuple[list[int], list[str], bool]:
-    """Slices by pool for a rate, each pool's least, then the preferred first; remarks; whether a limit keeps more away."""
-    rates = [one.requests_per_s for one in ones]
+    """Slices by pool for a rate, remarks, and whether a limit binds. The preferred pools fill first."""
+    rates = [pool_capacity.requests_per_s for pool_capacity in capacities]
     least = [pool.min for pool in settings.pools]
     if now_s - state.first_s < settings.cool_down_s:
         least = [
@@ -355,56 +369,58 @@ def _fill(
     ]
     wanted = list(least)
     missing = need - sum(count * rate for count, rate in zip(usable, rates, strict=True))
-    unsafe = missing  # what stays uncovered by slices that serve already
-    said = []
-    for at, (pool, known) in enumerate(zip(settings.pools, state.pools, strict=True)):
-        open_ = pool.max - least[at]
-        more = _slices(missing, rates[at], open_)
-        if at:  # one that serves in place of a preferred one goes when that one serves
-            more = max(more, min(_slices(unsafe, rates[at], open_), known.wanted - least[at]))
-        wanted[at] += more
-        counted = min(wanted[at], known.delivered) if known.late else wanted[at]
-        missing -= (counted - usable[at]) * rates[at]
-        unsafe -= max(0, min(wanted[at], known.serving) - usable[at]) * rates[at]
+    unsafe = missing  # the rate that serving slices leave uncovered
+    remarks = []
+    for index, (pool, known) in enumerate(zip(settings.pools, state.pools, strict=True)):
+        open_ = pool.max - least[index]
+        more = _slices(missing, rates[index], open_)
+        if index:  # a slice in place of a preferred pool's goes when that pool's serves
+            more = max(more, min(_slices(unsafe, rates[index], open_), known.wanted - least[index]))
+        wanted[index] += more
+        counted = min(wanted[index], known.delivered) if known.late else wanted[index]
+        missing -= (counted - usable[index]) * rates[index]
+        unsafe -= max(0, min(wanted[index], known.serving) - usable[index]) * rates[index]
         if known.orders:
             waited = f"{pool.name}: {len(known.orders)} on order for {now_s - known.orders[0]:.0f} s"
-            said.append(waited + (", out of patience" if known.late else ""))
+            remarks.append(waited + (", out of patience" if known.late else ""))
     if short := missing > _NOT_WORTH * rates[0]:
-        said.append(f"{missing:.2g} requests/s above what replicas.max can take")
-    asked = sum(wanted)
+        remarks.append(f"{missing:.2g} requests/s above what replicas.max can take")
+    before_cut = sum(wanted)
     wanted = _within(settings, state, room, wanted)
-    if sum(wanted) < asked:
+    if sum(wanted) < before_cut:
         short = True
-        said.append(f"the budget allows {sum(wanted)} of {asked} slices")
-    return wanted, said, short
+        remarks.append(f"the budget allows {sum(wanted)} of {before_cut} slices")
+    return wanted, remarks, short
 
 
-def _slices(rate: float, one: float, most: int) -> int:
+def _slices(rate: float, slice_rate: float, most: int) -> int:
     if rate <= 0:
         return 0
-    return min(most, max(0, math.ceil(min(rate / one, 1e9) - _NOT_WORTH)))
+    return min(most, max(0, math.ceil(min(rate / slice_rate, 1e9) - _NOT_WORTH)))
 
 
 def _within(settings: Settings, state: PolicyState, room: Room, wanted: list[int]) -> list[int]:
     """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `min`."""
     order = list(reversed(range(len(wanted))))
-    there = [max(pool.min, known.delivered) for pool, known in zip(settings.pools, state.pools, strict=True)]
-    cuts = [
-        *((at, there[at]) for at in order if state.pools[at].late),
-        *((at, there[at]) for at in order),
-        *((at, settings.pools[at].min) for at in order),
+    present = [
+        max(pool.min, known.delivered) for pool, known in zip(settings.pools, state.pools, strict=True)
     ]
-    for at, floor in cuts:
+    cuts = [
+        *((index, present[index]) for index in order if state.pools[index].late),
+        *((index, present[index]) for index in order),
+        *((index, settings.pools[index].min) for index in order),
+    ]
+    for index, floor in cuts:
         excess = 0.0
         if room.slices is not None:
             excess = max(excess, sum(wanted) - room.slices)
-        price = settings.pools[at].dollars_per_hour
+        price = settings.pools[index].dollars_per_hour
         if room.dollars_per_hour is not None and price > 0:
             cost = sum(
                 count * pool.dollars_per_hour for count, pool in zip(wanted, settings.pools, strict=True)
             )
             excess = max(excess, (cost - room.dollars_per_hour) / price - 1e-9)
-        wanted[at] -= max(0, min(wanted[at] - floor, math.ceil(excess)))
+        wanted[index] -= max(0, min(wanted[index] - floor, math.ceil(excess)))
     return wanted
 
 

@@ -1,7 +1,7 @@
-"""The policy at work inside the Serve controller: one thread an application reads the board, decides, and says so.
+"""The policy at work inside the Serve controller: one thread an application reads the store, decides, and logs.
 
-Serve calls its policies inside the controller's loop, which must not wait; a read of the board takes 0.2 ms a slice and
-much longer while the head restarts. So Serve's calls only fetch what the thread decided last. What can't be read holds.
+Serve calls its policies inside the controller's loop, which must not wait; a read of the store takes 0.2 ms a slice and
+much longer while the head restarts. So Serve's calls only fetch the last decision. It holds while reads fail.
 """
 
 import functools
@@ -22,12 +22,12 @@ from serving.state.liveness import Liveness
 from serving.state.records import DecisionRecord, Demand, SliceRecord
 
 _EVERY_S = 1.0
-# Reading may take this share of the thread's time: with a thousand slices on the board it reads less often.
+# Reading may take this share of the thread's time: with a thousand slices in the store it reads less often.
 _BUSY_SHARE = 0.1
-# Serve calls several times a second; a model or an application without calls for so long is gone.
+# Serve calls several times a second; a model or an application that Serve does not call for so long is gone.
 _ABANDONED_S = 60.0
 _KEPT = 200
-# A limit that binds on and off is told once.
+# A limit that binds again within this time is not logged again.
 _SHORT_S = 60.0
 logger = logging.getLogger("ray.serve")
 
@@ -38,7 +38,7 @@ class _Model:
     called_s: float
     targets: dict[str, int] = field(default_factory=dict)  # by pool key, what Serve has
     state: PolicyState | None = None
-    told: dict[str, int] = field(default_factory=dict)  # by pool key
+    announced: dict[str, int] = field(default_factory=dict)  # by pool key
     hold: bool = False
     short_s: float = -math.inf  # when a limit kept slices away last
 
@@ -67,7 +67,7 @@ class Scaler:
         self._thread: threading.Thread | None = None
 
     def wanted(self, settings: Settings, pool: str, target: int, budget: Room) -> int:
-        """Slices wanted in the pool of this key: what was decided last, until then what Serve has."""
+        """Slices wanted in the pool of this key: the last decision, before the first one what Serve has."""
         with self._lock:
             self._budget = budget
             self._called_s = self._clock()
@@ -77,11 +77,11 @@ class Scaler:
             model.settings, model.called_s = settings, self._called_s
             model.targets[pool] = target
             if self._thread is None or not self._thread.is_alive():
-                for one in self._models.values():  # Serve itself stood still: none of them is gone for that
-                    one.called_s = self._called_s
+                for other in self._models.values():  # Serve itself stood still: no model is gone for that
+                    other.called_s = self._called_s
                 self._thread = threading.Thread(target=self._run, name="scaling", daemon=True)
                 self._thread.start()
-            decided = {one.key: one.wanted for one in model.state.pools} if model.state else {}
+            decided = {state.key: state.wanted for state in model.state.pools} if model.state else {}
             return decided.get(pool, target)
 
     def _run(self) -> None:
@@ -95,14 +95,14 @@ class Scaler:
             time.sleep(max(_EVERY_S, took_s / _BUSY_SHARE))
 
     def step(self) -> None:
-        """Read the board and decide once for every model."""
+        """Read the store and decide once for every model."""
         now_s = self._clock()
         self._forget_removed(now_s)
         try:
             snapshot = self._store().read(self._application)
             entries, _ = self._liveness.slices(snapshot.slices, now_s)
             demands, _ = self._liveness.routers(snapshot.demands, now_s)
-        except Exception as error:  # noqa: BLE001  whatever the head's restart makes of a read, the fleet stays
+        except Exception as error:  # noqa: BLE001  whatever a restarting head makes of a read, the slices stay
             problem = f"the store can't be read ({error})"
             for model in self._models.values():
                 self._hold(model, problem)
@@ -114,7 +114,9 @@ class Scaler:
     def _forget_removed(self, now_s: float) -> None:
         """A model that a changed YAML no longer has, or no longer scales, must not hold a share of the budget."""
         with self._lock:
-            kept = {name: one for name, one in self._models.items() if now_s - one.called_s < _ABANDONED_S}
+            kept = {
+                name: model for name, model in self._models.items() if now_s - model.called_s < _ABANDONED_S
+            }
             self._unsaved |= len(kept) < len(self._models)
             self._models = kept
 
@@ -133,11 +135,11 @@ class Scaler:
             model.state = decision.state
         self._tell(model, decision)
 
-    def _room(self, but: str) -> Room:
+    def _room(self, model: str) -> Room:
         """The budget less what the other models want, at least their `min`."""
         slices, dollars = 0, 0.0
         for name, other in self._models.items():
-            if name != but:
+            if name != model:
                 wanted = other.state.wanted if other.state else [pool.min for pool in other.settings.pools]
                 slices += sum(wanted)
                 dollars += sum(
@@ -153,19 +155,19 @@ class Scaler:
             )
 
     def _tell(self, model: _Model, decision: Decision) -> None:
-        """Log and keep what is new: another number for a pool, that reports can't be used, or that a limit binds."""
+        """Log and keep news: another number for a pool, reports that can't be used, a limit that binds."""
         now_s = self._clock()
         short = decision.short and now_s - model.short_s > _SHORT_S
         if decision.short:
             model.short_s = now_s
         wanted = {pool.key: count for pool, count in zip(model.settings.pools, decision.wanted, strict=True)}
-        news = [
+        changes = [
             (pool, wanted[pool.key])
             for pool in model.settings.pools
-            if model.told.get(pool.key) != wanted[pool.key] or decision.held > model.hold or short
+            if model.announced.get(pool.key) != wanted[pool.key] or decision.held > model.hold or short
         ]
-        before, model.told, model.hold = model.told, wanted, decision.held
-        for pool, count in news:
+        before, model.announced, model.hold = model.announced, wanted, decision.held
+        for pool, count in changes:
             direction = "hold" if decision.held else _direction(before.get(pool.key), count)
             self._recorder.add(DECISIONS, 1, model.settings.model, pool.key, direction)
             logger.info("%s wants %d of %s: %s", model.settings.model, count, pool.name, decision.reason)
@@ -180,10 +182,10 @@ class Scaler:
     def _save(self) -> None:
         if not self._unsaved:
             return
-        known = {(one.at, one.pool) for one in self._kept or ()}
+        known = {(record.at, record.pool) for record in self._kept or ()}
         store = self._store()
-        decisions = store.read(self._application).decisions
-        before = [one for one in decisions if (one.at, one.pool) not in known]
+        records = store.read(self._application).decisions
+        before = [record for record in records if (record.at, record.pool) not in known]
         self._kept = [*before, *(self._kept or ())][-_KEPT:]
         store.put_decisions(self._application, self._kept)
         wanted = {name: sum(model.state.wanted) for name, model in self._models.items() if model.state}
@@ -204,10 +206,10 @@ _MAKING = threading.Lock()
 def scaler(application: str) -> Scaler:
     """The application's scaler in this process, the same for all of its deployments; made on the first call."""
     with _MAKING:
-        found = _SCALERS.get(application)
-        if found is None:
-            found = _SCALERS[application] = Scaler(application, _cluster_store)
-        return found
+        known = _SCALERS.get(application)
+        if known is None:
+            known = _SCALERS[application] = Scaler(application, _cluster_store)
+        return known
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The Serve autoscaling policy of a slice deployment, named by import path; Serve sends this module's code to the controller.
 
-State is kept by import in serving.scaling.scaler, not here: this module is pickled by value, once a deployment.
+The state is in serving.scaling.scaler, which is imported; this module is pickled by value, once a deployment.
 """
 
 from typing import Any
@@ -19,8 +19,8 @@ class SlicePolicy:
 
     def __init__(self, pool: str, settings: dict[str, Any], budget: dict[str, float | None]) -> None:
         pools = [
-            Pool(**{**each, "steps": tuple((count, seconds) for count, seconds in each["steps"])})
-            for each in settings["pools"]
+            Pool(**{**fields, "steps": tuple((count, seconds) for count, seconds in fields["steps"])})
+            for fields in settings["pools"]
         ]
         self._settings = Settings(**{**settings, "pools": tuple(pools)})
         self._pool = pool
@@ -28,5 +28,5 @@ class SlicePolicy:
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Serve's call, several times a second in the controller's loop."""
-        found = scaler(context.app_name or "")
-        return found.wanted(self._settings, self._pool, context.target_num_replicas, self._budget), {}
+        application = scaler(context.app_name or "")
+        return application.wanted(self._settings, self._pool, context.target_num_replicas, self._budget), {}

@@ -1,5 +1,6 @@
-"""What clients ask for, from counters that slices and routers put on the board: requests a second, where that is heading,
-and how long requests are. Pure; a counter that falls is one that started anew.
+"""A model's traffic, from the counters of slices and routers: requests a second, their trend, and mean lengths.
+
+Pure. A counter that falls has started anew.
 """
 
 import math
@@ -10,22 +11,22 @@ from dataclasses import dataclass, field, replace
 from serving.scaling.capacity import Lengths
 from serving.state.records import Demand, SliceRecord, SliceState
 
-# A rate is averaged over a tenth of the time that an order takes: a burst that is over by then is no reason for one, and a
-# later look would add to the wait. The slow average shows where the fast one is heading.
+# A rate is averaged over a tenth of the lead time: a shorter burst is no reason to order a slice, and a longer average
+# would delay the order. The slow average shows where the fast one is heading.
 _SHARE_OF_LEAD = 0.1
 _FASTEST_S, _SLOWEST_S = 5.0, 60.0
 _SLOWER = 6.0
 _LENGTHS_S = 600.0
 # A trend is followed up to this multiple of the present rate: beyond it is guesswork.
 _STEEPEST = 1.25
-# Requests whose lengths outweigh the assumed ones.
+# The assumed lengths count as so many requests.
 _ASSUMED_REQUESTS = 10.0
-# A share; beyond it by rounding at most.
+# A share of 1, and room for rounding.
 _MOST_KV = 1.01
 
 
 class NonsenseError(ValueError):
-    """A report holds what can't be: negative, not a number, missing."""
+    """A report holds an impossible value: negative, not a number, or missing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Sums:
 
 @dataclass(frozen=True)
 class Traffic:
-    """Estimates that follow the reports. The weights tell how much of an estimate is data and how much its start."""
+    """Estimates that follow the reports. A weight is the share of data in an average that started at zero."""
 
     fast: float = 0.0
     slow: float = 0.0
@@ -68,7 +69,7 @@ class Traffic:
 
     @property
     def known(self) -> bool:
-        """Whether lengths rest on requests more than on what was assumed."""
+        """Whether lengths rest on more requests than are assumed."""
         return self.finished > _ASSUMED_REQUESTS
 
     @property
@@ -81,7 +82,7 @@ class Traffic:
         )
 
     def ahead(self, seconds: float) -> float:
-        """Requests a second so far ahead, if it goes on as it does; never less than now."""
+        """Requests a second after so many seconds, if the trend holds; never less than now."""
         now = self.rate
         if not self.slow_weight:
             return now
@@ -115,20 +116,19 @@ def add_up(
                 kv_usage += kv
             elif entry.state is SliceState.STARTING:
                 starting.append(entry)
-            was = known.get(entry.replica)
-            if was is None:
+            previous = known.get(entry.replica)
+            if previous is None:
                 fresh.append(entry)
-            elif computed >= was[0] and written >= was[1]:
-                prompt += computed - was[0]
-                output += written - was[1]
+            elif computed >= previous[0] and written >= previous[1]:
+                prompt += computed - previous[0]
+                output += written - previous[1]
         held, arrived, finished, requests = _requests(demands, before.requests)
     except TypeError:
         raise NonsenseError(_missing(entries, demands)) from None
     if not running + waiting + prompt + output < math.inf:
         raise NonsenseError(next(_nonsense(entry) for entry in entries if _endless(entry)))
-    if (
-        known
-    ):  # a slice seen for the first time has worked since the last report, unless this one is the first
+    # A slice seen for the first time has worked since the last report, unless this report is the first.
+    if known:
         prompt += sum(tokens[entry.replica][0] for entry in fresh)
         output += sum(tokens[entry.replica][1] for entry in fresh)
     sums = Sums(
@@ -161,15 +161,18 @@ def _requests(
             )
         held += demand.held
         requests[demand.router] = (demand.arrived, done)
-        was = before.get(demand.router)
-        if was is not None:
-            arrived += demand.arrived - was[0] if demand.arrived >= was[0] else demand.arrived
-            finished += max(0.0, done - was[1]) if demand.arrived >= was[0] else 0.0
+        previous = before.get(demand.router)
+        if previous is not None:
+            arrived += demand.arrived - previous[0] if demand.arrived >= previous[0] else demand.arrived
+            finished += max(0.0, done - previous[1]) if demand.arrived >= previous[0] else 0.0
     return held, arrived, finished, requests
 
 
 def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, residence_s: float) -> Traffic:
-    """The estimates after so many seconds more, for orders that take `lead_s`. Without routers' counts, the rate is what `residence_s` makes of running."""
+    """The estimates after `seconds` more, for orders that take `lead_s`.
+
+    Without routers' counts, the rate is the running requests over `residence_s`.
+    """
     arrived = sums.arrived / seconds if sums.counted else sums.running / max(residence_s, 1e-3)
     finished = sums.finished if sums.counted else arrived * seconds
     over_s = min(max(lead_s * _SHARE_OF_LEAD, _FASTEST_S), _SLOWEST_S)

@@ -1,6 +1,6 @@
-"""How busy the chips of a simulated slice would be: the roofline's view of the tokens an engine has counted.
+"""The chip use of a simulated slice: a roofline over the tokens its engine has counted.
 
-On TPU hosts Ray's agent reads this from the chips. Here it is worked out, and its series say simulated="true".
+On TPU hosts Ray's agent reads it from the chips. Here it is computed, and its series say simulated="true".
 """
 
 from serving.engine.slice_metrics import ChipUse
@@ -10,9 +10,9 @@ from serving.state.records import SliceRecord
 
 
 def chip_use(plan: Plan, before: SliceRecord, after: SliceRecord, seconds: float) -> ChipUse:
-    """A chip's use over the time between two entries. Every chip of a slice does the same."""
+    """A chip's use between two records, which are `seconds` apart. All chips of a slice do the same."""
     hardware, fit = plan.slice.hardware, plan.fit
-    each = hardware.devices_per_chip
+    devices = hardware.devices_per_chip
     used = fit.weight_bytes + after.kv_usage * fit.cache_bytes
     prefilled = max(
         0, after.prompt_tokens - before.prompt_tokens - (after.cached_tokens - before.cached_tokens)
@@ -27,11 +27,11 @@ def chip_use(plan: Plan, before: SliceRecord, after: SliceRecord, seconds: float
         active = sum(2 * group.active for group in fit.groups)
         flops = active * (prefilled + written) / seconds / plan.slice.chips / hardware.bf16_flops
         steps_a_second = (written / sequences + prefilled / plan.sizes.batched_tokens) / seconds
-        read = steps_a_second * used * each / hardware.hbm_bytes_per_s
+        read = steps_a_second * used * devices / hardware.hbm_bytes_per_s
     return ChipUse(
         tensorcore=100 * min(1.0, flops),
         bandwidth=100 * min(1.0, read),
         duty_cycle=100 * min(1.0, busy),
-        hbm_used=each * used,
+        hbm_used=devices * used,
         hbm_total=hardware.hbm_bytes,
     )

@@ -1,4 +1,4 @@
-"""Which engine a host runs: the production engine, except where a simulated host was started for the simulated one."""
+"""Which engine a host runs: the production engine, unless a simulated host was started for the simulated engine."""
 
 import os
 from pathlib import Path

@@ -1,8 +1,8 @@
 """TPU slices on one machine: every host is a Ray node of its own, labelled by Ray's own production code.
 
 A host is `ray start` in the environment that GKE gives a TPU VM (TPU_NAME, TPU_WORKER_ID, ...), on a loopback address
-of its own. All that runs on it inherits two tags in its environment, the simulation's id and the host's name, and by
-these tags, not by process names, a host is killed and the simulation ended: nothing outlives it, nothing else is touched.
+of its own. Its processes inherit two tags in their environment: the simulation's id and the host's name. Hosts are killed
+and simulations ended by these tags, not by process names: nothing outlives a simulation, nothing else is touched.
 """
 
 import contextlib
@@ -31,23 +31,23 @@ HEAD = "head"
 ENGINES = ("vllm", "simulated")
 _HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
-_HOSTS_A_CORE = 2  # Ray gives a host 30 s from its start to its place in the cluster; alone it takes six
+_HOSTS_A_CORE = 2  # Ray gives a host 30 s to join the cluster; a host that starts alone takes six
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
-# All below the ports that the kernel hands out to whoever asks, of which Ray alone takes hundreds: a range a simulation,
-# for its head and Serve's servers, and single ones, for a YAML's front door.
+# All are below the ports that the kernel hands out to anybody, of which Ray alone takes hundreds. Each simulation has a
+# range for its head and Serve's servers; single ports are for a YAML's front door.
 _FIRST_PORT, _PORTS, _PORT_RANGES = 12000, 100, 180
 _SINGLE_PORTS = (30_000, 32_700)
 
 # A step of the engine takes fresh buffers each time; with glibc's defaults two thirds of its time went into page faults
-# on mmap (prototype: 174 ms to 76 ms a step). One arena that keeps what it has.
+# on mmap (prototype: 174 ms to 76 ms a step). So there is one arena, which keeps its memory.
 _MALLOC = {
     "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TOP_PAD_": str(64 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
 }
-# Settings of the caller's shell that would reach hosts and change what they are.
+# Settings of the caller's shell that hosts must not inherit: they would change what a host is.
 _NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
 
 Report = Callable[[str], None]
@@ -83,7 +83,7 @@ def cache_directory() -> Path:
 
 
 class _Ports(NamedTuple):
-    """Where a simulation's head listens: two servers drawn at random would meet once in some hundred simulations."""
+    """Ports of a simulation's head, by range: random ports would meet once in some hundred simulations."""
 
     control_store: int
     ray_client: int
@@ -101,7 +101,7 @@ def _ports(simulation: str) -> _Ports:
 
 
 def _new_id() -> str:
-    """One whose ports nobody listens on."""
+    """An id whose ports nobody listens on."""
     while not all(map(_is_free, _ports(simulation := uuid.uuid4().hex[:12]))):
         continue
     return simulation
@@ -133,7 +133,7 @@ class SimulatedCluster:
     ) -> Self:
         """Start a head and slices of these shapes; raises SimulationError if one runs in this directory already.
 
-        `engine` is what replicas on them run, one of ENGINES; `startup` how long the simulated one takes to start.
+        `engine` is what replicas run, one of ENGINES; `startup` how long the simulated engine takes to start.
         """
         if engine not in ENGINES:
             raise SimulationError(f"no engine is named {engine!r}; there are {', '.join(ENGINES)}")
@@ -174,7 +174,7 @@ class SimulatedCluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver on this machine (`serve run`) needs in its environment to talk to the simulation."""
+        """The environment in which a driver on this machine (`serve run`) reaches the simulation."""
         return {"RAY_ADDRESS": self.address, **self._environment(HEAD)}
 
     def add_slice(self, shape: Slice, *, name: str | None = None) -> str:
@@ -193,10 +193,10 @@ class SimulatedCluster:
     def restart_head(self) -> None:
         """End the head as a power cut does, and start it again on its disk: the control store's records are kept.
 
-        With it go the Serve controller, the routers, HAProxy and every driver that stood there; slices wait for it.
+        The Serve controller, the routers, HAProxy and every driver on the head end with it; slices wait for the head.
         """
         processes.kill(lambda: self._processes(HEAD))
-        # Here the slices' raylets are on the same machine: with this file, Ray takes them for a head that runs.
+        # The slices' raylets are on the same machine: with this file, Ray takes them for a running head.
         (self.directory / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         self._start_head()
 
@@ -211,7 +211,11 @@ class SimulatedCluster:
         """End every host of a slice and forget the slice."""
         entry = self._slice(name)
         processes.kill(
-            lambda: [p for worker_id in range(entry.hosts) for p in self._processes(f"{name}/{worker_id}")]
+            lambda: [
+                process
+                for worker_id in range(entry.hosts)
+                for process in self._processes(f"{name}/{worker_id}")
+            ]
         )
         del self._slices[name]
         self._save()
@@ -250,7 +254,7 @@ class SimulatedCluster:
 
     def _environment(self, host: str) -> dict[str, str]:
         ports = self._ports
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(_NOT_INHERITED)}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
         return inherited | {
             SIMULATION: self.id,
             HOST: host,
@@ -259,18 +263,18 @@ class SimulatedCluster:
             STARTUP: self._startup,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "RAY_TMPDIR": str(self.directory),
-            "TMPDIR": str(self.directory / "tmp"),  # vLLM leaves its sockets there when it is killed
-            # Ray turns token authentication on by itself where it finds a token file; one mode for every process.
+            "TMPDIR": str(self.directory / "tmp"),  # a killed vLLM leaves its sockets there
+            # Ray turns token authentication on by itself where it finds a token file; every process needs one mode.
             "RAY_AUTH_MODE": "disabled",
             "RAY_USAGE_STATS_ENABLED": "0",
-            # The control store on disk, as a Redis keeps it on a cluster: slices outlive a head that comes back.
+            # The control store on disk, as a Redis keeps it on a cluster: slices outlive a restart of the head.
             "RAY_gcs_storage": "rocksdb",
             "RAY_gcs_storage_path": str(self.directory / "gcs"),
-            # Someone watches; Ray's own 10 s are for a fleet.
+            # Ray's own 10 s are for a fleet; here a person watches.
             "RAY_metrics_report_interval_ms": "2000",
-            # At Ray's 15, anything else on the machine starves an engine into looking hung.
+            # At Ray's 15, other work on the machine starves an engine until it looks hung.
             "RAY_worker_niceness": "0",
-            "SPT_NOENV": "1",  # process titles must not overwrite the environment the tags are read from
+            "SPT_NOENV": "1",  # process titles must not overwrite the environment, which holds the tags
             "HF_HUB_OFFLINE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONWARNINGS": "ignore",
@@ -320,12 +324,12 @@ class SimulatedCluster:
     def _start_hosts(
         self, hosts: Sequence[tuple[SimulatedSlice, int]], report: Report = lambda _: None
     ) -> None:
-        """So many at once that the machine's cores have something to do while each waits for its own parts."""
+        """In groups large enough to keep the machine's cores busy while a host waits for its parts."""
         at_once = _HOSTS_A_CORE * (os.cpu_count() or 1)
         for first in range(0, len(hosts), at_once):
-            some = hosts[first : first + at_once]
-            report(f"starting host {first + 1} to {first + len(some)} of {len(hosts)}, {some[0][0].shape}")
-            for start in [self._start_host(entry, worker_id) for entry, worker_id in some]:
+            group = hosts[first : first + at_once]
+            report(f"starting host {first + 1} to {first + len(group)} of {len(hosts)}, {group[0][0].shape}")
+            for start in [self._start_host(entry, worker_id) for entry, worker_id in group]:
                 _finish(start)
 
     def _start_host(self, entry: SimulatedSlice, worker_id: int) -> "subprocess.Popen[str]":
@@ -367,7 +371,10 @@ class SimulatedCluster:
         return processes.processes({SIMULATION: self.id} | ({HOST: host} if host else {}))
 
     def _save(self) -> None:
-        slices = [{k: v for k, v in asdict(entry).items() if k != "alive"} for entry in self._slices.values()]
+        slices = [
+            {key: value for key, value in asdict(entry).items() if key != "alive"}
+            for entry in self._slices.values()
+        ]
         state = {
             "id": self.id,
             "engine": self.engine,
@@ -393,7 +400,7 @@ def _finish(start: "subprocess.Popen[str]") -> None:
 
 
 def free_port() -> int:
-    """For a server that starts later: nobody is handed it meanwhile."""
+    """A port for a server that starts later; the kernel hands it to nobody meanwhile."""
     while not _is_free(port := random.randint(*_SINGLE_PORTS)):
         continue
     return port

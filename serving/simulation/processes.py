@@ -1,4 +1,4 @@
-"""Processes found by the tags they inherited in their environment, whatever they are called, and their end."""
+"""Finds processes by the tags they inherited in their environment, whatever their names, and ends them."""
 
 import os
 import signal
@@ -24,22 +24,22 @@ def processes(tags: Mapping[str, str]) -> list[psutil.Process]:
 def kill(find: Callable[[], list[psutil.Process]]) -> int:
     """SIGKILL what `find` finds until it finds nothing; returns how many processes that took.
 
-    Python's resource trackers go last: they end by themselves once their owner is dead, and unlink its shared memory.
+    Python's resource trackers go last: they unlink the shared memory of a dead owner, then end by themselves.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while found := find():
+    while alive := find():
         if time.monotonic() > deadline:
-            raise SimulationError(f"processes {[process.pid for process in found]} survive SIGKILL")
-        others = [process for process in found if not _is_resource_tracker(process)]
+            raise SimulationError(f"processes {[process.pid for process in alive]} survive SIGKILL")
+        others = [process for process in alive if not _is_resource_tracker(process)]
         last_resort = time.monotonic() > deadline - _KILL_TIMEOUT_S / 2
-        for process in found if last_resort else others:
+        for process in alive if last_resort else others:
             killed.add(process.pid)
             try:
                 process.send_signal(signal.SIGKILL)
             except psutil.NoSuchProcess:
                 continue
-        psutil.wait_procs(found, timeout=0.2)
+        psutil.wait_procs(alive, timeout=0.2)
     return len(killed)
 
 

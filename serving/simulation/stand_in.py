@@ -1,7 +1,7 @@
 """The stand-in model of simulated hosts: a seeded tiny Llama with the head counts of the model it stands for.
 
-Same attention heads and KV heads, so that everything the plan decided about tensor parallelism holds for it too; all
-else is small. Its tokenizer is trained on the text below. It answers with seeded nonsense, deterministically.
+It has the same attention heads and KV heads, so that the plan's tensor parallelism holds for it too; all else is small.
+Its tokenizer is trained on the text below. It answers with seeded nonsense, deterministically.
 """
 
 import shutil
@@ -11,7 +11,7 @@ from pathlib import Path
 from serving.planning import ModelShape, Plan
 
 MAX_MODEL_LEN = 2048
-_FORMAT = 1  # part of the folder's name: raise it when what is written changes
+_FORMAT = 1  # part of the folder's name: raise it when a written file changes
 _HIDDEN = 256
 _HEAD_DIM = 64
 _VOCABULARY = 768
@@ -39,13 +39,13 @@ the sum of two numbers: def add(a, b): return a + b. {"name": "value", "count": 
 
 
 def checkpoint(plan: Plan, cache: Path) -> Path:
-    """What a simulated host loads for a plan: the user's own checkpoint where there is one, else the stand-in."""
+    """The checkpoint a simulated host loads: the user's own where it is a folder, else the stand-in."""
     own = Path(plan.model.model).expanduser()
     return own if own.is_dir() else ensure(plan.shape, cache, plan.pipeline)
 
 
 def ensure(shape: ModelShape, cache: Path, pipeline: int = 1) -> Path:
-    """The folder of the stand-in for a model of this shape, written first if it is not there (about 10 s)."""
+    """The folder of the stand-in for this shape, written first where it is missing (about 10 s)."""
     layers = max(2, pipeline)
     name = f"llama-{_FORMAT}-{shape.num_attention_heads}q-{shape.num_key_value_heads}kv-{layers}l"
     folder = cache / "stand-in" / name
@@ -81,7 +81,7 @@ def _write(folder: Path, shape: ModelShape, layers: int) -> None:
     tokenizer.train_from_iterator([_TEXT], trainer)
     marks = {"bos_token": _SPECIAL[0], "eos_token": _SPECIAL[1], "pad_token": _SPECIAL[1]}
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, **marks)
-    # Sharded over every device of the slice, so a round number.
+    # A round number, because the vocabulary is sharded over every device of the slice.
     fast.add_special_tokens(
         {"extra_special_tokens": [f"<|reserved_{i}|>" for i in range(_VOCABULARY - len(fast))]}
     )

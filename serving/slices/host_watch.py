@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serving.slices.held_slice import HeldSlice, SliceHost
+from serving.slices.process_watch import first_dead
 from serving.timings import TIMINGS
 
 
@@ -30,6 +31,9 @@ class _Sentinel:
 
     async def stay(self) -> None:
         await asyncio.Event().wait()
+
+    async def first_dead(self, processes: Mapping[int, str]) -> str:
+        return await first_dead(processes)
 
 
 class HostWatch:
@@ -50,6 +54,7 @@ class HostWatch:
             for host in held.hosts
             if host.node_id != own_node
         ]
+        self._own_node = own_node
         self._slice = held.name
         self._all = held.hosts
 
@@ -77,6 +82,19 @@ class HostWatch:
         waits = [partial(watch, host, actor) for host, actor in self._hosts for watch in (_gone, silent)]
         return f"{await first(*waits)} of slice {self._slice}"
 
+    async def process_ended(self, processes: Mapping[str, Mapping[int, str]]) -> str:
+        """Wait until one of these processes, given by node, is no more; returns which, and on which host."""
+        waits = [
+            partial(_process_ended, host, actor, processes[host.node_id])
+            for host, actor in self._hosts
+            if processes.get(host.node_id)
+        ]
+        if here := processes.get(self._own_node):
+            waits.append(partial(_own_process_ended, here))
+        if not waits:
+            await asyncio.Event().wait()
+        return f"{await first(*waits)} of slice {self._slice}"
+
     def close(self) -> None:
         for _, actor in self._hosts:
             ray.kill(actor)
@@ -92,6 +110,15 @@ async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def actor_processes(name: str) -> dict[str, dict[int, str]]:
+    """The processes of live actors whose names start so: by node id, each actor's class by its pid."""
+    found: dict[str, dict[int, str]] = {}
+    for actor in state.actors(actor_state_name="ALIVE").values():
+        if actor["Name"].startswith(name):
+            found.setdefault(actor["Address"]["NodeID"], {})[actor["Pid"]] = actor["ActorClassName"]
+    return found
 
 
 async def actor_died(name: str) -> str:
@@ -132,6 +159,18 @@ def watched_in_a_thread(
         with contextlib.suppress(RuntimeError):  # the loop is closed: it is being given up
             loop.call_soon_threadsafe(waiting.cancel)
         thread.join()
+
+
+async def _process_ended(host: SliceHost, actor: Any, processes: Mapping[int, str]) -> str:
+    try:
+        said = await actor.first_dead.remote(processes)
+    except RayError as error:
+        return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
+    return f"host {host.worker_id} ({host.ip}): {said}"
+
+
+async def _own_process_ended(processes: Mapping[int, str]) -> str:
+    return f"host 0: {await first_dead(processes)}"
 
 
 async def _gone(host: SliceHost, actor: Any) -> str:

@@ -23,6 +23,7 @@ from serving.state.records import (
     Release,
     SliceRecord,
     Snapshot,
+    Suspicion,
     Wanted,
     dump,
 )
@@ -67,6 +68,10 @@ class Store:
             ),
             decisions=tuple(sorted(decisions, key=lambda one: one.at)),
             ordered={owner: json.loads(raw) for owner, raw in kinds["ordered"]},
+            suspicions={
+                told["router"]: {name: Suspicion(**one) for name, one in told["suspicions"].items()}
+                for told in (json.loads(raw) for _, raw in kinds["suspicions"])
+            },
         )
 
     def slices(self, application: str | None = None) -> list[SliceRecord]:
@@ -116,6 +121,15 @@ class Store:
     def put_ordered(self, application: str, slices: Mapping[str, int]) -> None:
         """Replace how many slices scaling wants of each of an application's models."""
         self._put(_key(application, "ordered", "all"), json.dumps(slices).encode())
+
+    def put_suspicions(self, application: str, router: str, suspicions: Mapping[str, Suspicion]) -> None:
+        """Replace whom a router suspects; an empty mapping takes its record out of the store."""
+        key = _key(application, "suspicions", router)
+        if not suspicions:
+            self._delete(key)
+            return
+        said = {name: dataclasses.asdict(one) for name, one in suspicions.items()}
+        self._put(key, json.dumps({"router": router, "suspicions": said}).encode())
 
     def _list(self, prefix: bytes) -> Iterable[tuple[str, bytes]]:
         keys = self._client.internal_kv_keys(prefix, _NAMESPACE)

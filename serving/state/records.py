@@ -128,11 +128,23 @@ class DecisionRecord:
 
 
 @dataclass(frozen=True)
+class Suspicion:
+    """One request that a router blames for a slice's death, by fingerprint: when (seconds since 1970), and its model.
+
+    `guilty`: two slices died of it, and it is refused.
+    """
+
+    at: float
+    guilty: bool
+    model: str
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """Everything that is kept of one application, or of all, at one moment.
 
     `wanted` is sorted by model, `decisions` by time. `ordered` says how many slices scaling wants, by application and
-    model; a model with a fixed number is not in it.
+    model; a model with a fixed number is not in it. `suspicions` are by router and fingerprint.
     """
 
     slices: tuple[SliceRecord, ...] = ()
@@ -140,6 +152,7 @@ class Snapshot:
     wanted: tuple[Wanted, ...] = ()
     decisions: tuple[DecisionRecord, ...] = ()
     ordered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    suspicions: Mapping[str, Mapping[str, Suspicion]] = field(default_factory=dict)
 
 
 def dump(record: SliceRecord | Wanted | Release | Demand) -> bytes:

@@ -1,4 +1,4 @@
-"""The status document: models, their slices, queues and rates, and the last scaling decisions, out of the board alone.
+"""The status document: models, their slices, queues and rates, and the last scaling decisions, out of the store alone.
 
 The page at `/` draws it and `serving status --watch` prints it. Nothing in it is a prompt, an answer or a key.
 """
@@ -124,39 +124,39 @@ def status(
     window: Rates,
     at: float,
 ) -> Status:
-    """The document, from one look at the board and what the window remembers; the latest decision first."""
+    """The document, from one read of the store and what the window remembers; the latest decision first."""
     return Status(
         at=at,
-        models=tuple(_model(one, entries, demands, window, at) for one in wanted),
-        decisions=tuple(sorted(decisions, key=lambda each: each.at, reverse=True)[:_DECISIONS]),
+        models=tuple(_model(record, entries, demands, window, at) for record in wanted),
+        decisions=tuple(sorted(decisions, key=lambda decision: decision.at, reverse=True)[:_DECISIONS]),
     )
 
 
-def told(kept: Iterable[DecisionRecord]) -> list[DecisionStatus]:
-    """Decisions as the board keeps them."""
-    return [DecisionStatus(**asdict(one)) for one in kept]
+def told(records: Iterable[DecisionRecord]) -> list[DecisionStatus]:
+    """The store's decisions, for the document."""
+    return [DecisionStatus(**asdict(record)) for record in records]
 
 
 def _model(
-    one: Wanted, every: Sequence[SliceRecord], routers: Sequence[Demand], window: Rates, at: float
+    wanted: Wanted, every: Sequence[SliceRecord], routers: Sequence[Demand], window: Rates, at: float
 ) -> ModelStatus:
     entries = sorted(
-        (entry for entry in every if entry.model == one.model),
+        (entry for entry in every if entry.model == wanted.model),
         key=lambda entry: (entry.pool, entry.slice, entry.replica),
     )
-    demands = [demand for demand in routers if demand.model == one.model]
+    demands = [demand for demand in routers if demand.model == wanted.model]
     serving = [entry for entry in entries if entry.serves]
     alive = [entry for entry in entries if entry.state is not SliceState.LOST]
     rates = [window.rates(entry.replica) for entry in alive]
     return ModelStatus(
-        name=one.model,
-        shape=one.shape,
+        name=wanted.model,
+        shape=wanted.shape,
         simulated=any(entry.simulated for entry in entries),
         max_model_len=max((entry.max_model_len for entry in serving), default=None),
-        slices_wanted=one.slices,
+        slices_wanted=wanted.slices,
         slices_serving=len(serving),
-        slices_missing=one.missing,
-        missing_for_s=one.missing_for_s,
+        slices_missing=wanted.missing,
+        missing_for_s=wanted.missing_for_s,
         held=sum(demand.held for demand in demands),
         in_flight=sum(demand.in_flight for demand in demands),
         waiting=sum(entry.waiting for entry in alive),
@@ -168,7 +168,7 @@ def _model(
         ttft_p90_s=slowest(demand.ttft_p90_s for demand in demands),
         itl_p50_s=slowest(demand.itl_p50_s for demand in demands),
         itl_p90_s=slowest(demand.itl_p90_s for demand in demands),
-        history=_history(window.points(one.model)),
+        history=_history(window.points(wanted.model)),
         slices=tuple(_slice(entry, window, at) for entry in entries),
     )
 

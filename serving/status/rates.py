@@ -1,6 +1,6 @@
-"""The last minutes as one reader of the board saw them: rates out of counters, times to first token, how long starts take.
+"""The last minutes as one reader of the store saw them: rates out of counters, times to first token, times of starts.
 
-Decisions only: what the board says and the time are given. Every router sees the same board, so any of them can answer.
+Pure: records and the time are arguments. Every router reads the same store, so any router can answer.
 """
 
 from collections import deque
@@ -11,7 +11,7 @@ from serving.state.records import Demand, SliceRecord, SliceState
 
 STEP_S = 2.0
 POINTS = 150  # five minutes
-_RATE_S = 3.0  # engines count a token when its step ends: shorter, and a rate jumps between nothing and twice itself
+_RATE_S = 3.0  # engines count tokens at the end of a step: over less time a rate jumps between zero and twice itself
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class Point:
 
 
 @dataclass
-class _Seen:
-    """One slice replica: its counters over the last seconds, and since when it is in its phase."""
+class _Replica:
+    """One slice replica: its counters over the last seconds, and the time its phase began."""
 
     phase: str
     phase_since_s: float
@@ -34,45 +34,45 @@ class _Seen:
 
 
 class Rates:
-    """What is remembered between two looks at the board."""
+    """What is remembered between two reads of the store."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, _Seen] = {}
+        self._replicas: dict[str, _Replica] = {}
         self._starts: dict[tuple[str, str], float] = {}
         self._points: dict[str, deque[Point]] = {}
         self._next_point_s: float | None = None
         self._now_s = 0.0
 
     def observe(self, entries: Sequence[SliceRecord], demands: Sequence[Demand], now_s: float) -> None:
-        """Take a look at the board, as a reader of it left it."""
+        """Take in the records of one read of the store."""
         self._now_s = now_s
-        seen = {}
+        replicas = {}
         for entry in entries:
-            one = self._seen.get(entry.replica) or _Seen(entry.phase, now_s)
-            if one.phase != entry.phase:
-                one.phase, one.phase_since_s = entry.phase, now_s
-            one.counts.append((now_s, entry.output_tokens, entry.prompt_tokens))
-            while len(one.counts) > 2 and one.counts[1][0] <= now_s - _RATE_S:
-                one.counts.popleft()
-            seen[entry.replica] = one
+            replica = self._replicas.get(entry.replica) or _Replica(entry.phase, now_s)
+            if replica.phase != entry.phase:
+                replica.phase, replica.phase_since_s = entry.phase, now_s
+            replica.counts.append((now_s, entry.output_tokens, entry.prompt_tokens))
+            while len(replica.counts) > 2 and replica.counts[1][0] <= now_s - _RATE_S:
+                replica.counts.popleft()
+            replicas[entry.replica] = replica
             if entry.serves:
                 self._starts[entry.model, entry.pool] = sum(seconds for _, seconds in entry.phases)
-        self._seen = seen
-        self._draw(entries, demands, now_s)
+        self._replicas = replicas
+        self._add_point(entries, demands, now_s)
 
     def rates(self, replica: str) -> tuple[float, float]:
         """Output and prompt tokens a second of a slice, over the last seconds."""
-        one = self._seen.get(replica)
-        if one is None or len(one.counts) < 2:
+        known = self._replicas.get(replica)
+        if known is None or len(known.counts) < 2:
             return 0.0, 0.0
-        (then_s, *before), (now_s, *after) = one.counts[0], one.counts[-1]
+        (then_s, *before), (now_s, *after) = known.counts[0], known.counts[-1]
         output, prompt = (max(0, b - a) / (now_s - then_s) for a, b in zip(before, after, strict=True))
         return output, prompt
 
     def start(self, entry: SliceRecord) -> tuple[float, float | None]:
         """How long a starting slice has taken, and how long the last start of its pool took, if one was seen."""
-        one = self._seen.get(entry.replica)
-        here_s = self._now_s - one.phase_since_s if one else 0.0
+        known = self._replicas.get(entry.replica)
+        here_s = self._now_s - known.phase_since_s if known else 0.0
         elapsed_s = sum(seconds for _, seconds in entry.phases) + here_s
         return elapsed_s, self._starts.get((entry.model, entry.pool))
 
@@ -80,13 +80,13 @@ class Rates:
         """A model's steps, the oldest first."""
         return list(self._points.get(model, ()))
 
-    def _draw(self, entries: Sequence[SliceRecord], demands: Sequence[Demand], now_s: float) -> None:
+    def _add_point(self, entries: Sequence[SliceRecord], demands: Sequence[Demand], now_s: float) -> None:
         if self._next_point_s is None:
             self._next_point_s = now_s + STEP_S
             return
         if now_s < self._next_point_s:
             return
-        # After a pause (the board could not be read) the line goes on where time is, with no points made up.
+        # After a pause (the store could not be read) the series goes on at the present time, with no points made up.
         due_s = self._next_point_s + STEP_S
         self._next_point_s = due_s if due_s > now_s else now_s + STEP_S
         models = {entry.model for entry in entries} | {demand.model for demand in demands}

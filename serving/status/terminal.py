@@ -1,4 +1,4 @@
-"""What a terminal shows of slices, as rich renderables."""
+"""Slices, models and decisions for a terminal, as rich renderables."""
 
 from collections.abc import Sequence
 
@@ -37,15 +37,15 @@ def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> Renderab
             str(entry.waiting),
             f"{entry.kv_usage:.0%}",
         )
-    return Group(table, *(waiting(one) for one in wanted if one.missing))
+    return Group(table, *(waiting(record) for record in wanted if record.missing))
 
 
-def waiting(one: Wanted) -> str:
+def waiting(wanted: Wanted) -> str:
     """One line on a model that misses slices."""
-    slices = "slice" if one.missing == 1 else "slices"
+    slices = "slice" if wanted.missing == 1 else "slices"
     return (
-        f"{one.model}: {one.slices - one.missing} of {one.slices} there; waiting {one.missing_for_s:.0f} s for "
-        f"{one.missing} whole, free {slices} of {one.shape}"
+        f"{wanted.model}: {wanted.slices - wanted.missing} of {wanted.slices} there; waiting {wanted.missing_for_s:.0f} s for "
+        f"{wanted.missing} whole, free {slices} of {wanted.shape}"
     )
 
 
@@ -59,15 +59,15 @@ def service(status: Status) -> RenderableType:
 
 def _model(model: ModelStatus) -> list[RenderableType]:
     title = Text.assemble(
-        (model.name, "bold"), f"  {model.shape}", ("  simulated" * model.simulated, "yellow")
+        (model.name, "bold"), f"  {model.shape}", ("  simulated" if model.simulated else "", "yellow")
     )
     queue = f"queue {model.held + model.waiting} ({model.held} in routers, {model.waiting} in engines)"
     times = f"TTFT p50 {_time(model.ttft_p50_s)}, p90 {_time(model.ttft_p90_s)}"
-    said = (
+    figures = (
         f"slices {model.slices_serving} of {model.slices_wanted} · running {model.running} · {queue} · "
         f"output {model.output_tokens_per_s:.0f} tokens/s · {times}"
     )
-    lines: list[RenderableType] = [title, Text(said)]
+    lines: list[RenderableType] = [title, Text(figures)]
     if model.slices_missing:
         waits = f"waiting {model.missing_for_s:.0f} s for {model.slices_missing} whole, free of {model.shape}"
         lines.append(Text(waits, "yellow"))
@@ -76,30 +76,30 @@ def _model(model: ModelStatus) -> list[RenderableType]:
     if any(ttft):
         lines.append(Text(f"TTFT p50 {_spark(ttft)}"))
     table = Table("slice", "state", "hosts", "requests", "tokens/s", "KV", "HBM a chip, planned")
-    for one in model.slices:
-        table.add_row(*_slice(one))
+    for slice_ in model.slices:
+        table.add_row(*_slice(slice_))
     return [*lines, table] if model.slices else lines
 
 
-def _slice(one: SliceStatus) -> list[RenderableType]:
-    colour = _COLOURS[one.state]
+def _slice(slice_: SliceStatus) -> list[RenderableType]:
+    colour = _COLOURS[slice_.state]
     hosts = Text("\n").join(
         Text.assemble(("■" * host.chips, colour), f" {worker}: {host.ip}")
-        for worker, host in enumerate(one.hosts)
+        for worker, host in enumerate(slice_.hosts)
     )
     state: RenderableType = Text.assemble(
-        (one.state, colour), f": {one.reason}" if one.reason else f" for {_time(one.for_s)}"
+        (slice_.state, colour), f": {slice_.reason}" if slice_.reason else f" for {_time(slice_.for_s)}"
     )
-    if one.start:
-        state = _start(one.start, one.phase)
+    if slice_.start:
+        state = _start(slice_.start, slice_.phase)
     return [
-        Text(f"{one.slice or '-'}{' (simulated)' if one.simulated else ''}"),
+        Text(f"{slice_.slice or '-'}{' (simulated)' if slice_.simulated else ''}"),
         state,
         hosts,
-        Text(f"{one.running} running, {one.waiting} waiting"),
-        Text(f"{one.output_tokens_per_s:.0f}"),
-        Text(f"{one.kv_usage:.0%}"),
-        _hbm(one.hbm_planned),
+        Text(f"{slice_.running} running, {slice_.waiting} waiting"),
+        Text(f"{slice_.output_tokens_per_s:.0f}"),
+        Text(f"{slice_.kv_usage:.0%}"),
+        _hbm(slice_.hbm_planned),
     ]
 
 
@@ -122,9 +122,15 @@ def _hbm(hbm: Hbm | None) -> RenderableType:
 def decisions(made: Sequence[DecisionStatus], at: float) -> Table:
     """What scaling decided, how long ago, and why."""
     table = Table("when", "model", "pool", "slices", "why", title="scaling decisions", title_justify="left")
-    for one in made:
-        ago = f"{_time(max(0.0, at - one.at))} ago"
-        table.add_row(Text(ago), Text(one.model), Text(one.pool), Text(str(one.wanted)), Text(one.reason))
+    for decision in made:
+        ago = f"{_time(max(0.0, at - decision.at))} ago"
+        table.add_row(
+            Text(ago),
+            Text(decision.model),
+            Text(decision.pool),
+            Text(str(decision.wanted)),
+            Text(decision.reason),
+        )
     return table
 
 

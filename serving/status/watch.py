@@ -1,4 +1,4 @@
-"""`serving status --watch`: the status document in a terminal, from the board alone, so that no router has to answer."""
+"""`serving status --watch`: the status document in a terminal, from the store alone, so that no router has to answer."""
 
 import time
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ _PERIOD_S = 1.0
 
 
 def watch(store: Store, console: Console) -> None:
-    """Draw until interrupted. A cluster that went away is waited for; into a file or pipe each look is one print."""
+    """Draw until interrupted, also while the cluster is away; into a file or pipe each look is one print."""
     looks = _looks(store)
     if not console.is_terminal:
         for look in looks:

@@ -15,9 +15,9 @@ _XPK = "https://github.com/AI-Hypercomputer/xpk src/xpk/core/system_characterist
 
 @dataclass(frozen=True)
 class Machine:
-    """A TPU VM type. Alone it is `alone`; `joins` says whether several make a larger slice.
+    """A TPU VM type. One VM is a slice of topology `alone`; `joins` says whether several make a larger slice.
 
-    `vcpus` and `memory_gb` are None where no page says them; `extra_nics` are network cards beside the first.
+    `vcpus` and `memory_gb` are None where no page gives them; `extra_nics` are network cards beside the first.
     """
 
     name: str
@@ -33,8 +33,8 @@ class Machine:
 class Generation:
     """One TPU generation. Rates are peak, per second; `usable_hbm_bytes` is what XLA lets a program have.
 
-    `pod_prefix` and `cores_per_chip` make the pod type Ray and Google use as the slice's name: it counts TensorCores
-    on v4, v5p and v7x, where it is twice the chips. `devices_per_chip` is what JAX sees and parallelism counts.
+    `pod_prefix` and `cores_per_chip` make the pod type, Ray's and Google's name of a slice. It counts TensorCores: on
+    v4, v5p and v7x twice the chips. `devices_per_chip` is what JAX sees and parallelism counts.
     """
 
     name: str
@@ -72,7 +72,7 @@ _2D_RULE = "these are all"
 
 
 def _3d(*, cubes: int, ascending: bool) -> tuple[str, ...]:
-    """The small shapes, then every box of whole 4x4x4 cubes up to that many cubes (xpk's rule)."""
+    """The small shapes, then every box of whole 4x4x4 cubes up to `cubes` of them (xpk's rule)."""
     boxes = [
         (x, y, z)
         for x in range(1, cubes + 1)
@@ -136,7 +136,7 @@ _ROWS = (
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 8960 chips",
         gke_accelerator="tpu-v5p-slice",
         hbm_bytes=95 * GIB,
-        # XLA prints "of 95.74G hbm"; the page's 95 is the smaller and is planned with.
+        # XLA prints "of 95.74G hbm"; plans take the page's 95, the smaller.
         usable_hbm_bytes=95 * GIB,
         bf16_flops=459e12,
         int8_flops=918e12,
@@ -167,7 +167,7 @@ _ROWS = (
         topology_rule=_2D_RULE,
         gke_accelerator="tpu-v6e-slice",
         hbm_bytes=32 * GIB,
-        # XLA's limit on 32 GiB chips was 30.75 (see v4); newer runtimes report 31.25 on v6e. The smaller is planned with.
+        # XLA's limit on 32 GiB chips was 30.75 (see v4); newer runtimes report 31.25 on v6e. Plans take the smaller.
         usable_hbm_bytes=int(30.75 * GIB),
         bf16_flops=918e12,
         int8_flops=1836e12,

@@ -1,7 +1,7 @@
-"""A slice from what a user names: one machine type, one number of hosts, or a refusal that says which there are.
+"""Resolves a slice that a user names to one machine type and number of hosts, or refuses and lists those sold.
 
-2x4 on v5e and v6e is sold twice, as one 8-chip VM and as two 4-chip VMs. Guessing means waiting for VMs that never
-come, so the caller says which.
+2x4 on v5e and v6e is sold twice, as one 8-chip VM and as two 4-chip VMs. A wrong guess waits for VMs that never come,
+so the caller says which.
 """
 
 import difflib
@@ -15,7 +15,7 @@ from serving.tpu.generations import GENERATIONS, Generation, Machine, chips_of
 # What people, Ray and Google also call a generation.
 _ALIASES = {"v5litepod": "v5e", "tpu7x": "v7x", "v7": "v7x", "trillium": "v6e", "ironwood": "v7x"}
 _LISTED = 12
-POD_TYPE_LABEL = "ray.io/tpu-pod-type"  # Ray gives it to every host of a slice
+POD_TYPE_LABEL = "ray.io/tpu-pod-type"  # Ray sets this label on every host of a slice
 
 
 @dataclass(frozen=True)
@@ -93,13 +93,13 @@ class Slice:
 def resolve(
     generation: str, topology: str, hosts: int | None = None, machine_type: str | None = None
 ) -> Slice:
-    """The slice of that shape. Hosts or machine type decide where both could be meant."""
+    """The slice of that shape; hosts or machine type decide where it is sold twice. Raises TopologyError."""
     row = _generation(generation)
     shape = topology.strip().lower()
     if shape not in row.topologies:
         raise TopologyError(_no_such_topology(row, topology))
     options = _options(row, shape)
-    there_is = " or ".join(_describe(machine, count) for machine, count in options)
+    offers = " or ".join(_describe(machine, count) for machine, count in options)
     if machine_type is not None and row.machine(machine_type) is None:
         known = ", ".join(machine.name for machine in row.machines)
         raise TopologyError(
@@ -111,7 +111,7 @@ def resolve(
         if hosts in (None, count) and machine_type in (None, machine.name)
     ]
     if not chosen:
-        asked = " on ".join(
+        wanted = " on ".join(
             part
             for part in (
                 _counted(hosts) if hosts is not None else "",
@@ -120,10 +120,10 @@ def resolve(
             if part
         )
         raise TopologyError(
-            f"{row.name} {shape} does not come as {asked}: its {chips_of(shape)} chips are {there_is}"
+            f"{row.name} {shape} does not come as {wanted}: its {chips_of(shape)} chips are {offers}"
         )
     if len(chosen) > 1:
-        raise TopologyError(f"{row.name} {shape} is sold as {there_is}; name hosts or machine_type")
+        raise TopologyError(f"{row.name} {shape} is sold as {offers}; name hosts or machine_type")
     machine, count = chosen[0]
     return Slice(generation=row.name, topology=shape, hosts=count, machine_type=machine.name)
 

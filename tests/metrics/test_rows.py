@@ -2,6 +2,7 @@ import re
 
 import pytest
 
+from serving.metrics import table
 from serving.metrics.table import TABLE, Kind, Row
 
 pytestmark = pytest.mark.unit
@@ -12,6 +13,10 @@ BOUNDED = {
     "model", "key", "outcome", "pool", "slice", "state", "phase", "direction", "host", "chip", "simulated",
     "target", "met", "node",
 }  # fmt: skip
+
+
+def test_every_row_is_in_the_table() -> None:
+    assert [row for row in vars(table).values() if isinstance(row, Row)] == list(TABLE.values())
 
 
 @ROWS

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
 from serving.errors import PlanError
-from serving.planning.cache import requests_apart, sequence_bytes, token_bytes
+from serving.planning.cache import separate_batches, sequence_bytes, token_bytes
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import measure
 from serving.planning.known_models import CONFIGS
@@ -124,7 +124,7 @@ def check_conserved(slice_: Slice, model: str, cache: str) -> None:
     fit = measure(shape, sizes, slice_, layout)
     if not fit.problems:
         assert fit.weight_bytes + fit.state_bytes + fit.cache_bytes + fit.withheld_bytes <= fit.usable_bytes
-        in_one_group = fit.sequences // requests_apart(layout)
+        in_one_group = fit.sequences // separate_batches(layout)
         assert in_one_group * sequence_bytes(shape, sizes, layout, fit.max_model_len) <= fit.cache_bytes
         assert sequence_bytes(shape, sizes, layout, fit.longest) <= fit.cache_bytes
 

@@ -5,9 +5,11 @@ import os
 import sys
 
 from serving.config import ModelSpec
+from serving.engine.server import EngineSite
 from serving.engine.vllm import VllmServer
 from serving.planning import plan
 from serving.simulation.cluster import CACHE, HOST, cache_directory
+from serving.simulation.cpu_tpu.options import overrides
 from serving.slices.held_slice import HeldSlice, SliceHost
 
 MODEL = "llama-3.1-8b-instruct"
@@ -25,7 +27,8 @@ async def main() -> None:
     found = plan(ModelSpec.model_validate(SPEC))
     os.environ.update(found.slice.host_environment("slice-0", 0))
     host = SliceHost(worker_id=0, node_id="", ip="127.0.0.1", bundle=0)
-    server = VllmServer(found, HeldSlice("slice-0", (host,)), None, "")
+    site = EngineSite(HeldSlice("slice-0", (host,)), group=None, gcs_address="", replica="")
+    server = VllmServer(found, site, overrides(found, cache_directory()))
     await server.start()
     print(f"port {server.port}", flush=True)
     await asyncio.to_thread(sys.stdin.read)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,8 +52,9 @@ class Pair:
 
 
 @contextmanager
-def pair(failover: FailoverSpec | None = None) -> Iterator[Pair]:
-    table = SliceTable({MODEL: 2}, {MODEL: "v6e 2x4"})
+def pair(failover: FailoverSpec | None = None, names: str = "ab") -> Iterator[Pair]:
+    """A router before one engine for each letter of `names`."""
+    table = SliceTable({MODEL: len(names)}, {MODEL: "v6e 2x4"})
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -64,20 +65,18 @@ def pair(failover: FailoverSpec | None = None) -> Iterator[Pair]:
     async def forward(request: Request) -> Response:
         body = await request.body()
         path = request.scope["path"]
-        return ForwardedResponse(
-            app.state.relay, InferenceRequest.of(request, MODEL, path, body, json.loads(body))
-        )
+        asked = InferenceRequest.of(request, MODEL, path, body, json.loads(body))
+        return ForwardedResponse(app.state.relay, asked)
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
-    with serving(STEPS_OF_3_MS) as a, serving(STEPS_OF_3_MS) as b, asgi_server(app) as address:
-        engines = {"a": a, "b": b}
-        table.update(
-            [
-                SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=address)
-                for name, (address, _) in engines.items()
-            ],
-            0.0,
-        )
+    with ExitStack() as running:
+        engines = {name: running.enter_context(serving(STEPS_OF_3_MS)) for name in names}
+        address = running.enter_context(asgi_server(app))
+        entries = [
+            SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
+            for name, (upstream, _) in engines.items()
+        ]
+        table.update(entries, 0.0)
         with httpx.Client(timeout=20) as client:
             yield Pair(address, table, engines, client, app.state.relay)
-        until(lambda: not table.in_flight("a") and not table.in_flight("b"), "no request counted in flight")
+        until(lambda: not any(map(table.in_flight, names)), "no request counted in flight")

@@ -101,6 +101,10 @@ class AdmissionController:
             self._routers = routers
             self._set_accounts()
 
+    def free_seats(self, model: str) -> int:
+        """Sequences that the model's slices could run beside those of this router; negative where too many are open."""
+        return self._queue.free_seats(model)
+
     def counts(self, model: str) -> dict[str, int]:
         """The fields of Demand that admission knows."""
         return self._queue.counts(model)

@@ -186,6 +186,9 @@ class AdmissionQueue:
             "prompt_bytes": model.prompt_bytes,
         }
 
+    def free_seats(self, name: str) -> int:
+        return self._models[name].outlook.seats - self._models[name].open
+
     def seats_taken(self, name: str) -> int:
         return self._models[name].open
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from serving.asgi import unless_gone
-from serving.errors import ServingError, SliceLostError, UnknownPathError
+from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
 from serving.router.forwarding.continuation import Transcript
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.stalls import Stream
@@ -96,7 +96,7 @@ class ForwardedResponse(Response):
                     if new:
                         new = False
                         stream.movable = transcript is not None and stream.movable
-                        self._dispatcher.answered(stream.entry, self._tries)
+                        self._dispatcher.answered(stream.entry, self._request, self._tries)
                         self._tries = self._dispatcher.tries()
                     await self._say(events, response, send)
                 stream.told(time.monotonic())
@@ -112,11 +112,22 @@ class ForwardedResponse(Response):
         """After a slice broke off: false where another is to be asked for the rest, true once the client knows the end."""
         entry, response = stream.entry, stream.response
         said = self._transcript.failed if self._transcript else b""
-        self._tries.accused.add(entry.replica) if said else self._dispatcher.broke(entry)
+        if said:
+            self._tries.accused.add(entry.replica)
+        elif not stream.moving:
+            self._dispatcher.broke(entry)
         if self._transcript and (ending := self._transcript.ending()):
             await self._say(ending, response, send, end=True)
             return True
-        why = self._transcript.resume() if self._transcript else "it is no stream of tokens" * self._started
+        try:
+            if not stream.moving:
+                await self._dispatcher.judge(entry, self._request)
+        except PoisonousRequestError as refused:
+            await self._end_with(refused, scope, receive, send)
+            return True
+        why = "it is no stream of tokens" if self._started else ""
+        if self._transcript:
+            why = self._transcript.resume()
         if why:
             error = SliceLostError(
                 f"The slice serving {entry.model!r} was lost before its answer was complete, and another can't go on: {why}."
@@ -139,12 +150,17 @@ class ForwardedResponse(Response):
             body = await response.read()
         except aiohttp.ClientError:
             self._dispatcher.broke(entry)
-            if self._tries.again(entry.replica):
-                return False
-            await self._end_with(_lost(entry), scope, receive, send)
+            error: ServingError = _lost(entry)
+            try:
+                await self._dispatcher.judge(entry, self._request)
+                if self._tries.again(entry.replica):
+                    return False
+            except PoisonousRequestError as refused:
+                error = refused
+            await self._end_with(error, scope, receive, send)
             return True
         if not failed(response.status):
-            self._dispatcher.answered(entry, self._tries)
+            self._dispatcher.answered(entry, self._request, self._tries)
         if self._started:  # a slice that will not go on with what another began
             await self._end_with(_lost(entry), scope, receive, send)
             return True

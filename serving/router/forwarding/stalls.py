@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from serving.router.forwarding.slice_timing import SliceTiming
+from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord
 
 
@@ -21,10 +22,11 @@ class StalledError(aiohttp.ClientError):
 class Stream:
     """An answer from one slice. `trial`: it tries a slice that has failed; `watched`: its silence tells of a stall.
 
-    `telling`: its client has not taken yet what came last; that the slice is silent meanwhile says nothing of it.
+    `moving`: its slice leaves, and it goes on elsewhere. `telling`: its client has not taken yet what came last; that the slice is silent meanwhile says nothing of it.
     """
 
     entry: SliceRecord
+    request: InferenceRequest
     response: aiohttp.ClientResponse
     asked_s: float
     trial: bool
@@ -32,6 +34,7 @@ class Stream:
     movable: bool = True
     watched: bool = False
     telling: bool = False
+    moving: bool = False
 
     def heard(self, timing: SliceTiming, now_s: float) -> None:
         if self.heard_s:
@@ -44,6 +47,11 @@ class Stream:
     def told(self, now_s: float) -> None:
         self.heard_s = now_s
         self.telling = False
+
+    def move(self) -> None:
+        """Take it off a slice that leaves: it goes on elsewhere by nobody's fault."""
+        self.moving = True
+        self.cut()
 
     def cut(self) -> None:
         """End it for its reader, as if the connection had broken."""

@@ -60,6 +60,14 @@ class Upstream:
             allow_redirects=False,
         )
 
+    async def is_well(self, entry: SliceRecord, within_s: float) -> bool:
+        """Whether a slice says of itself that it can answer."""
+        try:
+            async with asyncio.timeout(within_s), self._session.get(f"{entry.address}/health") as answer:
+                return answer.ok
+        except (aiohttp.ClientError, TimeoutError):
+            return False
+
     async def reaches(self, entry: SliceRecord, within_s: float) -> bool:
         """Whether anything comes back from a slice."""
         try:

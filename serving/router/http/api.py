@@ -14,6 +14,7 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from serving.engine import known_faults
 from serving.errors import (
     MethodError,
     OverloadedError,
@@ -61,6 +62,9 @@ class Api:
     ) -> None:
         """`status` and `metrics` give the pages of the whole service."""
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # of several pools, the preferred
+        self._hosts = {
+            name: max(plan.slice.hosts for plan in plans if plan.model.name == name) for name in self._plans
+        }
         self._table = table
         self._dispatcher = dispatcher
         self._admission = admission
@@ -134,6 +138,7 @@ class Api:
         record.model = model
         record.question = body
         check(fields, self._plans[model], self._admission.spec)
+        known_faults.refuse(fields, self._hosts[model])
         asked = InferenceRequest.of(request, model, path, body, fields)
         response = ForwardedResponse(self._dispatcher, asked, record)
         return self._admission.admitted(account, asked, record, response)

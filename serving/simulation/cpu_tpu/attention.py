@@ -1,7 +1,7 @@
 """Ragged paged attention in plain jnp: the Pallas kernels' signatures, cache layouts and results, for XLA's CPU backend.
 
-Work follows what is there, not what is padded: a loop over the sequences of the step, inside it one over a sequence's
-blocks of KV with a running softmax. Sequences that decode take one row of queries, those in prefill PREFILL_ROWS.
+Work follows the real tokens, not the padded ones: a loop over the sequences of the step, and inside it a loop over a
+sequence's blocks of KV with a running softmax. Decoding sequences take one row of queries, others PREFILL_ROWS at a time.
 """
 
 from collections.abc import Callable
@@ -108,7 +108,7 @@ class _Batch(NamedTuple):
     distribution: Array
 
     def positions(self, tokens: int) -> tuple[Array, Array, Array]:
-        """For each token: its sequence, its position there, and whether it is one (not padding)."""
+        """For each token: its sequence, its position in the sequence, and whether it is a token (not padding)."""
         token = jnp.arange(tokens)
         sequences = self.kv_lens.shape[0]
         count = self.distribution[2]
@@ -157,7 +157,7 @@ def _attend(
         seen = jnp.minimum(first + rows, kv_len) if options.causal else kv_len
         from_block = 0 if options.window is None else jnp.maximum(first - options.window + 1, 0) // block
 
-        def one_block(index: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        def add_block(index: Array, running: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             top, total, mixed = running
             own = lax.dynamic_slice(pages, (sequence, index * block_pages), (1, block_pages))[0]
             held = [
@@ -179,11 +179,11 @@ def _attend(
         total = jnp.full((kv_heads, group, rows), 0.0 if sinks is None else 1.0)
         mixed = jnp.zeros((kv_heads, group, rows, dim))
         _, total, mixed = lax.fori_loop(
-            from_block, (seen + block - 1) // block, one_block, (top, total, mixed)
+            from_block, (seen + block - 1) // block, add_block, (top, total, mixed)
         )
         result = (mixed / jnp.maximum(total, 1e-30)[..., None]).transpose(2, 0, 1, 3)
-        there = lax.dynamic_slice(out, (first_token, 0, 0, 0), result.shape)
-        kept = jnp.where((jnp.arange(rows) < queries_left)[:, None, None, None], result, there)
+        before = lax.dynamic_slice(out, (first_token, 0, 0, 0), result.shape)
+        kept = jnp.where((jnp.arange(rows) < queries_left)[:, None, None, None], result, before)
         return lax.dynamic_update_slice(out, kept, (first_token, 0, 0, 0))
 
     def prefill(sequence: Array, out: Array) -> Array:
@@ -211,12 +211,12 @@ def _write(kv_cache: Array, new_kv: Array, batch: _Batch) -> Array:
     page = batch.pages[sequence, jnp.clip(position // page_size, 0, batch.pages.shape[1] - 1)]
     rows = new_kv.astype(kv_cache.dtype)[:, None, None]
 
-    def one(token: Array, cache: Array) -> Array:
+    def write_token(token: Array, cache: Array) -> Array:
         return lax.dynamic_update_slice(
             cache, rows[token], (page[token], position[token] % page_size, 0, 0, 0)
         )
 
-    return lax.fori_loop(0, batch.cu_q_lens[batch.distribution[2]], one, kv_cache)
+    return lax.fori_loop(0, batch.cu_q_lens[batch.distribution[2]], write_token, kv_cache)
 
 
 def _visible(position: Array, kv_position: Array, kv_len: Array, options: _Options) -> Array:
@@ -239,7 +239,7 @@ def _scores(raw: Array, options: _Options) -> Array:
 
 
 def install() -> None:
-    """Put these in the Pallas kernels' place; before tpu_inference's attention layers are imported."""
+    """Replace the Pallas kernels; call it before tpu_inference's attention layers are imported."""
     from tpu_inference.kernels.ragged_paged_attention.v3 import kernel, kernel_hd64  # noqa: PLC0415
 
     kernel.ragged_paged_attention = ragged_paged_attention

@@ -1,4 +1,4 @@
-"""What a simulated host changes of the production engine's options and environment."""
+"""The production engine's options and environment that a simulated host changes."""
 
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,18 @@ _KV_TOKENS = 16384
 
 
 def overrides(plan: Plan, cache: Path) -> Overrides:
-    """Compiled programs are kept in `cache` between runs, and so is the stand-in model."""
+    """Overrides for a plan; `cache` keeps compiled programs and the stand-in model between runs."""
     return Overrides(_options(plan, cache), {"VLLM_XLA_CACHE_PATH": str(cache / "xla")})
 
 
 def _options(plan: Plan, cache: Path) -> dict[str, Any]:
     """The stand-in's weights where the YAML names a hub's model, fp32, and small sizes."""
     checkpoint = stand_in.checkpoint(plan, cache)
-    asked = plan.engine
-    length = min(asked.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
+    engine = plan.engine
+    length = min(engine.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
     return {
         "model": str(checkpoint),
-        # Adapters of the real weights say nothing to the stand-in, which answers in their names.
+        # The stand-in can't load adapters of the real weights; it answers in their names.
         "served_model_name": [plan.model.name, *plan.adapters],
         "lora_modules": None,
         "enable_lora": False,
@@ -34,9 +34,9 @@ def _options(plan: Plan, cache: Path) -> dict[str, Any]:
         "quantization": None,
         "load_format": "auto",
         "max_model_len": length,
-        "max_num_seqs": min(asked.get("max_num_seqs") or _SEQUENCES, _SEQUENCES),
+        "max_num_seqs": min(engine.get("max_num_seqs") or _SEQUENCES, _SEQUENCES),
         "max_num_batched_tokens": _BATCHED_TOKENS,
-        # A seeded model, left free to, fills an answer with white space to its end.
+        # A seeded model that may write white space fills the whole answer with it.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "num_gpu_blocks_override": _KV_TOKENS // page_tokens(length),
     }

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
-# Pretended HBM of a device. The KV cache is set in blocks, so this only has to be more than nothing: an attempt to fill
-# a real chip's 32 GiB on a laptop ends the laptop.
+# Pretended HBM of a device. The KV cache is set in blocks, so any size above zero will do; a real chip's 32 GiB would
+# be filled, which ends a laptop.
 PRETENDED_HBM_BYTES = 1 << 30
 
 
@@ -19,7 +19,7 @@ def _hbm_usage_bytes(devices: list[Any]) -> list[tuple[int, int]]:
 
 
 def _mesh(shape: tuple[int, ...], names: tuple[str, ...], *, devices: list[Any] | None = None) -> Mesh:
-    """Devices in the order of their ids; a TPU's are ordered by coordinates on the torus, which a CPU has not."""
+    """Devices in the order of their ids; on a TPU the order is by coordinates on the torus, which CPUs lack."""
     ordered = sorted(devices or jax.devices(), key=lambda device: device.id)
     return Mesh(np.array(ordered).reshape(shape), names, axis_types=(AxisType.Auto,) * len(shape))
 
@@ -27,8 +27,8 @@ def _mesh(shape: tuple[int, ...], names: tuple[str, ...], *, devices: list[Any] 
 def _copying(put: Callable[..., Any]) -> Callable[..., Any]:
     """A device_put that owns its data.
 
-    JAX's CPU backend may take a numpy buffer as it is, without a copy, and the runner overwrites its buffers while the
-    step before still reads them: wrong tokens in four launches of six. A TPU always copies.
+    JAX's CPU backend may use a numpy buffer without a copy, and the runner overwrites its buffers while the step before
+    still reads them: wrong tokens in four launches of six. A TPU always copies.
     """
 
     def general_device_put(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -52,9 +52,8 @@ def _patch() -> None:
     layer_utils.general_device_put = _copying(layer_utils.general_device_put)
     if hasattr(utils, "general_device_put"):
         utils.general_device_put = layer_utils.general_device_put
-    compiler_options.get_step_fn_compiler_options = lambda: (
-        None
-    )  # xla_tpu_* options are unknown to XLA's CPU backend
+    # XLA's CPU backend does not know the xla_tpu_* options.
+    compiler_options.get_step_fn_compiler_options = lambda: None
     attention.install()
 
 
@@ -62,9 +61,8 @@ try:
     from tpu_inference.platforms.tpu_platform import TpuPlatform
 
     _patch()
-except (
-    AttributeError
-) as error:  # vLLM's lazy modules turn an AttributeError into a misleading one of their own
+except AttributeError as error:
+    # vLLM's lazy modules turn an AttributeError into a misleading error of their own.
     traceback.print_exc()
     raise ImportError(str(error)) from error
 

@@ -13,7 +13,7 @@ logger = init_logger("vllm.serving")
 
 
 def _by_process(_local: Any, _all: Any) -> int:
-    """A host's place in the slice, which a TPU tells from its devices' coordinates."""
+    """A host's place in the slice; a TPU reads it from its devices' coordinates."""
     return int(jax.process_index())
 
 
@@ -21,7 +21,7 @@ tpu_worker.get_device_topology_order_id = _by_process
 
 
 class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
-    """On a TPU, libtpu makes one JAX cluster of a slice's hosts; on CPU devices that takes a coordinator."""
+    """On a TPU, libtpu makes one JAX cluster of a slice's hosts; on CPU devices a coordinator has to."""
 
     def init_device(self, *args: Any, **kwargs: Any) -> None:
         parallel = self.vllm_config.parallel_config
@@ -34,8 +34,8 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
             address = self.distributed_init_method.removeprefix("tcp://")
             jax.distributed.initialize(
                 coordinator_address=address,
-                # On its own address: by default it takes the port on all of them, shared with other slices' coordinators
-                # where hosts share a machine, and hosts of two slices meet at one of them.
+                # By default the coordinator takes the port on all addresses. Where hosts share a machine, so do the
+                # coordinators of other slices, and hosts of two slices meet at one of them.
                 coordinator_bind_address=address,
                 num_processes=hosts,
                 process_id=self.rank,
@@ -52,7 +52,7 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
 
 
 def _see_own_cpus() -> None:
-    """jax.devices("cpu") as on a TPU host: this process's, where weights are staged, not host 0's."""
+    """Make jax.devices("cpu") this process's devices, as on a TPU host, where weights are staged, not host 0's."""
     every = jax.devices
 
     def devices(backend: Any = None) -> Any:

@@ -1,7 +1,7 @@
-"""The paged KV cache: blocks that sequences hold, share by content, and leave behind for the next that begins alike.
+"""The paged KV cache: blocks that sequences hold, share by content, and leave to later sequences that begin alike.
 
-A block is free when nobody holds it. A free block keeps its content until it is taken, the longest untouched first, so
-the cache is as large as what is free.
+A block is free when no sequence holds it. A free block keeps its content until it is taken, the longest untouched first,
+so all free blocks are cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -9,19 +9,19 @@ from itertools import islice
 
 
 def chain(parent: int, tokens: Sequence[int]) -> int:
-    """The name of a full block: its tokens after everything that came before them."""
+    """The name of a full block, from its tokens and the name of the block before it."""
     return hash((parent, *tokens))
 
 
 class BlockPool:
-    """Who holds which block, and which content lies where."""
+    """How many sequences hold each block, and which content lies where."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self._free: dict[int, None] = dict.fromkeys(range(count))  # in the order they will be taken
         self._holders = [0] * count
         self._content: dict[int, int] = {}  # block -> name of its content
-        self._lies_in: dict[int, int] = {}  # and back
+        self._lies_in: dict[int, int] = {}  # name of a content -> block
 
     @property
     def free(self) -> int:
@@ -32,13 +32,13 @@ class BlockPool:
         return 1 - len(self._free) / self.count
 
     def cached(self, names: Iterable[int]) -> list[int]:
-        """The blocks of the longest beginning of this chain that is still there."""
-        found = []
+        """The blocks of the longest beginning of this chain that the cache still has."""
+        blocks = []
         for name in names:
             if (block := self._lies_in.get(name)) is None:
                 break
-            found.append(block)
-        return found
+            blocks.append(block)
+        return blocks
 
     def take(self, shared: Sequence[int], fresh: int) -> list[int] | None:
         """Hold these cached blocks and as many fresh ones; None, and nothing held, where there are too few."""
@@ -57,13 +57,13 @@ class BlockPool:
         return [*shared, *taken]
 
     def name(self, block: int, content: int) -> None:
-        """A held block is full: others may share it. Where the same content lies already, that one stays the known one."""
+        """A held block is full: others may share it. Where another block has the same content, that block stays shared."""
         if content not in self._lies_in:
             self._content[block] = content
             self._lies_in[content] = block
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go. The end of a sequence is taken again before its beginning, which more prompts share."""
+        """Free a sequence's blocks. The last are taken again before the first, which more prompts share."""
         for block in reversed(blocks):
             self._holders[block] -= 1
             if not self._holders[block]:

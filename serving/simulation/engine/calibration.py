@@ -1,8 +1,8 @@
-"""What was measured on TPUs, and the factors that bring the simulated engine there.
+"""Measurements on TPUs, and the factors that bring the simulated engine to them.
 
-A family is what one set of factors serves: dense models and those with experts, on v6e and on v7x; other generations
+A family of models shares one set of factors: dense models and those with experts, on v6e and on v7x; other generations
 take v6e's, as the roofline's shares do. `benchmarks/calibration.py` runs every row in simulated time, fits the factors
-to the rows marked `fits` and prints how far off the others are; a test holds the factors to what it finds.
+to the rows marked `fits` and prints the errors of the others. A test holds the factors to its results.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ _GEMMA = "a third party's log of one ct6e-standard-1t, 2026-07"
 
 @dataclass(frozen=True)
 class Load:
-    """A run of `vllm bench serve`: so many prompts, as many in flight, lengths from a share of the full one up."""
+    """A run of `vllm bench serve`. Lengths are in tokens, from the share `shortest` of the full length up."""
 
     prompt: int
     answer: int
@@ -31,7 +31,7 @@ class Load:
 
 @dataclass(frozen=True)
 class Published:
-    """What such a run gave on the slice of a deployment; `fits` where the factors may look at it."""
+    """The result of a run on the slice of a deployment; factors are fitted to it where `fits` is set."""
 
     deployment: str
     load: Load

@@ -1,6 +1,6 @@
-"""The engine itself: one task that takes step after step, each as long as physics says, and hands the tokens out.
+"""The engine itself: one task takes step after step, each as long as physics says, and hands the tokens out.
 
-A step is due when the one before it was due plus its own time, not when this process got round to it, so a busy machine
+A step is due its own time after the step before it was due, not after this process got round to it. So a busy machine
 does not slow the slice down unless it falls behind by more than CATCH_UP_S.
 """
 
@@ -13,6 +13,7 @@ from typing import Any
 
 from serving.errors import SliceLostError
 from serving.planning import Plan
+from serving.simulation.engine import tokenizer
 from serving.simulation.engine.faults import Faults
 from serving.simulation.engine.metrics import Metrics
 from serving.simulation.engine.physics import Physics
@@ -23,7 +24,7 @@ CATCH_UP_S = 0.25
 
 @dataclass(eq=False)
 class Choice:
-    """One answer of a request in flight; `sent` of its tokens have been passed on."""
+    """One answer of a request in flight; `sent` counts its tokens that were passed on."""
 
     request: Request
     finish: str
@@ -79,11 +80,13 @@ class Engine:
         return self.faults
 
     def fails_now(self) -> bool:
-        """Whether the request that has just come is one of those that fail."""
+        """Whether the request that has just come fails, by chance."""
         return self.faults.error_rate > 0 and self._chance() < self.faults.error_rate
 
     def submit(self, stream: Stream, prompt: list[int], answer: list[int], finish: str) -> None:
-        """One more choice for a stream; raises SliceLostError or, where it can never run, ValueError."""
+        """Add a choice to a stream; raises SliceLostError, or ValueError for a choice that can never run."""
+        if self.faults.die_on and self.faults.die_on in tokenizer.decode(prompt):
+            self.die(f"a prompt holds {self.faults.die_on!r}")
         if self.dead:
             raise SliceLostError(self.dead)
         choice = Choice(Request(prompt, answer, time.monotonic()), finish, len(stream.choices))
@@ -93,13 +96,13 @@ class Engine:
         self._work.set()
 
     def cancel(self, stream: Stream) -> None:
-        """Nobody reads it any more."""
+        """Forget a stream that nobody reads any more."""
         for choice in stream.choices:
             self.scheduler.cancel(choice.request)
             self._streams.pop(choice.request, None)
 
     def die(self, reason: str) -> None:
-        """End at once: every request in flight carries the error out."""
+        """End at once; every request in flight ends with the error."""
         if self.dead:
             return
         self.dead = reason
@@ -110,7 +113,7 @@ class Engine:
         self._changed.set()
 
     async def probe(self) -> None:
-        """Answer while steps can be taken; hangs where the engine does."""
+        """Answer while the engine takes steps; hang while it hangs."""
         await self._while_hanging()
         if self.dead:
             raise SliceLostError(self.dead)
@@ -144,8 +147,8 @@ class Engine:
         before = {request: request.last_token_s for request, _ in step.work}
         for request in self.scheduler.complete(step, now_s):
             stream, choice = self._streams[request]
-            since = before[request]
-            self.metrics.token(None if since is None else now_s - since, now_s - request.arrived_s)
+            last_s = before[request]
+            self.metrics.token(None if last_s is None else now_s - last_s, now_s - request.arrived_s)
             if request.done:
                 self.metrics.finished(request, choice.finish)
                 del self._streams[request]

@@ -1,7 +1,7 @@
 """vLLM's HTTP surface in front of a simulated engine: the paths that clients, routers and dashboards use.
 
-A request is answered by one task that waits for the engine's tokens and one that waits for the client to go away; the
-first to end ends the other, and a request nobody reads is cancelled in the engine.
+Two tasks serve a request: one waits for the engine's tokens, the other for the client to go away. The first to end ends
+the other, and a request that nobody reads is cancelled in the engine.
 """
 
 import json
@@ -141,18 +141,18 @@ class EngineApi:
     def _answer(self, request: Request, order: Order) -> Response:
         request_id = order.request_id or request.headers.get("x-request-id") or uuid.uuid4().hex
         reply = Reply(order, self._plan.model.name, request_id, int(time.time()))
-        told = self._spans.of(request.headers, request_id) if self._spans else None
-        return _Generated(self._engine, order, reply, told)
+        end_span = self._spans.of(request.headers, request_id) if self._spans else None
+        return _Generated(self._engine, order, reply, end_span)
 
 
 class _Generated(Response):
-    """An ASGI response that is written as its tokens come."""
+    """An ASGI response that sends tokens as they come."""
 
     def __init__(
-        self, engine: Engine, order: Order, reply: Reply, told: Callable[[Stream], None] | None = None
+        self, engine: Engine, order: Order, reply: Reply, end_span: Callable[[Stream], None] | None = None
     ) -> None:
         super().__init__()
-        self._told = told
+        self._end_span = end_span
         self._engine = engine
         self._order = order
         self._reply = reply
@@ -170,8 +170,8 @@ class _Generated(Response):
             await unless_gone(write(stream, scope, receive, send), receive)
         finally:
             self._engine.cancel(stream)
-            if self._told:
-                self._told(stream)
+            if self._end_span:
+                self._end_span(stream)
 
     async def _stream(self, stream: Stream, _: Scope, __: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _EVENT_STREAM})
@@ -180,7 +180,7 @@ class _Generated(Response):
             while not stream.done:
                 await stream.more()
                 await send(
-                    {"type": "http.response.body", "body": head + self._news(stream), "more_body": True}
+                    {"type": "http.response.body", "body": head + self._new_events(stream), "more_body": True}
                 )
                 head = b""
         except SliceLostError as error:
@@ -199,14 +199,14 @@ class _Generated(Response):
             response = _json(self._reply.whole())
         await response(scope, receive, send)
 
-    def _news(self, stream: Stream) -> bytes:
-        """Events of the tokens written since the last time."""
-        news = b""
+    def _new_events(self, stream: Stream) -> bytes:
+        """Events of the tokens written since the last call."""
+        events = b""
         for choice in stream.choices:
             if choice.sent < choice.request.written:
-                news += self._reply.chunks(choice.index, choice.sent, choice.request.written)
+                events += self._reply.chunks(choice.index, choice.sent, choice.request.written)
                 choice.sent = choice.request.written
-        return news
+        return events
 
 
 async def _fields(request: Request) -> Any:
@@ -231,7 +231,7 @@ async def _fields(request: Request) -> Any:
 
 
 def _json(body: Any) -> Response:
-    """JSON that may hold half characters, which a prompt of ids can spell."""
+    """JSON that may hold half characters: a prompt of ids can spell them."""
     raw = json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
     return Response(raw, media_type="application/json")
 
@@ -249,11 +249,11 @@ def _on_refusal(_: Request, error: SimulationError) -> Response:
 
 
 def _on_http_error(_: Request, error: HTTPException) -> Response:
-    """A path or method that is not there, as FastAPI says it."""
+    """A path or method that does not exist, in FastAPI's words."""
     return JSONResponse({"detail": error.detail}, status_code=error.status_code, headers=error.headers)
 
 
 def _on_bug(_: Request, error: Exception) -> Response:
-    """Starlette logs it with its traceback."""
+    """Starlette logs the error with its traceback."""
     body = _internal(f"Internal error: {type(error).__name__}").body
     return JSONResponse(body, HTTPStatus.INTERNAL_SERVER_ERROR)

@@ -1,4 +1,4 @@
-"""The simulated engine's metrics, under vLLM's names, labels and buckets, so that dashboards and scaling can't tell."""
+"""The simulated engine's metrics, under vLLM's names, labels and buckets, so that dashboards and scaling see no difference."""
 
 from collections.abc import Callable, Sequence
 
@@ -16,7 +16,7 @@ _LABELS = ("model_name", "engine")
 
 
 class Metrics:
-    """What has been measured of one scheduler, in a registry of its own."""
+    """The measurements of one scheduler, in a registry of its own."""
 
     def __init__(self, model: str, max_model_len: int, scheduler: Scheduler) -> None:
         self._registry = CollectorRegistry()
@@ -62,7 +62,7 @@ class Metrics:
         self._decode_s = self._histogram("request_decode_time_seconds", "First token to end.", _REQUEST_S)
 
     def step(self, step: Step) -> None:
-        """A step is done: what the scheduler has counted since the last one."""
+        """Take over what the scheduler has counted since the last step."""
         self._step_tokens.observe(step.batch.decodes + step.batch.prefill_tokens)
         totals, counted = self._scheduler.totals, self._counted
         for name, counter in self._counters.items():
@@ -77,7 +77,7 @@ class Metrics:
             self._between_s.observe(since_last_s)
 
     def finished(self, request: Request, reason: str) -> None:
-        """A request is answered in full."""
+        """Count a request that is answered in full."""
         self._finished.labels(*self._labels, reason).inc()
         self._prompt_tokens.observe(len(request.prompt))
         self._answer_tokens.observe(request.written)

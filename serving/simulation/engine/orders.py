@@ -1,4 +1,4 @@
-"""A request once it is understood: prompts as token ids, how their answers are cut, and what they will be."""
+"""A request once it is understood: prompts as token ids, how their answers are cut, and the answers."""
 
 import json
 from dataclasses import dataclass, field, replace
@@ -50,30 +50,26 @@ class Order:
         object.__setattr__(self, "prompt_tokens", sum(map(len, self.prompts)))
 
     def answers(self) -> list[tuple[list[int], Answer]]:
-        """Every prompt with each of its answers, in the order of the choices' indices."""
-        found = []
+        """(prompt, answer) for every choice, in the order of their indices."""
+        answers = []
         for prompt in self.prompts:
             room = self.max_model_len - len(prompt)
             for choice in range(self.choices):
                 wish = replace(self.wish, most=min(self.most or room, room), choice=choice)
-                given = answer(prompt, wish) if self.recited is None else recite(prompt, self.recited, wish)
-                found.append((prompt, given))
-        return found
+                written = answer(prompt, wish) if self.recited is None else recite(prompt, self.recited, wish)
+                answers.append((prompt, written))
+        return answers
 
 
 def document(schema: Any) -> str:
-    """The JSON that a schema, or the text of one, is answered with; raises RequestError."""
+    """The JSON that answers a schema, or a schema's text; raises RequestError."""
     try:
-        given = json.loads(schema) if isinstance(schema, str) else schema
-        return json.dumps(instance(given), ensure_ascii=False)
+        parsed = json.loads(schema) if isinstance(schema, str) else schema
+        return json.dumps(instance(parsed), ensure_ascii=False)
     except SchemaError as error:
         raise RequestError(f"no document fits the schema: {error}", param="response_format") from None
-    except (
-        ValueError,
-        TypeError,
-        LookupError,
-        AttributeError,
-    ) as error:  # a client may send anything as a schema
+    # A client may send anything as a schema.
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise RequestError(f"this is no JSON schema: {error}", param="response_format") from None
 
 

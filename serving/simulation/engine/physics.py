@@ -1,9 +1,9 @@
-"""How long a step of the engine takes on a slice: the plan's roofline, times what measurements ask for.
+"""How long a step of the engine takes on a slice: the plan's roofline, times calibrated factors.
 
-Tokens are padded to the buckets that tpu-inference compiles for, so a step costs what its bucket costs. The roofline of
-a step has three parts, each with a factor of its own: tokens that decode, what a prefill chunk adds to them, and the
-cache that is read for both. A fourth is not in the roofline, which is for decoding: the products of a chunk's tokens with
-every token before them, which grow with the square of a prompt's length.
+Tokens are padded to the buckets that tpu-inference compiles for, so a step costs as much as its bucket. The roofline of
+a step has three parts, each with a factor of its own: tokens that decode, the tokens a prefill chunk adds, and the cache
+that both read. The roofline is for decoding, so a fourth part is added: the products of a chunk's tokens with every token
+before them, which grow with the square of a prompt's length.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from serving.planning import ModelShape, Plan
 from serving.planning.speed import predict
 
 _SMALLEST_BUCKET = 16  # tpu-inference's MIN_TOKEN_BUCKET; from there on buckets double
-_CONTEXT_STEP = 64  # contexts are rounded to this, so that few are ever computed
+_CONTEXT_STEP = 64  # contexts are rounded to this, so that few predictions are computed
 
 
 @dataclass(frozen=True)
 class Factors:
-    """Multiples of the roofline's parts that measurements ask for."""
+    """Multiples of the roofline's parts, calibrated to measurements."""
 
     decode: float = 1.0
     prefill: float = 1.0
@@ -30,7 +30,7 @@ class Factors:
 class Batch:
     """What one step computes: sequences that decode a token each, tokens of prefill chunks, cached tokens read.
 
-    `pairs` counts each token of a chunk with every token that it looks back at.
+    `pairs` counts, for all tokens of chunks, the tokens that each looks back at.
     """
 
     decodes: int
@@ -72,7 +72,7 @@ class Physics:
         return self.parts(batch).seconds(self._factors)
 
     def parts(self, batch: Batch) -> Parts:
-        """Raises ValueError for a batch without a token: no step is taken for it."""
+        """Raises ValueError for a batch without a token: the engine takes no such step."""
         if batch.decodes + batch.prefill_tokens < 1:
             raise ValueError("an empty batch takes no step")
         decode_s = self._tokens_s(_bucket(batch.decodes)) if batch.decodes else 0.0
@@ -86,11 +86,11 @@ class Physics:
         )
 
     def _read_tokens_s(self, tokens: int) -> float:
-        """Weights, products and exchanges of that many tokens that look back at nothing."""
+        """Seconds of weights, products and exchanges of tokens that look back at nothing."""
         return self._predict(tokens, 0)
 
     def _read_cache_s(self, context_steps: int) -> float:
-        """The share of one sequence in reading the cache; copies of the model read theirs at the same time."""
+        """Seconds to read one sequence's cache; copies of the model read at the same time."""
         context = context_steps * _CONTEXT_STEP
         return (self._predict(1, context) - self._predict(1, 0)) / self._plan.layout.data
 

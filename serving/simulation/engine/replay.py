@@ -1,4 +1,4 @@
-"""A load on a simulated engine in simulated time: what a run of minutes would have measured, in a second."""
+"""A load on a simulated engine in simulated time: a run of minutes is measured in a second."""
 
 import random
 import statistics
@@ -15,7 +15,7 @@ _SEED = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a run measured; `parts` is the roofline's time of all steps together."""
+    """The measurements of a run; `parts` is the roofline's time of all steps together."""
 
     seconds: float
     tokens_per_s: float
@@ -52,10 +52,10 @@ def replay(plan: Plan, load: Load, factors: Factors) -> Outcome:
         steps=scheduler.totals.steps,
         preemptions=scheduler.totals.preemptions,
         parts=Parts(
-            decode_s=sum(each.decode_s for each in parts),
-            prefill_s=sum(each.prefill_s for each in parts),
-            cache_s=sum(each.cache_s for each in parts),
-            attention_s=sum(each.attention_s for each in parts),
+            decode_s=sum(step.decode_s for step in parts),
+            prefill_s=sum(step.prefill_s for step in parts),
+            cache_s=sum(step.cache_s for step in parts),
+            attention_s=sum(step.attention_s for step in parts),
         ),
     )
 

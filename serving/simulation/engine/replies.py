@@ -1,6 +1,6 @@
 """Answers as vLLM 0.26 writes them: chunks of a stream, token by token, and whole ones.
 
-A stream's chunks differ in a few bytes; the rest of each is made once a request.
+A stream's chunks differ in a few bytes; the rest is made once a request.
 """
 
 import json
@@ -43,7 +43,7 @@ class Reply:
         return self._answers
 
     def opening(self) -> bytes:
-        """What a stream of chat says before its first token: whose turn it is."""
+        """The chunk of a chat stream before its first token: the role."""
         if not self._order.chat:
             return b""
         prompt_ids = _compact(self._order.prompts[0]) if self._order.token_ids else "null"
@@ -59,7 +59,7 @@ class Reply:
         return "".join(self._chunk(index, position) for position in range(start, end)).encode()
 
     def ending(self) -> bytes:
-        """What a stream ends with once every choice has."""
+        """The end of a stream, once every choice has ended."""
         if not self._order.usage:
             return DONE
         usage = _compact({"usage": _usage(self._order.prompt_tokens, self._answer_tokens())})
@@ -168,7 +168,7 @@ class Reply:
         if self._order.chat:
             return {
                 "content": [
-                    {**_row(token, value), "top_logprobs": [_row(*a) for a in top]}
+                    {**_row(token, value), "top_logprobs": [_row(*alternative) for alternative in top]}
                     for token, value, top in rows
                 ]
             }
@@ -180,11 +180,13 @@ class Reply:
             "text_offset": offsets,
             "token_logprobs": [value for _, value, _ in rows],
             "tokens": [tokenizer.decode((token,)) for token, _, _ in rows],
-            "top_logprobs": [{tokenizer.decode((t,)): v for t, v in top} or None for _, _, top in rows],
+            "top_logprobs": [
+                {tokenizer.decode((token,)): value for token, value in top} or None for _, _, top in rows
+            ],
         }
 
     def _finish(self, answer: Answer) -> str:
-        """A named tool ends with `stop`, one that the model chose with `tool_calls`."""
+        """A named tool ends with `stop`, a tool that the model chose with `tool_calls`."""
         if self._order.tool is not None and not self._order.tool_named and answer.finish == "stop":
             return "tool_calls"
         return answer.finish

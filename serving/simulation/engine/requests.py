@@ -1,4 +1,4 @@
-"""What clients may ask: bodies of chat and completion requests as vLLM reads them, and the order they come down to.
+"""Bodies of chat and completion requests as vLLM reads them, and the order each comes down to.
 
 Fields that only a model could honour (temperature, penalties, seeds) are taken and change nothing.
 """
@@ -28,17 +28,17 @@ class _Body(BaseModel):
 
     @classmethod
     def read(cls, fields: Any) -> Self:
-        """Raises RequestError with pydantic's findings, as vLLM words them."""
+        """Raises RequestError with pydantic's problems, in vLLM's words."""
         try:
             return cls.model_validate(fields)
         except ValidationError as error:
-            found = error.errors(include_url=False, include_context=False)
-            lines = "".join(f"  {each}\n" for each in found).rstrip()
-            label = "error" if len(found) == 1 else "errors"
+            problems = error.errors(include_url=False, include_context=False)
+            lines = "".join(f"  {problem}\n" for problem in problems).rstrip()
+            label = "error" if len(problems) == 1 else "errors"
             raise RequestError(
-                f"{len(found)} validation {label}:\n{lines}",
+                f"{len(problems)} validation {label}:\n{lines}",
                 kind=HTTPStatus.BAD_REQUEST.phrase,
-                param=".".join(str(step) for step in found[0]["loc"]) or None,
+                param=".".join(str(step) for step in problems[0]["loc"]) or None,
             ) from None
 
 
@@ -52,7 +52,7 @@ def _as_list(raw: Any) -> Any:
 
 
 class _Generation(_Body):
-    """What chat and completions share."""
+    """The fields that chat and completions share."""
 
     model: str | None = None
     n: int | None = 1
@@ -79,8 +79,8 @@ class _Generation(_Body):
             raise RequestError(
                 "Stream options can only be defined when `stream=True`.", param="stream_options"
             )
-        said = self._said(prompts)
-        prompts = [[*prompt, *said] for prompt in prompts]
+        continued = self._continued(prompts)
+        prompts = [[*prompt, *continued] for prompt in prompts]
         for prompt in prompts:
             check_length(len(prompt), most, max_model_len)
         options = self.stream_options or _StreamOptions()
@@ -97,7 +97,7 @@ class _Generation(_Body):
                 stop_tokens=tuple(self.stop_token_ids or ()),
                 keep_stop=self.include_stop_str_in_output,
                 seed=seed,
-                said=said,
+                continued=continued,
             ),
             stream=bool(self.stream),
             usage=bool(options.include_usage),
@@ -107,10 +107,10 @@ class _Generation(_Body):
             recited=self._document(),
         )
 
-    def _said(self, prompts: list[list[int]]) -> tuple[int, ...]:
-        """What of its answer another engine has given."""
+    def _continued(self, prompts: list[list[int]]) -> tuple[int, ...]:
+        """Tokens of the answer that another engine has already written."""
         ids = (self.vllm_xargs or {}).get(CONTINUED) or []
-        if not isinstance(ids, list) or not all(type(each) is int and 0 <= each < _IDS for each in ids):
+        if not isinstance(ids, list) or not all(type(token) is int and 0 <= token < _IDS for token in ids):
             raise RequestError(f"{CONTINUED} are ids of tokens.", param="vllm_xargs")
         if ids and (len(prompts) > 1 or (self.n or 1) > 1):
             raise RequestError(f"{CONTINUED} goes with one prompt and one answer.", param="vllm_xargs")
@@ -118,14 +118,14 @@ class _Generation(_Body):
 
     def _document(self) -> str | None:
         """The JSON or the choice that the client asked for, if it asked for one."""
-        asked, schema = self.response_format or {}, self.structured_outputs or {}
-        match asked.get("type"):
+        response_format, schema = self.response_format or {}, self.structured_outputs or {}
+        match response_format.get("type"):
             case None | "text":
                 pass
             case "json_object":
                 return '{"answer": "slice"}'
             case "json_schema":
-                form = asked.get("json_schema")
+                form = response_format.get("json_schema")
                 return document(form.get("schema") if isinstance(form, Mapping) else form)
             case other:
                 raise RequestError(
@@ -164,15 +164,15 @@ class _Message(_Body):
 
     @property
     def text(self) -> str:
-        """What is said; parts that are no text are refused, as by a model that reads only text."""
+        """The text of a message; parts that are no text are refused, as by a model that reads only text."""
         parts = (
             [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content or []
         )
         for part in parts:
             if "text" not in part:
                 raise RequestError(f"This model takes text only, not {part.get('type')!r}.", param="messages")
-        said = "".join(str(part["text"]) for part in parts)
-        return said + (json.dumps(self.tool_calls) if self.tool_calls else "")
+        text = "".join(str(part["text"]) for part in parts)
+        return text + (json.dumps(self.tool_calls) if self.tool_calls else "")
 
 
 class ChatBody(_Generation):
@@ -206,16 +206,16 @@ class ChatBody(_Generation):
         )
 
     def prompt(self) -> list[int]:
-        """The conversation as token ids, with the tools the model is told of in front."""
-        said = [(message.role, message.text) for message in self.messages]
+        """The conversation as token ids, after the tools that the model may call."""
+        turns = [(message.role, message.text) for message in self.messages]
         if self.tools:
-            said.insert(0, ("tools", json.dumps([tool.model_dump() for tool in self.tools])))
+            turns.insert(0, ("tools", json.dumps([tool.model_dump() for tool in self.tools])))
         return tokenizer.render(
-            said, answer=self.add_generation_prompt, unfinished=self.continue_final_message
+            turns, answer=self.add_generation_prompt, unfinished=self.continue_final_message
         )
 
     def _called(self) -> _Function | None:
-        """The tool that is called: the named one, where one is required the first; else one the user speaks of."""
+        """The tool to call: the named one, the first where one is required, else one that the user mentions."""
         tools = [tool.function for tool in self.tools or []]
         if isinstance(self.tool_choice, _Named):
             name = self.tool_choice.function.name
@@ -247,10 +247,10 @@ class CompletionBody(_Generation):
         return replace(order, logprobs=self.logprobs)
 
     def _prompts(self) -> list[list[int]]:
-        given: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
-        if not given or isinstance(given[0], int):
-            given = [given]
-        prompts = [tokenizer.encode(each) if isinstance(each, str) else list(each) for each in given]
+        raw: list[Any] = self.prompt if isinstance(self.prompt, list) else [self.prompt]
+        if not raw or isinstance(raw[0], int):
+            raw = [raw]
+        prompts = [tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in raw]
         if not all(prompts):
             raise RequestError(
                 "Either prompt or prompt_embeds must be provided and non-empty.", param="prompt"
@@ -270,9 +270,9 @@ class TokenizeBody(_Body):
 
     def tokens(self) -> list[int]:
         if self.messages:
-            said = [(message.role, message.text) for message in self.messages]
+            turns = [(message.role, message.text) for message in self.messages]
             unfinished = self.continue_final_message
-            return tokenizer.render(said, answer=self.add_generation_prompt, unfinished=unfinished)
+            return tokenizer.render(turns, answer=self.add_generation_prompt, unfinished=unfinished)
         if self.prompt is None:
             raise RequestError("`prompt` or `messages` is needed.", param="prompt")
         return tokenizer.encode(self.prompt)

@@ -1,9 +1,9 @@
 """Continuous batching as vLLM 0.26 schedules it (vllm/v1/core/sched/scheduler.py), with time as an argument.
 
-`schedule` decides a step, `complete` says it has been computed; the caller decides how long that took. Running requests
-come first, in the order they arrived; what is left of the step's tokens goes to those that wait, a long prompt in
-chunks. Where blocks run out, the last to come gives its own back and starts over from the head of the queue. The oldest
-request is never preempted by another and every step computes a token of it, so nobody starves.
+`schedule` decides a step, `complete` ends it; the caller decides how long the step took. Running requests come first, in
+the order they arrived; the rest of the step's tokens goes to waiting requests, a long prompt in chunks. Where blocks run
+out, the latest request gives its blocks back and starts over from the head of the queue. No other request preempts the
+oldest and every step computes a token of it, so no request starves.
 """
 
 import math
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serving.planning import Plan
-from serving.planning.cache import page_tokens
+from serving.planning.cache import page_tokens, separate_batches
 from serving.simulation.engine.blocks import BlockPool, chain
 from serving.simulation.engine.physics import Batch
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the engine was started with; of the whole slice where its devices schedule apart."""
+    """The engine's limits; for the whole slice, where groups of its devices schedule apart."""
 
     sequences: int
     batched_tokens: int
@@ -29,21 +29,21 @@ class Limits:
 
     @classmethod
     def of(cls, plan: Plan) -> "Limits":
-        apart = plan.layout.data * plan.layout.attention_data
+        batches = separate_batches(plan.layout)
         block_tokens = plan.engine.get("block_size") or page_tokens(plan.fit.max_model_len)
         return cls(
             sequences=plan.most_sequences,
-            batched_tokens=plan.sizes.batched_tokens * apart,
+            batched_tokens=plan.sizes.batched_tokens * batches,
             blocks=max(plan.fit.cache_tokens, plan.fit.max_model_len) // block_tokens + 1,
             block_tokens=block_tokens,
-            # tpu-inference turns it off for models with a state beside the cache
+            # tpu-inference turns prefix caching off for models with a state beside the cache
             prefix_caching=plan.engine.get("enable_prefix_caching", True) and plan.shape.linear is None,
         )
 
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt and the answer it will get. Everything below `arrived_s` is the scheduler's to write."""
+    """A prompt and the answer it will get. The scheduler writes every field below `arrived_s`."""
 
     prompt: Sequence[int]
     answer: Sequence[int]
@@ -66,7 +66,7 @@ class Request:
 
     @property
     def known(self) -> int:
-        """Tokens there are so far: the prompt and what has been written."""
+        """Tokens so far: the prompt's and the written ones."""
         return len(self.prompt) + self.written
 
 
@@ -80,7 +80,7 @@ class Step:
 
 @dataclass
 class Totals:
-    """What has happened since the start."""
+    """Counts since the start."""
 
     prompt_tokens: int = 0
     written_tokens: int = 0
@@ -101,7 +101,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
 
     def add(self, request: Request) -> None:
-        """Raises ValueError for a request that could never run alone: it would wait for ever."""
+        """Queue a request; raises ValueError for one that could not run even alone and would wait for ever."""
         if not request.prompt or not request.answer:
             raise ValueError("a request has at least one token of prompt and one of answer")
         if self._blocks_for(len(request.tokens)) > self.pool.count:
@@ -112,7 +112,7 @@ class Scheduler:
         self.waiting.append(request)
 
     def cancel(self, request: Request) -> None:
-        """Forget a request wherever it is; one that is done stays so."""
+        """Forget a request, whether it waits or runs; a request that is done stays done."""
         if request.done:
             return
         request.done = True
@@ -123,15 +123,15 @@ class Scheduler:
             self._release(request)
 
     def schedule(self, now_s: float) -> Step | None:
-        """The next step, or None where nothing is to do."""
+        """The next step, or None where there is no work."""
         work: list[tuple[Request, int]] = []
         budget, preempted = self._schedule_running(work)
-        if not preempted:  # blocks that were given back are not handed to newcomers in the same step
+        if not preempted:  # freed blocks do not go to new requests in the same step
             self._schedule_waiting(work, budget, now_s)
         return Step(tuple(work), _batch(work)) if work else None
 
     def complete(self, step: Step, now_s: float) -> list[Request]:
-        """The requests that have one more token, in order; those with all of theirs are done and gone."""
+        """End a step; returns the requests that have one more token, in order. Complete requests leave."""
         self.totals.steps += 1
         written = []
         for request, tokens in step.work:
@@ -178,13 +178,13 @@ class Scheduler:
             if request.scheduled_s is None:
                 request.scheduled_s, request.cached = now_s, cached
                 self.totals.prompt_tokens += len(request.prompt)
-                self.totals.queried_tokens += len(request.prompt) * self.limits.prefix_caching
+                self.totals.queried_tokens += len(request.prompt) if self.limits.prefix_caching else 0
                 self.totals.cached_tokens += cached
             work.append((request, tokens))
             budget -= tokens
 
     def _shared(self, request: Request) -> list[int]:
-        """Cached blocks of a request's beginning; its last token is always computed, to have what follows it."""
+        """Cached blocks of a request's beginning; its last token is always computed, to get the next token."""
         if not self.limits.prefix_caching:
             return []
         full = (request.known - 1) // self.limits.block_tokens

@@ -1,4 +1,4 @@
-"""The smallest document that a JSON schema allows, always the same one: what a request for JSON is answered.
+"""The smallest document that a JSON schema allows, always the same one: the answer to a request for JSON.
 
 Keywords that would need a search for a solution (`pattern`, `not`, `if`, `contains`) are refused, as vLLM refuses what
 its grammar compiler can't do.
@@ -38,7 +38,7 @@ _FORMATS = {
 
 
 class SchemaError(ValueError):
-    """A schema that no document is made for here."""
+    """A schema that this module makes no document for."""
 
 
 def instance(schema: Any) -> Any:
@@ -68,7 +68,7 @@ def _build(schema: Any, root: Any, depth: int) -> Any:
 
 
 def _merged(schema: Mapping[str, Any], root: Any, depth: int) -> dict[str, Any]:
-    """A schema with what it refers to and all of `allOf` in one."""
+    """A schema merged with its reference and all of its `allOf`."""
     merged = {key: value for key, value in schema.items() if key not in ("$ref", "allOf")}
     parts = [_resolve(schema["$ref"], root)] if "$ref" in schema else []
     for part in [*parts, *schema.get("allOf", [])]:
@@ -87,13 +87,13 @@ def _merged(schema: Mapping[str, Any], root: Any, depth: int) -> dict[str, Any]:
 def _resolve(reference: str, root: Any) -> Any:
     if not reference.startswith("#"):
         raise SchemaError(f"{reference!r} lies outside the schema")
-    found = root
+    target = root
     for step in reference[1:].split("/")[1:]:
         name = step.replace("~1", "/").replace("~0", "~")
-        if not isinstance(found, Mapping) or name not in found:
+        if not isinstance(target, Mapping) or name not in target:
             raise SchemaError(f"{reference!r} refers to nothing")
-        found = found[name]
-    return found
+        target = target[name]
+    return target
 
 
 def _first_possible(options: Sequence[Any], rest: dict[str, Any], root: Any, depth: int) -> Any:
@@ -154,7 +154,7 @@ def _object(schema: Mapping[str, Any], root: Any, depth: int) -> dict[str, Any]:
 def _array(schema: Mapping[str, Any], root: Any, depth: int) -> list[Any]:
     first = schema.get("prefixItems", [])
     wanted = schema.get("minItems", 0)
-    items = [_build(each, root, depth + 1) for each in first[:wanted]]
+    items = [_build(item, root, depth + 1) for item in first[:wanted]]
     items += [_build(schema.get("items", True), root, depth + 1) for _ in range(wanted - len(items))]
     if schema.get("uniqueItems") and len(items) > 1:
         return _distinct(schema, items)
@@ -162,14 +162,14 @@ def _array(schema: Mapping[str, Any], root: Any, depth: int) -> list[Any]:
 
 
 def _distinct(schema: Mapping[str, Any], items: list[Any]) -> list[Any]:
-    """Items made different where that is simple: numbers count up, strings grow, enumerations go on."""
-    each = schema.get("items", {})
-    if isinstance(each, Mapping) and len(options := each.get("enum", [])) >= len(items):
+    """The items made distinct where that is simple: numbers count up, strings grow, enumerations go on."""
+    item_schema = schema.get("items", {})
+    if isinstance(item_schema, Mapping) and len(options := item_schema.get("enum", [])) >= len(items):
         return list(options[: len(items)])
     if all(type(item) is int for item in items):
-        step = each.get("multipleOf", 1)
+        step = item_schema.get("multipleOf", 1)
         return [item + index * step for index, item in enumerate(items)]
-    if all(isinstance(item, str) for item in items) and "format" not in each:
+    if all(isinstance(item, str) for item in items) and "format" not in item_schema:
         return [item + "s" * index for index, item in enumerate(items)]
     raise SchemaError("the simulated engine makes no distinct items of this kind")
 
@@ -185,21 +185,21 @@ def _string(schema: Mapping[str, Any]) -> str:
 
 
 def _number(schema: Mapping[str, Any], whole: int | None) -> float:
-    """The number nearest to zero from below its bounds up, on the grid of `multipleOf` or of whole numbers."""
+    """The number within the bounds that is nearest to zero, on the grid of `multipleOf` or of whole numbers."""
     grid = schema.get("multipleOf", whole)
     low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
     above, below = schema.get("exclusiveMinimum", -math.inf), schema.get("exclusiveMaximum", math.inf)
     step = grid or _inside(max(low, above), min(high, below))
-    found: float = min(max(0, low), high)
-    found = math.ceil(found / step) * step if grid else found
-    if found <= above:
-        found = (math.floor(above / step) + 1) * step if grid else above + step
-    if found > high or found >= below:
-        found = (math.ceil(min(high, below) / step) - 1) * step if grid else min(high, below) - step
-        found = high if grid is None and high < below else found
-    if not (low <= found <= high and above < found < below):
+    number: float = min(max(0, low), high)
+    number = math.ceil(number / step) * step if grid else number
+    if number <= above:
+        number = (math.floor(above / step) + 1) * step if grid else above + step
+    if number > high or number >= below:
+        number = (math.ceil(min(high, below) / step) - 1) * step if grid else min(high, below) - step
+        number = high if grid is None and high < below else number
+    if not (low <= number <= high and above < number < below):
         raise SchemaError("no number is within these bounds")
-    return found
+    return number
 
 
 def _inside(low: float, high: float) -> float:

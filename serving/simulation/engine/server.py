@@ -12,6 +12,7 @@ from serving.simulation.engine.http import EngineApi
 from serving.simulation.engine.physics import Physics
 from serving.simulation.engine.spans import EngineSpans
 from serving.simulation.engine.startup import Startup
+from serving.slices.host_watch import first
 from serving.state.gcs import Store
 
 
@@ -57,36 +58,35 @@ class SimulatorServer:
         )
 
     async def worker_died(self) -> str:
-        """Never: it has no other processes."""
+        """Waits for ever: the simulated engine has no worker processes."""
         await asyncio.Event().wait()
         raise AssertionError
 
     async def probe(self) -> None:
-        """Answered while the engine takes steps; raises SliceLostError once it is dead."""
+        """Returns while the engine takes steps; raises SliceLostError once it is dead."""
         await self._engine.probe()
 
-    async def died(self) -> str:
-        """Wait until the engine is dead; returns why."""
-        return await self._engine.died()
+    def processes(self) -> dict[str, dict[int, str]]:
+        """None but the replica's own."""
+        return {}
 
-    async def drain(self, drain_s: float) -> None:
-        """Take no new connection, wait until requests are answered or drain_s is over, then end the engine."""
-        if self._http:
-            await self._http.drain(drain_s)
-        if self._spans:
-            await asyncio.to_thread(self._spans.close)
-        self.kill()
+    async def died(self) -> str:
+        """Wait until the engine is dead, or its HTTP server has ended; returns which."""
+        assert self._http is not None  # noqa: S101  it has started
+        return await first(self._engine.died, self._http.ended)
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
         self._engine.die("the replica ended it")
+        if self._spans:
+            self._spans.close()
 
     @property
     def requests_open(self) -> int:
         return self._http.requests_open if self._http else 0
 
     async def _go_through_phases(self, startup: Startup) -> None:
-        """Told as a real engine tells them: the replica reads them off Ray's GCS."""
+        """Report phases as a real engine does: the replica reads them from Ray's GCS."""
         phases = startup.phases()
         if not phases:
             return
@@ -97,7 +97,7 @@ class SimulatorServer:
 
 
 def _refuse_what_vllm_refuses(plan: Plan) -> None:
-    """vLLM's SchedulerConfig: without chunks, the longest prompt has to go into one step."""
+    """vLLM's SchedulerConfig: without chunked prefill, the longest prompt has to fit into one step."""
     most, longest = plan.sizes.batched_tokens, plan.fit.max_model_len
     if plan.engine.get("enable_chunked_prefill") is False and most < longest:
         raise EngineStartError(

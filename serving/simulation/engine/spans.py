@@ -24,18 +24,22 @@ class EngineSpans:
         self._context = TraceContextTextMapPropagator()
 
     def of(self, headers: Mapping[str, str], request_id: str) -> Callable[[Stream], None]:
-        """Of a request that has just come; what it returns is called at its end."""
+        """Begin the span of a request; the function returned ends it."""
         parent = self._context.extract({name: headers[name] for name in tracing.HEADERS if name in headers})
         begun_ns, begun_s = time.time_ns(), time.monotonic()
 
         def end(stream: Stream) -> None:
             requests = [choice.request for choice in stream.choices]
-            first_s = min((one.first_token_s for one in requests if one.first_token_s), default=None)
-            scheduled_s = min((one.scheduled_s for one in requests if one.scheduled_s), default=None)
+            first_s = min(
+                (request.first_token_s for request in requests if request.first_token_s), default=None
+            )
+            scheduled_s = min(
+                (request.scheduled_s for request in requests if request.scheduled_s), default=None
+            )
             attributes: dict[str, str | int | float] = {
                 "gen_ai.request.id": request_id,
                 "gen_ai.usage.prompt_tokens": len(requests[0].prompt) if requests else 0,
-                "gen_ai.usage.completion_tokens": sum(one.written for one in requests),
+                "gen_ai.usage.completion_tokens": sum(request.written for request in requests),
                 "gen_ai.latency.e2e": time.monotonic() - begun_s,
             }
             if first_s is not None and scheduled_s is not None:
@@ -49,5 +53,5 @@ class EngineSpans:
         return end
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the spans that wait."""
         self._provider.shutdown()

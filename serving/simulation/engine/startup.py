@@ -1,4 +1,4 @@
-"""How long a simulated engine takes to start: phases of a real start, each as long as the simulation was told, or nothing."""
+"""How long a simulated engine takes to start: the phases of a real start, each with its seconds, 0 by default."""
 
 import math
 from dataclasses import dataclass, fields
@@ -19,8 +19,8 @@ class Startup:
     @classmethod
     def parse(cls, text: str) -> Self:
         """From `download=20,compile=90`; raises SimulationError."""
-        known = [each.name for each in fields(cls)]
-        found = {}
+        known = [phase.name for phase in fields(cls)]
+        phases = {}
         for part in filter(None, text.split(",")):
             name, _, seconds = part.partition("=")
             if name not in known:
@@ -28,15 +28,15 @@ class Startup:
                     f"{text!r}: no phase of a start is named {name!r}; there are {', '.join(known)}"
                 )
             try:
-                found[name] = float(seconds)
+                phases[name] = float(seconds)
             except ValueError:
                 raise SimulationError(f"{text!r}: {name} takes seconds, as in {name}=20") from None
-            if not 0 <= found[name] < math.inf:
+            if not 0 <= phases[name] < math.inf:
                 raise SimulationError(f"{text!r}: {name} takes at least 0 seconds")
-        return cls(**found)
+        return cls(**phases)
 
     def phases(self) -> list[tuple[str, float]]:
-        """Those that take time, in the words of a real start."""
+        """The phases that take time, by the names of a real start."""
         named = (
             ("downloading weights", self.download),
             ("loading weights", self.load),

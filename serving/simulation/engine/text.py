@@ -1,8 +1,8 @@
-"""What a prompt is answered: a function of the tokens before each token, and of nothing else.
+"""The answer to a prompt: each token is a function of the tokens before it, and of nothing else.
 
-The next token follows from a hash of all tokens so far, so an answer that breaks off is continued word for word by
-whoever is given the prompt and the part that was sent, as ids or as text. Sampling options change nothing. Answers that
-were asked to be JSON are recited from their schema; what the prompt already ends with is not said again.
+The next token follows from a hash of all tokens so far. So any engine continues a broken answer word for word, given the
+prompt and the part that was sent, as ids or as text. Sampling options change nothing. JSON answers are recited from their
+schema; a part that the prompt already ends with is left out.
 """
 
 from array import array
@@ -27,7 +27,7 @@ Finish = Literal["stop", "length"]
 
 @dataclass(frozen=True)
 class Wish:
-    """How a client wants its answer cut. `said` is the end of the prompt that is part of the answer already."""
+    """How a client wants its answer cut. `continued` is the end of the prompt that already belongs to the answer."""
 
     most: int
     least: int = 0
@@ -37,7 +37,7 @@ class Wish:
     keep_stop: bool = False
     choice: int = 0
     seed: int = 0
-    said: tuple[int, ...] = ()
+    continued: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Answer:
 
 
 def answer(prompt: Sequence[int], wish: Wish) -> Answer:
-    """The answer in the engine's own words."""
+    """The answer in the engine's own vocabulary."""
     return _cut(_words(prompt, wish), wish)
 
 
@@ -63,12 +63,12 @@ def recite(prompt: Sequence[int], text: str, wish: Wish) -> Answer:
 
 @lru_cache(maxsize=4096)
 def text_of(token: int) -> str:
-    """What a token of an answer adds to its text."""
+    """The text that a token adds to an answer."""
     return "" if token == tokenizer.END else tokenizer.decode((token,))
 
 
 def logprob(token: int, position: int) -> float:
-    """Of a chosen token at a position of prompt and answer together."""
+    """The log probability of a chosen token; `position` counts prompt and answer together."""
     return -((token * 2654435761 + position * 40503) % 256) * _LOGPROB_STEP
 
 
@@ -83,7 +83,7 @@ def alternatives(token: int, position: int, most: int) -> list[tuple[int, float]
 
 
 def _words(prompt: Sequence[int], wish: Wish) -> Iterator[int]:
-    """Every next token, for ever: sentences of the vocabulary's words, and the end mark after some."""
+    """Endless tokens: sentences of the vocabulary's words, and the end mark after some sentences."""
     salt, key = wish.choice.to_bytes(8, "little"), wish.seed.to_bytes(8, "little")
     hasher = blake2b(array("Q", prompt).tobytes(), digest_size=8, key=key, salt=salt)
     last = prompt[-1]
@@ -110,10 +110,10 @@ def _next(last: int, number: int) -> int:
     return tokenizer.word(rest, capital=False, space=True)
 
 
-def _rest(said: str, text: str) -> str:
-    """What is left of a text of which some was said already."""
+def _rest(before: str, text: str) -> str:
+    """The rest of a text whose beginning may end `before`."""
     for length in range(len(text), 0, -1):
-        if said.endswith(text[:length]):
+        if before.endswith(text[:length]):
             return text[length:]
     return text
 
@@ -121,8 +121,8 @@ def _rest(said: str, text: str) -> str:
 def _cut(source: Iterator[int], wish: Wish) -> Answer:
     tokens: list[int] = []
     texts: list[str] = []
-    so_far = tokenizer.decode(token for token in wish.said if token != tokenizer.END)
-    said = len(so_far)
+    so_far = tokenizer.decode(token for token in wish.continued if token != tokenizer.END)
+    continued = len(so_far)
     for token in source:
         tokens.append(token)
         texts.append(text_of(token))
@@ -133,10 +133,11 @@ def _cut(source: Iterator[int], wish: Wish) -> Answer:
         if wish.stop:
             before = len(so_far)
             so_far += texts[-1]
-            # As in vLLM, a stop may begin within the least tokens, only not be complete within them.
-            if len(tokens) > wish.least and (found := _first_stop(so_far, before, wish.stop)):
-                stop, at = found
-                return Answer(tokens, _shorten(texts, at + len(stop) * wish.keep_stop - said), "stop", stop)
+            # As in vLLM, a stop string may begin within the least tokens, but not be complete within them.
+            if len(tokens) > wish.least and (first_stop := _first_stop(so_far, before, wish.stop)):
+                stop, at = first_stop
+                kept = len(stop) if wish.keep_stop else 0
+                return Answer(tokens, _shorten(texts, at + kept - continued), "stop", stop)
         if len(tokens) == wish.most:
             return Answer(tokens, texts, "length")
     raise AssertionError("a source never ends before its end mark")
@@ -144,12 +145,12 @@ def _cut(source: Iterator[int], wish: Wish) -> Answer:
 
 def _first_stop(text: str, fresh: int, stops: tuple[str, ...]) -> tuple[str, int] | None:
     """The first of the stop strings that the last token completed, and where it begins."""
-    found = [(at, stop) for stop in stops if (at := text.find(stop, max(0, fresh - len(stop) + 1))) >= 0]
-    return min(found)[::-1] if found else None
+    matches = [(at, stop) for stop in stops if (at := text.find(stop, max(0, fresh - len(stop) + 1))) >= 0]
+    return min(matches)[::-1] if matches else None
 
 
 def _shorten(texts: list[str], length: int) -> list[str]:
-    """The same tokens with text up to a length only."""
+    """Texts of the same tokens, cut to so many characters in all."""
     shortened = []
     for text in texts:
         shortened.append(text[: max(0, length)])

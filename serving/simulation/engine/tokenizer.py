@@ -1,9 +1,9 @@
 """A tokenizer that needs no download: text to ids and back without loss, about four letters a token.
 
 Text falls into words with the space before them, digits by three, and single other characters. A word of the vocabulary
-is one id. Anything else is cut into pieces of at most four bytes, and a piece's id spells its bytes after a leading 1,
-so that every text has ids and every id says what it stands for. Two texts joined where a word or a character begins
-have the ids of both, which is what lets an answer be continued from its text.
+is one id. Anything else is cut into pieces of at most four bytes, and a piece's id spells its bytes after a leading 1.
+So every text has ids and every id spells its text. Two texts joined where a word or a character begins have the
+ids of both, so an answer can be continued from its text.
 """
 
 import re
@@ -61,8 +61,8 @@ def encode(text: str) -> list[int]:
 
 
 def decode(ids: Iterable[int]) -> str:
-    """The text of ids. One that stands for nothing is U+FFFD, as half a character is."""
-    raw = b"".join(_bytes(each) for each in ids)
+    """The text of ids. An id that stands for nothing is U+FFFD, and so is half a character."""
+    raw = b"".join(_bytes(token) for token in ids)
     try:
         return raw.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -70,7 +70,7 @@ def decode(ids: Iterable[int]) -> str:
 
 
 def word(number: int, *, capital: bool, space: bool) -> int:
-    """The id of a word of the vocabulary, by any number."""
+    """The id of a word of the vocabulary, chosen by any number."""
     return _FIRST_WORD + number % len(WORDS) * 4 + capital + 2 * (not space)
 
 
@@ -82,7 +82,7 @@ def mark(character: str) -> int:
 def render(
     messages: Sequence[tuple[str, str]], *, answer: bool = True, unfinished: bool = False
 ) -> list[int]:
-    """The prompt of a conversation of (role, text); with `answer` it asks for one, `unfinished` leaves the last open."""
+    """The prompt of a conversation of (role, text); `answer` asks for one, `unfinished` leaves the last turn open."""
     ids: list[int] = []
     for role, text in messages:
         ids += [START, *encode(role), BODY, *encode(text), END]

@@ -1,7 +1,7 @@
 """The page at `/`: a few files that the router serves as they are. No build step, no other host.
 
-What it shows comes from the status document as text, never as HTML, and the browser is told to run, load and send
-nothing but what this service serves.
+The page shows the status document as text, never as HTML. Its headers tell the browser to run and load only files of
+this service, and to send to this service alone.
 """
 
 import hashlib
@@ -28,7 +28,7 @@ _POLICY = {
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'"
     ),
-    "Cache-Control": "no-cache",  # kept, but asked for anew by its ETag: a new router may bring a new page
+    "Cache-Control": "no-cache",  # browsers keep the page but check its ETag: a new router may bring a new page
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
@@ -37,7 +37,7 @@ _POLICY = {
 
 
 def routes() -> list[tuple[str, Callable[[Request], Awaitable[Response]]]]:
-    """Each path of the page and what answers it."""
+    """Each path of the page, with the handler that answers it."""
     return [(path, _answer(*file)) for path, file in _FILES.items()]
 
 

@@ -10,10 +10,12 @@ from serving.router.forwarding.slice_timing import (
     SliceTiming,
 )
 from serving.router.forwarding.stalls import Stream, stalled
+from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord, SliceState
 from serving.timings import TIMINGS
 
 pytestmark = pytest.mark.unit
+ASKED = InferenceRequest("llama", "/v1/completions", b"{}", {})
 
 
 def timing(gap_s: float = 0.2, first_s: float = 0.5, count: int = LEAST_KNOWN) -> SliceTiming:
@@ -60,7 +62,9 @@ class Response:
 
 def stream(replica: str = "a", *, heard: float = 0.0, asked: float = 1.0, **more: Any) -> Stream:
     entry = SliceRecord(replica, "llama", SliceState.SERVING, "serving", "v6e 2x4")
-    return Stream(entry, Response(), asked, heard_s=heard, **({"trial": False, "watched": True} | more))  # type: ignore[arg-type]
+    return Stream(
+        entry, ASKED, Response(), asked, heard_s=heard, **({"trial": False, "watched": True} | more)
+    )  # type: ignore[arg-type]
 
 
 def found(streams: list[Stream], now_s: float, in_flight: int | None = None) -> list[Stream]:

@@ -1,0 +1,102 @@
+"""The life of a slice replica as a table: what it is, what happens, what it then becomes and does. Pure.
+
+    STARTING --started--> SERVING --notice, room--> LEAVING --done--> OVER
+    SERVING, LEAVING --stop--> STOPPING --done--> OVER
+    any of them --lost--> OVER
+
+A slice that leaves by plan (a host that is to go, room for a changed engine, Serve's stop) is never told of as lost, also
+where its engine ends before its last request. Nothing happens after OVER: whoever comes first decides how a replica ends.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum, auto
+
+
+class Life(StrEnum):
+    """Where a replica is. LEAVING ends its own process; STOPPING leaves that to Serve."""
+
+    STARTING = auto()
+    SERVING = auto()
+    LEAVING = auto()
+    STOPPING = auto()
+    OVER = auto()
+
+
+class Event(StrEnum):
+    """What happens to a replica.
+
+    FAILED: the engine did not come up. LOST: a host, a process or the engine is gone or silent. NOTICE: a host is to go.
+    ROOM: a changed engine waits for this slice. STOP: Serve ends the replica. DONE: no request is open, or time is up.
+    """
+
+    STARTED = auto()
+    FAILED = auto()
+    LOST = auto()
+    NOTICE = auto()
+    ROOM = auto()
+    STOP = auto()
+    DONE = auto()
+
+
+class Action(StrEnum):
+    """What a replica does about it, in this order.
+
+    FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: move that deadline nearer. LAST_WORDS: end
+    the process once clients have their errors. EXIT: end the process now.
+    """
+
+    SAY_SERVING = auto()
+    SAY_LEAVING = auto()
+    KILL = auto()
+    SAY_LOST = auto()
+    FORGET = auto()
+    FINISH = auto()
+    HURRY = auto()
+    LAST_WORDS = auto()
+    EXIT = auto()
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a replica becomes, and does."""
+
+    life: Life
+    actions: tuple[Action, ...] = ()
+
+
+_A, _E, _L = Action, Event, Life
+_STAY = {life: Step(life) for life in Life}
+
+# The engine is killed before the store is told of a loss: the store may be away, and what is left of the engine holds chips.
+TABLE: Mapping[tuple[Life, Event], Step] = {
+    (_L.STARTING, _E.STARTED): Step(_L.SERVING, (_A.SAY_SERVING,)),
+    (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST)),
+    (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.EXIT)),
+    (_L.STARTING, _E.NOTICE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.EXIT)),
+    (_L.STARTING, _E.ROOM): _STAY[_L.STARTING],
+    (_L.STARTING, _E.STOP): Step(_L.OVER, (_A.KILL, _A.FORGET)),
+    (_L.STARTING, _E.DONE): _STAY[_L.STARTING],
+    (_L.SERVING, _E.STARTED): _STAY[_L.SERVING],
+    (_L.SERVING, _E.FAILED): _STAY[_L.SERVING],
+    (_L.SERVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.LAST_WORDS)),
+    (_L.SERVING, _E.NOTICE): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
+    (_L.SERVING, _E.ROOM): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
+    (_L.SERVING, _E.STOP): Step(_L.STOPPING, (_A.SAY_LEAVING, _A.FINISH)),
+    (_L.SERVING, _E.DONE): _STAY[_L.SERVING],
+    (_L.LEAVING, _E.STARTED): _STAY[_L.LEAVING],
+    (_L.LEAVING, _E.FAILED): _STAY[_L.LEAVING],
+    (_L.LEAVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.LAST_WORDS)),
+    (_L.LEAVING, _E.NOTICE): Step(_L.LEAVING, (_A.HURRY,)),
+    (_L.LEAVING, _E.ROOM): _STAY[_L.LEAVING],
+    (_L.LEAVING, _E.STOP): Step(_L.STOPPING),
+    (_L.LEAVING, _E.DONE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.LAST_WORDS)),
+    (_L.STOPPING, _E.STARTED): _STAY[_L.STOPPING],
+    (_L.STOPPING, _E.FAILED): _STAY[_L.STOPPING],
+    (_L.STOPPING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.FORGET)),
+    (_L.STOPPING, _E.NOTICE): Step(_L.STOPPING, (_A.HURRY,)),
+    (_L.STOPPING, _E.ROOM): _STAY[_L.STOPPING],
+    (_L.STOPPING, _E.STOP): _STAY[_L.STOPPING],
+    (_L.STOPPING, _E.DONE): Step(_L.OVER, (_A.KILL, _A.FORGET)),
+    **{(_L.OVER, event): _STAY[_L.OVER] for event in Event},
+}
