@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test check docs bench bench-routing chaos loadtest lock format
+.PHONY: install serve test test-slow test-all check docs bench bench-routing chaos loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -20,8 +20,15 @@ $(VENV)/installed: $(LOCK) pyproject.toml lock/install.sh
 serve: install
 	@$(BIN)/serving sim run $(DEPLOYMENT)
 
+# Beside each other what shares nothing; then, one after the other, what runs on the one simulated cluster.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not cluster and not engine and not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all: test test-slow
 
 check: install
 	$(BIN)/ruff format --check .

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager, contextmanager
 import httpx
 import pytest
 from fastapi import FastAPI
-from support import http, simulated_engine
+from support import quick_http as http
+from support import simulated_engine
 from support.otlp import Collector, collecting, said
 from support.servers import asgi_server, free_address
 

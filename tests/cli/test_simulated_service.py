@@ -12,12 +12,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import http
+from support import quick_http as http
 from support.service import ROOT
 
 from serving.simulation.cluster import free_port
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 BIN = Path(sys.executable).parent
 
 

@@ -2,30 +2,28 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from support import http
-from support.service import MODEL, Service, leftovers, service
+from support import quick_http as http
+from support.leases import Leases
+from support.service import MODEL, Service, service
 
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine
+BORROWS = "two hosts, 3"
 STALL_S = 15  # more than a step takes while another engine starts on the same two cores
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
-    with service(short_directory, slices=3, replicas=2, stall_s=STALL_S) as started:
+def running(leases: Leases) -> Iterator[Service]:
+    with service(leases, slices=3, replicas=2, stall_s=STALL_S) as started:
         yield started
-    assert leftovers(started.cluster.id) == []
 
 
 def stream(running: Service, number: int) -> dict[str, Any]:
@@ -74,20 +72,6 @@ def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if name in " ".join(process.cmdline())]
 
 
-def groups(running: Service) -> list[str]:
-    """The states of all placement groups that are not removed."""
-    script = "import ray; ray.init(log_to_driver=False); print(*(g['state'] for g in ray.util.placement_group_table().values()))"
-    shown = subprocess.run(
-        [sys.executable, "-c", script],
-        env=running.cluster.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    return sorted(state for state in shown.split() if state != "REMOVED")
-
-
 def test_two_replicas_hold_two_whole_slices(running: Service) -> None:
     first, second = running.serving()
     assert first.slice != second.slice
@@ -122,9 +106,10 @@ def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_sp
     print(f"back at full strength after {time.monotonic() - killed:.1f} s")
     spare = {one.name for one in running.cluster.status()} - used
     assert {entry.slice for entry in serving} == (used - {victim}) | spare
-    assert groups(running) == ["CREATED", "CREATED"]
+    assert running.groups() == ["CREATED", "CREATED"]
 
 
+@pytest.mark.slow
 def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(running: Service) -> None:
     victim = running.serving()[0].slice
     running.cluster.kill_host(victim, 0)  # the replica's own host: it can't say goodbye
@@ -138,9 +123,10 @@ def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(
     added = running.cluster.add_slice(shape)
     serving = running.until_serving(2)
     assert added in {entry.slice for entry in serving}
-    assert groups(running) == ["CREATED", "CREATED"]
+    assert running.groups() == ["CREATED", "CREATED"]
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> None:
     """SIGSTOP on the far host's worker: alive for Ray, silent for the engine."""
     victim = running.serving()[0]
@@ -155,6 +141,7 @@ def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> No
     assert not worker.is_running()
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_next_one_starts(
     running: Service,
 ) -> None:
@@ -187,4 +174,4 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
     )
     assert "RayWorkerProc" in lost.reason
     running.until_serving(2)
-    assert groups(running) == ["CREATED", "CREATED"]
+    assert running.groups() == ["CREATED", "CREATED"]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import http
+from support import quick_http as http
 from support.one_engine import MODEL
 from support.otlp import Collector, collecting, said
 from support.recorded import CHAT, COMPLETIONS, ask, events_of

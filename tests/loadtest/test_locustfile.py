@@ -16,7 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support import http
+from support import quick_http as http
 from support.servers import asgi_server, free_address, until
 
 pytestmark = pytest.mark.http

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 from ray.serve._private import haproxy_templates
-from support import http
+from support import quick_http as http
 from support.servers import free_address, until
 
 pytestmark = pytest.mark.http

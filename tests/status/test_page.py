@@ -3,7 +3,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from support import http
+from support import quick_http as http
 from support.page_service import Shown, entry, shown
 
 from serving.status import page

@@ -47,8 +47,8 @@ class Lent:
         assert answer, f"the client ended at {words}\n{self.log.read_text(errors='replace')[-3000:]}"
         return json.loads(answer)
 
-    def shape(self, slices: Sequence[Slice]) -> None:
-        """Leave exactly these slices, with all of their hosts."""
+    def shape(self, slices: Sequence[Slice]) -> int:
+        """Leave exactly these slices, with all of their hosts; returns how many hosts were started."""
         missing = Counter(slices)
         for found in self.cluster.status():
             if missing[found.shape] and all(found.alive):
@@ -56,7 +56,9 @@ class Lent:
             else:
                 self.cluster.kill_slice(found.name)
         entries = [self.cluster._added(shape) for shape in missing.elements()]
-        self.cluster._start_hosts([(entry, host) for entry in entries for host in range(entry.hosts)])
+        hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
+        self.cluster._start_hosts(hosts)
+        return len(hosts)
 
     def tidy(self) -> None:
         """Delete what was deployed; raises AssertionError where something of it stays."""
@@ -71,6 +73,7 @@ class Lent:
             self._client.kill()
             self._client.wait()
         self.cluster.down()
+        until(lambda: not self.cluster.processes(), "every process of the cluster to end", _GONE_S)
 
     def _running_client(self) -> "subprocess.Popen[str]":
         """It ends with the head, and is started again under the new one."""
@@ -106,7 +109,7 @@ class Leases:
     def __init__(self, parent: Path) -> None:
         self._parent = parent
         self._lent: Lent | None = None
-        self.clusters = 0
+        self.clusters = self.hosts = self.times = 0
         self._busy = False
 
     @contextmanager
@@ -116,7 +119,8 @@ class Leases:
         self._busy = True
         try:
             lent = self._lent or self._new()
-            lent.shape(slices)
+            self.times += 1
+            self.hosts += lent.shape(slices)
             yield lent
             lent.tidy()
         except BaseException:

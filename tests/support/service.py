@@ -18,12 +18,14 @@ from serving.planning import plan
 from serving.simulation.cluster import SimulatedCluster
 from serving.state.gcs import Store
 from serving.state.records import SliceRecord
-from support import http
+from support import quick_http as http
 from support.leases import Leases, Lent
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "deployments" / "llama.yaml"
 MODEL = "llama-3.1-8b-instruct"
+# Serve lets a router that ends linger for 30 s, for load balancers that it does not know.
+QUICK_ROUTER_END = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
 FAILED = "Failed to update the deployments"
 
 
@@ -75,6 +77,13 @@ class Service:
         found: list[SliceRecord] = self.until(there, timeout_s, f"{slices} slices serving")
         return found
 
+    def model(self) -> dict[str, Any]:
+        """The model as the YAML has it now."""
+        found: dict[str, Any] = yaml.safe_load(self.deployment.read_text())["applications"][0]["args"][
+            "models"
+        ][0]
+        return found
+
     def deploy(self, budget: dict[str, Any] | None = None, **changes: Any) -> None:
         """Deploy the YAML again with changes to its first model, as `serve deploy` does, and return at once."""
         raw = yaml.safe_load(self.deployment.read_text())
@@ -118,7 +127,8 @@ def service(
     """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
     application = raw["applications"][0]
-    application["runtime_env"]["env_vars"] |= {ENGINE: engine, STARTUP: startup}
+    application["runtime_env"]["env_vars"] |= {ENGINE: engine, STARTUP: startup, **QUICK_ROUTER_END}
+    raw["controller_options"]["runtime_env"]["env_vars"] |= QUICK_ROUTER_END
     arguments = application["args"]
     arguments["models"][0] |= changes | ({"engine": options} if options else {})
     arguments |= {"router": router or {}, "budget": budget or {}}

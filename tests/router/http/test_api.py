@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from support import http
+from support import quick_http as http
 from support.servers import asgi_server
 
 from serving.config import ModelSpec, RouterSpec

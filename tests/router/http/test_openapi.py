@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
-from support import http
+from support import quick_http as http
 from support.fronts import Front, front
 from support.servers import until
 

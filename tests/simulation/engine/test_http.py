@@ -11,7 +11,7 @@ import jsonschema
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support import http
+from support import quick_http as http
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
@@ -343,7 +343,7 @@ def test_a_slow_engine_takes_as_many_times_as_long_and_a_stall_happens_once(addr
         return time.monotonic() - begun
 
     inject(address, slow=1000)
-    assert took_s() > 0.08
+    assert took_s() > 0.08  # no bound from above: a floor holds however busy the machine is
     inject(address, slow=1, stall_s=0.15)
     assert took_s() > 0.15
     assert http.get(f"{address}/simulator/faults").json()["stall_s"] == 0

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import http
+from support import quick_http as http
 from support.simulated_engine import serving
 
 pytestmark = pytest.mark.engine

@@ -7,24 +7,24 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from support import http
+from support import quick_http as http
+from support.leases import Leases
 from support.service import MODEL, Service, service
 
-from serving.simulation.cluster import SimulatedCluster
 from serving.state.records import SliceRecord
 
 pytestmark = pytest.mark.cluster
+BORROWS = "one chip, 3"
 
 SLICES = 3
 MOST_MEMORY = 250e6
-MOST_START_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
+def running(leases: Leases) -> Iterator[Service]:
     one_chip = {"generation": "v6e", "topology": "1x1"}
     with service(
-        short_directory,
+        leases,
         slices=SLICES,
         engine="simulated",
         startup="load=0.5,compile=0.5",
@@ -35,16 +35,14 @@ def running(short_directory: Path) -> Iterator[Service]:
         yield found
 
 
-def test_every_slice_serves_within_seconds_and_says_that_it_is_simulated(running: Service) -> None:
+def test_every_slice_serves_and_says_that_it_is_simulated(running: Service) -> None:
     entries = running.serving()
     assert len({entry.slice for entry in entries}) == SLICES
     for entry in entries:
         assert entry.simulated
         phases = dict(entry.phases)
         assert {"loading weights", "compiling"} <= phases.keys()
-        took = sum(seconds for name, seconds in entry.phases if name != "serving") - 1
-        print(f"{entry.slice}: {took:.1f} s to start beside its phases: {phases}")
-        assert took < MOST_START_S
+        print(f"{entry.slice}: {phases}")
     card = http.get(f"{running.address}/v1/models").json()["data"][0]
     assert card["simulated"]
 
@@ -59,10 +57,6 @@ def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
         assert used < MOST_MEMORY
         loaded = {Path(each.path).name for each in process.memory_maps()}
         assert not any(name.startswith(("libtorch", "libjax", "xla_")) for name in loaded)
-
-
-def test_the_simulation_remembers_its_engine(running: Service) -> None:
-    assert SimulatedCluster.attach(running.cluster.directory).engine == "simulated"
 
 
 def _listens(process: psutil.Process, address: str) -> bool:
