@@ -1,6 +1,7 @@
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 hypothesis.settings.register_profile("project", deadline=None)  # the machine may be busy with more than this
 hypothesis.settings.load_profile("project")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
 
 
 @pytest.fixture(scope="module")
@@ -22,17 +24,35 @@ def short_directory() -> Iterator[Path]:
     shutil.rmtree(parent, ignore_errors=True)
 
 
+_LEASES = pytest.StashKey["Leases"]()
+
+
 @pytest.fixture(scope="session")
-def leases() -> "Iterator[Leases]":
+def leases(request: pytest.FixtureRequest) -> "Iterator[Leases]":
     """The run's cluster, for whoever borrows it."""
     from support.leases import Leases  # it imports Ray
 
     parent = Path(tempfile.mkdtemp(prefix="svt"))
-    made = Leases(parent)
+    made = request.config.stash[_LEASES] = Leases(parent)
     yield made
     made.down()
     shutil.rmtree(parent, ignore_errors=True)
-    print(f"\n{made.clusters} clusters and {made.hosts} hosts were started and lent {made.times} times")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if made := config.stash.get(_LEASES, None):
+        terminalreporter.line(
+            f"lent {made.times} times: {made.clusters} clusters, {made.hosts} hosts started"
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Nobody is lent a cluster under which a test failed."""
+    report = yield
+    if report.failed and (made := item.config.stash.get(_LEASES, None)):
+        made.spoilt = True
+    return report
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -110,26 +110,30 @@ class Leases:
         self._parent = parent
         self._lent: Lent | None = None
         self.clusters = self.hosts = self.times = 0
-        self._busy = False
+        self._busy = self.spoilt = False
 
     @contextmanager
     def lend(self, slices: Sequence[Slice]) -> Iterator[Lent]:
         """The cluster with exactly these slices, nothing deployed."""
         assert not self._busy, "the cluster is lent already: two fixtures of one test want it"
-        self._busy = True
+        self._busy, self.spoilt = True, False
         try:
             lent = self._lent or self._new()
             self.times += 1
             self.hosts += lent.shape(slices)
             yield lent
-            lent.tidy()
+            if not self.spoilt:
+                lent.tidy()
         except BaseException:
             self.down()
             raise
         finally:
             self._busy = False
+            if self.spoilt:
+                self.down()
 
     def down(self) -> None:
+        self.spoilt = False
         if self._lent:
             self._lent.down()
             self._lent = None
