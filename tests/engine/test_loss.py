@@ -115,7 +115,7 @@ def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(
     running.cluster.kill_host(victim, 0)  # the replica's own host: it can't say goodbye
     running.until(lambda: len(running.serving()) == 1, 15, "the loss to be noticed")
     (wanted,) = running.until(
-        lambda: [one for one in running.store.read().wanted if one.missing_for_s > 5], 60, "a wait to be told"
+        lambda: [one for one in running.records().wanted if one.missing_for_s > 5], 60, "a wait to be told"
     )
     assert (wanted.slices, wanted.missing) == (2, 1)
     assert wanted.shape == "v6e 2x4 (2 hosts x 4 chips)"

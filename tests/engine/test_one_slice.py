@@ -17,8 +17,6 @@ from support.leases import Leases
 from support.reference import answers, greedy
 from support.service import MODEL, ROOT, Service, service
 
-from serving.config import load
-from serving.planning import plan
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
 from serving.state.records import SliceState
@@ -58,8 +56,7 @@ def chat(text: str) -> list[dict[str, str]]:
 
 def test_greedy_tokens_equal_hugging_face_s(running: Service) -> None:
     """Three times over, six prompts at once: a buffer overwritten too early shows only now and then."""
-    spec = load(running.deployment).services["llama"].models[0]
-    expected = greedy(stand_in.ensure(plan(spec).shape, cache_directory()))
+    expected = greedy(stand_in.ensure(running.plan().shape, cache_directory()))
 
     for _ in range(3):
         assert answers(running) == expected
@@ -232,6 +229,7 @@ def test_status_shows_the_slice(running: Service) -> None:
     assert "serving" in shown
 
 
+@pytest.mark.slow
 def test_no_engine_process_survives_a_killed_replica_and_the_service_comes_back(running: Service) -> None:
     (entry,) = running.serving()
     engine = [
@@ -244,7 +242,7 @@ def test_no_engine_process_survives_a_killed_replica_and_the_service_comes_back(
     replicas = [
         process
         for process in running.cluster.processes(entry.slice, 0)
-        if f"ServeReplica:llama:{MODEL}" in " ".join(process.cmdline())
+        if f"ServeReplica:{running.application}:{MODEL}" in " ".join(process.cmdline())
     ]
     for replica in replicas:
         replica.kill()

@@ -5,8 +5,6 @@ from support.leases import Leases
 from support.reference import answers, greedy
 from support.service import service
 
-from serving.config import load
-from serving.planning import plan
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
 
@@ -16,7 +14,6 @@ BORROWS = "two hosts, 1"
 
 def test_greedy_tokens_equal_hugging_face_s_with_a_stage_on_each_host(leases: Leases) -> None:
     with service(leases, slices=1, parallel={"tensor": 4, "pipeline": 2}) as running:
-        spec = load(running.deployment).services["llama"].models[0]
-        expected = greedy(stand_in.ensure(plan(spec).shape, cache_directory(), pipeline=2))
+        expected = greedy(stand_in.ensure(running.plan().shape, cache_directory(), pipeline=2))
         for _ in range(3):
             assert answers(running) == expected

@@ -7,8 +7,6 @@ from support.leases import Leases
 from support.reference import embeddings
 from support.service import Service, service
 
-from serving.config import load
-from serving.planning import plan
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
 
@@ -26,8 +24,7 @@ def running(leases: Leases) -> Iterator[Service]:
 
 
 def test_embeddings_equal_hugging_face_s(running: Service) -> None:
-    spec = load(running.deployment).services["llama"].models[0]
-    expected = embeddings(stand_in.ensure(plan(spec).shape, cache_directory()), TEXTS)
+    expected = embeddings(stand_in.ensure(running.plan().shape, cache_directory()), TEXTS)
 
     answer = running.post("/v1/embeddings", input=TEXTS).json()
 

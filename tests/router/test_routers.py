@@ -61,9 +61,9 @@ def running(leases: Leases, keys_file: Path, keys: dict[str, str]) -> Iterator[S
 
 def live_routers(running: Service) -> dict[str, Demand]:
     """Those whose beat goes on."""
-    before = {one.router: one.beat for one in running.store.read().demands}
+    before = {one.router: one.beat for one in running.records().demands}
     time.sleep(3 * TIMINGS.beat_s)
-    return {one.router: one for one in running.store.read().demands if one.beat != before.get(one.router)}
+    return {one.router: one for one in running.records().demands if one.beat != before.get(one.router)}
 
 
 def ask(running: Service, key: str, **more: object) -> httpx.Response:
@@ -125,7 +125,7 @@ def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     routers = [
         process
         for process in running.cluster.processes()
-        if "ServeReplica:llama:router" in " ".join(process.cmdline())
+        if f"ServeReplica:{running.application}:router" in " ".join(process.cmdline())
     ]
     assert len(routers) == ROUTERS
     slices = {entry.replica for entry in running.serving()}
@@ -158,7 +158,7 @@ def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     assert {entry.replica for entry in running.serving()} == slices  # no slice was restarted
     running.until(lambda: len(live_routers(running)) == ROUTERS, 60, "a new router in its place")
     running.until(
-        lambda: len(running.store.read().demands) == ROUTERS,
+        lambda: len(running.records().demands) == ROUTERS,
         30,
         "what the lost one had written to be taken off the board",
     )

@@ -16,6 +16,7 @@ PREFERRED, NEXT = resolve("v6e", "2x4", 2), resolve("v6e", "2x4", 1)
 FIRST, SECOND = "v6e-2x4-2h-on-demand", "v6e-2x4-1h-on-demand"
 
 
+@pytest.mark.slow
 def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(leases: Leases, tmp_path: Path) -> None:
     """The service's only hosts are of the second pool's shape, until a slice of the first one's comes."""
     raw = yaml.safe_load(LLAMA.read_text())
@@ -55,5 +56,5 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(leases: Leases
         running.cluster.add_slice(PREFERRED, name="first")
         running.until(first_alone, 90, "the preferred pool alone")
         assert running.post("/v1/completions", prompt="a", max_tokens=1).is_success
-        for one in running.store.read().decisions:
+        for one in running.records().decisions:
             print(one)

@@ -68,7 +68,7 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(leases: L
         (alone,) = running.serving()
         with load(running, clients=16):
             running.until(
-                lambda: "the budget allows 1 of 2 slices" in running.store.read().decisions[-1].reason,
+                lambda: "the budget allows 1 of 2 slices" in running.records().decisions[-1].reason,
                 30,
                 "the budget",
             )
@@ -85,12 +85,13 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(leases: L
             )
             (left,) = running.until_serving(1, timeout_s=60)
             assert left.replica == busy.replica  # the other costs nothing to drain
-        counts = [one.wanted for one in running.store.read().decisions]
+        counts = [one.wanted for one in running.records().decisions]
         assert [count for count, _ in itertools.groupby(counts)] == [1, 2, 1]
-        for one in running.store.read().decisions:
+        for one in running.records().decisions:
             print(one)
 
 
+@pytest.mark.slow
 def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(leases: Leases) -> None:
     with service(
         leases,
@@ -113,4 +114,4 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(leases: Lea
         print(f"from zero to an answer in {time.monotonic() - asked:.1f} s")
         assert answer.is_success, answer.text
         running.until(lambda: not running.entries(), 60, "the slice to be given back")
-        assert [one.wanted for one in running.store.read().decisions] == [0, 1, 0]
+        assert [one.wanted for one in running.records().decisions] == [0, 1, 0]

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.cluster
 SHAPE = resolve("v6e", "2x4", hosts=2)
 
 
+@pytest.mark.slow
 def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) -> None:
     cluster = SimulatedCluster.up([SHAPE], directory=short_directory, engine="simulated")
     try:

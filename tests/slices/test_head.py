@@ -13,12 +13,13 @@ def answers(running: Service) -> bool:
     return running.post("/v1/completions", timeout_s=5, prompt="hello", max_tokens=4).is_success
 
 
+@pytest.mark.slow
 def test_slices_outlive_the_head_and_all_works_under_the_new_one(leases: Leases) -> None:
     with service(
         leases, slices=2, engine="simulated", replicas={"min": 1, "max": 2}, cool_down_s=600
     ) as running:
         before = {one.replica: one.since for one in running.serving()}
-        decided = running.store.read().decisions
+        decided = running.records().decisions
         workers = {
             process
             for one in running.serving()
@@ -34,7 +35,7 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(leases: Leases)
         running.until_serving(1)
         assert {one.replica: one.since for one in running.serving()} == before
         assert all(process.is_running() for process in workers)
-        assert running.store.read().decisions[: len(decided)] == decided
+        assert running.records().decisions[: len(decided)] == decided
 
         lost = running.serving()[0]
         running.cluster.kill_host(lost.slice, 1)

@@ -80,7 +80,7 @@ def test_limits_and_scaling_change_without_a_restart(running: Service) -> None:
     before = running.serving()
     with load(running) as wrong:
         running.deploy(drain_s=50, stall_s=6, replicas={"min": 2, "max": 3})
-        running.until(lambda: running.store.read().ordered, 30, "scaling to begin")
+        running.until(lambda: running.records().ordered, 30, "scaling to begin")
     assert [entry.replica for entry in running.serving()] == [entry.replica for entry in before]
     assert wrong == []
 
@@ -93,6 +93,7 @@ def test_a_changed_engine_rolls_over_the_spare_slice_without_a_lost_request(runn
     assert wrong == []
 
 
+@pytest.mark.slow
 def test_without_a_spare_slice_an_old_one_makes_room(running: Service) -> None:
     used = {entry.slice for entry in running.serving()}
     (spare,) = {one.name for one in running.cluster.status()} - used
@@ -107,6 +108,7 @@ def test_without_a_spare_slice_an_old_one_makes_room(running: Service) -> None:
     running.cluster.add_slice(shape)
 
 
+@pytest.mark.slow
 def test_an_engine_that_does_not_start_stops_the_roll_and_the_old_ones_serve_on(running: Service) -> None:
     before = replicas(running)
     good = running.model()["engine"]

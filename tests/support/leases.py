@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 from ray._raylet import GcsClient
 
+from serving.errors import SimulationError
 from serving.simulation.cluster import SimulatedCluster, free_port
 from serving.tpu import Slice
 from support import serve_client
@@ -118,9 +119,12 @@ class Leases:
         assert not self._busy, "the cluster is lent already: two fixtures of one test want it"
         self._busy, self.spoilt = True, False
         try:
-            lent = self._lent or self._new()
             self.times += 1
-            self.hosts += lent.shape(slices)
+            try:
+                lent = self._shaped(slices)
+            except SimulationError:  # Ray gives a host 30 s to start, which a busy machine may not have
+                self.down()
+                lent = self._shaped(slices)
             yield lent
             if not self.spoilt:
                 lent.tidy()
@@ -138,7 +142,9 @@ class Leases:
             self._lent.down()
             self._lent = None
 
-    def _new(self) -> Lent:
-        self.clusters += 1
-        self._lent = Lent(self._parent / f"c{self.clusters}")
+    def _shaped(self, slices: Sequence[Slice]) -> Lent:
+        if not self._lent:
+            self.clusters += 1
+            self._lent = Lent(self._parent / f"c{self.clusters}")
+        self.hosts += self._lent.shape(slices)
         return self._lent

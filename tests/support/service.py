@@ -14,10 +14,10 @@ import yaml
 
 from serving import config
 from serving.environment import ENGINE, STARTUP
-from serving.planning import plan
+from serving.planning import Plan, plan
 from serving.simulation.cluster import SimulatedCluster
 from serving.state.gcs import Store
-from serving.state.records import SliceRecord
+from serving.state.records import SliceRecord, Snapshot
 from support import quick_http as http
 from support.leases import Leases, Lent
 
@@ -32,8 +32,9 @@ FAILED = "Failed to update the deployments"
 class Service:
     """A running service and the simulated cluster under it."""
 
-    def __init__(self, lent: Lent, deployment: Path) -> None:
+    def __init__(self, lent: Lent, deployment: Path, application: str) -> None:
         self.cluster = lent.cluster
+        self.application = application
         self.deployment = deployment
         self.address = f"http://127.0.0.1:{lent.port}"
         self.store = Store(lent.cluster.address)
@@ -49,8 +50,11 @@ class Service:
         found: list[str] = self._lent.ask("groups")
         return found
 
+    def records(self) -> Snapshot:
+        return self.store.read(self.application)
+
     def entries(self) -> list[SliceRecord]:
-        return self.store.slices()
+        return self.store.slices(self.application)
 
     def serving(self) -> list[SliceRecord]:
         return [entry for entry in self.entries() if entry.serves]
@@ -76,6 +80,9 @@ class Service:
 
         found: list[SliceRecord] = self.until(there, timeout_s, f"{slices} slices serving")
         return found
+
+    def plan(self) -> Plan:
+        return plan(config.load(self.deployment).services[self.application].models[0])
 
     def model(self) -> dict[str, Any]:
         """The model as the YAML has it now."""
@@ -136,9 +143,11 @@ def service(
     with leases.lend([plan(model.per_pool()[0]).slice] * slices) as lent:
         before(lent.cluster)
         raw["http_options"]["port"] = lent.port
+        # The Serve controller, which stays, remembers what scaling decided for an application.
+        application["name"] = f"llama-{leases.times}"
         deployment = lent.log.with_suffix(".yaml")
         deployment.write_text(yaml.safe_dump(raw))
-        running = Service(lent, deployment)
+        running = Service(lent, deployment, application["name"])
         running.deploy()
         if wait:
             running.until_serving(model.replicas.min)

@@ -118,6 +118,7 @@ def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 
 
+@pytest.mark.slow
 def test_what_a_slice_on_a_stopped_host_has_goes_elsewhere(running: Service) -> None:
     """Its kernel keeps every connection up."""
     answers, askers = load(running)
