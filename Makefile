@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test check docs bench bench-routing chaos loadtest lock format
+.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing chaos loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -20,8 +20,20 @@ $(VENV)/installed: $(LOCK) pyproject.toml lock/install.sh
 serve: install
 	@$(BIN)/serving sim run $(DEPLOYMENT)
 
-test: install
-	$(BIN)/python -m pytest $(ARGS)
+test: test-quick test-cluster
+
+# Beside each other, for these share nothing.
+test-quick: install
+	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not cluster and not engine and not slow" $(ARGS)
+
+# One after the other, for these run on the one simulated cluster.
+test-cluster: install
+	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
+
+test-slow: install
+	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-all: test test-slow
 
 check: install
 	$(BIN)/ruff format --check .

@@ -1,13 +1,19 @@
+import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
+if TYPE_CHECKING:
+    from support.leases import Leases
+
 hypothesis.settings.register_profile("project", deadline=None)  # the machine may be busy with more than this
 hypothesis.settings.load_profile("project")
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
 
 
 @pytest.fixture(scope="module")
@@ -16,3 +22,42 @@ def short_directory() -> Iterator[Path]:
     parent = Path(tempfile.mkdtemp(prefix="svt"))
     yield parent / "sim"
     shutil.rmtree(parent, ignore_errors=True)
+
+
+_LEASES = pytest.StashKey["Leases"]()
+
+
+@pytest.fixture(scope="session")
+def leases(request: pytest.FixtureRequest) -> "Iterator[Leases]":
+    """The run's cluster, for whoever borrows it."""
+    from support.leases import Leases  # it imports Ray
+
+    parent = Path(tempfile.mkdtemp(prefix="svt"))
+    made = request.config.stash[_LEASES] = Leases(parent)
+    yield made
+    made.down()
+    shutil.rmtree(parent, ignore_errors=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if made := config.stash.get(_LEASES, None):
+        terminalreporter.line(
+            f"lent {made.times} times: {made.clusters} clusters, {made.hosts} hosts started"
+        )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Nobody is lent a cluster under which a test failed."""
+    report = yield
+    if report.failed and (made := item.config.stash.get(_LEASES, None)):
+        made.spoilt = True
+    return report
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Modules that borrow slices come last, the same slices one after the other: the fewest hosts are started.
+
+    Such a module says in BORROWS what it borrows; the order is for speed alone.
+    """
+    items.sort(key=lambda item: getattr(getattr(item, "module", None), "BORROWS", ""))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 import httpx
 import pytest
 from fastapi import FastAPI
+from support import quick_http as http
 from support import simulated_engine
 from support.otlp import Collector, collecting, said
 from support.servers import asgi_server, free_address
@@ -26,7 +27,7 @@ from serving.router.telemetry.spans import RequestSpans
 from serving.simulation.engine import spans as engine_spans
 from serving.state.records import SliceRecord, SliceState
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 CHAT = "/v1/chat/completions"
 PARENT = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -74,7 +75,7 @@ def router(upstream: str, spans: RequestSpans | None) -> Iterator[str]:
 def ask(address: str, **headers: str) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    return httpx.post(address + CHAT, json=body, headers=headers, timeout=10)
+    return http.post(address + CHAT, json=body, headers=headers, timeout=10)
 
 
 def test_one_trace_goes_from_the_client_through_the_router_to_the_engine(collector: Collector) -> None:

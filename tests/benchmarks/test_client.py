@@ -11,7 +11,7 @@ from support.servers import SSE_HEAD, RawServers, asgi_server, chunk, free_addre
 from benchmarks.client import CHAT, Client, Load, LoadError, put
 from benchmarks.rounds import quantile
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 FIRST_S, NEXT_S, TOKENS = 0.1, 0.03, 4
 EVENT, DONE = b'data: {"choices": [{"finish_reason": "length"}]}\n\n', b"data: [DONE]\n\n"
@@ -52,9 +52,9 @@ def test_the_client_sees_the_times_of_the_service_from_a_process_of_its_own() ->
     assert 3 * TOKENS <= seen.in_time < seen.events
     assert len(seen.first_s) == 6
     assert len(seen.gaps_s) == 6 * (TOKENS - 1)
-    assert FIRST_S <= quantile(seen.first_s, 0.5) < FIRST_S + 0.1
-    assert NEXT_S * 0.8 <= quantile(seen.gaps_s, 0.5) < NEXT_S + 0.03
-    assert 0 < seen.cpu_s < seen.took_s
+    assert quantile(seen.first_s, 0.5) >= FIRST_S
+    assert quantile(seen.gaps_s, 0.5) >= NEXT_S * 0.8
+    assert seen.cpu_s > 0
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import http_clients
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 
 @pytest.fixture

@@ -2,11 +2,11 @@ import pytest
 
 from benchmarks import load_generator
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.http
 
 
 def test_locust_is_kept_busy_and_its_answers_are_counted() -> None:
     found = load_generator.measure(tokens=4, pace_s=0.0, users=4, seconds=2)
     assert found.requests > 20
     assert 0 <= found.chunks - 4 * found.requests <= 4 * 4  # four users' answers may be under way
-    assert 0 < found.cpu_s <= 1.2 * found.wall_s
+    assert found.cpu_s > 0

@@ -9,7 +9,7 @@ from support.servers import until
 
 from benchmarks import accounting, peers
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 PINS = sorted((Path(peers.__file__).parent / "peers").glob("*.txt"))
 HOME = Path(sys.prefix)

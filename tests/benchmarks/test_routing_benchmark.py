@@ -16,7 +16,7 @@ from benchmarks.routing.picture import svg
 from benchmarks.routing.policies import MODEL, OURS, POLICIES, Policy
 from benchmarks.routing.processes import entry
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 ASKED: list[dict[str, Any]] = []
 

@@ -187,7 +187,7 @@ def test_what_fits_refuses_in_one_line(
     assert says in printed(console)
 
 
-def test_a_plan_takes_less_than_a_second_and_neither_ray_nor_vllm() -> None:
+def test_a_plan_needs_neither_ray_nor_vllm() -> None:
     script = (
         "import sys\n"
         "from rich.console import Console\n"
@@ -202,7 +202,5 @@ def test_a_plan_takes_less_than_a_second_and_neither_ray_nor_vllm() -> None:
     )
     after, waited_s = os.times(), time.monotonic() - started
     assert ended.returncode == 0, ended.stderr
-    # Of the processor: the clock also counts what else the machine does.
     busy_s = after.children_user + after.children_system - before.children_user - before.children_system
     print(f"planned in {waited_s:.2f} s, {busy_s:.2f} s of the processor, the interpreter's start included")
-    assert busy_s < 1

@@ -89,7 +89,8 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     ),
     r"make serve": RunBy(TRIAL),
     r"make (check|docs)": ByCI(),
-    r"make test( ARGS=.*)?": ByCI(),
+    r"make test(-all)?": ByCI(),
+    r"python -m pytest -n 2 -m unit": ByCI(),
     r"make lock": InPart("it asks the network for every package"),
     r"make loadtest( ARGS=.*)?": RunBy("test_simulated_slices_are_loaded_and_judged_and_nothing_stays"),
     r"make bench( ARGS=.*)?": InPart(MINUTES, "test_every_report_has_its_place_on_a_page"),
@@ -105,9 +106,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving sim restart head": RunBy("test_slices_outlive_the_head_and_all_works_under_the_new_one"),
     r"serving status": RunBy("test_status_shows_the_slice"),
     r"serving status --watch": RunBy("test_the_terminal_shows_the_same_until_interrupted"),
-    r"serve run deployments/\S+\.yaml": RunBy(
-        "test_every_slice_serves_within_seconds_and_says_that_it_is_simulated"
-    ),
+    r"serve run deployments/\S+\.yaml": RunBy("test_every_slice_serves_and_says_that_it_is_simulated"),
     r"serve deploy deployments/\S+\.yaml": InPart(
         "tests deploy by `serve run --non-blocking`", "test_limits_and_scaling_change_without_a_restart"
     ),
@@ -122,7 +121,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"locust -f loadtest/locustfile\.py --headless --arrivals .*": RunBy(
         "test_open_loop_counts_latency_from_the_intended_start"
     ),
-    r"python -m pytest -m browser -s": RunBy("test_the_first_paint_comes_within_a_second"),
+    r"python -m pytest -m browser -s": RunBy("test_the_page_paints_and_says_when"),
     r"python -m benchmarks\.calibration": RunBy("test_the_table_and_the_plot_show_every_row"),
     r"python -m benchmarks\.routers": InPart(
         MINUTES, "test_the_report_on_routers_has_every_load_and_names_who_is_missing"

@@ -7,7 +7,7 @@ import pytest
 
 from serving.engine.server import HttpServer
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 
 async def app(*_: Any) -> None:

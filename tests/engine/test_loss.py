@@ -2,30 +2,28 @@
 
 import json
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
 import pytest
-from support.service import MODEL, Service, leftovers, service
+from support import quick_http as http
+from support.leases import Leases
+from support.service import MODEL, Service, service
 
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine
+BORROWS = "two hosts, 3"
 STALL_S = 15  # more than a step takes while another engine starts on the same two cores
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
-    with service(short_directory, slices=3, replicas=2, stall_s=STALL_S) as started:
+def running(leases: Leases) -> Iterator[Service]:
+    with service(leases, slices=3, replicas=2, stall_s=STALL_S) as started:
         yield started
-    assert leftovers(started.cluster.id) == []
 
 
 def stream(running: Service, number: int) -> dict[str, Any]:
@@ -41,7 +39,7 @@ def stream(running: Service, number: int) -> dict[str, Any]:
             "messages": [{"role": "user", "content": f"stream {number}"}],
             "stop": ["a host is lost, "],
         }
-    with httpx.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
+    with http.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     found: dict[str, Any] = {"end": lines.pop(), "text": "", "tokens": [], "ids": set()}
     for event in map(json.loads, lines):
@@ -72,20 +70,6 @@ def streams(running: Service) -> list[Future[dict[str, Any]]]:
 
 def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
     return [process for process in processes if name in " ".join(process.cmdline())]
-
-
-def groups(running: Service) -> list[str]:
-    """The states of all placement groups that are not removed."""
-    script = "import ray; ray.init(log_to_driver=False); print(*(g['state'] for g in ray.util.placement_group_table().values()))"
-    shown = subprocess.run(
-        [sys.executable, "-c", script],
-        env=running.cluster.environment,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    ).stdout
-    return sorted(state for state in shown.split() if state != "REMOVED")
 
 
 def test_two_replicas_hold_two_whole_slices(running: Service) -> None:
@@ -122,15 +106,16 @@ def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_sp
     print(f"back at full strength after {time.monotonic() - killed:.1f} s")
     spare = {one.name for one in running.cluster.status()} - used
     assert {entry.slice for entry in serving} == (used - {victim}) | spare
-    assert groups(running) == ["CREATED", "CREATED"]
+    assert running.groups() == ["CREATED", "CREATED"]
 
 
+@pytest.mark.slow
 def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(running: Service) -> None:
     victim = running.serving()[0].slice
     running.cluster.kill_host(victim, 0)  # the replica's own host: it can't say goodbye
     running.until(lambda: len(running.serving()) == 1, 15, "the loss to be noticed")
     (wanted,) = running.until(
-        lambda: [one for one in running.store.read().wanted if one.missing_for_s > 5], 60, "a wait to be told"
+        lambda: [one for one in running.records().wanted if one.missing_for_s > 5], 60, "a wait to be told"
     )
     assert (wanted.slices, wanted.missing) == (2, 1)
     assert wanted.shape == "v6e 2x4 (2 hosts x 4 chips)"
@@ -138,9 +123,10 @@ def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(
     added = running.cluster.add_slice(shape)
     serving = running.until_serving(2)
     assert added in {entry.slice for entry in serving}
-    assert groups(running) == ["CREATED", "CREATED"]
+    assert running.groups() == ["CREATED", "CREATED"]
 
 
+@pytest.mark.slow
 def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> None:
     """SIGSTOP on the far host's worker: alive for Ray, silent for the engine."""
     victim = running.serving()[0]
@@ -155,6 +141,7 @@ def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> No
     assert not worker.is_running()
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_next_one_starts(
     running: Service,
 ) -> None:
@@ -187,4 +174,4 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
     )
     assert "RayWorkerProc" in lost.reason
     running.until_serving(2)
-    assert groups(running) == ["CREATED", "CREATED"]
+    assert running.groups() == ["CREATED", "CREATED"]

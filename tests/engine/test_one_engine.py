@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from support import quick_http as http
 from support.one_engine import MODEL
 from support.otlp import Collector, collecting, said
 from support.recorded import CHAT, COMPLETIONS, ask, events_of
@@ -63,7 +63,7 @@ def part(address: str, path: str, body: bytes, most: int | None) -> list[bytes]:
     """So many events of an answer; then its client hangs up."""
     events: list[bytes] = []
     headers = {"content-type": "application/json"}
-    with httpx.stream("POST", address + path, content=body, headers=headers, timeout=60) as answer:
+    with http.stream("POST", address + path, content=body, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         rest = b""
         for data in answer.iter_raw():
@@ -149,7 +149,7 @@ def test_a_stop_string_over_the_cut_is_found(address: str) -> None:
 
 def test_ids_that_are_none_are_refused(address: str) -> None:
     fields = {**ASKS["chat"].fields, "vllm_xargs": {"continued_token_ids": ["x"]}}
-    answer = httpx.post(address + CHAT, json=fields)
+    answer = http.post(address + CHAT, json=fields)
     assert answer.status_code == 400
     assert "continued_token_ids" in answer.json()["error"]["message"]
 
@@ -160,7 +160,7 @@ def test_its_span_is_a_child_of_who_asked(engine: tuple[str, Collector]) -> None
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     body = {"model": MODEL, "prompt": "A slice is", "max_tokens": 3, "ignore_eos": True}
     headers = {"traceparent": f"00-{trace}-{parent}-01"}
-    httpx.post(f"{address}{COMPLETIONS}", json=body, headers=headers, timeout=60).raise_for_status()
+    http.post(f"{address}{COMPLETIONS}", json=body, headers=headers, timeout=60).raise_for_status()
     until(lambda: [one for one in collector.spans if one.trace_id.hex() == trace], "the engine's span", 15)
     (span,) = (one for one in collector.spans if one.trace_id.hex() == trace)
     assert (span.name, span.parent_span_id.hex()) == ("llm_request", parent)

@@ -1,22 +1,19 @@
 """One replica on one slice of two hosts, a pipeline stage on each."""
 
-from pathlib import Path
-
 import pytest
+from support.leases import Leases
 from support.reference import answers, greedy
 from support.service import service
 
-from serving.config import load
-from serving.planning import plan
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
 
 pytestmark = pytest.mark.engine
+BORROWS = "two hosts, 1"
 
 
-def test_greedy_tokens_equal_hugging_face_s_with_a_stage_on_each_host(short_directory: Path) -> None:
-    with service(short_directory, slices=1, parallel={"tensor": 4, "pipeline": 2}) as running:
-        spec = load(running.deployment).services["llama"].models[0]
-        expected = greedy(stand_in.ensure(plan(spec).shape, cache_directory(), pipeline=2))
+def test_greedy_tokens_equal_hugging_face_s_with_a_stage_on_each_host(leases: Leases) -> None:
+    with service(leases, slices=1, parallel={"tensor": 4, "pipeline": 2}) as running:
+        expected = greedy(stand_in.ensure(running.plan().shape, cache_directory(), pipeline=2))
         for _ in range(3):
             assert answers(running) == expected

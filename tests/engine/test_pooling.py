@@ -1,33 +1,30 @@
 """An embedding model: the stand-in's last hidden state, through the front door."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+from support.leases import Leases
 from support.reference import embeddings
-from support.service import Service, leftovers, service
+from support.service import Service, service
 
-from serving.config import load
-from serving.planning import plan
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+BORROWS = "one host, 1"
 ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}
 TEXTS = ["a river", "a clock in a lighthouse"]
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
+def running(leases: Leases) -> Iterator[Service]:
     options = {"max_model_len": 512, "runner": "pooling", "convert": "embed"}
-    with service(short_directory, slices=1, slice=ONE_HOST, options=options) as started:
+    with service(leases, slices=1, slice=ONE_HOST, options=options) as started:
         yield started
-    assert leftovers(started.cluster.id) == []
 
 
 def test_embeddings_equal_hugging_face_s(running: Service) -> None:
-    spec = load(running.deployment).services["llama"].models[0]
-    expected = embeddings(stand_in.ensure(plan(spec).shape, cache_directory()), TEXTS)
+    expected = embeddings(stand_in.ensure(running.plan().shape, cache_directory()), TEXTS)
 
     answer = running.post("/v1/embeddings", input=TEXTS).json()
 

@@ -7,7 +7,7 @@ import psutil
 import pytest
 from support.servers import free_address
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 ROOT = Path(__file__).parents[2]
 

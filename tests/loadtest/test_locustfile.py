@@ -16,9 +16,10 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support import quick_http as http
 from support.servers import asgi_server, free_address, until
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.http
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
 STATISTICS = Path(__file__).parents[1] / "support" / "locust_statistics.py"
@@ -265,7 +266,7 @@ def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report() -> N
         )
         try:
             until(lambda: any(row["goodput"] == "100" for row in shown(web_ui)), "figures in the tab", 40)
-            page, report = (httpx.get(web_ui + path).text for path in ("/", "/stats/report"))
+            page, report = (http.get(web_ui + path).text for path in ("/", "/stats/report"))
         finally:
             locust.terminate()
             locust.wait(timeout=20)
@@ -277,7 +278,7 @@ def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report() -> N
 def shown(web_ui: str) -> list[dict[str, str]]:
     """The rows of the tab, as the page asks for them."""
     try:
-        (table,) = httpx.get(f"{web_ui}/stats/requests").json()["extended_stats"]
+        (table,) = http.get(f"{web_ui}/stats/requests").json()["extended_stats"]
     except httpx.TransportError:
         return []
     assert table["key"] == "inference"

@@ -155,7 +155,7 @@ COME_AND_GO: dict[str, tuple[dict[str, str], dict[int, bool]]] = {
 }
 
 
-@pytest.mark.cluster
+@pytest.mark.http
 def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None:
     assert set(FIRES) == set(ALERTS)
     promtool(
@@ -164,7 +164,7 @@ def test_every_alert_fires_when_it_should_and_not_before(tmp_path: Path) -> None
     )
 
 
-@pytest.mark.cluster
+@pytest.mark.http
 @pytest.mark.parametrize("case", COME_AND_GO.values(), ids=COME_AND_GO)
 def test_slices_come_and_go_by_their_starts_and_not_by_nodes_that_are_gone(
     tmp_path: Path, case: tuple[dict[str, str], dict[int, bool]]

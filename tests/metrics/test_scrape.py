@@ -7,7 +7,7 @@ from support.servers import asgi_server, free_address
 
 from serving.metrics.scrape import Scraper
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 
 async def test_what_an_agent_says_is_shown_under_its_nodes_address() -> None:

@@ -12,7 +12,7 @@ from serving.errors import PlanError
 from serving.planning.checkpoints import config_of
 from serving.planning.known_models import CONFIGS
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 HUB = {
     "/someone/public/resolve/main/config.json": (200, '{"hidden_size": 8}'),

@@ -9,9 +9,10 @@ from pathlib import Path
 import httpx
 import pytest
 from ray.serve._private import haproxy_templates
+from support import quick_http as http
 from support.servers import free_address, until
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 NOT_FOUND = """    http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found. Ping http://.../-/routes for available routes."
 """
@@ -47,7 +48,7 @@ def door(folder: Path, rules: str = "") -> Iterator[str]:
 
 def _listens(address: str) -> bool:
     try:
-        return bool(httpx.get(address))
+        return bool(http.get(address))
     except httpx.TransportError:
         return False
 
@@ -64,7 +65,7 @@ def test_these_are_serve_s_own_lines() -> None:
 )
 def test_clients_are_to_come_again(rules: str, tmp_path: Path) -> None:
     with door(tmp_path, rules) as address:
-        answer = httpx.post(f"{address}/v1/chat/completions", json={})
+        answer = http.post(f"{address}/v1/chat/completions", json={})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == "no_router_ready"
@@ -72,4 +73,4 @@ def test_clients_are_to_come_again(rules: str, tmp_path: Path) -> None:
 
 def test_a_path_outside_the_application_is_not_found(tmp_path: Path) -> None:
     with door(tmp_path, "    use_backend http-llama if { path_beg /llama }\n") as address:
-        assert httpx.get(f"{address}/else").status_code == 404
+        assert http.get(f"{address}/else").status_code == 404

@@ -4,19 +4,20 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.service import LLAMA, leftovers, service
+from support.leases import Leases
+from support.service import LLAMA, service
 
 from serving.simulation.cluster import SimulatedCluster
 from serving.tpu import resolve
 
 pytestmark = pytest.mark.cluster
+BORROWS = "one host, 2"
 PREFERRED, NEXT = resolve("v6e", "2x4", 2), resolve("v6e", "2x4", 1)
 FIRST, SECOND = "v6e-2x4-2h-on-demand", "v6e-2x4-1h-on-demand"
 
 
-def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(
-    short_directory: Path, tmp_path: Path
-) -> None:
+@pytest.mark.slow
+def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(leases: Leases, tmp_path: Path) -> None:
     """The service's only hosts are of the second pool's shape, until a slice of the first one's comes."""
     raw = yaml.safe_load(LLAMA.read_text())
     (model,) = raw["applications"][0]["args"]["models"]
@@ -33,7 +34,7 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(
         cluster.add_slice(NEXT, name="second")
 
     with service(
-        short_directory,
+        leases,
         slices=1,
         source=source,
         wait=False,
@@ -55,6 +56,5 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(
         running.cluster.add_slice(PREFERRED, name="first")
         running.until(first_alone, 90, "the preferred pool alone")
         assert running.post("/v1/completions", prompt="a", max_tokens=1).is_success
-        for one in running.store.read().decisions:
+        for one in running.records().decisions:
             print(one)
-    assert leftovers(running.cluster.id) == []

@@ -6,13 +6,15 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
-from support.service import MODEL, Service, leftovers, service
+from support import quick_http as http
+from support.leases import Leases
+from support.service import MODEL, Service, service
 
 pytestmark = pytest.mark.cluster
+BORROWS = "one host, 1-2"
 ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}
 FEW_AT_ONCE = {"max_model_len": 2048, "max_num_seqs": 4}
 
@@ -44,16 +46,16 @@ def load(running: Service, clients: int) -> Iterator[None]:
 def stream(running: Service) -> Iterator[None]:
     """A long answer of slow engines, under way while the block lasts."""
     for one in running.serving():
-        httpx.post(f"{one.address}/simulator/faults", json={"slow": 10}).raise_for_status()
+        http.post(f"{one.address}/simulator/faults", json={"slow": 10}).raise_for_status()
     fields = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
+    with http.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         yield
 
 
-def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(short_directory: Path) -> None:
+def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(leases: Leases) -> None:
     with service(
-        short_directory,
+        leases,
         slices=2,
         engine="simulated",
         slice=ONE_HOST,
@@ -66,7 +68,7 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(short_dir
         (alone,) = running.serving()
         with load(running, clients=16):
             running.until(
-                lambda: "the budget allows 1 of 2 slices" in running.store.read().decisions[-1].reason,
+                lambda: "the budget allows 1 of 2 slices" in running.records().decisions[-1].reason,
                 30,
                 "the budget",
             )
@@ -83,16 +85,16 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(short_dir
             )
             (left,) = running.until_serving(1, timeout_s=60)
             assert left.replica == busy.replica  # the other costs nothing to drain
-        counts = [one.wanted for one in running.store.read().decisions]
+        counts = [one.wanted for one in running.records().decisions]
         assert [count for count, _ in itertools.groupby(counts)] == [1, 2, 1]
-        for one in running.store.read().decisions:
+        for one in running.records().decisions:
             print(one)
-    assert leftovers(running.cluster.id) == []
 
 
-def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(short_directory: Path) -> None:
+@pytest.mark.slow
+def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(leases: Leases) -> None:
     with service(
-        short_directory,
+        leases,
         slices=1,
         wait=False,
         engine="simulated",
@@ -104,7 +106,7 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(short_direc
         drain_s=1,
     ) as running:
         running.until(
-            lambda: httpx.get(f"{running.address}/v1/models", timeout=5).is_success, 120, "the router"
+            lambda: http.get(f"{running.address}/v1/models", timeout=5).is_success, 120, "the router"
         )
         assert running.entries() == []
         asked = time.monotonic()
@@ -112,5 +114,4 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(short_direc
         print(f"from zero to an answer in {time.monotonic() - asked:.1f} s")
         assert answer.is_success, answer.text
         running.until(lambda: not running.entries(), 60, "the slice to be given back")
-        assert [one.wanted for one in running.store.read().decisions] == [0, 1, 0]
-    assert leftovers(running.cluster.id) == []
+        assert [one.wanted for one in running.records().decisions] == [0, 1, 0]

@@ -18,8 +18,9 @@ pytestmark = pytest.mark.cluster
 SHAPE = resolve("v6e", "2x4", hosts=2)
 
 
+@pytest.mark.slow
 def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) -> None:
-    cluster = SimulatedCluster.up([SHAPE], directory=short_directory)
+    cluster = SimulatedCluster.up([SHAPE], directory=short_directory, engine="simulated")
     try:
         with pytest.raises(SimulationError, match="already runs"):
             SimulatedCluster.up([SHAPE], directory=short_directory)
@@ -34,6 +35,7 @@ def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) 
             cluster.kill_host("slice-0", 2)
         single = cluster.add_slice(resolve("v6e", "1x1"))
         again = SimulatedCluster.attach(short_directory)
+        assert again.engine == "simulated"
         assert [one.name for one in again.status()] == ["slice-0", single]
         again.kill_slice(single)
         assert [one.name for one in again.status()] == ["slice-0"]
@@ -43,6 +45,7 @@ def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) 
     assert not short_directory.exists()
 
 
+@pytest.mark.slow
 def test_rays_control_store_tells_its_autoscaler_what_was_recorded() -> None:
     """What the autoscaler's tests in the unit tier rest on."""
     command = [sys.executable, recorded_demand.__file__]
@@ -52,6 +55,7 @@ def test_rays_control_store_tells_its_autoscaler_what_was_recorded() -> None:
     assert [now["host"][key]["status"] for key in ("free", "held")] == ["IDLE", "RUNNING"]
 
 
+@pytest.mark.slow
 def test_a_controller_without_the_hook_is_noticed_and_the_remedy_named(
     short_directory: Path, tmp_path: Path
 ) -> None:

@@ -1,24 +1,25 @@
 """The head ends and comes back on its disk: real Ray, Serve and HAProxy, simulated slices and engines."""
 
-from pathlib import Path
-
 import httpx
 import pytest
-from support.service import Service, leftovers, service
+from support.leases import Leases
+from support.service import Service, service
 
 pytestmark = pytest.mark.cluster
+BORROWS = "two hosts, 2"
 
 
 def answers(running: Service) -> bool:
     return running.post("/v1/completions", timeout_s=5, prompt="hello", max_tokens=4).is_success
 
 
-def test_slices_outlive_the_head_and_all_works_under_the_new_one(short_directory: Path) -> None:
+@pytest.mark.slow
+def test_slices_outlive_the_head_and_all_works_under_the_new_one(leases: Leases) -> None:
     with service(
-        short_directory, slices=3, engine="simulated", replicas={"min": 2, "max": 3}, cool_down_s=600
+        leases, slices=2, engine="simulated", replicas={"min": 1, "max": 2}, cool_down_s=600
     ) as running:
         before = {one.replica: one.since for one in running.serving()}
-        decided = running.store.read().decisions
+        decided = running.records().decisions
         workers = {
             process
             for one in running.serving()
@@ -31,19 +32,18 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(short_directory
         with pytest.raises(httpx.TransportError):  # the front door stood there too
             answers(running)
         running.until(lambda: answers(running), 60, "an answer")
-        running.until_serving(2)
+        running.until_serving(1)
         assert {one.replica: one.since for one in running.serving()} == before
         assert all(process.is_running() for process in workers)
-        assert running.store.read().decisions[: len(decided)] == decided
+        assert running.records().decisions[: len(decided)] == decided
 
         lost = running.serving()[0]
         running.cluster.kill_host(lost.slice, 1)
         running.until(
             lambda: (
-                len(running.serving()) == 2 and lost.replica not in {one.replica for one in running.serving()}
+                len(running.serving()) == 1 and lost.replica not in {one.replica for one in running.serving()}
             ),
             60,
             "the spare in place of a lost slice",
         )
         running.until(lambda: answers(running), 10, "an answer")
-    assert leftovers(running.cluster.id) == []

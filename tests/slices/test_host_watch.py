@@ -55,6 +55,7 @@ def node(short_directory: Path) -> Iterator[None]:
 
 @pytest.mark.cluster
 @pytest.mark.usefixtures("node")
+@pytest.mark.slow
 async def test_a_sentinel_answers_however_often_its_host_was_watched_before() -> None:
     """A start is watched, and then the slice that serves."""
     group = ray.util.placement_group([{"CPU": 1}])

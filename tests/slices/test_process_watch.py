@@ -8,7 +8,7 @@ import pytest
 
 from serving.slices.process_watch import descendants, first_dead
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 WAITS = [sys.executable, "-c", "input()"]
 

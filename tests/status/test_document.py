@@ -1,12 +1,10 @@
 import dataclasses
-import json
 
-import httpx
 import pytest
-from support.page_service import GIB, Shown, entry, shown
+from support.page_service import GIB, entry
 
 from serving.state.records import Demand, SliceState, Suspicion, Wanted
-from serving.status.document import DecisionStatus, Status, status
+from serving.status.document import DecisionStatus, status
 from serving.status.rates import Rates
 
 pytestmark = pytest.mark.unit
@@ -74,23 +72,6 @@ def test_the_last_decisions_come_first_and_the_old_ones_not_at_all() -> None:
     ]
     shown_ones = status([], [], [], decisions, Rates(), 0.0).decisions
     assert [one.at for one in shown_ones] == list(range(49, 29, -1))
-
-
-def test_the_router_answers_with_the_document() -> None:
-    service = Shown([LLAMA, "qwen"], [entry(LLAMA, 0)])
-    with shown(service):
-        answer = httpx.get(f"{service.address}/status.json")
-        assert answer.status_code == 200
-        assert (answer.headers["content-type"], answer.headers["cache-control"]) == (
-            "application/json",
-            "no-store",
-        )
-        assert Status.model_validate_json(answer.content) == service.status()
-        assert [model["name"] for model in answer.json()["models"]] == [LLAMA, "qwen"]
-        described = httpx.get(f"{service.address}/openapi.json").json()
-        assert "Status" in json.dumps(described["paths"]["/status.json"])
-        refused = httpx.post(f"{service.address}/status.json")
-        assert (refused.status_code, refused.headers["allow"]) == (405, "GET")
 
 
 def test_a_slice_says_for_how_long_it_has_been_in_its_state() -> None:

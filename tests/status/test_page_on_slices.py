@@ -13,17 +13,18 @@ from pathlib import Path
 import httpx
 import pytest
 from support.browser import chromium, opened, screenshot
-from support.service import MODEL, Service, leftovers, service
+from support.leases import Leases
+from support.service import MODEL, Service, service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.browser]
+BORROWS = "two hosts, 2"
 STARTUP = "download=1,load=2,compile=4,warmup=1"
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
-    with service(short_directory, slices=2, replicas=1, engine="simulated", startup=STARTUP) as started:
+def running(leases: Leases) -> Iterator[Service]:
+    with service(leases, slices=2, replicas=1, engine="simulated", startup=STARTUP) as started:
         yield started
-    assert leftovers(started.cluster.id) == []
 
 
 def test_the_terminal_shows_the_same_until_interrupted(running: Service) -> None:

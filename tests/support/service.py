@@ -3,8 +3,6 @@
 import copy
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,28 +13,48 @@ import httpx
 import yaml
 
 from serving import config
-from serving.planning import plan
-from serving.simulation.cluster import SimulatedCluster, free_port
+from serving.environment import ENGINE, STARTUP
+from serving.planning import Plan, plan
+from serving.simulation.cluster import SimulatedCluster
 from serving.state.gcs import Store
-from serving.state.records import SliceRecord
+from serving.state.records import SliceRecord, Snapshot
+from support import quick_http as http
+from support.leases import Leases, Lent
 
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "deployments" / "llama.yaml"
 MODEL = "llama-3.1-8b-instruct"
+# Serve lets a router that ends linger for 30 s, for load balancers that it does not know.
+QUICK_ROUTER_END = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
+FAILED = "Failed to update the deployments"
 
 
 class Service:
     """A running service and the simulated cluster under it."""
 
-    def __init__(self, cluster: SimulatedCluster, deployment: Path, port: int, log: Path) -> None:
-        self.cluster = cluster
+    def __init__(self, lent: Lent, deployment: Path, application: str) -> None:
+        self.cluster = lent.cluster
+        self.application = application
         self.deployment = deployment
-        self.address = f"http://127.0.0.1:{port}"
-        self.log = log
-        self.store = Store(cluster.address)
+        self.address = f"http://127.0.0.1:{lent.port}"
+        self.store = Store(lent.cluster.address)
+        self._lent = lent
+        self._log_begins = 0
+
+    def logged(self) -> str:
+        """What was logged since the YAML was last deployed."""
+        return self._lent.log.read_bytes()[self._log_begins :].decode(errors="replace")
+
+    def groups(self) -> list[str]:
+        """The states of all placement groups that are not removed."""
+        found: list[str] = self._lent.ask("groups")
+        return found
+
+    def records(self) -> Snapshot:
+        return self.store.read(self.application)
 
     def entries(self) -> list[SliceRecord]:
-        return self.store.slices()
+        return self.store.slices(self.application)
 
     def serving(self) -> list[SliceRecord]:
         return [entry for entry in self.entries() if entry.serves]
@@ -45,24 +63,32 @@ class Service:
         """Wait for a condition to hold and return its value; fails with the log's end."""
         deadline = time.monotonic() + timeout_s
         while not (value := _tried(condition)):
-            failed = (
-                "failed" if "Failed to update the deployments" in self.log.read_text(errors="replace") else ""
-            )
-            if failed or time.monotonic() > deadline:
-                end = "\n".join(self.log.read_text(errors="replace").splitlines()[-40:])
+            log = self.logged()
+            if FAILED in log or time.monotonic() > deadline:
+                end = "\n".join(log.splitlines()[-40:])
                 raise AssertionError(f"not within {timeout_s:.0f} s: {what}\nboard: {self.entries()}\n{end}")
-            time.sleep(0.2)
+            time.sleep(0.1)
         return value
 
     def until_serving(self, slices: int, timeout_s: float = 180) -> list[SliceRecord]:
         """Wait until as many slices serve and the front door knows it."""
 
         def there() -> list[SliceRecord]:
-            answer = httpx.get(f"{self.address}/v1/models", timeout=5)
+            answer = http.get(f"{self.address}/v1/models", timeout=5)
             ready = answer.is_success and answer.json()["data"][0]["slices_ready"]
             return self.serving() if ready == slices == len(self.serving()) else []
 
         found: list[SliceRecord] = self.until(there, timeout_s, f"{slices} slices serving")
+        return found
+
+    def plan(self) -> Plan:
+        return plan(config.load(self.deployment).services[self.application].models[0])
+
+    def model(self) -> dict[str, Any]:
+        """The model as the YAML has it now."""
+        found: dict[str, Any] = yaml.safe_load(self.deployment.read_text())["applications"][0]["args"][
+            "models"
+        ][0]
         return found
 
     def deploy(self, budget: dict[str, Any] | None = None, **changes: Any) -> None:
@@ -72,20 +98,11 @@ class Service:
         arguments["models"][0] |= changes
         arguments |= {"budget": budget} if budget else {}
         self.deployment.write_text(yaml.safe_dump(raw))
-        with self.log.open("a") as output:
-            subprocess.run(
-                [str(Path(sys.executable).parent / "serve"), "run", "--non-blocking", str(self.deployment)],
-                env=self.cluster.environment | {"COLUMNS": "200"},
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                timeout=120,
-                check=False,
-            )
+        self._log_begins = self._lent.log.stat().st_size
+        self._lent.ask("deploy", str(self.deployment))
 
     def post(self, path: str, timeout_s: float = 120, **fields: Any) -> httpx.Response:
-        return httpx.post(f"{self.address}{path}", json={"model": MODEL, **fields}, timeout=timeout_s)
+        return http.post(f"{self.address}{path}", json={"model": MODEL, **fields}, timeout=timeout_s)
 
 
 def _tried(condition: Callable[[], Any]) -> Any:
@@ -98,7 +115,7 @@ def _tried(condition: Callable[[], Any]) -> Any:
 
 @contextmanager
 def service(
-    directory: Path,
+    leases: Leases,
     *,
     slices: int,
     source: Path = LLAMA,
@@ -111,42 +128,30 @@ def service(
     budget: dict[str, Any] | None = None,
     **changes: Any,
 ) -> Iterator[Service]:
-    """`serve run` a YAML with `changes` to its first model, `router` and `budget` on fresh simulated slices; all ends with the block.
+    """A YAML with `changes` to its first model, `router` and `budget` on borrowed simulated slices; all of it ends with the block.
 
     `engine` is what runs on the slices, `options` what the YAML says under that key.
     """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
-    port = free_port()
-    raw["http_options"]["port"] = port
-    arguments = raw["applications"][0]["args"]
+    application = raw["applications"][0]
+    application["runtime_env"]["env_vars"] |= {ENGINE: engine, STARTUP: startup, **QUICK_ROUTER_END}
+    raw["controller_options"]["runtime_env"]["env_vars"] |= QUICK_ROUTER_END
+    arguments = application["args"]
     arguments["models"][0] |= changes | ({"engine": options} if options else {})
     arguments |= {"router": router or {}, "budget": budget or {}}
-    directory.mkdir(parents=True, exist_ok=True)
-    deployment = directory.with_suffix(".yaml")
-    deployment.write_text(yaml.safe_dump(raw))
-    models = [model for one in config.load(deployment).services.values() for model in one.models]
-    cluster = SimulatedCluster.up(
-        [plan(models[0]).slice] * slices, directory=directory, engine=engine, startup=startup
-    )
-    try:
-        log = directory.with_suffix(".log")
-        before(cluster)
-        with log.open("w") as output:
-            subprocess.Popen(
-                [str(Path(sys.executable).parent / "serve"), "run", str(deployment)],
-                env=cluster.environment | {"COLUMNS": "200"},
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-        running = Service(cluster, deployment, port, log)
+    model = config.parse(arguments).models[0]
+    with leases.lend([plan(model.per_pool()[0]).slice] * slices) as lent:
+        before(lent.cluster)
+        raw["http_options"]["port"] = lent.port
+        # The Serve controller, which stays, remembers what scaling decided for an application.
+        application["name"] = f"llama-{leases.times}"
+        deployment = lent.log.with_suffix(".yaml")
+        deployment.write_text(yaml.safe_dump(raw))
+        running = Service(lent, deployment, application["name"])
+        running.deploy()
         if wait:
-            running.until_serving(models[0].replicas.min)
+            running.until_serving(model.replicas.min)
         yield running
-    finally:
-        cluster.down()
 
 
 def leftovers(simulation: str) -> list[str]:

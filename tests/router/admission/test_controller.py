@@ -37,7 +37,7 @@ from serving.state.records import Demand, SliceRecord, SliceState
 from serving.status.document import Status, status
 from serving.status.rates import Rates
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 MODEL = "llama"
 CHAT = "/v1/chat/completions"

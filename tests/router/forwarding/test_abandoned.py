@@ -10,10 +10,10 @@ from support.servers import until
 from support.simulated_engine import MODEL
 from support.two_engines import CHAT, HELLO, Pair, pair
 
+pytestmark = pytest.mark.http
 
-@pytest.mark.parametrize(
-    "requests", [pytest.param(300, marks=pytest.mark.unit), pytest.param(10_000, marks=pytest.mark.cluster)]
-)
+
+@pytest.mark.parametrize("requests", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_clients_that_go_away_leave_nothing_behind(requests: int) -> None:
     """Streams and whole answers, before the first token, in the middle, and where their slice has just died."""
     with pair() as found:

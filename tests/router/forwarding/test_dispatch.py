@@ -16,6 +16,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
+from support import quick_http as http
 from support.servers import SSE_HEAD, RawServers, Script, asgi_server, chunk, free_address, until, whole
 
 from serving.config import FailoverSpec
@@ -28,7 +29,7 @@ from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
 from serving.timings import Timings
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 MODEL = "llama"
 EVENTS = [b'data: {"token": "caf\xc3\xa9"}\n\n', b'data: {"token": "\\n"}\n\n', b"data: [DONE]\n\n"]
@@ -66,10 +67,10 @@ class Front:
     def waits(self, first: bytes) -> bool:
         """Whether the router has what came of the answer, or waits for its headers where nothing did."""
         relay: Dispatcher = self.state.relay
-        return bool(relay._streams) if first else bool(relay._asking)
+        return bool(relay._streams) if first else bool(relay._requesting)
 
     def post(self, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
-        return httpx.post(self.address + path, **({"content": b"{}"} | more))
+        return http.post(self.address + path, **({"content": b"{}"} | more))
 
     def idle(self) -> bool:
         return not any(self.table.in_flight(replica) for replica in "abc")
@@ -186,7 +187,7 @@ def test_an_event_arrives_before_the_next_one_is_made(front: Front, raw: RawServ
         writer.write(chunk(EVENTS[1]) + b"0\r\n\r\n")
 
     front.serve(raw.start(script))
-    with httpx.stream("POST", front.address, content=b"{}") as answer:
+    with http.stream("POST", front.address, content=b"{}") as answer:
         received = answer.iter_raw()
         assert next(received) == EVENTS[0]
         assert front.table.in_flight("a") == 1
@@ -215,7 +216,7 @@ def test_a_whole_answer_keeps_status_headers_and_bytes(front: Front, raw: RawSer
     body = gzip.compress(b'{"text": "x"}' * 1000)
     headers = [b"Content-Encoding: gzip", b"Content-Type: application/json", b"X-A: 1", b"X-A: 2"]
     front.serve(raw.start(answering(whole(body, *headers, status=status))))
-    with httpx.stream("POST", front.address, content=b"{}") as answer:
+    with http.stream("POST", front.address, content=b"{}") as answer:
         assert b"".join(answer.iter_raw()) == body
     assert answer.status_code == int(status.split()[0])
     assert answer.headers["content-encoding"] == "gzip"
@@ -412,9 +413,7 @@ def test_a_client_that_goes_away_ends_the_request_on_the_slice(
         if first.startswith(SSE_HEAD):
             client.recv(65536)
         assert front.table.in_flight("a") == 1
-    gone = time.monotonic()
-    assert closed.wait(1)
-    assert time.monotonic() - gone < 1
+    assert closed.wait(5)
 
 
 HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"

@@ -24,7 +24,7 @@ from serving.simulation.engine.http import EngineApi
 from serving.simulation.engine.physics import Physics
 from serving.state.records import SliceRecord, SliceState
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 DRAIN_S = 1
 

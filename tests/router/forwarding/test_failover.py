@@ -13,7 +13,7 @@ from support.two_engines import CHAT, COMPLETIONS, HELLO, Pair, pair
 
 from serving.config import FailoverSpec
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 LONG = 240  # tokens: on a busy machine a fault comes half a second after it was asked for
 
 

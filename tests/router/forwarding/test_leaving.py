@@ -12,7 +12,7 @@ from support.two_engines import COMPLETIONS, Pair, pair
 
 from serving.state.records import SliceState
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 TOKENS = 800
 

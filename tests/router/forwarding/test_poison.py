@@ -9,7 +9,7 @@ from support.two_engines import COMPLETIONS, Pair, pair
 
 from serving.config import FailoverSpec
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 POISON = {"prompt": "a poisonous prompt", "max_tokens": 4}
 

@@ -13,6 +13,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
+from support import quick_http as http
 from support.servers import asgi_server
 
 from serving.config import ModelSpec, RouterSpec
@@ -28,7 +29,7 @@ from serving.state.records import SliceRecord, SliceState
 from serving.status.document import Status, status
 from serving.status.rates import Rates
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 LLAMA, QWEN = "llama", "qwen"
 CHAT = "/v1/chat/completions"
@@ -112,7 +113,7 @@ def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def test_models_are_listed_with_what_serves_them(address: str) -> None:
-    listed = httpx.get(f"{address}/v1/models").json()
+    listed = http.get(f"{address}/v1/models").json()
     assert listed["object"] == "list"
     llama, qwen = listed["data"]
     assert (
@@ -131,7 +132,7 @@ def test_models_are_listed_with_what_serves_them(address: str) -> None:
         }.items()
     )
     assert (qwen["id"], qwen["slices_ready"], qwen["max_model_len"]) == (QWEN, 0, None)
-    assert httpx.get(f"{address}/v1/models/{LLAMA}").json() == llama
+    assert http.get(f"{address}/v1/models/{LLAMA}").json() == llama
 
 
 def test_the_openai_client_reads_models_and_errors(address: str) -> None:
@@ -149,17 +150,17 @@ def test_the_openai_client_reads_models_and_errors(address: str) -> None:
 
 def test_a_model_id_with_a_slash_is_one_id() -> None:
     with asgi_server(app_of([planned("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")], [])) as found:
-        assert httpx.get(f"{found}/v1/models/Qwen/Qwen3-8B").json()["id"] == "Qwen/Qwen3-8B"
+        assert http.get(f"{found}/v1/models/Qwen/Qwen3-8B").json()["id"] == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize", "/v1/audio/transcriptions"])
 def test_every_post_endpoint_of_the_engine_is_reached_by_model_name(address: str, path: str) -> None:
     body = json.dumps({"model": LLAMA, "anything": [1, None]})
-    assert httpx.post(address + path, content=body).json() == {"path": path, "body": body}
+    assert http.post(address + path, content=body).json() == {"path": path, "body": body}
 
 
 def test_a_form_is_routed_by_its_model_field(address: str) -> None:
-    answer = httpx.post(
+    answer = http.post(
         f"{address}/v1/audio/transcriptions", data={"model": LLAMA}, files={"file": ("a.wav", b"\0\xff")}
     )
     assert "\r\n\r\n\0\xff\r\n" in answer.json()["body"]
@@ -168,19 +169,19 @@ def test_a_form_is_routed_by_its_model_field(address: str) -> None:
 def test_a_service_below_a_route_prefix_forwards_the_path_without_it(upstream: str) -> None:
     entry = SliceRecord("a", LLAMA, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
     with asgi_server(app_of(PLANS, [entry], prefix="/llm")) as found:
-        assert httpx.post(f"{found}/llm{CHAT}", json={"model": LLAMA}).json()["path"] == CHAT
-        assert httpx.get(f"{found}/llm/v1/models").is_success
-        answer = httpx.get(f"{found}/llm{CHAT}")
+        assert http.post(f"{found}/llm{CHAT}", json={"model": LLAMA}).json()["path"] == CHAT
+        assert http.get(f"{found}/llm/v1/models").is_success
+        answer = http.get(f"{found}/llm{CHAT}")
     assert CHAT in refused(answer, 405, "method_not_allowed")["message"]
 
 
 def test_health_is_bad_while_a_model_has_no_slice(address: str, upstream: str) -> None:
-    answer = httpx.get(f"{address}/health")
+    answer = http.get(f"{address}/health")
     assert QWEN in refused(answer, 503, "no_slice_ready")["message"]
     assert int(answer.headers["retry-after"]) > 0
     entry = SliceRecord("a", LLAMA, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
     with asgi_server(app_of(PLANS[:1], [entry])) as all_well:
-        assert httpx.get(f"{all_well}/health").status_code == 200
+        assert http.get(f"{all_well}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -203,7 +204,7 @@ def test_health_is_bad_while_a_model_has_no_slice(address: str, upstream: str) -
     ],
 )
 def test_a_body_that_can_not_be_read_is_a_400_that_says_why(address: str, body: bytes, says: str) -> None:
-    error = refused(httpx.post(address + CHAT, content=body), 400, "invalid_request")
+    error = refused(http.post(address + CHAT, content=body), 400, "invalid_request")
     assert says in error["message"]
     assert len(error["message"]) < 300
 
@@ -211,7 +212,7 @@ def test_a_body_that_can_not_be_read_is_a_400_that_says_why(address: str, body: 
 @pytest.mark.parametrize("boundary", ["", "; boundary=x"])
 def test_a_form_that_can_not_be_read_is_a_400(address: str, boundary: str) -> None:
     headers = {"content-type": f"multipart/form-data{boundary}"}
-    answer = httpx.post(f"{address}/v1/audio/transcriptions", content=b"no form", headers=headers)
+    answer = http.post(f"{address}/v1/audio/transcriptions", content=b"no form", headers=headers)
     refused(answer, 400, "invalid_request")
 
 
@@ -221,14 +222,14 @@ def test_a_form_that_can_not_be_read_is_a_400(address: str, boundary: str) -> No
 def test_a_model_that_is_not_served_is_a_404_that_lists_those_that_are(
     address: str, fields: dict[str, Any]
 ) -> None:
-    error = refused(httpx.post(address + CHAT, json=fields), 404, "model_not_found")
+    error = refused(http.post(address + CHAT, json=fields), 404, "model_not_found")
     assert error["param"] == "model"
     assert error["message"].endswith("Models served here: llama, qwen.")
 
 
 def test_an_unknown_model_is_not_found(address: str) -> None:
-    refused(httpx.get(f"{address}/v1/models/gpt-4"), 404, "model_not_found")
-    refused(httpx.get(f"{address}/v1/models/"), 404, "model_not_found")
+    refused(http.get(f"{address}/v1/models/gpt-4"), 404, "model_not_found")
+    refused(http.get(f"{address}/v1/models/"), 404, "model_not_found")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +248,7 @@ def test_an_unknown_model_is_not_found(address: str) -> None:
 def test_a_wrong_method_is_answered_with_the_right_one(
     address: str, method: str, path: str, takes: str
 ) -> None:
-    answer = httpx.request(method, address + path, content=b'{"model": "llama"}')
+    answer = http.request(method, address + path, content=b'{"model": "llama"}')
     error = refused(answer, 405, "method_not_allowed")
     assert error["message"] == f"{path} takes {takes}, not {method}."
     assert answer.headers["allow"] == takes
@@ -267,7 +268,7 @@ def test_a_wrong_method_is_answered_with_the_right_one(
     ],
 )
 def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path: str) -> None:
-    error = refused(httpx.request(method, address + path), 404, "unknown_path")
+    error = refused(http.request(method, address + path), 404, "unknown_path")
     assert error["message"] == f"There is no {unquote(path)} here."
 
 

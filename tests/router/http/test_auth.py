@@ -72,8 +72,10 @@ def test_a_service_without_keys_lets_anyone_in_and_an_empty_file_nobody() -> Non
         ("just words", "the file: Input should be a valid tuple"),
         ("- {name: a}", "0.sha256: Field required"),
         ("- {name: a, sha256: sk-secret}", "0.sha256: String should match pattern"),
-        (new("a", weight=1)[1].replace("weight", "wieght"), "0.wieght: Extra inputs"),
-        (new("a")[1] + "\n" + new("a")[1], "two keys have the name of 'a'"),
+        pytest.param(
+            new("a", weight=1)[1].replace("weight", "wieght"), "0.wieght: Extra inputs", id="an unknown field"
+        ),
+        pytest.param(new("a")[1] + "\n" + new("a")[1], "two keys have the name of 'a'", id="a name twice"),
         (f"- {{name: a, sha256: {'a' * 64}}}\n- {{name: b, sha256: {'a' * 64}}}", "the sha256 of 'a'"),
     ],
 )

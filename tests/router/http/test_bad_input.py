@@ -15,7 +15,7 @@ from support.simulated_engine import MODEL
 
 from serving.router.http.validation import demand
 
-pytestmark = pytest.mark.unit
+pytestmark = pytest.mark.http
 
 CHAT = "/v1/chat/completions"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
@@ -231,11 +231,9 @@ def test_requests_that_two_servers_could_read_differently_are_refused_whole(
 
 
 def test_a_client_that_sends_too_slowly_is_told_and_let_go(running: Front) -> None:
-    began = time.monotonic()
     answer = raw(running, head(b"Content-Length: 50"), b"{")
     assert answer.startswith(b"HTTP/1.1 408"), answer
     assert b"connection: close" in answer.lower()
-    assert SLOW_S <= time.monotonic() - began < 5
 
 
 def test_a_client_that_sends_now_and_then_has_no_more_time(running: Front) -> None:

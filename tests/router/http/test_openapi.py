@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from support import quick_http as http
 from support.fronts import Front, front
 from support.servers import until
 
@@ -20,9 +20,9 @@ def running() -> Iterator[Front]:
         yield found
 
 
-@pytest.mark.unit
+@pytest.mark.http
 def test_the_document_tells_of_every_route(running: Front) -> None:
-    made = httpx.get(f"{running.address}/openapi.json").json()
+    made = http.get(f"{running.address}/openapi.json").json()
     own = {"/v1/models", "/v1/models/{name}", "/health", "/status.json", "/metrics"}
     assert own | ROUTES.keys() <= made["paths"].keys()
     for route in ROUTES.values():
@@ -33,7 +33,8 @@ def test_the_document_tells_of_every_route(running: Front) -> None:
     assert {"Error", "AnthropicError", "Status"} <= made["components"]["schemas"].keys()
 
 
-@pytest.mark.cluster  # it needs no cluster, but half a minute
+@pytest.mark.http
+@pytest.mark.slow  # half a minute
 def test_whatever_is_sent_is_answered_as_the_document_says_and_never_with_a_5xx(running: Front) -> None:
     import schemathesis
     from schemathesis import GenerationMode

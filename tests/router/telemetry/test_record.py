@@ -277,7 +277,7 @@ def test_a_line_has_ids_slice_tokens_times_and_outcome_and_no_word_of_the_client
     assert said["request_id"] == "id-1"
     assert (said["slice"], said["outcome"], said["status"]) == ("slice-0", "ok", 200)
     assert (said["prompt_tokens"], said["output_tokens"]) == (12, 3)
-    assert 0 <= said["router_s"] <= said["ttft_s"] <= said["total_s"] < 1
+    assert 0 <= said["router_s"] <= said["ttft_s"] <= said["total_s"]
 
 
 def test_prompts_and_answers_are_in_the_line_once_asked_for(tmp_path: Path) -> None:

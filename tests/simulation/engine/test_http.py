@@ -11,13 +11,14 @@ import jsonschema
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
+from support import quick_http as http
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
 from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.physics import Factors
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.http
 
 WEATHER = {
     "type": "object",
@@ -49,11 +50,11 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def post(address: str, path: str, **fields: Any) -> httpx.Response:
-    return httpx.post(f"{address}{path}", json=fields, timeout=5)
+    return http.post(f"{address}{path}", json=fields, timeout=5)
 
 
 def metric(address: str, name: str) -> float:
-    families = text_string_to_metric_families(httpx.get(f"{address}/metrics").text)
+    families = text_string_to_metric_families(http.get(f"{address}/metrics").text)
     return sum(s.value for family in families for s in family.samples if s.name == name)
 
 
@@ -189,7 +190,7 @@ def test_tokens_of_texts_and_conversations(address: str) -> None:
 def test_models_and_health(client: openai.OpenAI, address: str) -> None:
     card = client.models.list().data[0]
     assert (card.id, card.model_extra["max_model_len"], card.model_extra["simulated"]) == (MODEL, 2048, True)
-    assert httpx.get(f"{address}/health").status_code == 200
+    assert http.get(f"{address}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -262,10 +263,10 @@ def test_images_unknown_tools_and_contradictions_are_refused(address: str) -> No
 def test_bodies_that_are_no_json_and_paths_that_are_not_there(address: str) -> None:
     url = f"{address}/v1/completions"
     for raw, kind in ((b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")):
-        found = httpx.post(url, content=raw, headers={"content-type": kind})
+        found = http.post(url, content=raw, headers={"content-type": kind})
         assert (found.status_code, found.json()["error"]["type"]) == (400, "Bad Request")
-    assert httpx.get(f"{address}/nowhere").content == b'{"detail":"Not Found"}'
-    assert httpx.get(url).status_code == 405
+    assert http.get(f"{address}/nowhere").content == b'{"detail":"Not Found"}'
+    assert http.get(url).status_code == 405
 
 
 def test_metrics_go_by_vllms_names_and_count(client: openai.OpenAI, address: str) -> None:
@@ -310,7 +311,7 @@ def test_errors_and_refusals_on_demand(address: str) -> None:
     inject(address, error_rate=0.4, refuse=True)
     refused = post(address, "/v1/completions", prompt="x")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
-    assert httpx.delete(f"{address}/simulator/faults").json()["refuse"] is False
+    assert http.delete(f"{address}/simulator/faults").json()["refuse"] is False
     assert post(address, "/v1/completions", prompt="x").is_success
 
 
@@ -328,11 +329,11 @@ def test_errors_and_refusals_on_demand(address: str) -> None:
 def test_faults_that_are_none_are_refused_and_change_nothing(
     address: str, faults: dict[str, Any], words: str
 ) -> None:
-    before = httpx.get(f"{address}/simulator/faults").json()
+    before = http.get(f"{address}/simulator/faults").json()
     found = inject(address, **faults)
     assert found.status_code == 400
     assert words in found.json()["error"]["message"]
-    assert httpx.get(f"{address}/simulator/faults").json() == before
+    assert http.get(f"{address}/simulator/faults").json() == before
 
 
 def test_a_slow_engine_takes_as_many_times_as_long_and_a_stall_happens_once(address: str) -> None:
@@ -342,10 +343,10 @@ def test_a_slow_engine_takes_as_many_times_as_long_and_a_stall_happens_once(addr
         return time.monotonic() - begun
 
     inject(address, slow=1000)
-    assert took_s() > 0.08
+    assert took_s() > 0.08  # no bound from above: a floor holds however busy the machine is
     inject(address, slow=1, stall_s=0.15)
     assert took_s() > 0.15
-    assert httpx.get(f"{address}/simulator/faults").json()["stall_s"] == 0
+    assert http.get(f"{address}/simulator/faults").json()["stall_s"] == 0
 
 
 def test_a_hanging_engine_answers_neither_requests_nor_probes_until_it_is_freed() -> None:
@@ -355,7 +356,7 @@ def test_a_hanging_engine_answers_neither_requests_nor_probes_until_it_is_freed(
         asking = threading.Thread(target=lambda: found.append(post(address, "/v1/completions", prompt="x")))
         asking.start()
         with pytest.raises(httpx.ReadTimeout):
-            httpx.get(f"{address}/health", timeout=0.2)
+            http.get(f"{address}/health", timeout=0.2)
         assert not found
         assert not engine.dead
         inject(address, hang=False)
@@ -367,7 +368,7 @@ def test_a_dying_engine_ends_its_requests_with_an_error_and_takes_no_more() -> N
     with serving(Factors()) as (address, _):
         url = f"{address}/v1/completions"
         asked = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", url, json=asked, timeout=5) as answer:
+        with http.stream("POST", url, json=asked, timeout=5) as answer:
             lines = answer.iter_lines()
             next(lines)
             inject(address, die=True)
@@ -375,4 +376,4 @@ def test_a_dying_engine_ends_its_requests_with_an_error_and_takes_no_more() -> N
         assert said[-1] == "data: [DONE]"
         assert json.loads(said[-2].removeprefix("data: "))["error"]["code"] == 500
         assert post(address, "/v1/completions", prompt="x").status_code == 500
-        assert httpx.get(f"{address}/health").status_code == 503
+        assert http.get(f"{address}/health").status_code == 503

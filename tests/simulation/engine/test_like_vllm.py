@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
+from support import quick_http as http
 from support.simulated_engine import serving
 
 pytestmark = pytest.mark.engine
@@ -36,14 +36,14 @@ def address() -> Iterator[str]:
 
 
 def chunks(address: str, path: str, fields: dict[str, Any]) -> list[str]:
-    answer = httpx.post(f"{address}{path}", json={**fields, "stream": True}, timeout=10)
+    answer = http.post(f"{address}{path}", json={**fields, "stream": True}, timeout=10)
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [event.removeprefix("data: ") for event in events[:-2]]
 
 
 def whole(address: str, path: str, fields: dict[str, Any]) -> str:
-    return json.dumps(httpx.post(f"{address}{path}", json=fields, timeout=10).json())
+    return json.dumps(http.post(f"{address}{path}", json=fields, timeout=10).json())
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": USAGE}])
@@ -97,7 +97,7 @@ def test_metrics_are_among_those_that_vllm_exposes(address: str) -> None:
     import vllm.v1.metrics
 
     source = (Path(vllm.v1.metrics.__path__[0]) / "loggers.py").read_text()
-    shown = httpx.get(f"{address}/metrics").text
+    shown = http.get(f"{address}/metrics").text
     names = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE vllm:")}
     for name in names:
         assert f'"{name.removesuffix("_created").removesuffix("_total")}' in source, name

@@ -7,23 +7,24 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from support import quick_http as http
+from support.leases import Leases
 from support.service import MODEL, Service, service
 
-from serving.simulation.cluster import SimulatedCluster
 from serving.state.records import SliceRecord
 
 pytestmark = pytest.mark.cluster
+BORROWS = "one chip, 3"
 
 SLICES = 3
 MOST_MEMORY = 250e6
-MOST_START_S = 2.0
 
 
 @pytest.fixture(scope="module")
-def running(short_directory: Path) -> Iterator[Service]:
+def running(leases: Leases) -> Iterator[Service]:
     one_chip = {"generation": "v6e", "topology": "1x1"}
     with service(
-        short_directory,
+        leases,
         slices=SLICES,
         engine="simulated",
         startup="load=0.5,compile=0.5",
@@ -34,17 +35,15 @@ def running(short_directory: Path) -> Iterator[Service]:
         yield found
 
 
-def test_every_slice_serves_within_seconds_and_says_that_it_is_simulated(running: Service) -> None:
+def test_every_slice_serves_and_says_that_it_is_simulated(running: Service) -> None:
     entries = running.serving()
     assert len({entry.slice for entry in entries}) == SLICES
     for entry in entries:
         assert entry.simulated
         phases = dict(entry.phases)
         assert {"loading weights", "compiling"} <= phases.keys()
-        took = sum(seconds for name, seconds in entry.phases if name != "serving") - 1
-        print(f"{entry.slice}: {took:.1f} s to start beside its phases: {phases}")
-        assert took < MOST_START_S
-    card = httpx.get(f"{running.address}/v1/models").json()["data"][0]
+        print(f"{entry.slice}: {phases}")
+    card = http.get(f"{running.address}/v1/models").json()["data"][0]
     assert card["simulated"]
 
 
@@ -60,17 +59,13 @@ def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
         assert not any(name.startswith(("libtorch", "libjax", "xla_")) for name in loaded)
 
 
-def test_the_simulation_remembers_its_engine(running: Service) -> None:
-    assert SimulatedCluster.attach(running.cluster.directory).engine == "simulated"
-
-
 def _listens(process: psutil.Process, address: str) -> bool:
     port = int(address.rpartition(":")[2])
     return any(each.laddr.port == port for each in process.net_connections() if each.laddr)
 
 
 def die(_: Service, victim: SliceRecord) -> None:
-    httpx.post(f"{victim.address}/simulator/faults", json={"die": True})
+    http.post(f"{victim.address}/simulator/faults", json={"die": True})
 
 
 def lose_its_host(running: Service, victim: SliceRecord) -> None:
@@ -118,11 +113,12 @@ def replaced(running: Service, victim: SliceRecord) -> bool:
 
 def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
     victim = running.serving()[0]
-    httpx.post(f"{victim.address}/simulator/faults", json={"hang": True})
+    http.post(f"{victim.address}/simulator/faults", json={"hang": True})
     running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 
 
+@pytest.mark.slow
 def test_what_a_slice_on_a_stopped_host_has_goes_elsewhere(running: Service) -> None:
     """Its kernel keeps every connection up."""
     answers, askers = load(running)

@@ -3,7 +3,6 @@
 import asyncio
 import subprocess
 import sys
-import time
 from collections.abc import AsyncIterator
 
 import httpx
@@ -15,7 +14,7 @@ from serving.engine.server import EngineServer
 from serving.errors import SliceLostError
 from serving.simulation.engine.server import SimulatorServer
 
-pytestmark = pytest.mark.cluster
+pytestmark = pytest.mark.http
 
 
 @pytest.fixture
@@ -69,12 +68,3 @@ print([name for name in ("vllm", "jax", "torch", "tpu_inference", "transformers"
 """
     found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
-
-
-async def test_it_starts_well_within_two_seconds() -> None:
-    found = plan_of("llama-70b-v6e-8")
-    begun = time.monotonic()
-    server = SimulatorServer(found, nowhere())
-    await server.start()
-    assert time.monotonic() - begun < 1
-    server.kill()

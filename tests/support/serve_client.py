@@ -1,0 +1,50 @@
+"""A process that stays connected to a simulated cluster and does what it reads: `serve run` takes four seconds to import Ray.
+
+Each line of its input is an order, `["deploy", PATH]`, `["delete"]` or `["groups"]`; each line of its output an answer.
+What Ray prints of the cluster's logs goes to stderr.
+"""
+
+import json
+import os
+import sys
+from typing import Any
+
+import ray
+from ray import serve
+from ray.serve.scripts import cli
+
+
+def deploy(path: str) -> str:
+    """As `serve run --non-blocking` does."""
+    cli(["run", "--non-blocking", path], standalone_mode=False)
+    return "deployed"
+
+
+def delete() -> list[str]:
+    """Every application; returns once their replicas are gone."""
+    names = list(serve.status().applications)
+    for name in names:
+        serve.delete(name)
+    return names
+
+
+def groups() -> list[str]:
+    """The states of all placement groups that are not removed."""
+    states = (group["state"] for group in ray.util.placement_group_table().values())
+    return sorted(state for state in states if state != "REMOVED")
+
+
+ORDERS: dict[str, Any] = {"deploy": deploy, "delete": delete, "groups": groups}
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Ray and the command line print where they like
+    ray.init(namespace="serve")
+    for line in sys.stdin:
+        order, *words = json.loads(line)
+        print(json.dumps(ORDERS[order](*words)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()
