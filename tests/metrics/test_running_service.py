@@ -120,7 +120,7 @@ def test_rays_own_agents_have_it_too(running: Service) -> None:
 
 def _agents(running: Service) -> list[str]:
     """Where Ray's agents of all nodes answer, found as `ray` finds them."""
-    script = "import json, ray; from serving.slices import agents; ray.init(log_to_driver=False); print(json.dumps(agents.addresses()))"
+    script = "import json, ray; from serving.metrics import agents; ray.init(log_to_driver=False); print(json.dumps(agents.addresses()))"
     done = subprocess.run(
         [os.sys.executable, "-c", script],
         env=running.cluster.environment,
