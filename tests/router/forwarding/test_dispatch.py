@@ -67,7 +67,7 @@ class Front:
     def waits(self, first: bytes) -> bool:
         """Whether the router has what came of the answer, or waits for its headers where nothing did."""
         relay: Dispatcher = self.state.relay
-        return bool(relay._streams) if first else bool(relay._requesting)
+        return bool(relay._streams) if first else bool(relay._asking)
 
     def post(self, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
         return http.post(self.address + path, **({"content": b"{}"} | more))
