@@ -27,6 +27,7 @@ BORROWS = "two hosts, 1"
 QUIET = {
     table.RETRIES.name,
     table.CONTINUATIONS.name,
+    table.POISONOUS.name,
     table.DECISIONS.name,
 }
 CHAT = "/v1/chat/completions"
