@@ -70,7 +70,7 @@ class Service:
             time.sleep(0.1)
         return value
 
-    def until_serving(self, slices: int, timeout_s: float = 180) -> list[SliceRecord]:
+    def until_serving(self, slices: int, timeout_s: float = 420) -> list[SliceRecord]:
         """Wait until as many slices serve and the front door knows it."""
 
         def there() -> list[SliceRecord]:
