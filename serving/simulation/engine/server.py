@@ -1,6 +1,7 @@
 """A simulated engine as the engine of a slice replica: same members, same port on worker 0, same way to die."""
 
 import asyncio
+import threading
 
 from serving import tracing
 from serving.engine.server import EngineSite, HttpServer, Load
@@ -78,8 +79,8 @@ class SimulatorServer:
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
         self._engine.die("the replica ended it")
-        if self._spans:
-            self._spans.close()
+        if self._spans:  # it may wait for a collector that is away, and an end does not
+            threading.Thread(target=self._spans.close, daemon=True).start()
 
     @property
     def requests_open(self) -> int:
