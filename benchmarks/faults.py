@@ -16,6 +16,7 @@ from ray._private.state import GlobalState
 from ray._raylet import GcsClient, GcsClientOptions  # type: ignore[attr-defined]  # compiled
 from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
+from serving import secret
 from serving.cli.simulated_service import SimulatedService
 from serving.errors import SimulationError
 from serving.simulation.cluster import SimulatedCluster
@@ -51,20 +52,21 @@ class Fault:
     follows_s: float = 1.0
 
 
-def _tell(victim: SliceRecord, **faults: float | str) -> None:
-    httpx.post(f"{victim.address}/simulator/faults", json=faults, timeout=5)
+def _tell(trial: SimulatedService, victim: SliceRecord, **faults: float | str) -> None:
+    shown = secret.headers(trial.cluster.secret)
+    httpx.post(f"{victim.address}/simulator/faults", json=faults, headers=shown, timeout=5).raise_for_status()
 
 
 def _kill_engine(trial: SimulatedService, victim: SliceRecord) -> None:
     if trial.cluster.engine == "simulated":
-        _tell(victim, die=True)
+        _tell(trial, victim, die=True)
     for process in called("EngineCore", trial.cluster.processes(victim.slice, 0)):
         process.kill()
 
 
 def _hang_worker(trial: SimulatedService, victim: SliceRecord) -> None:
     if trial.cluster.engine == "simulated":
-        _tell(victim, hang=True)
+        _tell(trial, victim, hang=True)
     for process in called("RayWorkerProc", trial.cluster.processes(victim.slice, _FAR)):
         process.suspend()
 
@@ -103,7 +105,7 @@ def _poison(trial: SimulatedService, _: SliceRecord) -> None:
     """One client sends a request that ends any engine it reaches, once a second."""
     for entry in trial.store.slices():
         if entry.serves:
-            _tell(entry, die_on=_POISON)
+            _tell(trial, entry, die_on=_POISON)
     request = {"model": trial.plans[0].model.name, "prompt": _POISON, "max_tokens": 4}
     for _ in range(_POISONS):
         with contextlib.suppress(httpx.HTTPError):
@@ -160,9 +162,9 @@ FAULTS = (
     Fault(
         "errors",
         "half of a slice's requests are answered with 500",
-        lambda _, victim: _tell(victim, error_rate=0.5),
+        lambda trial, victim: _tell(trial, victim, error_rate=0.5),
         takes_slice=False,
-        follows=lambda _, victim: _tell(victim, error_rate=0),
+        follows=lambda trial, victim: _tell(trial, victim, error_rate=0),
     ),
 )
 SIMULATED_ONLY = ("errors", "poison")

@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from benchmarks import accounting
-from serving import config
+from serving import config, secret
 from serving.cli.simulated_service import SimulatedService, running
 from serving.planning import Plan, plan
 from serving.simulation.cluster import default_directory, free_port
@@ -55,6 +55,8 @@ def serving(deployment: str, slices: int, *, engine: str, console: Console) -> I
     variables = raw["controller_options"]["runtime_env"]["env_vars"]
     variables["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(proxy_port)
     raw["applications"][0]["args"]["models"][0]["replicas"] = slices
+    # Other projects' routers stand before the same slices, and know no secret.
+    raw["applications"][0]["runtime_env"]["env_vars"][secret.VARIABLE] = ""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump(raw, file)
         file.flush()

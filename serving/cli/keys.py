@@ -1,4 +1,4 @@
-"""`serving keys`: makes an API key."""
+"""`serving keys` makes an API key, `serving secret` the secret of a cluster."""
 
 import argparse
 import sys
@@ -20,6 +20,16 @@ def add_commands(commands: Any) -> None:
     keys.add_argument("--priority", type=int, metavar="N", help="higher goes first (default: 0)")
     keys.add_argument("--weight", type=float, metavar="W", help="share among keys of a priority (default: 1)")
     keys.set_defaults(run=_keys)
+    commands.add_parser(
+        "secret",
+        help="make a secret for SERVING_CLUSTER_SECRET of every process of a cluster: slices answer nobody else",
+    ).set_defaults(run=_secret)
+
+
+def _secret(_: argparse.Namespace) -> None:
+    from serving import secret
+
+    print(secret.new())
 
 
 def _keys(options: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """`serving sim`: TPU slices simulated on this machine."""
 
 import argparse
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,10 +13,13 @@ if TYPE_CHECKING:
     from serving.simulation.cluster import SimulatedSlice
 
 
+_NAME = "sim"
+
+
 def add_commands(commands: Any) -> None:
     simulation = commands.add_parser("sim", help="TPU slices simulated on this machine")
     simulation.add_argument(
-        "--name", default="sim", help="several simulations can run side by side (default: sim)"
+        "--name", default=_NAME, help="several simulations can run side by side (default: sim)"
     )
     actions = simulation.add_subparsers(required=True, metavar="ACTION")
     run = actions.add_parser(
@@ -45,6 +49,9 @@ def add_commands(commands: Any) -> None:
     restart.add_argument("target", metavar="SLICE/HOST|head", help="a killed host, or the head")
     restart.set_defaults(run=_sim_restart)
     actions.add_parser("status", help="the simulated slices and their hosts").set_defaults(run=_sim_status)
+    actions.add_parser(
+        "env", help="lines for a shell that is to reach the simulation; its secrets are among them"
+    ).set_defaults(run=_sim_env)
     actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)
 
 
@@ -107,9 +114,8 @@ def _sim_up(options: argparse.Namespace) -> None:
             report=lambda text: progress.update(text),
         )
     Console().print(_table(cluster.status()))
-    print("\n`serve run` and `ray` reach it with:")
-    for key in ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE"):
-        print(f"  export {key}={cluster.environment[key]}")
+    name = "" if options.name == _NAME else f" --name {options.name}"
+    print(f'\n`serve run` and `ray` reach it after: eval "$(serving sim{name} env)"')
 
 
 def _sim_add(options: argparse.Namespace) -> None:
@@ -153,6 +159,13 @@ def _sim_status(options: argparse.Namespace) -> None:
     from serving.simulation.cluster import SimulatedCluster
 
     Console().print(_table(SimulatedCluster.attach(directory_of(options)).status()))
+
+
+def _sim_env(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+
+    for name, value in SimulatedCluster.attach(directory_of(options)).access.items():
+        print(f"export {name}={shlex.quote(value)}")
 
 
 def _sim_down(options: argparse.Namespace) -> None:

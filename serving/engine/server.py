@@ -4,6 +4,7 @@ And the HTTP server in front of either engine.
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +12,10 @@ from typing import Any, Protocol
 
 import uvicorn
 
+from serving import secret
 from serving.slices.held_slice import HeldSlice
+
+logger = logging.getLogger("ray.serve")
 
 # Longer than a router keeps an idle connection, so that the router closes it.
 _KEEP_ALIVE_S = 120
@@ -76,14 +80,24 @@ class EngineServer(Protocol):
 
 
 class HttpServer:
-    """An engine's ASGI app on a free port of its host, served by a task of the running event loop."""
+    """An engine's ASGI app on a free port of its host, served by a task of the running event loop.
+
+    It asks for the cluster's secret, where there is one.
+    """
 
     def __init__(self, app: Any, ip: str) -> None:
+        ours = secret.of_this_process()
+        if not ours and not ip.startswith("127."):
+            logger.warning(
+                "%s is not set: this slice's port on %s answers everybody who reaches it; `serving secret` makes one",
+                secret.VARIABLE,
+                ip,
+            )
         self._listener = socket.create_server((ip, 0), backlog=2048)
         self.port: int = self._listener.getsockname()[1]
         self.uvicorn = uvicorn.Server(
             uvicorn.Config(
-                app,
+                secret.guarded(app, ours),
                 # uvicorn's own config closes every handler, Serve's too; a restarted controller asks replicas for their log file.
                 log_config=None,
                 log_level="warning",

@@ -5,11 +5,12 @@ agents repeat a series for every process.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from serving import secret
 from serving.metrics import exposition
 from serving.metrics.exposition import Engine
 from serving.metrics.table import UNREACHABLE
@@ -26,6 +27,7 @@ class Scraper:
     ) -> None:
         self._agents = agents
         self._entries = entries
+        self._secret = secret.headers(secret.of_this_process())
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=64)
         )
@@ -35,7 +37,8 @@ class Scraper:
         engines = [entry for entry in self._entries() if entry.address]
         agents = await self._agents()
         texts = await asyncio.gather(
-            *(self._read(address) for address in [*agents, *(entry.address for entry in engines)])
+            *(self._read(address) for address in agents),
+            *(self._read(entry.address, self._secret) for entry in engines),
         )
         engine_pages = [
             (Engine(entry.model, entry.slice, entry.pool, entry.hosts), text or "")
@@ -52,9 +55,9 @@ class Scraper:
     async def close(self) -> None:
         await self._session.close()
 
-    async def _read(self, address: str) -> str | None:
+    async def _read(self, address: str, headers: Mapping[str, str] | None = None) -> str | None:
         try:
-            async with self._session.get(f"{address}/metrics") as response:
+            async with self._session.get(f"{address}/metrics", headers=headers) as response:
                 return await response.text() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None

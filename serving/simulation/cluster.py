@@ -11,6 +11,7 @@ import os
 import random
 import shutil
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ from typing import NamedTuple, Self
 
 import psutil
 
+from serving import secret
 from serving.environment import CACHE, ENGINE, HOST, SIMULATION, STARTUP
 from serving.errors import SimulationError
 from serving.simulation import processes
@@ -49,6 +51,8 @@ _MALLOC = {
 }
 # Settings of the caller's shell that hosts must not inherit: they would change what a host is.
 _NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
+
+_ACCESS = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE", secret.VARIABLE)
 
 Report = Callable[[str], None]
 
@@ -110,13 +114,22 @@ def _new_id() -> str:
 class SimulatedCluster:
     """A running simulation. Make one with `up` or find a running one with `attach`; `down` ends all of it."""
 
-    def __init__(self, directory: Path, simulation: str, engine: str = "vllm", startup: str = "") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        simulation: str,
+        engine: str = "vllm",
+        startup: str = "",
+        *,
+        cluster_secret: str,
+    ) -> None:
         self.directory = directory
         self.id = simulation
         self._ports = _ports(simulation)
         self.address = f"{_HEAD_IP}:{self._ports.control_store}"
         self.engine = engine
         self._startup = startup
+        self.secret = cluster_secret
         # Serve adds 67 characters for its socket, of the 97 that HAProxy takes.
         self._haproxy = Path(tempfile.gettempdir()) / f"sv{simulation}"
         self._slices: dict[str, SimulatedSlice] = {}
@@ -146,8 +159,8 @@ class SimulatedCluster:
                     "--name starts another beside it"
                 )
             old.down()
-        (directory / "tmp").mkdir(parents=True, exist_ok=True)
-        cluster = cls(directory, _new_id(), engine, startup)
+        cluster = cls(directory, _new_id(), engine, startup, cluster_secret=secret.new())
+        cluster._make_directory()
         cluster._save()
         try:
             report("starting the head")
@@ -168,7 +181,9 @@ class SimulatedCluster:
             state = json.loads((directory / "cluster.json").read_text())
         except FileNotFoundError:
             raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
-        cluster = cls(directory, state["id"], state["engine"], state["startup"])
+        cluster = cls(
+            directory, state["id"], state["engine"], state["startup"], cluster_secret=state["secret"]
+        )
         cluster._slices = {entry["name"]: SimulatedSlice(**entry) for entry in state["slices"]}
         return cluster
 
@@ -176,6 +191,12 @@ class SimulatedCluster:
     def environment(self) -> dict[str, str]:
         """The environment in which a driver on this machine (`serve run`) reaches the simulation."""
         return {"RAY_ADDRESS": self.address, **self._environment(HEAD)}
+
+    @property
+    def access(self) -> dict[str, str]:
+        """Of `environment`, what a shell of the caller lacks."""
+        environment = self.environment
+        return {name: environment[name] for name in _ACCESS}
 
     def add_slice(self, shape: Slice, *, name: str | None = None) -> str:
         """Start every host of one more slice; returns its name."""
@@ -261,6 +282,7 @@ class SimulatedCluster:
             CACHE: str(cache_directory()),
             ENGINE: self.engine,
             STARTUP: self._startup,
+            secret.VARIABLE: self.secret,
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "RAY_TMPDIR": str(self.directory),
             "TMPDIR": str(self.directory / "tmp"),  # a killed vLLM leaves its sockets there
@@ -370,6 +392,10 @@ class SimulatedCluster:
     def _processes(self, host: str | None = None) -> list[psutil.Process]:
         return processes.processes({SIMULATION: self.id} | ({HOST: host} if host else {}))
 
+    def _make_directory(self) -> None:
+        (self.directory / "tmp").mkdir(parents=True, exist_ok=True)
+        self.directory.chmod(stat.S_IRWXU)  # secrets are kept there
+
     def _save(self) -> None:
         slices = [
             {key: value for key, value in asdict(entry).items() if key != "alive"}
@@ -379,6 +405,7 @@ class SimulatedCluster:
             "id": self.id,
             "engine": self.engine,
             "startup": self._startup,
+            "secret": self.secret,
             "slices": slices,
         }
         draft = self.directory / "cluster.json.new"

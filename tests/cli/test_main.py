@@ -10,6 +10,7 @@ import yaml
 
 from serving.cli.main import main
 from serving.router.http.auth import KeyFile
+from serving.simulation.cluster import SimulatedCluster, default_directory
 
 pytestmark = pytest.mark.unit
 
@@ -42,6 +43,21 @@ def refusal(capsys: pytest.CaptureFixture[str]) -> Refusal:
         return err.removeprefix("serving: ").removesuffix("\n")
 
     return refused
+
+
+def test_a_simulation_is_reached_with_what_env_prints_and_nobody_else_reads_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = default_directory()
+    cluster = SimulatedCluster(directory, "0" * 12, cluster_secret="a b")
+    cluster._make_directory()
+    cluster._save()
+    assert main(["sim", "env"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "export SERVING_CLUSTER_SECRET='a b'" in lines
+    assert f"export RAY_TMPDIR={directory}" in lines
+    assert directory.stat().st_mode & 0o077 == 0
+    assert tmp_path in directory.parents
 
 
 @pytest.fixture

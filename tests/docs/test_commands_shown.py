@@ -102,6 +102,11 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving sim up( --\S+ \S+)*": RunBy(CLUSTER),
     r"serving sim (status|down)": RunBy(CLUSTER),
     r"serving sim (kill|restart) slice-\d/\d": RunBy(CLUSTER),
+    r'eval "\$\(serving sim env\)"': RunBy(
+        "test_a_simulation_is_reached_with_what_env_prints_and_nobody_else_reads_it"
+    ),
+    r"ray get-auth-token --generate": InPart("it writes to the home of whoever runs it"),
+    r"export SERVING_CLUSTER_SECRET=\$\(serving secret\)": RunBy("test_a_secret_is_printed_once_and_is_long"),
     r"serving sim add( --\S+ \S+)*": RunBy(CLUSTER),
     r"serving sim restart head": RunBy("test_slices_outlive_the_head_and_all_works_under_the_new_one"),
     r"serving status": RunBy("test_status_shows_the_slice"),

@@ -46,7 +46,7 @@ def load(running: Service, clients: int) -> Iterator[None]:
 def stream(running: Service) -> Iterator[None]:
     """A long answer of slow engines, under way while the block lasts."""
     for one in running.serving():
-        http.post(f"{one.address}/simulator/faults", json={"slow": 10}).raise_for_status()
+        running.fault(one, slow=10)
     fields = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
     with http.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import yaml
 
-from serving import config
+from serving import config, secret
 from serving.environment import ENGINE, STARTUP
 from serving.planning import Plan, plan
 from serving.simulation.cluster import SimulatedCluster
@@ -100,6 +100,11 @@ class Service:
         self.deployment.write_text(yaml.safe_dump(raw))
         self._log_begins = self._lent.log.stat().st_size
         self._lent.ask("deploy", str(self.deployment))
+
+    def fault(self, victim: SliceRecord, **faults: Any) -> None:
+        """Have a simulated engine fail."""
+        shown = secret.headers(self.cluster.secret)
+        http.post(f"{victim.address}/simulator/faults", json=faults, headers=shown).raise_for_status()
 
     def post(self, path: str, timeout_s: float = 120, **fields: Any) -> httpx.Response:
         return http.post(f"{self.address}{path}", json={"model": MODEL, **fields}, timeout=timeout_s)

@@ -8,6 +8,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from serving import secret
 from serving.config import ModelSpec
 from serving.planning import Plan, plan
 from serving.simulation.engine.engine import Engine
@@ -33,12 +34,13 @@ def small_plan(**engine: Any) -> Plan:
 
 @contextmanager
 def serving(
-    factors: Factors = QUICK, spans: EngineSpans | None = None, **engine: Any
+    factors: Factors = QUICK, spans: EngineSpans | None = None, *, cluster_secret: str = "", **engine: Any
 ) -> Iterator[tuple[str, Engine]]:
+    """Behind `cluster_secret` where there is one."""
     found = small_plan(**engine)
     made = Engine(found, Physics(found, factors), chance=lambda: 0.5)
     app = _Running(EngineApi(found, made, spans).app(), made)
-    with asgi_server(app) as address:
+    with asgi_server(secret.guarded(app, cluster_secret)) as address:
         try:
             yield address, made
         finally:

@@ -5,16 +5,21 @@ streamed token (benchmarks/http_clients.py).
 """
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterable, Mapping
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
 import aiohttp
 from yarl import URL
 
+from serving import secret
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord
+
+logger = logging.getLogger("ray.serve")
 
 # No connection was made: the slice has not seen the request.
 NotConnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
@@ -35,10 +40,15 @@ _KEEPALIVE = (
 )
 
 
+class WrongSecretError(aiohttp.ClientError):
+    """The slice has another secret of the cluster than this router."""
+
+
 class Upstream:
     """Connections to slices, kept for the next request."""
 
     def __init__(self, connect_timeout_s: float) -> None:
+        self._secret = secret.headers(secret.of_this_process())
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=_socket),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
@@ -50,15 +60,28 @@ class Upstream:
     async def post(
         self, entry: SliceRecord, request: InferenceRequest, body: bytes, carried: Mapping[str, str]
     ) -> aiohttp.ClientResponse:
-        """A slice's answer up to its headers; `carried` are headers of the router's own. Raises what aiohttp raises."""
+        """A slice's answer up to its headers; `carried` are headers of the router's own.
+
+        Raises what aiohttp raises, and WrongSecretError.
+        """
         target = quote(request.path) + (f"?{request.query}" if request.query else "")
-        return await self._session.request(
+        response = await self._session.request(
             "POST",
             URL(entry.address + target, encoded=True),  # as it came: no /v1/.. is resolved on the way
             data=body,
-            headers=_forwarded(request.headers, carried),
+            headers=_forwarded(request.headers, {**carried, **self._secret}),
             allow_redirects=False,
         )
+        if response.status == HTTPStatus.UNAUTHORIZED:  # a client would take it for a word on its own key
+            response.close()
+            logger.error(
+                "slice %s of %s refuses this router: %s is not the same in both",
+                entry.slice,
+                entry.model,
+                secret.VARIABLE,
+            )
+            raise WrongSecretError
+        return response
 
     async def is_well(self, entry: SliceRecord, within_s: float) -> bool:
         """Whether a slice calls itself healthy."""

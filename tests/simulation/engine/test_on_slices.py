@@ -64,8 +64,8 @@ def _listens(process: psutil.Process, address: str) -> bool:
     return any(each.laddr.port == port for each in process.net_connections() if each.laddr)
 
 
-def die(_: Service, victim: SliceRecord) -> None:
-    http.post(f"{victim.address}/simulator/faults", json={"die": True})
+def die(running: Service, victim: SliceRecord) -> None:
+    running.fault(victim, die=True)
 
 
 def lose_its_host(running: Service, victim: SliceRecord) -> None:
@@ -113,7 +113,7 @@ def replaced(running: Service, victim: SliceRecord) -> bool:
 
 def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
     victim = running.serving()[0]
-    http.post(f"{victim.address}/simulator/faults", json={"hang": True})
+    running.fault(victim, hang=True)
     running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 
