@@ -160,6 +160,11 @@ class ModelSpec(_Spec):
     stall_s: float = Field(
         default=30, gt=0, description="Seconds without an answer after which an engine counts as hung."
     )
+    start_s: float = Field(
+        default=1800,
+        gt=0,
+        description="Seconds after which a start counts as late: its stacks go to a file, and it goes on.",
+    )
 
     @model_validator(mode="before")
     @classmethod

@@ -38,6 +38,7 @@ class Timings:
 
     # engine: the replica's own watch
     engine_probe_s: float = 2.0
+    stacks_s: float = 1.5  # for the processes of a silent engine to write their stacks before they are killed
     last_words_s: float = 1.0  # for open requests to carry their error to the client before the process ends
     open_requests_s: float = (
         0.2  # how often a draining replica counts its open requests; the server has no event for it

@@ -28,9 +28,10 @@ from serving.engine.slice_metrics import ChipsOf, SliceMetrics
 from serving.environment import is_simulated
 from serving.errors import ServingError, SliceLostError
 from serving.planning import Plan
+from serving.slices import stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
-from serving.slices.placement import is_waiting
+from serving.slices.placement import is_waiting, session_logs
 from serving.slices.rollout import Yielding
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
@@ -47,6 +48,7 @@ class SliceReplica:
 
     async def __init__(self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
         """`engine` makes the engine of the host that this replica stands on; `chips_of` works out a simulated slice's chip use."""
+        stacks.register()
         context = ray.get_runtime_context()
         ours = serve.get_replica_context()
         self._plan = plan
@@ -92,7 +94,8 @@ class SliceReplica:
             self._engine = server
             self._enter("starting the engine")
             self._record.load = self._starting
-            watch = partial(first, self._hosts.lost, server.worker_died)
+            loop = asyncio.get_running_loop()
+            watch = partial(first, self._hosts.lost, server.worker_died, partial(self._is_late, loop))
             with _serves_log_kept(), watched_in_a_thread(watch, partial(self._on, Event.LOST)):
                 await server.start()
         except ServingError as error:
@@ -171,7 +174,10 @@ class SliceReplica:
         self._record.load = self._load
         self._enter("serving")
         self._record.update(
-            state=SliceState.SERVING, address=self._address, max_model_len=self._server.max_model_len
+            state=SliceState.SERVING,
+            address=self._address,
+            max_model_len=self._server.max_model_len,
+            reason="",
         )
         logger.info(
             "%s serves on slice %s (%s) after %.0f s%s",
@@ -269,11 +275,39 @@ class SliceReplica:
             while not probe.done():
                 silent_s = time.monotonic() - max(asked_s, self._server.load.last_output_s)
                 if silent_s >= stall_s:
+                    silent = f"the engine or one of its workers has not answered for {silent_s:.0f} s"
+                    report = await self._report(silent, asyncio.get_running_loop())
                     probe.cancel()
-                    return f"the engine or one of its workers has not answered for {silent_s:.0f} s"
+                    return f"{silent}; {report}"
                 await asyncio.wait([probe], timeout=stall_s - silent_s)
             if error := probe.exception():
                 return f"the engine failed its probe: {error}"
+
+    async def _is_late(self, loop: asyncio.AbstractEventLoop) -> str:
+        """Once a start is late, tell why in a report, and wait for ever: a start has no limit."""
+        await asyncio.sleep(self._spec.start_s)
+        late = f"the start has taken more than {self._spec.start_s:.0f} s"
+        told = f"{late}; {await self._report(late, loop)}"
+        logger.warning("%s on slice %s: %s", self._plan.model.name, self._record.record.slice, told)
+        await asyncio.to_thread(self._record.update, reason=told)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def _report(self, reason: str, loop: asyncio.AbstractEventLoop) -> str:
+        """Write the stacks and last log lines of all the engine's processes to a file beside Ray's logs; says where it is."""
+        try:
+            awaited = stacks.tasks(loop)
+            assert self._engine is not None  # noqa: S101  its start has begun
+            processes = await asyncio.to_thread(self._engine.processes)
+            own = self._record.record
+            text = "\n\n".join(
+                [f"{own.model} on slice {own.slice}: {reason}", awaited, await self._hosts.stacks(processes)]
+            )
+            path = await asyncio.to_thread(stacks.write_report, session_logs(), own.slice, text, time.time())
+        except Exception:  # the slice is given up all the same
+            logger.exception("the stacks of a silent engine could not be written")
+            return "its stacks could not be written, the log says why"
+        return f"stacks and last log lines in {path} on {own.hosts[0]}"
 
 
 def _within_last_words(tell: Callable[[], None]) -> None:

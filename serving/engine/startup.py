@@ -1,7 +1,7 @@
 """What an engine is doing while it starts, read from its own log.
 
 vLLM loads this plugin in every process it starts. On worker 0 of a slice it turns the log lines below into phases in
-Ray's GCS. The replica's event loop is blocked meanwhile.
+Ray's GCS. The replica's event loop is blocked meanwhile. Every process registers to write its stacks where it hangs.
 """
 
 import logging
@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable
 
 from serving.environment import REPLICA
+from serving.slices import stacks
 from serving.state.gcs import Store
 
 # The beginnings of log lines of vLLM and tpu-inference 0.26.
@@ -22,7 +23,8 @@ _PHASES = (
 
 
 def follow() -> None:
-    """Report this process's phases, if it runs on worker 0 of a replica's slice."""
+    """Register for stacks, and report this process's phases if it runs on worker 0 of a replica's slice."""
+    stacks.register()
     replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
     if not replica or not address or os.environ.get("TPU_WORKER_ID", "0") != "0":
         return

@@ -69,8 +69,7 @@ class Router:
 
 def _log_path() -> Path:
     """A file per router process, beside the logs of Ray and Serve."""
-    session = Path(ray._private.worker.global_worker.node.get_session_dir_path())  # noqa: SLF001
-    return session / "logs" / f"requests-{_process()}.jsonl"
+    return placement.session_logs() / f"requests-{_process()}.jsonl"
 
 
 def _process() -> str:

@@ -7,6 +7,7 @@ actors needs Ray's dashboard.
 
 import asyncio
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping
@@ -18,8 +19,9 @@ from ray._private import state
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from serving.slices import stacks
 from serving.slices.held_slice import HeldSlice, SliceHost
-from serving.slices.process_watch import first_dead
+from serving.slices.process_watch import descendants, first_dead
 from serving.timings import TIMINGS
 
 
@@ -34,6 +36,9 @@ class _Sentinel:
 
     async def first_dead(self, processes: Mapping[int, str]) -> str:
         return await first_dead(processes)
+
+    async def stacks(self, processes: Mapping[int, str]) -> str:
+        return await asyncio.to_thread(stacks.read, processes, TIMINGS.stacks_s)
 
 
 class HostWatch:
@@ -94,6 +99,21 @@ class HostWatch:
         if not waits:
             await asyncio.Event().wait()
         return f"{await first(*waits)} of slice {self._slice}"
+
+    async def stacks(self, processes: Mapping[str, Mapping[int, str]]) -> str:
+        """The stacks of these processes, given by node, with what the caller's own process started; hosts in order."""
+        own = processes.get(self._own_node, {})
+        started = {pid: name for pid, name in descendants(os.getpid()).items() if stacks.is_registered(pid)}
+        here = {os.getpid(): "replica", **started, **own}
+        told = await asyncio.gather(
+            asyncio.to_thread(stacks.read, here, TIMINGS.stacks_s),
+            *(_stacks(actor, processes.get(host.node_id, {})) for host, actor in self._hosts),
+        )
+        hosts = [host for host in self._all if host.node_id == self._own_node]
+        hosts += [host for host, _ in self._hosts]
+        return "\n\n".join(
+            f"=== host {host.worker_id} ({host.ip})\n{text}" for host, text in zip(hosts, told, strict=True)
+        )
 
     def close(self) -> None:
         for _, actor in self._hosts:
@@ -159,6 +179,14 @@ def watched_in_a_thread(
         with contextlib.suppress(RuntimeError):  # the loop is closed already: the slice is being given up
             loop.call_soon_threadsafe(waiting.cancel)
         thread.join()
+
+
+async def _stacks(actor: Any, processes: Mapping[int, str]) -> str:
+    asked = asyncio.wrap_future(actor.stacks.remote(processes).future())
+    try:
+        return str(await asyncio.wait_for(asked, 2 * TIMINGS.stacks_s))
+    except (TimeoutError, RayError) as error:
+        return f"no stacks: {type(error).__name__}"
 
 
 async def _process_ended(host: SliceHost, actor: Any, processes: Mapping[int, str]) -> str:

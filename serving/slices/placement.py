@@ -13,12 +13,14 @@ version, and pick the replicas to stop. Only this module uses private names of R
 - `ray.serve._private.deployment_scheduler.DeploymentScheduler._get_replicas_to_stop` and `_running_replicas`
 - the fields of `ray.serve._private.common.CreatePlacementGroupRequest` that this module reads
 - `ray.serve.context._get_global_client`, for the address that the front door listens on
+- `ray._private.worker.global_worker.node`, for the folder of Ray's logs
 """
 
 import contextlib
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -146,6 +148,11 @@ def _stop_the_cheapest(slices: Callable[[], list[SliceRecord]]) -> None:
         return (chosen - running) | cheapest
 
     setattr(DeploymentScheduler, _STOP_POINT, to_stop)
+
+
+def session_logs() -> Path:
+    """The folder of Ray's logs on this host."""
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path()) / "logs"  # noqa: SLF001
 
 
 def end_replica(deployment: str, tag: str) -> None:

@@ -98,7 +98,7 @@ def _slice(slice_: SliceStatus) -> list[RenderableType]:
         (slice_.state, colour), f": {slice_.reason}" if slice_.reason else f" for {_time(slice_.for_s)}"
     )
     if slice_.start:
-        state = _start(slice_.start, slice_.phase)
+        state = _start(slice_.start, slice_.phase, slice_.reason)
     return [
         Text(f"{slice_.slice or '-'}{' (simulated)' if slice_.simulated else ''}"),
         state,
@@ -110,14 +110,19 @@ def _slice(slice_: SliceStatus) -> list[RenderableType]:
     ]
 
 
-def _start(start: Start, phase: str) -> RenderableType:
+def _start(start: Start, phase: str, reason: str) -> RenderableType:
     expected = f" of about {_time(start.expected_s)}" if start.expected_s else ""
     bar = ProgressBar(
         total=start.expected_s or 1,
         completed=min(start.elapsed_s, 0.99 * start.expected_s) if start.expected_s else 0,
         width=20,
     )
-    return Group(Text(f"starting: {phase}", "yellow"), bar, Text(f"{_time(start.elapsed_s)}{expected}"))
+    lines: list[RenderableType] = [
+        Text(f"starting: {phase}", "yellow"),
+        bar,
+        Text(f"{_time(start.elapsed_s)}{expected}"),
+    ]
+    return Group(*lines, *([Text(reason, "red")] if reason else ()))
 
 
 def _hbm(hbm: Hbm | None) -> RenderableType:

@@ -1,5 +1,6 @@
 """The whole service on simulated slices with the simulated engine, and what becomes of it when a slice dies."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
-from serving.state.records import SliceRecord
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.cluster
 BORROWS = "one chip, 3"
@@ -111,9 +112,29 @@ def replaced(running: Service, victim: SliceRecord) -> bool:
     return victim.replica not in {entry.replica for entry in found}
 
 
-def test_a_slice_that_hangs_is_given_up_after_stall_s(running: Service) -> None:
+def test_a_slice_that_hangs_is_given_up_after_stall_s_and_says_where_it_hung(running: Service) -> None:
     victim = running.serving()[0]
     running.fault(victim, hang=True)
+    (reason,) = running.until(
+        lambda: [
+            entry.reason
+            for entry in running.entries()
+            if entry.replica == victim.replica and entry.state is SliceState.LOST
+        ],
+        60,
+        "the hang",
+    )
+    told = re.fullmatch(
+        r"the engine or one of its workers has not answered for \d+ s; stacks and last log lines in (\S+) on (\S+)",
+        reason,
+    )
+    assert told is not None
+    assert told[2] == victim.hosts[0]
+    report = Path(told[1]).read_text()
+    assert "Engine._while_hanging" in report  # what its tasks wait for
+    assert "== replica (pid " in report
+    assert "Current thread" in report
+    assert report.count("=== host ") == len(victim.hosts)
     running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 
