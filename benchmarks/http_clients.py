@@ -1,4 +1,4 @@
-"""httpx beside aiohttp as the router's way to a slice: CPU time of reading answers from a server that takes none itself.
+"""The router's own connections to slices beside aiohttp and httpx: CPU time of reading answers from a server that takes none.
 
     python -m benchmarks.http_clients
 
@@ -16,12 +16,39 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 import httpx
 
+from serving.router.forwarding.upstream import Upstream
+from serving.router.http.protocol import InferenceRequest
+from serving.state.records import SliceRecord, SliceState
+
 ROUNDS = 5
 AT_ONCE = 32
 ANSWERS = 1500  # of one token
 STREAMS, TOKENS = 64, 200
 
 Ask = Callable[[int], Awaitable[int]]
+
+
+async def with_the_routers(address: str, load: Callable[[Ask], Awaitable[int]]) -> int:
+    upstream = Upstream(1.0)
+    entry = SliceRecord("", "", SliceState.SERVING, "", "", address=address.rstrip("/"))
+
+    async def ask(tokens: int) -> int:
+        body = b'{"max_tokens": %d}' % tokens
+        response = await upstream.post(entry, InferenceRequest("", "/", body, {}), body, {})
+        pieces = 0
+
+        def take(_: bytes) -> bool:
+            nonlocal pieces
+            pieces += 1
+            return True
+
+        await response.pipe(take)
+        return pieces
+
+    try:
+        return await load(ask)
+    finally:
+        await upstream.close()
 
 
 async def with_aiohttp(address: str, load: Callable[[Ask], Awaitable[int]]) -> int:
@@ -57,7 +84,7 @@ async def many(ask: Ask, count: int, tokens: int) -> int:
     return sum(await asyncio.gather(*(client() for _ in range(AT_ONCE))))
 
 
-CLIENTS = {"aiohttp": with_aiohttp, "httpx": with_httpx}
+CLIENTS = {"the router's": with_the_routers, "aiohttp": with_aiohttp, "httpx": with_httpx}
 
 
 async def measure(name: str, address: str) -> tuple[float, float]:

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import AsyncIterator, Iterator
 
-import aiohttp
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
@@ -20,6 +19,7 @@ from serving.engine.server import HttpServer
 from serving.errors import SliceLostError
 from serving.metrics.scrape import Scraper
 from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.upstream import SliceResponse
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
@@ -128,7 +128,7 @@ async def test_a_router_with_another_secret_gives_the_client_no_word_on_keys(
     assert "another" not in caplog.text
 
 
-async def asked(address: str) -> aiohttp.ClientResponse:
+async def asked(address: str) -> SliceResponse:
     """A slice's answer to a router's request."""
     table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
     table.update([entry(address)], 0.0)

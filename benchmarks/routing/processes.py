@@ -24,7 +24,8 @@ from benchmarks.simulator import nowhere
 from serving.config import ModelSpec
 from serving.planning import plan
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.response import Forwarding
+from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.simulation.cluster import free_port
 from serving.simulation.engine.server import SimulatorServer
@@ -67,8 +68,11 @@ async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
 
     async def forward(request: Request) -> Response:
         body = await request.body()
-        return ForwardedResponse(
-            app.state.relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, from_json(body))
+        return OverAsgi(
+            Forwarding(
+                app.state.relay,
+                InferenceRequest.of(request, MODEL, request.scope["path"], body, from_json(body)),
+            ).run
         )
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)

@@ -14,7 +14,8 @@ from starlette.routing import Route
 
 from serving.config import FailoverSpec
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.response import Forwarding
+from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.simulation.engine.engine import Engine
@@ -66,7 +67,7 @@ def pair(failover: FailoverSpec | None = None, names: str = "ab") -> Iterator[Pa
         body = await request.body()
         path = request.scope["path"]
         asked = InferenceRequest.of(request, MODEL, path, body, json.loads(body))
-        return ForwardedResponse(app.state.relay, asked)
+        return OverAsgi(Forwarding(app.state.relay, asked).run)
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
     with ExitStack() as running:

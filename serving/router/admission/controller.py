@@ -10,10 +10,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from http import HTTPStatus
 
-from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
-
-from serving.asgi import disconnected
 from serving.config import RouterSpec
 from serving.errors import ConfigError
 from serving.planning import Plan
@@ -21,6 +17,7 @@ from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Tic
 from serving.router.admission.rate_limit import Account
 from serving.router.http.auth import ANYONE, KeyFile
 from serving.router.http.bodies import BodyReader
+from serving.router.http.downstream import Downstream, respond
 from serving.router.http.errors import refusal_response
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.routes import ROUTES
@@ -74,10 +71,15 @@ class AdmissionController:
         if self.spec.private_status:
             self._keys.ring.holder(headers)
 
-    def admitted(
-        self, account: Account, request: InferenceRequest, record: RequestRecord, response: Response
-    ) -> Response:
-        """The response, once it is its request's turn."""
+    async def admit(
+        self,
+        account: Account,
+        request: InferenceRequest,
+        record: RequestRecord,
+        client: Downstream,
+        answer: Callable[[Downstream], Awaitable[None]],
+    ) -> None:
+        """Have the request answered once it is its turn, or refuse it. Cancelled where the client has gone."""
         tokens, sequences = demand(request.fields, request.body)
         ticket = Ticket(
             model=request.model,
@@ -87,7 +89,26 @@ class AdmissionController:
             size_bytes=len(request.body),
             since_s=self._clock(),
         )
-        return _Admitted(self, ticket, record, response)
+        if account.limited:
+            client.more_headers = lambda: account.headers(self._clock())
+        self.enter(ticket)
+        try:
+            try:
+                if ticket.where is Where.HELD:
+                    await self.turn(ticket)
+            finally:
+                record.waited(self.waited_s(ticket))
+            if ticket.refusal:
+                record.failed(ticket.refusal.error)
+                respond(client, refusal_response(ticket.refusal))
+            else:
+                record.admitted()
+                await answer(client)
+        except asyncio.CancelledError:
+            record.cancelled()
+            raise
+        finally:
+            self.leave(ticket, _used_tokens(record, ticket))
 
     def others(self, demands: Iterable[Demand], router: str) -> None:
         """Take over the other routers' number and load, from the live demands in the store."""
@@ -151,30 +172,13 @@ class AdmissionController:
         self._turns.pop(ticket, None)
         self._wake(self._queue.leave(ticket, self._clock()))
 
-    async def turn(self, ticket: Ticket, receive: Receive) -> bool:
-        """Wait until a held request is admitted or refused; false where its client has gone."""
+    async def turn(self, ticket: Ticket) -> None:
+        """Wait until a held request is admitted or refused."""
         turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
-        gone = asyncio.ensure_future(disconnected(receive))
-        try:
-            await asyncio.wait((turn, gone), return_when=asyncio.FIRST_COMPLETED)
-            return not gone.done()
-        finally:
-            gone.cancel()
-            await asyncio.gather(gone, return_exceptions=True)
+        await turn
 
     def waited_s(self, ticket: Ticket) -> float:
         return self._clock() - ticket.since_s
-
-    def with_limits(self, account: Account, send: Send) -> Send:
-        """An ASGI `send` that adds the limits' headers."""
-
-        def sending(message: Message) -> Awaitable[None]:
-            if message["type"] == "http.response.start":
-                headers = [*message.get("headers", ()), *account.headers(self._clock())]
-                message = {**message, "headers": headers}
-            return send(message)
-
-        return sending
 
     def _wake(self, tickets: Iterable[Ticket]) -> None:
         for ticket in tickets:
@@ -198,49 +202,6 @@ class AdmissionController:
             accounts[key.name] = self._accounts.get(key.name) or Account(key)
             accounts[key.name].set(key, 1 / self._routers, now_s)
         self._accounts = accounts
-
-
-class _Admitted(Response):
-    """An ASGI response that sends another one, once its request is admitted."""
-
-    def __init__(
-        self, admission: AdmissionController, ticket: Ticket, record: RequestRecord, response: Response
-    ) -> None:
-        super().__init__()
-        self._admission = admission
-        self._ticket = ticket
-        self._record = record
-        self._response = response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        admission, ticket, record = self._admission, self._ticket, self._record
-        admission.enter(ticket)
-        try:
-            if not await self._turn(receive):
-                record.cancelled()
-                return
-            response = self._response
-            if ticket.refusal:
-                record.failed(ticket.refusal.error)
-                response = refusal_response(ticket.refusal)
-            else:
-                record.admitted()
-            if ticket.account.limited:
-                send = admission.with_limits(ticket.account, send)
-            await response(scope, receive, send)
-        except asyncio.CancelledError:  # Serve looks out for the client too
-            record.cancelled()
-            raise
-        finally:
-            admission.leave(ticket, _used_tokens(record, ticket))
-
-    async def _turn(self, receive: Receive) -> bool:
-        """False where the client has gone. The record gets the wait in any case, also where Serve cancels."""
-        admission, ticket = self._admission, self._ticket
-        try:
-            return ticket.where is not Where.HELD or await admission.turn(ticket, receive)
-        finally:
-            self._record.waited(admission.waited_s(ticket))
 
 
 def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:

@@ -13,15 +13,13 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Protocol
 
-import aiohttp
-
 from serving.config import FailoverSpec
 from serving.errors import NoSliceError, PoisonousRequestError, ServingError, SliceLostError
 from serving.router.forwarding.circuit_breaker import CircuitBreaker
 from serving.router.forwarding.slice_timing import SliceTiming
 from serving.router.forwarding.stalls import Stream, stalled
 from serving.router.forwarding.suspects import HEARD_S, REFUSED_S, Flight, Suspects, fingerprint
-from serving.router.forwarding.upstream import NotConnected, Upstream
+from serving.router.forwarding.upstream import NotConnectedError, SliceResponse, Upstream, UpstreamError
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
@@ -127,7 +125,7 @@ class Dispatcher:
                 response = await self._post(
                     entry, request, record, request.body if body is None else body, within_s
                 )
-            except (aiohttp.ClientError, TimeoutError) as error:
+            except (UpstreamError, TimeoutError) as error:
                 self.broke(entry)
                 await self._judged(entry, request, error)
                 if not tries.again(entry.replica):
@@ -214,11 +212,7 @@ class Dispatcher:
         """End a request. A response that is not read to its end closes its connection: the engine aborts the request."""
         self._streams.discard(stream)
         self._end(stream.entry, stream.request)
-        response = stream.response
-        if response.content.at_eof():
-            response.release()
-        else:
-            response.close()
+        stream.response.close()
 
     def settle(
         self, entries: Collection[SliceRecord], free_seats: Callable[[str], int] = lambda _: 0
@@ -303,14 +297,14 @@ class Dispatcher:
         record: RequestRecord,
         body: bytes,
         within_s: float | None,
-    ) -> aiohttp.ClientResponse:
-        """Raises what aiohttp raises, and TimeoutError where the slice is lost or late."""
+    ) -> SliceResponse:
+        """Raises UpstreamError, and TimeoutError where the slice is lost or late."""
         async with asyncio.timeout(within_s) as limit:
             self._asking[limit] = entry, request, time.monotonic()
             try:
                 return await self._upstream.post(entry, request, body, record.carried)
-            except (aiohttp.ClientError, TimeoutError) as error:
-                if not isinstance(error, NotConnected):
+            except (UpstreamError, TimeoutError) as error:
+                if not isinstance(error, NotConnectedError):
                     await self.judge(entry, request, waits=False)  # while this one still counts as there
                 raise
             finally:
@@ -336,7 +330,7 @@ class Dispatcher:
     async def _judged(self, entry: SliceRecord, request: InferenceRequest, error: Exception) -> None:
         """End a request that a slice broke off; a slice that took no connection has not seen the request."""
         try:
-            if not isinstance(error, NotConnected):
+            if not isinstance(error, NotConnectedError):
                 await self.judge(entry, request)
         finally:
             self._end(entry, request)
@@ -387,7 +381,7 @@ class Dispatcher:
         raise NoSliceError(self._table.why_none(request.model))
 
     def _given_up(self, entry: SliceRecord, error: Exception) -> ServingError:
-        if isinstance(error, NotConnected):
+        if isinstance(error, NotConnectedError):
             return NoSliceError(f"No slice of {entry.model!r} takes a connection; try again shortly.")
         return SliceLostError(f"The slice serving {entry.model!r} was lost before it answered.")
 

@@ -8,106 +8,86 @@ import asyncio
 import time
 from http import HTTPStatus
 
-import aiohttp
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
-
-from serving.asgi import unless_gone
 from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
 from serving.router.forwarding.continuation import Transcript
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.stalls import Stream
-from serving.router.forwarding.upstream import returned
+from serving.router.forwarding.upstream import SliceResponse, UpstreamError, returned
 from serving.router.http import sse
+from serving.router.http.downstream import Downstream, respond
 from serving.router.http.errors import error_event, error_response
 from serving.router.http.protocol import InferenceRequest
 from serving.router.telemetry.record import RequestRecord
 from serving.state.records import SliceRecord
 
 _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
+_EVENTS = sse.MEDIA_TYPE.encode()
 
 
-class ForwardedResponse(Response):
-    """An ASGI response that comes from a slice, chosen when the response is sent.
-
-    It ends within the event loop's next turn after the client has gone.
-    """
+class Forwarding:
+    """One request on its way to a slice, chosen when `run` is called, and the answer on its way back."""
 
     def __init__(
         self, dispatcher: Dispatcher, request: InferenceRequest, record: RequestRecord | None = None
     ) -> None:
         """`record` hears what becomes of the request."""
-        super().__init__()
         self._dispatcher = dispatcher
         self._record = record or RequestRecord(request.path)
         self._request = request
         self._transcript = Transcript.of(request) if dispatcher.failover.continue_streams else None
         self._tries = dispatcher.tries()
         self._started = False
+        self._client: Downstream
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(self, client: Downstream) -> None:
+        """Answer the client. Cancelled where the client has gone."""
+        self._client = client
         try:
-            if not await unless_gone(self._respond(scope, receive, send), receive):
-                self._record.cancelled()
-        except asyncio.CancelledError:  # Serve looks out for the client too
+            await self._respond()
+        except asyncio.CancelledError:
             self._record.cancelled()
             raise
         finally:
             if self._transcript and self._transcript.tokens:
                 self._record.used(self._transcript.prompt_tokens, self._transcript.tokens)
 
-    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _respond(self) -> None:
         over = False
         while not over:
             body = self._transcript.body if self._transcript else None
             try:
                 stream = await self._dispatcher.open(self._request, self._record, body, self._tries)
             except ServingError as error:
-                await self._end_with(error, scope, receive, send)
+                self._end_with(error)
                 return
-            streamed = stream.response.content_type == sse.MEDIA_TYPE
+            streamed = stream.response.content_type == _EVENTS
             self._record.answered(stream.response.status, streamed=streamed)
             try:
-                if streamed:
-                    over = await self._stream(stream, scope, receive, send)
-                else:
-                    over = await self._whole(stream, scope, receive, send)
+                over = await (self._stream(stream) if streamed else self._whole(stream))
             finally:
                 self._dispatcher.give_back(stream)
 
-    async def _stream(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Send whole events only: later events must not land inside a cut one. False: ask another slice."""
-        transcript, rest, new = self._transcript, b"", True
-        response, timing = stream.response, self._dispatcher.timing
+    async def _stream(self, stream: Stream) -> bool:
+        """False: ask another slice."""
+        transcript = self._transcript
         if transcript and transcript.speaks:
             self._dispatcher.watch(stream)
+        relay = _EventRelay(self, stream)
+        self._client.flow = relay
+        if self._client.paused:
+            relay.pause()
         try:
-            async for chunk in response.content.iter_any():
-                stream.heard(timing, time.monotonic())
-                events, rest = sse.whole(rest + chunk)
-                if transcript and events:
-                    events = transcript.take(events)
-                    stream.movable = transcript.movable
-                    if transcript.failed:
-                        await self._say(events, response, send)
-                        break
-                if events:
-                    if new:
-                        new = False
-                        stream.movable = transcript is not None and stream.movable
-                        self._dispatcher.answered(stream.entry, self._request, self._tries)
-                        self._tries = self._dispatcher.tries()
-                    await self._say(events, response, send)
-                stream.told(time.monotonic())
-            else:
-                if transcript is None or transcript.done:
-                    await self._say(rest, response, send, end=True)
-                    return True
-        except aiohttp.ClientError:
-            pass
-        return await self._go_on(stream, scope, receive, send)
+            ended = await stream.response.pipe(relay.take)
+        except UpstreamError:
+            ended = False
+        finally:
+            self._client.flow = None
+        if ended and (transcript is None or transcript.done):
+            self.say(relay.rest, stream.response, end=True)
+            return True
+        return await self._go_on(stream)
 
-    async def _go_on(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _go_on(self, stream: Stream) -> bool:
         """After a slice broke off: false where another slice is to be asked for the rest, true once the client has the end."""
         entry, response = stream.entry, stream.response
         failure = self._transcript.failed if self._transcript else b""
@@ -116,13 +96,13 @@ class ForwardedResponse(Response):
         elif not stream.moving:
             self._dispatcher.broke(entry)
         if self._transcript and (ending := self._transcript.ending()):
-            await self._say(ending, response, send, end=True)
+            self.say(ending, response, end=True)
             return True
         try:
             if not stream.moving:
                 await self._dispatcher.judge(entry, self._request, waits=not stream.heard_s)
         except PoisonousRequestError as refused:
-            await self._end_with(refused, scope, receive, send)
+            self._end_with(refused)
             return True
         why = "it is no stream of tokens" if self._started else ""
         if self._transcript:
@@ -137,17 +117,17 @@ class ForwardedResponse(Response):
             error = _lost(entry)
         if failure and self._started:
             self._record.failed(error)
-            await self._say(failure, response, send, end=True)
+            self.say(failure, response, end=True)
         else:
-            await self._end_with(error, scope, receive, send)
+            self._end_with(error)
         return True
 
-    async def _whole(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> bool:
+    async def _whole(self, stream: Stream) -> bool:
         """Send an answer that is no stream. Where it breaks off the client has nothing yet: false, ask another slice."""
         entry, response = stream.entry, stream.response
         try:
             body = await response.read()
-        except aiohttp.ClientError:
+        except UpstreamError:
             self._dispatcher.broke(entry)
             error: ServingError = _lost(entry)
             try:
@@ -156,48 +136,90 @@ class ForwardedResponse(Response):
                     return False
             except PoisonousRequestError as refused:
                 error = refused
-            await self._end_with(error, scope, receive, send)
+            self._end_with(error)
             return True
         if not failed(response.status):
             self._dispatcher.answered(entry, self._request, self._tries)
         if self._started:  # the slice refuses to go on with what another slice began
-            await self._end_with(_lost(entry), scope, receive, send)
+            self._end_with(_lost(entry))
             return True
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
-            error = UnknownPathError(f"{entry.model!r} takes no {self._request.path}.")
-            await self._end_with(error, scope, receive, send)
+            self._end_with(UnknownPathError(f"{entry.model!r} takes no {self._request.path}."))
             return True
         self._record.passed_on(body)
-        whole = Response(body, response.status)
-        whole.raw_headers = [*returned(response), (b"content-length", str(len(body)).encode())]
-        await whole(scope, receive, send)
+        self._client.start(response.status, [*returned(response), (b"content-length", b"%d" % len(body))])
+        if body:
+            self._client.write(body)
+        self._client.end()
         return True
 
-    async def _say(
-        self, events: bytes, response: aiohttp.ClientResponse, send: Send, *, end: bool = False
-    ) -> None:
-        if not events and not end:
-            return
-        if not self._started:
+    def say(self, events: bytes, response: SliceResponse, *, end: bool = False) -> None:
+        """Send events to the client, and the answer's head before the first."""
+        if not self._started and (events or end):
             self._started = True
-            await send(
-                {
-                    "type": "http.response.start",
-                    "status": response.status,
-                    "headers": returned(response),
-                }
-            )
-        await send({"type": "http.response.body", "body": events, "more_body": not end})
+            self._client.start(response.status, returned(response))
         if events:
+            self._client.write(events)
             self._record.passed_on(events, sse.count(events))
+        if end:
+            self._client.end()
 
-    async def _end_with(self, error: ServingError, scope: Scope, receive: Receive, send: Send) -> None:
+    def _end_with(self, error: ServingError) -> None:
         """Send an error in the place of the answer, or of its rest."""
         self._record.failed(error)
         if self._started:
-            await send({"type": "http.response.body", "body": error_event(self._request.path, error)})
+            self._client.write(error_event(self._request.path, error))
+            self._client.end()
         else:
-            await error_response(error)(scope, receive, send)
+            respond(self._client, error_response(error))
+
+    def first_events(self, stream: Stream) -> None:
+        """A slice's first events are about to go to the client."""
+        stream.movable = self._transcript is not None and stream.movable
+        self._dispatcher.answered(stream.entry, self._request, self._tries)
+        self._tries = self._dispatcher.tries()
+
+
+class _EventRelay:
+    """One slice's events on their way to the client, whole events only: later events must not land inside a cut one."""
+
+    __slots__ = ("_client", "_forwarding", "_new", "_stream", "_timing", "_transcript", "rest")
+
+    def __init__(self, forwarding: Forwarding, stream: Stream) -> None:
+        self._forwarding = forwarding
+        self._stream = stream
+        self._client = forwarding._client  # noqa: SLF001
+        self._transcript = forwarding._transcript  # noqa: SLF001
+        self._timing = forwarding._dispatcher.timing  # noqa: SLF001
+        self._new = True
+        self.rest = b""
+
+    def take(self, data: bytes) -> bool:
+        """Called with every piece as it comes; false where the slice's answer is of no more use."""
+        now_s = time.monotonic()
+        stream, transcript = self._stream, self._transcript
+        stream.heard(self._timing, now_s)
+        events, self.rest = sse.whole(self.rest + data if self.rest else data)
+        useful = True
+        if transcript and events:
+            events = transcript.take(events)
+            stream.movable = transcript.movable
+            useful = not transcript.failed
+        if events:
+            if self._new and useful:
+                self._new = False
+                self._forwarding.first_events(stream)
+            self._forwarding.say(events, stream.response)
+        if not self._client.paused:
+            stream.told(now_s)
+        return useful
+
+    def pause(self) -> None:
+        self._stream.response.pause()
+
+    def resume(self) -> None:
+        self._stream.told(time.monotonic())
+        self._stream.response.resume()
 
 
 def _lost(entry: SliceRecord) -> SliceLostError:

@@ -7,14 +7,13 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-import aiohttp
-
 from serving.router.forwarding.slice_timing import SliceTiming
+from serving.router.forwarding.upstream import SliceResponse, UpstreamError
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord
 
 
-class StalledError(aiohttp.ClientError):
+class StalledError(UpstreamError):
     """A slice is silent, though its connection stands."""
 
 
@@ -28,7 +27,7 @@ class Stream:
 
     entry: SliceRecord
     request: InferenceRequest
-    response: aiohttp.ClientResponse
+    response: SliceResponse
     asked_s: float
     trial: bool
     heard_s: float = 0.0
@@ -56,8 +55,7 @@ class Stream:
 
     def cut(self) -> None:
         """End the stream for its reader, as if the connection had broken."""
-        self.response.content.set_exception(StalledError())
-        self.response.close()
+        self.response.cut(StalledError())
 
 
 def stalled(

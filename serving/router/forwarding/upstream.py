@@ -1,19 +1,20 @@
-"""The router's HTTP connections to slices: one pool, headers as they came, and keepalive probes by the kernel.
+"""The router's HTTP connections to slices: asyncio's protocols, httptools' parser, and a few idle connections per slice.
 
-aiohttp and not httpx, because every streamed chunk passes here: httpx takes 20 times the CPU per answer and 6 times per
-streamed token (benchmarks/http_clients.py).
+Every streamed chunk passes here, so a chunk costs one call: the connection hands what it read to a function, and no task
+wakes up. Headers go on as they came. The kernel sends keepalive probes, and finds a vanished host in 5 s.
 """
 
 import asyncio
 import logging
 import socket
-from collections.abc import Iterable, Mapping
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from http import HTTPStatus
-from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
-import aiohttp
-from yarl import URL
+import httptools
 
 from serving import secret
 from serving.router.http.protocol import InferenceRequest
@@ -21,16 +22,11 @@ from serving.state.records import SliceRecord
 
 logger = logging.getLogger("ray.serve")
 
-# No connection was made: the slice has not seen the request.
-NotConnected = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)
 _HOP_BY_HOP = frozenset(
     b"connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
     b"content-length expect".split()
 )
 _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front sends its own
-# aiohttp would add these where the client sent none; a client that takes no gzip must not get any.
-_NOT_ADDED = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")
-# The kernel finds a vanished host in 5 s; a busy host still answers the probes.
 _KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
@@ -38,10 +34,283 @@ _KEEPALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
     (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
 )
+# Half of what engines keep a connection for, so that no request meets one that its engine is just closing.
+_IDLE_S = 60.0
+_MOST_HEAD_BYTES = 64 << 10
+# What came of a body before anybody asked for it; more stays in the kernel.
+_MOST_WAITING_BYTES = 256 << 10
+
+Headers = list[tuple[bytes, bytes]]
 
 
-class WrongSecretError(aiohttp.ClientError):
+class UpstreamError(Exception):
+    """A slice broke a connection off, or sent what is no HTTP."""
+
+
+class NotConnectedError(UpstreamError):
+    """No connection was made: the slice has not seen the request."""
+
+
+class WrongSecretError(UpstreamError):
     """The slice has another secret of the cluster than this router."""
+
+
+class SliceResponse:
+    """A slice's answer, from its headers on. `read` or `pipe` takes the body, once. Names of `headers` are in lower case."""
+
+    __slots__ = (
+        "_connection",
+        "_ended",
+        "_error",
+        "_over",
+        "_paused",
+        "_pieces",
+        "_sink",
+        "_size",
+        "headers",
+        "status",
+    )
+
+    def __init__(self, connection: "_Connection") -> None:
+        self.status = 0
+        self.headers: Headers = []
+        self._connection: _Connection | None = connection
+        self._pieces: list[bytes] = []
+        self._size = 0
+        self._sink: Callable[[bytes], bool] | None = None
+        self._over = False
+        self._paused = False
+        self._error: BaseException | None = None
+        self._ended: asyncio.Future[None] | None = None
+
+    @property
+    def content_type(self) -> bytes:
+        """The media type alone, in lower case."""
+        value = next((value for name, value in self.headers if name == b"content-type"), b"")
+        return value.partition(b";")[0].strip().lower()
+
+    async def read(self) -> bytes:
+        """The whole body; raises UpstreamError where it breaks off."""
+        self._sink = _keep
+        self.resume()
+        await self._end()
+        return b"".join(self._pieces)
+
+    async def pipe(self, sink: Callable[[bytes], bool]) -> bool:
+        """Hand every piece of the body to `sink` as it comes, until `sink` returns false.
+
+        True where the body came to its end. Raises UpstreamError where the body breaks off, and what `sink` raises.
+        """
+        self._sink = sink
+        if self._pieces:
+            waiting, self._pieces = b"".join(self._pieces), []
+            self._hand_over(waiting, sink)
+        self.resume()
+        await self._end()
+        return self._sink is sink
+
+    def pause(self) -> None:
+        """Read nothing more of the slice, until `resume`."""
+        if self._connection and not self._paused:
+            self._paused = True
+            self._connection.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self._connection:
+                self._connection.transport.resume_reading()
+
+    def cut(self, error: UpstreamError) -> None:
+        """End the body for its reader, as if the connection had broken."""
+        self.finish(error)
+        self.close()
+
+    def close(self) -> None:
+        """Give the answer up. Where it has not ended its connection closes, and the engine aborts the request."""
+        if connection := self._connection:
+            self._connection = None
+            connection.abandon()
+
+    def take(self, data: bytes) -> None:
+        """A piece of the body has come."""
+        sink = self._sink
+        if self._over:
+            return
+        if sink is None or sink is _keep:
+            self._pieces.append(data)
+            self._size += len(data)
+            if sink is None and self._size > _MOST_WAITING_BYTES:
+                self.pause()
+        else:
+            self._hand_over(data, sink)
+
+    def released(self) -> None:
+        """The answer is complete; its connection is another's now."""
+        self._connection = None
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """The body has ended, well or with an error."""
+        if not self._over:
+            self._over = True
+            self._error = error
+            if self._ended and not self._ended.done():
+                self._ended.set_result(None)
+
+    def _hand_over(self, data: bytes, sink: Callable[[bytes], bool]) -> None:
+        try:
+            if not sink(data):
+                self._sink = None
+                self.finish()
+        except Exception as error:  # noqa: BLE001  raised again for the reader
+            self.finish(error)
+
+    async def _end(self) -> None:
+        if not self._over:
+            self._ended = asyncio.get_running_loop().create_future()
+            await self._ended
+        if self._error:
+            raise self._error
+
+
+def _keep(_: bytes) -> bool:
+    """The sink of `read`, which wants all of the body at once."""
+    raise NotImplementedError
+
+
+class _Connection(asyncio.Protocol):
+    """One connection to a slice: one answer at a time."""
+
+    def __init__(self, pool: "Upstream", address: str) -> None:
+        self.transport: asyncio.Transport
+        self.address = address
+        self.idle_since_s = 0.0
+        self._pool = pool
+        self._parser: httptools.HttpResponseParser
+        self._response: SliceResponse | None = None
+        self._arrived: asyncio.Future[None]
+        self._headers: Headers = []
+        self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._interim = False  # a 1xx answer, which announces the real one
+        self._headed = False
+        self._complete = False
+        self._until_eof = False
+        self._reusable = True
+
+    # What the pool and the response ask of it
+
+    async def ask(self, head: bytes, body: bytes) -> SliceResponse:
+        """Send a request; returns with the headers of its answer. Raises UpstreamError."""
+        response = self._response = SliceResponse(self)
+        self._parser = httptools.HttpResponseParser(self)
+        self._headed = self._complete = self._interim = self._until_eof = False
+        self._head_bytes = 0
+        self._arrived = asyncio.get_running_loop().create_future()
+        if body:
+            self.transport.writelines((head, body))
+        else:
+            self.transport.write(head)
+        try:
+            await self._arrived
+        except BaseException:
+            response.close()
+            raise
+        return response
+
+    def abandon(self) -> None:
+        """Close, whatever is under way."""
+        self._response = None
+        self.transport.abort()
+
+    # asyncio's
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)  # noqa: S101  TCP's is one
+        self.transport = transport
+        connection = transport.get_extra_info("socket")
+        for level, option, value in _KEEPALIVE:
+            connection.setsockopt(level, option, value)
+
+    def data_received(self, data: bytes) -> None:
+        response = self._response
+        if response is None:
+            self.transport.abort()  # nothing was asked
+            return
+        error: UpstreamError | None = None
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as problem:
+            self._reusable = False
+            if not self._complete:
+                error = UpstreamError(f"what came is no HTTP answer: {problem}")
+        if not self._headed and error is None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                error = UpstreamError(f"the headers of the answer are longer than {_MOST_HEAD_BYTES} bytes")
+        self._deliver(response, error)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._pool.lost(self)
+        if response := self._response:
+            self._complete = self._headed and self._until_eof and exc is None
+            self._reusable = False
+            self._deliver(
+                response, None if self._complete else UpstreamError(str(exc or "closed before the end"))
+            )
+
+    # httptools'
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            raise UpstreamError("an answer to nothing")
+        self._headers = []
+        self._interim = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        self._interim = status < HTTPStatus.OK
+        if self._interim or self._response is None:
+            return
+        self._headed = True
+        self._response.status = status
+        self._response.headers = self._headers
+        self._reusable = self._parser.should_keep_alive()
+        self._until_eof = not any(
+            name == b"content-length" or (name == b"transfer-encoding" and value.lower().endswith(b"chunked"))
+            for name, value in self._headers
+        )
+
+    def on_body(self, data: bytes) -> None:
+        self._body.append(data)
+
+    def on_message_complete(self) -> None:
+        self._complete = not self._interim
+
+    # its own
+
+    def _deliver(self, response: SliceResponse, error: UpstreamError | None) -> None:
+        """Tell the response what the last bytes brought."""
+        if self._complete or error:
+            self._response = None
+            response.released()
+            if self._reusable and error is None:
+                self._pool.give_back(self)
+            else:
+                self.transport.abort()
+        if not self._arrived.done():
+            if self._headed:
+                self._arrived.set_result(None)
+            elif error:
+                self._arrived.set_exception(error)
+        if body := self._body:
+            response.take(body[0] if len(body) == 1 else b"".join(body))
+            self._body = []
+        if self._complete or error:
+            response.finish(error)
 
 
 class Upstream:
@@ -49,29 +318,23 @@ class Upstream:
 
     def __init__(self, connect_timeout_s: float) -> None:
         self._secret = secret.headers(secret.of_this_process())
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=60, socket_factory=_socket),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=connect_timeout_s),
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            skip_auto_headers=_NOT_ADDED,
-        )
+        self._connect_timeout_s = connect_timeout_s
+        self._idle: dict[str, deque[_Connection]] = {}
+        self._open: set[_Connection] = set()
 
     async def post(
         self, entry: SliceRecord, request: InferenceRequest, body: bytes, carried: Mapping[str, str]
-    ) -> aiohttp.ClientResponse:
+    ) -> SliceResponse:
         """A slice's answer up to its headers; `carried` are headers of the router's own.
 
-        Raises what aiohttp raises, and WrongSecretError.
+        Raises UpstreamError.
         """
-        target = quote(request.path) + (f"?{request.query}" if request.query else "")
-        response = await self._session.request(
-            "POST",
-            URL(entry.address + target, encoded=True),  # as it came: no /v1/.. is resolved on the way
-            data=body,
-            headers=_forwarded(request.headers, {**carried, **self._secret}),
-            allow_redirects=False,
-        )
+        target = _quoted(request.path)  # as it came: no /v1/.. is resolved on the way
+        if request.query:
+            target += b"?" + request.query.encode("utf-8", "surrogateescape")
+        ours = {**carried, **self._secret}
+        head = _head(b"POST", target, entry.address, request.headers, ours, body)
+        response = await self._ask(entry.address, head, body)
         if response.status == HTTPStatus.UNAUTHORIZED:  # a client would take it for a word on its own key
             response.close()
             logger.error(
@@ -85,44 +348,97 @@ class Upstream:
 
     async def is_well(self, entry: SliceRecord, within_s: float) -> bool:
         """Whether a slice calls itself healthy."""
-        try:
-            async with asyncio.timeout(within_s), self._session.get(f"{entry.address}/health") as response:
-                return response.ok
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        status = await self._health(entry, within_s)
+        return status is not None and status < HTTPStatus.BAD_REQUEST
 
     async def reaches(self, entry: SliceRecord, within_s: float) -> bool:
         """Whether anything comes back from a slice."""
-        try:
-            async with asyncio.timeout(within_s), self._session.get(f"{entry.address}/health"):
-                return True
-        except (aiohttp.ClientError, TimeoutError):
-            return False
+        return await self._health(entry, within_s) is not None
+
+    def give_back(self, connection: _Connection) -> None:
+        connection.idle_since_s = time.monotonic()
+        self._idle.setdefault(connection.address, deque()).append(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        self._open.discard(connection)
+        idle = self._idle.get(connection.address)
+        if idle and connection in idle:
+            idle.remove(connection)
+        if idle is not None and not idle:
+            del self._idle[connection.address]
 
     async def close(self) -> None:
-        await self._session.close()
+        for connection in list(self._open):
+            connection.transport.abort()
+
+    async def _health(self, entry: SliceRecord, within_s: float) -> int | None:
+        """The status that a slice's health route answers with; None where no answer comes."""
+        try:
+            async with asyncio.timeout(within_s):
+                head = _head(b"GET", b"/health", entry.address, (), {}, b"")
+                response = await self._ask(entry.address, head, b"")
+        except (UpstreamError, TimeoutError):
+            return None
+        response.close()
+        return response.status
+
+    async def _ask(self, address: str, head: bytes, body: bytes) -> SliceResponse:
+        connection = self._kept(address) or await self._connect(address)
+        return await connection.ask(head, body)
+
+    def _kept(self, address: str) -> _Connection | None:
+        """The connection that was used last, where it has not been idle for too long."""
+        idle = self._idle.get(address)
+        oldest_s = time.monotonic() - _IDLE_S
+        while idle:
+            connection = idle.pop()
+            if connection.idle_since_s >= oldest_s and not connection.transport.is_closing():
+                return connection
+            connection.transport.abort()
+        return None
+
+    async def _connect(self, address: str) -> _Connection:
+        parts = urlsplit(address)
+        try:
+            async with asyncio.timeout(self._connect_timeout_s):
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: _Connection(self, address), parts.hostname or "", parts.port or 80
+                )
+        except (OSError, TimeoutError) as error:
+            raise NotConnectedError(f"{address} takes no connection: {error}") from error
+        self._open.add(connection)
+        return connection
 
 
-def returned(response: aiohttp.ClientResponse) -> list[tuple[bytes, bytes]]:
+def returned(response: SliceResponse) -> Headers:
     """A slice's headers as they go to the client."""
-    return [
-        (name.lower(), value) for name, value in response.raw_headers if name.lower() not in _NOT_RETURNED
-    ]
+    return [header for header in response.headers if header[0] not in _NOT_RETURNED]
 
 
-def _socket(address: tuple[Any, ...]) -> socket.socket:
-    family, kind, protocol, *_ = address
-    connection = socket.socket(family, kind, protocol)
-    for level, option, value in _KEEPALIVE:
-        connection.setsockopt(level, option, value)
-    return connection
-
-
-def _forwarded(raw: Iterable[tuple[bytes, bytes]], ours: Mapping[str, str]) -> list[tuple[str, str]]:
-    """The router's headers and the client's, except where the router sets its own."""
+def _head(
+    method: bytes,
+    target: bytes,
+    address: str,
+    headers: Iterable[tuple[bytes, bytes]],
+    ours: Mapping[str, str],
+    body: bytes,
+) -> bytes:
+    """A request's head: the client's headers, except where the router sets its own."""
     dropped = _HOP_BY_HOP | {name.encode() for name in ours} if ours else _HOP_BY_HOP
-    return [*ours.items()] + [
-        (name.decode("latin-1"), value.decode("utf-8", "replace"))  # aiohttp encodes as UTF-8
-        for name, value in raw
-        if name.lower() not in dropped
-    ]
+    lines = [method + b" " + target + b" HTTP/1.1"]
+    lines += [f"{name}: {value}".encode() for name, value in ours.items()]
+    hosted = False
+    for name, value in headers:
+        if name not in dropped:
+            hosted = hosted or name == b"host"
+            lines.append(name + b": " + value)
+    if not hosted:
+        lines.append(b"host: " + urlsplit(address).netloc.encode())
+    if method == b"POST":
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+@lru_cache(maxsize=256)
+def _quoted(path: str) -> bytes:
+    return quote(path).encode()

@@ -6,6 +6,7 @@ It reads from a body what it needs to route, and forwards the body as it came; v
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -27,8 +28,10 @@ from serving.errors import (
 from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController
+from serving.router.admission.rate_limit import Account
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.response import Forwarding
+from serving.router.http.downstream import Downstream, OverAsgi
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
 from serving.router.http.openapi import document
@@ -124,9 +127,11 @@ class Api:
         """Forward a request to a slice of the model that its body names."""
         record = self._journal.begin(_path(request), request.headers)
         _exchange(request).record = record
-        return await self._forward(request, record)
+        account, inference = await self._accept(request, record)
+        return OverAsgi(partial(self._carry, account, inference, record))
 
-    async def _forward(self, request: Request, record: RequestRecord) -> Response:
+    async def _accept(self, request: Request, record: RequestRecord) -> tuple[Account, InferenceRequest]:
+        """Read a request and check it; raises ServingError, and ClientDisconnect."""
         path = record.path
         if path not in ROUTES:
             raise _refusal(request)
@@ -139,9 +144,14 @@ class Api:
         record.question = body
         check(fields, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
-        inference = InferenceRequest.of(request, model, path, body, fields)
-        response = ForwardedResponse(self._dispatcher, inference, record)
-        return self._admission.admitted(account, inference, record, response)
+        return account, InferenceRequest.of(request, model, path, body, fields)
+
+    async def _carry(
+        self, account: Account, inference: InferenceRequest, record: RequestRecord, client: Downstream
+    ) -> None:
+        """Answer an accepted request, once it is admitted."""
+        forwarding = Forwarding(self._dispatcher, inference, record)
+        await self._admission.admit(account, inference, record, client, forwarding.run)
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._table.resolve(name)

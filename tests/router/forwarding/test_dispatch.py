@@ -22,8 +22,9 @@ from support.servers import SSE_HEAD, RawServers, Script, asgi_server, chunk, fr
 from serving.config import FailoverSpec
 from serving.router.forwarding import upstream
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.response import Forwarding
 from serving.router.forwarding.suspects import Suspects
+from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
@@ -90,8 +91,10 @@ def running_front() -> Iterator[Front]:
 
     async def forward(request: Request) -> Response:
         body = await request.body()
-        return ForwardedResponse(
-            app.state.relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, {})
+        return OverAsgi(
+            Forwarding(
+                app.state.relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, {})
+            ).run
         )
 
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
@@ -502,11 +505,17 @@ def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Fro
     assert front.left_out() == set()
 
 
-def test_the_kernel_watches_connections_to_hosts_that_may_vanish() -> None:
-    with upstream._socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ())) as made:
-        assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-        seconds = [
-            made.getsockopt(socket.IPPROTO_TCP, option)
-            for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-        ]
+async def test_the_kernel_watches_connections_to_hosts_that_may_vanish(raw: RawServers) -> None:
+    connections = upstream.Upstream(1)
+    entry = SliceRecord(
+        "a", MODEL, SliceState.SERVING, "", "v6e 2x4", address=raw.start(answering(whole(b"")))
+    )
+    assert await connections.is_well(entry, 1)
+    made = next(iter(connections._open)).transport.get_extra_info("socket")
+    assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    seconds = [
+        made.getsockopt(socket.IPPROTO_TCP, option)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    ]
     assert seconds[0] + seconds[1] * seconds[2] <= 5
+    await connections.close()

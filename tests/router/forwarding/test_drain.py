@@ -16,7 +16,8 @@ from support.two_engines import CHAT, HELLO, STEPS_OF_3_MS
 
 from serving.engine.server import HttpServer
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.response import Forwarding
+from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.simulation.engine.engine import Engine
@@ -55,8 +56,10 @@ async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away() -
 
     async def forward(request: Request) -> Response:
         body = await request.body()
-        return ForwardedResponse(
-            relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, json.loads(body))
+        return OverAsgi(
+            Forwarding(
+                relay, InferenceRequest.of(request, MODEL, request.scope["path"], body, json.loads(body))
+            ).run
         )
 
     a, b = Slice(), Slice()

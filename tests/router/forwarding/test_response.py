@@ -6,7 +6,8 @@ import pytest
 
 from serving.config import FailoverSpec
 from serving.errors import SliceLostError
-from serving.router.forwarding.response import ForwardedResponse
+from serving.router.forwarding.response import Forwarding
+from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.telemetry.record import RequestRecord
 
@@ -25,7 +26,7 @@ async def test_a_client_whose_leaving_serve_sees_first_counts_as_gone() -> None:
     """Serve then cancels the whole call; left to itself the record would say that we failed."""
     asked = InferenceRequest("m", "/v1/completions", b"{}", {})
     record = RequestRecord(asked.path)
-    answering = asyncio.create_task(ForwardedResponse(relay(never), asked, record)({}, never, never))
+    answering = asyncio.create_task(OverAsgi(Forwarding(relay(never), asked, record).run)({}, never, never))
     await asyncio.sleep(0)
     answering.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -44,6 +45,6 @@ async def test_an_error_of_the_relay_is_answered_and_kept() -> None:
 
     asked = InferenceRequest("m", "/v1/completions", b"{}", {})
     record = RequestRecord(asked.path)
-    await ForwardedResponse(relay(lost), asked, record)({"type": "http"}, never, send)
+    await OverAsgi(Forwarding(relay(lost), asked, record).run)({"type": "http"}, never, send)
     assert sent[0]["status"] == 503
     assert record.outcome == "slice_lost"

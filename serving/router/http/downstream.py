@@ -1,0 +1,133 @@
+"""The client's side of one answer: what forwarding and admission write to.
+
+Two servers carry it: the door's own protocol (serving.router.http.door), and any ASGI server, through OverAsgi. A client that
+goes away cancels the task that answers it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from serving.asgi import disconnected
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+
+class Flow(Protocol):
+    """What an answer comes from, as far as a slow client holds it up."""
+
+    def pause(self) -> None:
+        """The client does not take what it was sent: send nothing more."""
+
+    def resume(self) -> None:
+        """The client has taken everything."""
+
+
+class Downstream(Protocol):
+    """One answer on its way to a client. Nothing here waits; `flow` is told when the client is slow.
+
+    `more_headers` are added to the answer's own when it starts.
+    """
+
+    started: bool
+    flow: Flow | None
+    more_headers: Callable[[], Headers] | None
+
+    @property
+    def paused(self) -> bool:
+        """Whether the client has not yet taken what it was sent."""
+
+    def start(self, status: int, headers: Headers) -> None:
+        """Status and headers. Without a content-length the body is sent in chunks."""
+
+    def write(self, data: bytes) -> None:
+        """A piece of the body."""
+
+    def end(self) -> None:
+        """The answer is complete."""
+
+
+def respond(client: Downstream, response: Response) -> None:
+    """Send a response that is whole already."""
+    client.start(response.status_code, response.raw_headers)
+    if response.body:
+        client.write(bytes(response.body))
+    client.end()
+
+
+class OverAsgi(Response):
+    """An ASGI response whose `work` writes to a Downstream. It ends soon after its client has gone."""
+
+    def __init__(self, work: Callable[[Downstream], Awaitable[None]]) -> None:
+        super().__init__()
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002  as ASGI has it
+        client = _AsgiDownstream()
+        working = asyncio.ensure_future(self._work(client))
+        gone = asyncio.ensure_future(disconnected(receive))
+        working.add_done_callback(lambda _: client.wake())
+        gone.add_done_callback(lambda _: working.cancel())
+        try:
+            while not working.done() or client.messages:
+                await client.woken()
+                messages, client.messages = client.messages, []
+                for message in messages:
+                    await send(message)
+                client.taken()
+            if not (gone.done() and working.cancelled()):
+                await working
+        finally:
+            working.cancel()
+            gone.cancel()
+            await asyncio.gather(working, gone, return_exceptions=True)
+
+
+class _AsgiDownstream:
+    """Messages that wait until the ASGI server takes them. Any that waits makes the client a slow one."""
+
+    def __init__(self) -> None:
+        self.started = False
+        self.flow: Flow | None = None
+        self.more_headers: Callable[[], Headers] | None = None
+        self.messages: list[Message] = []
+        self.paused = False
+        self._something = asyncio.Event()
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.started = True
+        added = self.more_headers() if self.more_headers else ()
+        self._send({"type": "http.response.start", "status": status, "headers": [*headers, *added]})
+
+    def write(self, data: bytes) -> None:
+        self._send({"type": "http.response.body", "body": data, "more_body": True})
+        self.paused = True
+        if self.flow:
+            self.flow.pause()
+
+    def end(self) -> None:
+        if self.messages and self.messages[-1]["type"] == "http.response.body":
+            self.messages[-1]["more_body"] = False
+        else:
+            self._send({"type": "http.response.body", "body": b""})
+
+    def wake(self) -> None:
+        self._something.set()
+
+    async def woken(self) -> None:
+        await self._something.wait()
+        self._something.clear()
+
+    def taken(self) -> None:
+        """The server has taken every message."""
+        if self.paused and not self.messages:
+            self.paused = False
+            if self.flow:
+                self.flow.resume()
+
+    def _send(self, message: Message) -> None:
+        self.messages.append(message)
+        self._something.set()
