@@ -277,7 +277,8 @@ class RouterSpec(_Spec):
         default=None, description="File of API keys on the routers' hosts, as `serving keys` writes it."
     )
     private_status: bool = Field(
-        default=False, description="Whether /status.json and /metrics want an API key too."
+        default=False,
+        description="Whether /status.json and /metrics want an API key too; /health and /v1/models then tell strangers no reasons.",
     )
     max_body_bytes: int = Field(default=32 << 20, ge=1 << 10, description="Largest request body.")
     body_timeout_s: float = Field(default=60, gt=0, description="Seconds a client may take to send a body.")

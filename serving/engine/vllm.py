@@ -7,11 +7,13 @@ vllm.entrypoints.launchers; everything else here was read in 0.26.0.
 import asyncio
 import contextlib
 import dataclasses
+import io
 import json
 import multiprocessing
 import os
 import signal
 import time
+import traceback
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +21,7 @@ from typing import Any
 
 from serving import environment, tracing
 from serving.engine import resume
+from serving.engine.redaction import redacted, secrets_of
 from serving.engine.server import EngineSite, HttpServer, Load
 from serving.environment import OWNER, REPLICA
 from serving.errors import EngineStartError
@@ -74,8 +77,9 @@ class VllmServer:
                 # As build_actor_name in vllm.v1.executor.ray_utils does.
                 self._workers = f"vllm_Worker_{config.instance_id}"
             self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
-        except Exception as error:
-            raise EngineStartError(f"{self._plan.model.name} on slice {self._held.name}: {error}") from error
+        except Exception as error:  # noqa: BLE001  vLLM and its libraries raise anything
+            failed = self._start_failed(error)
+            raise failed from failed.__cause__
         # Kept: another call would reap dead children before it lists them.
         self._children = multiprocessing.active_children()
         self.max_model_len = config.model_config.max_model_len
@@ -162,13 +166,31 @@ class VllmServer:
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
         flags = _flags(self._options())
+        said = io.StringIO()  # its usage, of some thousand lines, and the flags that it does not know
         try:
-            args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
+            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+                args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
         except SystemExit:
+            last = said.getvalue().strip().splitlines()[-1:]
+            reason = redacted(" ".join(last), {*self._secrets(), *_unknown_values(flags, last)})
             raise EngineStartError(
-                f"{self._plan.model.name}: vLLM does not take {' '.join(flags)}; see the log"
+                f"{self._plan.model.name}: vLLM does not take its options: {reason}"
             ) from None
         return args
+
+    def _start_failed(self, error: Exception) -> EngineStartError:
+        """The error of a start, without the secrets that pydantic and others print with a wrong option."""
+        secrets = self._secrets()
+        failed = EngineStartError(
+            f"{self._plan.model.name} on slice {self._held.name}: {redacted(str(error), secrets)}"
+        )
+        told = "".join(traceback.format_exception(error))
+        failed.__cause__ = error if redacted(told, secrets) == told else None
+        failed.__suppress_context__ = True
+        return failed
+
+    def _secrets(self) -> set[str]:
+        return secrets_of(self._plan.engine, self._overrides.options, os.environ)
 
     def _options(self) -> dict[str, Any]:
         plan = self._plan
@@ -231,3 +253,10 @@ def _flags(options: dict[str, Any]) -> list[str]:
             case _:
                 flags += [f"--{flag}", str(value)]
     return flags
+
+
+def _unknown_values(flags: list[str], said: list[str]) -> set[str]:
+    """Values of the flags that the parser names as unknown: nobody knows which of them are secret."""
+    if not any("unrecognized arguments" in text for text in said):
+        return set()
+    return {flag for flag in flags if not flag.startswith("--")}

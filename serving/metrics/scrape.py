@@ -5,6 +5,7 @@ agents repeat a series for every process.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from urllib.parse import urlsplit
 
@@ -17,14 +18,21 @@ from serving.metrics.table import UNREACHABLE
 from serving.state.records import SliceRecord
 
 _TIMEOUT_S = 3.0  # below any scraper's own
+_FRESH_S = 1.0
 
 
 class Scraper:
     """Reads every source at once. `agents` gives the addresses of Ray's metrics agents, `entries` the store's slices."""
 
     def __init__(
-        self, agents: Callable[[], Awaitable[Sequence[str]]], entries: Callable[[], Sequence[SliceRecord]]
+        self,
+        agents: Callable[[], Awaitable[Sequence[str]]],
+        entries: Callable[[], Sequence[SliceRecord]],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
+        self._page: asyncio.Task[str] | None = None
+        self._began_s = 0.0
         self._agents = agents
         self._entries = entries
         self._secret = secret.headers(secret.of_this_process())
@@ -33,7 +41,17 @@ class Scraper:
         )
 
     async def page(self) -> str:
-        """The metrics that can be read within _TIMEOUT_S; the page counts the other sources."""
+        """The metrics that can be read within _TIMEOUT_S; the page counts the other sources.
+
+        However many ask, the sources are asked at most once a second: sixteen pages a second took all of the head's agent.
+        """
+        now_s = self._clock()
+        if self._page is None or (self._page.done() and now_s - self._began_s >= _FRESH_S):
+            self._began_s = now_s
+            self._page = asyncio.create_task(self._read_all())
+        return await asyncio.shield(self._page)
+
+    async def _read_all(self) -> str:
         engines = [entry for entry in self._entries() if entry.address]
         agents = await self._agents()
         texts = await asyncio.gather(
@@ -53,6 +71,8 @@ class Scraper:
         return await asyncio.to_thread(exposition.page, agent_pages, engine_pages, {UNREACHABLE.name: unread})
 
     async def close(self) -> None:
+        if self._page:
+            self._page.cancel()
         await self._session.close()
 
     async def _read(self, address: str, headers: Mapping[str, str] | None = None) -> str | None:

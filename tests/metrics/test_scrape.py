@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -24,3 +26,38 @@ async def test_what_an_agent_says_is_shown_under_its_nodes_address() -> None:
         await scraper.close()
     assert 'tpu_serving_retries_total{model="llama",node="127.0.0.1"} 2.0\n' in page
     assert "tpu_serving_scrape_sources_unreachable 1\n" in page
+
+
+async def test_however_many_ask_the_sources_are_asked_once_a_second() -> None:
+    asked, now_s = [], 0.0
+
+    async def agents() -> list[str]:
+        asked.append(now_s)
+        return []
+
+    scraper = Scraper(agents, list, clock=lambda: now_s)
+    await asyncio.gather(*(scraper.page() for _ in range(50)))
+    now_s = 0.9
+    await scraper.page()
+    assert asked == [0.0]
+    now_s = 1.0
+    await asyncio.gather(*(scraper.page() for _ in range(50)))
+    assert asked == [0.0, 1.0]
+    await scraper.close()
+
+
+async def test_one_who_hangs_up_does_not_take_the_page_from_the_others() -> None:
+    goes_on = asyncio.Event()
+
+    async def agents() -> list[str]:
+        await goes_on.wait()
+        return []
+
+    scraper = Scraper(agents, list)
+    impatient, patient = asyncio.create_task(scraper.page()), asyncio.create_task(scraper.page())
+    await asyncio.sleep(0)
+    impatient.cancel()
+    await asyncio.gather(impatient, return_exceptions=True)
+    goes_on.set()
+    assert "tpu_serving_scrape_sources_unreachable 0\n" in await patient
+    await scraper.close()

@@ -75,7 +75,9 @@ class Service:
 
         def there() -> list[SliceRecord]:
             answer = http.get(f"{self.address}/v1/models", timeout=5)
-            ready = answer.is_success and answer.json()["data"][0]["slices_ready"]
+            ready = answer.is_success and answer.json()["data"][0].get(
+                "slices_ready", slices
+            )  # a private status does not tell
             return self.serving() if ready == slices == len(self.serving()) else []
 
         found: list[SliceRecord] = self.until(there, timeout_s, f"{slices} slices serving")

@@ -18,6 +18,7 @@ from starlette.requests import ClientDisconnect
 from serving.engine import known_faults
 from serving.errors import (
     MethodError,
+    NoSliceError,
     OverloadedError,
     ServingError,
     SlowBodyError,
@@ -96,20 +97,26 @@ class Api:
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
         return app
 
-    async def models(self) -> JSONResponse:
+    async def models(self, request: Request) -> JSONResponse:
         """Every model and adapter by the name to ask for, with its slice, how many serve, and whether they are simulated."""
         names = [*reversed(self._plans), *self._table.adapters]
-        return JSONResponse({"object": "list", "data": [self._card(name) for name in names]})
+        card = self._card if self._tells(request) else self._name_card
+        return JSONResponse({"object": "list", "data": [card(name) for name in names]})
 
-    async def model(self, name: str) -> JSONResponse:
+    async def model(self, request: Request, name: str) -> JSONResponse:
         """The same of one of them."""
         self._table.resolve(name)
-        return JSONResponse(self._card(name))
+        return JSONResponse(self._card(name) if self._tells(request) else self._name_card(name))
 
-    async def health(self) -> Response:
+    async def health(self, request: Request) -> Response:
         """200 while every model has a slice that serves, else 503 naming the first that has none."""
         for name in self._plans:
-            self._table.choose(name)
+            try:
+                self._table.choose(name)
+            except NoSliceError:
+                if self._tells(request):
+                    raise
+                raise NoSliceError(f"No slice of {name!r} is ready; with an API key this says why.") from None
         return Response(status_code=HTTPStatus.OK)
 
     async def status(self, request: Request) -> Response:
@@ -152,6 +159,17 @@ class Api:
         """Answer an accepted request, once it is admitted."""
         forwarding = Forwarding(self._dispatcher, inference, record)
         await self._admission.admit(account, inference, record, client, forwarding.run)
+
+    def _tells(self, request: Request) -> bool:
+        """Whether this client may know how slices are, and where."""
+        try:
+            self._admission.status_is_open_to(request.headers.raw)
+        except UnauthorizedError:
+            return False
+        return True
+
+    def _name_card(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._started, "owned_by": "tpu-serving"}
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._table.resolve(name)

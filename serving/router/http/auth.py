@@ -77,10 +77,15 @@ class KeyRing:
 
 
 def parse(text: str | bytes, where: str) -> KeyRing:
-    """Read a list of keys; raises ConfigError with the place of each problem, never with its text."""
+    """Read a list of keys; raises ConfigError with the place of each problem, never with its text.
+
+    A text without anything in it is a problem too: a file that was cut off would otherwise revoke every key.
+    """
     try:
         raw = yaml.safe_load(text)
-        keys = TypeAdapter(tuple[Key, ...]).validate_python(raw if raw is not None else [])
+        if raw is None:
+            raise ConfigError(f"{where} is empty; write `[]` to let nobody in")
+        keys = TypeAdapter(tuple[Key, ...]).validate_python(raw)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         place = "" if line is None else f", line {line + 1}"
@@ -122,7 +127,10 @@ class KeyFile:
         self._problem = ""
         self.ring = parse(secret, VARIABLE) if secret is not None else KeyRing()
         if path:
-            self.ring = parse(self._read(path), str(path))
+            try:
+                self._take(path)
+            except OSError as error:
+                raise ConfigError(f"router.keys_file {path}: {error.strerror}") from None
 
     @classmethod
     def of(cls, path: str | None) -> "KeyFile":
@@ -138,7 +146,7 @@ class KeyFile:
         try:
             if _version(self._path) == self._version:
                 return False
-            self.ring = parse(self._read(self._path), str(self._path))
+            self._take(self._path)
         except (OSError, ConfigError) as error:
             problem = error.message if isinstance(error, ConfigError) else f"{self._path}: {error.strerror}"
             if problem == self._problem:
@@ -148,12 +156,11 @@ class KeyFile:
         self._problem = ""
         return True
 
-    def _read(self, path: Path) -> bytes:
-        try:
-            self._version = _version(path)
-            return path.read_bytes()
-        except OSError as error:
-            raise ConfigError(f"router.keys_file {path}: {error.strerror}") from None
+    def _take(self, path: Path) -> None:
+        """Take over the file's keys. Its version is kept last: a file that can't be read now is read again."""
+        version = _version(path)
+        self.ring = parse(path.read_bytes(), str(path))
+        self._version = version
 
 
 def _version(path: Path) -> tuple[int, ...]:

@@ -1,88 +1,49 @@
 """One JSON line per request, in a file under Ray's session logs. Never a prompt or an answer, unless the YAML asks.
 
-Another thread writes the lines once a beat: a slow disk costs no request anything.
+Requests that were refused before anybody knew whose they are have a small file of their own: who has no key can't rotate
+away what others did. No field of a line is longer than what a client may send there.
 """
 
-import errno
-import logging
-import os
-import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from pydantic_core import to_json
-
+from serving.errors import MethodError, UnauthorizedError, UnknownPathError
+from serving.metrics.table import NO_KEY
+from serving.router.telemetry.lines import Lines
 from serving.router.telemetry.record import RequestRecord
+from serving.router.telemetry.rotating_file import Rotation
 
-logger = logging.getLogger("ray.serve")
-
-_MOST_BYTES = 64 << 20
-_FILES = 4
-_MOST_LINES = 20_000  # kept while the disk takes none; further lines are only counted
+_MOST_LINES = 20_000
+_MOST_STRANGERS = 200  # a beat
+_STRANGERS = Rotation(most_bytes=8 << 20, files=2, most_files=2, keep_s=0)
+_STRANGE = frozenset(error.code for error in (UnauthorizedError, UnknownPathError, MethodError))
 _MOST_CONTENT = 64 << 10
+_LONGEST_PATH = 200  # the longest that is served has 33
 
 
 class RequestLog:
-    """The file and the lines that wait for it."""
+    """Two files: of requests, and of those whose client is not known."""
 
-    def __init__(self, path: Path, *, most_lines: int = _MOST_LINES) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, path: Path, *, most_lines: int = _MOST_LINES, rotation: Rotation = Rotation()) -> None:  # noqa: B008  frozen
         self.path = path
-        self.dropped = 0
-        self._most_lines = most_lines
-        self._files = RotatingFileHandler(path, backupCount=_FILES, delay=True)
-        self._lines: list[bytes] = []
-        self._refused = False
-        self._taking = threading.Lock()  # never held while the disk is busy
-        self._writing = threading.Lock()
+        self._lines = Lines(path, rotation, most_lines)
+        self.strangers = path.with_name(f"{path.stem}.strangers{path.suffix}")
+        self._strangers = Lines(self.strangers, _STRANGERS, _MOST_STRANGERS)
 
     def __call__(self, record: RequestRecord) -> None:
         """Take a record's line."""
-        encoded = to_json(line(record))
-        with self._taking:
-            if len(self._lines) < self._most_lines:
-                self._lines.append(encoded)
-            else:
-                self.dropped += 1
+        strange = record.key == NO_KEY and record.code in _STRANGE
+        (self._strangers if strange else self._lines).put(line(record))
 
     def flush(self) -> None:
         """Write the lines that wait; those that the disk does not take stay."""
-        with self._writing:
-            with self._taking:
-                lines, self._lines = self._lines, []
-                dropped, self.dropped = self.dropped, 0
-            if not lines:
-                return
-            notice = [b'{"dropped":%d}' % dropped] if dropped else []
-            try:
-                self._write(b"".join(text + b"\n" for text in lines + notice))
-            except OSError as error:
-                if not self._refused:  # once, not every beat
-                    logger.warning("request log %s: %s; its lines wait", self.path, error.strerror)
-                self._refused = True
-                with self._taking:
-                    waiting = lines + self._lines
-                    self._lines = waiting[: self._most_lines]
-                    self.dropped += dropped + len(waiting) - len(self._lines)
-            else:
-                self._refused = False
+        self._lines.flush()
+        self._strangers.flush()
 
     def close(self) -> None:
         self.flush()
-
-    def _write(self, text: bytes) -> None:
-        """Write all of the text, or nothing and raise OSError."""
-        if self.path.exists() and 0 < self.path.stat().st_size > _MOST_BYTES - len(text):
-            self._files.doRollover()
-        # Logging's own handler swallows errors, and a buffered file would write its buffer again.
-        with self.path.open("ab", buffering=0) as file:
-            begun = file.tell()
-            if file.write(text) < len(text):
-                file.truncate(begun)  # half of a line would spoil the next one
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def line(record: RequestRecord) -> Mapping[str, Any]:
@@ -90,7 +51,7 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
     fields: dict[str, Any] = {
         "time": datetime.fromtimestamp(record.arrived_at, UTC).isoformat(timespec="milliseconds"),
         "request_id": record.request_id,
-        "path": record.path,
+        "path": record.path[:_LONGEST_PATH],
         "model": record.model,
         "key": record.key,
         "outcome": record.outcome,

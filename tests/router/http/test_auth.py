@@ -59,16 +59,18 @@ def test_a_key_whose_hash_only_begins_like_another_is_not_let_in() -> None:
         )
 
 
-def test_a_service_without_keys_lets_anyone_in_and_an_empty_file_nobody() -> None:
+def test_a_service_without_keys_lets_anyone_in_and_an_empty_list_nobody() -> None:
     assert KeyRing().holder([]) is ANYONE
     with pytest.raises(UnauthorizedError):
-        parse("", "file").holder([])
+        parse("[]", "file").holder([])
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
         ("[{name: a", "file, line 1: not YAML"),
+        ("", "file is empty; write `[]` to let nobody in"),
+        ("# only a comment", "file is empty"),
         ("just words", "the file: Input should be a valid tuple"),
         ("- {name: a}", "0.sha256: Field required"),
         ("- {name: a, sha256: sk-secret}", "0.sha256: String should match pattern"),
@@ -129,6 +131,44 @@ def test_a_file_that_breaks_leaves_the_keys_as_they_were_and_is_told_of_once(tmp
         assert keys.ring.holder(bearer(key)).name == "batch"
     path.write_text(line)
     assert keys.refresh()
+
+
+def test_an_emptied_file_revokes_nothing_and_an_empty_list_everything(tmp_path: Path) -> None:
+    path = tmp_path / "keys.yaml"
+    key, line = new("batch")
+    path.write_text(line)
+    keys = KeyFile(path)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="is empty"):
+        keys.refresh()
+    assert keys.ring.holder(bearer(key)).name == "batch"
+    path.write_text("[]")
+    assert keys.refresh()
+    with pytest.raises(UnauthorizedError):
+        keys.ring.holder(bearer(key))
+
+
+def test_a_read_that_failed_is_tried_again_though_the_file_did_not_change(tmp_path: Path) -> None:
+    """Of a mount that hiccups once: the keys that it revoked would stay for ever."""
+    path = tmp_path / "keys.yaml"
+    (revoked, old), (_, line) = new("revoked"), new("batch")
+    path.write_text(old)
+    keys = KeyFile(path)
+    path.write_text(line)
+    read_bytes, failures = Path.read_bytes, [OSError(5, "Input/output error")]
+
+    class Mounted(type(path)):  # type: ignore[misc]
+        def read_bytes(self) -> bytes:
+            if failures:
+                raise failures.pop()
+            return read_bytes(self)
+
+    keys._path = Mounted(path)
+    with pytest.raises(ConfigError, match="Input/output error"):
+        keys.refresh()
+    assert keys.refresh()
+    with pytest.raises(UnauthorizedError):
+        keys.ring.holder(bearer(revoked))
 
 
 def test_a_service_does_not_start_without_the_keys_it_was_told_of(tmp_path: Path) -> None:
