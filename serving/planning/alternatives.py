@@ -59,12 +59,24 @@ def advice(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout,
     ways = []
     if 0 < fit.longest < fit.max_model_len:
         ways.append(f"engine.max_model_len up to {fit.longest} fits here")
+    if batch := _smaller_batch(shape, sizes, slice_, layout):
+        ways.append(f"engine.max_num_batched_tokens up to {batch} fits here")
     if smaller := _smaller_format(shape, sizes, slice_, layout):
         ways.append(f"it fits here with {smaller}")
     if others := cheapest_by_generation(slices_that_fit(shape, sizes)):
         listed = ", ".join(f"{candidate.slice} at ${candidate.per_hour:.2f}/h" for candidate in others)
         ways.append(f"as it is it fits {listed}")
     return "; ".join(ways) or f"it fits no slice of up to {_MOST_CHIPS} chips"
+
+
+def _smaller_batch(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> int | None:
+    """The largest half, quarter and so on of the batch with which it fits."""
+    batch = sizes.batched_tokens // 2
+    while batch >= max(sizes.sequences, 1):
+        if not measure(shape, replace(sizes, batched_tokens=batch), slice_, layout).problems:
+            return batch
+        batch //= 2
+    return None
 
 
 def _smaller_format(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> str | None:

@@ -7,7 +7,7 @@ E2B on one v5e chip holds 321,376 tokens in 5.52 GiB, 18 KiB a token.
 
 import math
 
-from serving.planning.engine_sizes import JAX_MODELS, EngineSizes
+from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import AttentionLayers, ModelShape
 
@@ -20,7 +20,7 @@ def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
     layers = sum(
         _layer_bytes(shape, kind, sizes, layout) * kind.cached
         for kind in shape.attention
-        if not _window(shape, kind)
+        if not _window(sizes, kind)
     )
     return layers * _stage(shape, layout) + _draft_bytes(sizes, layout)
 
@@ -30,7 +30,7 @@ def sequence_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length
     windowed = sum(
         _layer_bytes(shape, kind, sizes, layout) * kind.cached * min(length, window + sizes.batched_tokens)
         for kind in shape.attention
-        if (window := _window(shape, kind))
+        if (window := _window(sizes, kind))
     )
     return windowed * _stage(shape, layout) + token_bytes(shape, sizes, layout) * length
 
@@ -90,12 +90,12 @@ def _layer_bytes(shape: ModelShape, kind: AttentionLayers, sizes: EngineSizes, l
     return _padded(2 * heads, packing) * _padded(kind.head_dim, _LANES) * size
 
 
-def _window(shape: ModelShape, kind: AttentionLayers) -> int | None:
+def _window(sizes: EngineSizes, kind: AttentionLayers) -> int | None:
     """The window that bounds a layer's cache; None where the layer caches every token.
 
     tpu-inference's own models cache every token in every layer; layers that attend in chunks do so too.
     """
-    return None if kind.chunked or shape.architecture in JAX_MODELS else kind.window
+    return kind.window if sizes.by_vllm and not kind.chunked else None
 
 
 def _stage(shape: ModelShape, layout: Layout) -> float:

@@ -42,4 +42,6 @@ class Keys:
 
 
 def missing(key: str, where: str) -> str:
+    if key == "architectures":  # vLLM would load the class that an override names
+        return f"config.json of {where} has no architectures, so neither this plan nor vLLM knows its layers; name the checkpoint of a model"
     return f"config.json of {where} has no {key}; give it as engine.hf_overrides.{key}"

@@ -3,8 +3,10 @@
 Nothing but `config.json` is ever read. The caller's `Hub` asks the site, so that a plan needs no network.
 """
 
+import difflib
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,21 @@ def _cached(model: str) -> dict[str, Any] | None:
 
 
 def unknown(model: str, why: str) -> PlanError:
+    """The refusal of a model without a config: the known model that a typo stands for, else why there is none."""
+    if near := _typo_of(model):
+        return PlanError(f"no model {model!r} is known; did you mean {near!r}?")
     return PlanError(
         f"no config.json is known for model {model!r} and {why}; give the path of a local checkpoint instead"
     )
+
+
+def _typo_of(model: str) -> str | None:
+    """The known model of nearly this name; other digits make another model, not a typo."""
+    names = {name.rpartition("/")[2]: name for name in CONFIGS} | {name: name for name in CONFIGS}
+    alike = {name.lower(): full for name, full in names.items() if _digits(name) == _digits(model)}
+    near = difflib.get_close_matches(model.lower(), alike, n=1, cutoff=0.9)
+    return alike[near[0]] if near else None
+
+
+def _digits(name: str) -> list[str]:
+    return re.findall(r"\d+", name)

@@ -1,11 +1,12 @@
 """What `engine:` may set: vLLM's own options, less those that the slice or another key decides.
 
-Names are those of `vllm.engine.arg_utils.AsyncEngineArgs` in vLLM 0.26, literal because importing vLLM takes 15 s; a
-test holds the two equal.
+Names and values are those of `vllm.engine.arg_utils.AsyncEngineArgs` in vLLM 0.26, literal because importing vLLM takes
+15 s; a test holds the two equal.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Mapping
+from typing import Any
 
 from serving.errors import ConfigError
 
@@ -256,10 +257,170 @@ SETTABLE = frozenset(
 )
 
 
-def check(names: Iterable[str]) -> None:
-    """Refuse options that are derived or that vLLM does not know, all of them in one message."""
-    if problems := [_problem(name) for name in sorted(names) if name not in SETTABLE | {ADAPTERS}]:
+# vLLM 0.26's own values of the options that take one of a list (its argument parser's `choices`); a test holds the two equal.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "all2all_backend": (
+        "allgather_reducescatter",
+        "deepep_high_throughput",
+        "deepep_low_latency",
+        "deepep_v2",
+        "flashinfer_all2allv",
+        "flashinfer_nvlink_one_sided",
+        "flashinfer_nvlink_two_sided",
+        "mori_high_throughput",
+        "mori_low_latency",
+        "naive",
+        "nixl_ep",
+        "pplx",
+    ),
+    "convert": ("auto", "classify", "embed", "none"),
+    "dcp_comm_backend": ("a2a", "ag_rs"),
+    "dtype": ("auto", "bfloat16", "float", "float16", "float32", "half"),
+    "expert_placement_strategy": ("linear", "round_robin"),
+    "gdn_prefill_backend": ("cutedsl", "flashinfer", "triton"),
+    "jit_monitor_mode": ("error", "warn"),
+    "kv_cache_dtype": (
+        "auto",
+        "bfloat16",
+        "float16",
+        "fp8",
+        "fp8_ds_mla",
+        "fp8_e4m3",
+        "fp8_e5m2",
+        "fp8_inc",
+        "fp8_per_token_head",
+        "int4_per_token_head",
+        "int8_per_token_head",
+        "nvfp4",
+        "turboquant_3bit_nc",
+        "turboquant_4bit_nc",
+        "turboquant_k3v4_nc",
+        "turboquant_k8v4",
+    ),
+    "kv_offloading_backend": ("lmcache", "native"),
+    "linear_backend": (
+        "aiter",
+        "auto",
+        "conch",
+        "cutlass",
+        "deep_gemm",
+        "emulation",
+        "exllama",
+        "fbgemm",
+        "flashinfer_b12x",
+        "flashinfer_cudnn",
+        "flashinfer_cutedsl",
+        "flashinfer_cutlass",
+        "flashinfer_trtllm",
+        "humming",
+        "machete",
+        "marlin",
+        "torch",
+        "triton",
+        "xpu",
+        "xpu_woq",
+    ),
+    "logprobs_mode": ("processed_logits", "processed_logprobs", "raw_logits", "raw_logprobs"),
+    "lora_dtype": ("auto", "bfloat16", "float16"),
+    "mamba_cache_dtype": ("auto", "bfloat16", "float16", "float32"),
+    "mamba_cache_mode": ("align", "all", "none"),
+    "mamba_ssm_cache_dtype": ("auto", "bfloat16", "float16", "float32"),
+    "max_lora_rank": (1, 8, 16, 32, 64, 128, 256, 320, 512),
+    "mm_encoder_attn_dtype": ("fp8"),
+    "mm_encoder_tp_mode": ("data", "weights"),
+    "mm_processor_cache_type": ("lru", "shm"),
+    "mm_tensor_ipc": ("direct_rpc", "torch_shm"),
+    "moe_backend": (
+        "aiter",
+        "auto",
+        "cutlass",
+        "deep_gemm",
+        "deep_gemm_mega_moe",
+        "emulation",
+        "flashinfer_b12x",
+        "flashinfer_cutedsl",
+        "flashinfer_cutlass",
+        "flashinfer_trtllm",
+        "flydsl",
+        "hpc",
+        "humming",
+        "marlin",
+        "triton",
+        "triton_unfused",
+    ),
+    "offload_backend": ("auto", "prefetch", "uva"),
+    "performance_mode": ("balanced", "interactivity", "throughput"),
+    "prefix_caching_hash_algo": ("sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
+    "runner": ("auto", "draft", "generate", "pooling"),
+    "safetensors_load_strategy": ("eager", "lazy", "prefetch", "torchao"),
+    "scheduling_policy": ("fcfs", "priority"),
+    "spec_method": (
+        "bailing_hybrid_mtp",
+        "custom_class",
+        "deepseek_mtp",
+        "dflash",
+        "draft_model",
+        "dspark",
+        "eagle",
+        "eagle3",
+        "ernie_mtp",
+        "exaone4_5_mtp",
+        "exaone_moe_mtp",
+        "extract_hidden_states",
+        "gemma4_mtp",
+        "glm4_moe_lite_mtp",
+        "glm4_moe_mtp",
+        "glm_ocr_mtp",
+        "hy_v3_mtp",
+        "inkling_mtp",
+        "longcat_flash_mtp",
+        "medusa",
+        "mimo_mtp",
+        "mimo_v2_mtp",
+        "minimax_m3_mtp",
+        "mlp_speculator",
+        "mtp",
+        "nemotron_h_mtp",
+        "ngram",
+        "ngram_gpu",
+        "pangu_ultra_moe_mtp",
+        "qwen3_5_mtp",
+        "qwen3_next_mtp",
+        "step3p5_mtp",
+        "suffix",
+    ),
+}
+
+# Of vLLM's values, those that tpu-inference 0.26 runs (utils.to_jax_dtype, tpu_runner.py).
+_ON_TPU: dict[str, tuple[str, ...]] = {
+    "kv_cache_dtype": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+}
+
+
+def check(engine: Mapping[str, Any]) -> None:
+    """Refuse options that are derived or that vLLM does not know, and values it does not take, all in one message."""
+    problems = [
+        problem
+        for name, value in sorted(engine.items())
+        if (problem := _value_problem(name, value) if name in SETTABLE | {ADAPTERS} else _problem(name))
+    ]
+    if problems:
         raise ConfigError("; ".join(problems))
+
+
+def _value_problem(name: str, value: Any) -> str | None:
+    if value is None or name not in CHOICES:
+        return None
+    choices = _ON_TPU.get(name, CHOICES[name])
+    if isinstance(value, str | int) and value in choices:
+        return None
+    known = ", ".join(map(str, choices))
+    if isinstance(value, str | int) and value in CHOICES[name]:
+        return f"engine.{name}: {value!r} is not for TPUs; tpu-inference takes {known}"
+    near = difflib.get_close_matches(str(value), map(str, choices), n=1)
+    return f"engine.{name}: vLLM takes {known} (got {value!r}" + (
+        f"; did you mean {near[0]!r}?)" if near else ")"
+    )
 
 
 def _problem(name: str) -> str:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
+from serving.planning.architectures import JAX_MODELS
 from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape, shape_of
@@ -17,17 +18,10 @@ DEFAULT_BATCHED_TOKENS = 2048
 DEFAULT_SEQUENCES = 256
 _DEFAULT_LORA_RANK = 16
 
-# Models tpu-inference 0.26 implements in JAX; it runs vLLM's own of the others, through torchax (models/common/model_loader.py).
-JAX_MODELS = (
-    "DeepseekV3ForCausalLM",
-    "Gemma4ForCausalLM",
-    "Gemma4ForConditionalGeneration",
-    "LlamaForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-)
 # Checkpoint formats that JAX_MODELS load (layers/jax/quantization); only vLLM's own models load the others.
 JAX_FORMATS = ("", "compressed-tensors", "fp8", "mxfp4")
+# Ways of speculative decoding that tpu-inference 0.26 has (runner/tpu_runner.py, _init_speculative_decoding).
+DRAFTING = ("ngram", "eagle", "eagle3", "dflash", "mtp")
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -47,6 +41,11 @@ class EngineSizes:
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
     draft: ModelShape | None  # the draft model of speculative decoding
+    draft_layers: int  # of the checkpoint's own, loaded to draft tokens (MTP)
+    pools: bool  # embeds or scores texts: no output head, no sampling, no output tokens
+    by_vllm: bool  # runs vLLM's implementation through torchax, not tpu-inference's own in JAX
+    encoder_programs: bool  # the multimodal encoder is compiled for every token budget
+    expert_parallel: bool
 
 
 def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub) -> EngineSizes:
@@ -60,6 +59,16 @@ def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub
         raise ConfigError(
             f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
         )
+    quantization = _quantization(engine, shape)
+    by_vllm = (
+        shape.architecture not in JAX_MODELS
+        or shape.scores
+        or engine.get("model_impl") == "vllm"
+        or (quantization is not None and quantization.method not in JAX_FORMATS)
+    )
+    towers = not engine.get("language_model_only") and shape.tower_params > 0
+    compilation = engine.get("compilation_config")
+    compilation = compilation if isinstance(compilation, Mapping) else {}
     return EngineSizes(
         max_model_len=_max_model_len(engine, shape),
         sequences=sequences,
@@ -67,17 +76,26 @@ def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub
         utilization=_share(engine),
         weight_format=weight_format,
         cache_itemsize=1 if cache.startswith(("fp8", "int8")) else full_itemsize,
-        quantization=(quantization := _quantization(engine, shape)),
+        quantization=quantization,
         loads_full_size=quantization is not shape.quantization
         and not _nested(engine, "quantization", "qwix").get("use_abstract_model"),
         # tpu-inference refuses latent attention without it (tpu_platform.py)
         attention_data_parallel=shape.latent is not None
         or _nested(engine, "sharding", "sharding_strategy").get("enable_dp_attention") is True,
-        towers=not engine.get("language_model_only"),
+        towers=towers,
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,
         draft=_draft(engine, hub),
+        draft_layers=_draft_layers(engine, shape),
+        pools=shape.scores
+        or engine.get("runner") == "pooling"
+        or engine.get("convert") in ("embed", "classify"),
+        by_vllm=by_vllm,
+        encoder_programs=towers
+        and by_vllm
+        and (shape.architecture in JAX_MODELS or compilation.get("cudagraph_mm_encoder") is True),
+        expert_parallel=engine.get("enable_expert_parallel") is True,
     )
 
 
@@ -122,7 +140,7 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
     rules = _nested(engine, "quantization", "qwix").get("rules") or []
     if not isinstance(rules, list):
         raise ConfigError(f"engine.additional_config.quantization.qwix.rules: a list (got {rules!r})")
-    if rules and shape.architecture not in JAX_MODELS:
+    if rules and (shape.architecture not in JAX_MODELS or engine.get("model_impl") == "vllm"):
         raise ConfigError(
             f"engine.additional_config.quantization.qwix: of no effect on {shape.architecture}, which runs as vLLM's own "
             "model; name a checkpoint in the format"
@@ -139,12 +157,37 @@ def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:
     speculative = engine.get("speculative_config") or {}
     if not isinstance(speculative, Mapping):
         raise ConfigError(f"engine.speculative_config: a mapping (got {speculative!r})")
-    if not speculative.get("model"):  # n-grams need no draft model
+    if not speculative.get("model"):  # n-grams and a checkpoint's own layers need no draft model
         return None
     try:
         return shape_of(str(speculative["model"]), hub=hub)
     except PlanError as error:
         raise PlanError(f"engine.speculative_config.model: {error.message}") from None
+
+
+def _draft_layers(engine: Mapping[str, Any], shape: ModelShape) -> int:
+    """The checkpoint's layers that draft tokens; raises ConfigError for a way to draft that needs what is not there."""
+    speculative = engine.get("speculative_config") or {}
+    method, model = speculative.get("method"), speculative.get("model")
+    if method is None:
+        return 0
+    name = "mtp" if str(method).endswith("mtp") else method
+    if name not in DRAFTING:
+        raise ConfigError(
+            f"engine.speculative_config.method: tpu-inference drafts by {', '.join(DRAFTING)} (got {method!r})"
+        )
+    if name == "ngram" or model:
+        return 0
+    if name != "mtp":
+        raise ConfigError(
+            f"engine.speculative_config: {name} needs a draft model; name it as model beside method"
+        )
+    if not shape.drafts:
+        raise ConfigError(
+            f"engine.speculative_config.method: {method} needs a checkpoint with layers for multi-token prediction, this "
+            f"{shape.architecture} has none; use ngram, or eagle3 with a draft model"
+        )
+    return shape.drafts
 
 
 def _nested(engine: Mapping[str, Any], *path: str) -> Mapping[str, Any]:

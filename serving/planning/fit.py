@@ -18,12 +18,44 @@ from serving.tpu.generations import GIB
 # In HBM beside the weights when the cache is sized. Gemma 4 E2B, whose loaded weights are 8.93 GiB, used 8.95 GiB of a v6e
 # and 8.97 GiB of a v5e chip; Qwen3.5-397B-FP8 used 0.7% more than its weights.
 RESIDENT_BYTES = GIB // 8
-# Compiled programs and their constants. The published v6e recipes run at a utilisation of 0.98, which leaves 0.6 GiB for
-# programs and activations.
-PROGRAM_BYTES = GIB // 4
+# Compiled programs and their constants, by implementation. tpu-inference's own leave no more at the 0.98 of the published
+# v6e recipes: of 0.62 GiB sampling takes 0.49. vLLM's, which run through torchax, are assumed to take more. Those of Gemma 4
+# with its encoder compiled for every token budget take about 6 GiB (tpu-inference PR 3408).
+_PROGRAM_BYTES = GIB // 16
+_PROGRAM_BYTES_BY_VLLM = GIB // 4
+_ENCODER_PROGRAM_BYTES = 6 * GIB
 # Rows a token that activations hold at once: residual stream, its norm and the two sides of an addition.
 _STREAMS = 4
+# Rows that one expert's token holds at once: permuted inputs and outputs of both grouped products, and their gathered
+# copies (layers/common/fused_moe_gmm.py). Published runs of Qwen3.5-397B leave more: 9 rows at 32,768 tokens, and at 65,536
+# tokens 47 GiB were too few (PR 2512, PR 2582).
+_EXPERT_ROWS = 4
+# Sampling gathers float32 logits of the whole vocabulary on every device and holds them four times: as they come, masked,
+# transposed, and as probabilities (layers/jax/sample/sampling.py). gpt-oss-120b with 2048 sequences reserves 6.14 GiB.
+_SAMPLING_COPIES = 4
+# A program wants its bytes in one piece: of 6.63 GiB withheld, those 6.14 were not to be had at 64% of starts (tpu-recipes
+# issue 151).
+_FRAGMENTED = 1.08
+# Experts that take this many times what is withheld are refused; less is a warning, as a step's bytes are estimated.
+_HOPELESS = 2
 _BLOCK_TOKENS = 128  # advice rounds lengths to this
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """HBM of a device beside weights and cache: programs, and the larger of a step and of sampling, which take turns.
+
+    `expert_bytes` of a step are the tokens of its experts.
+    """
+
+    program_bytes: int
+    step_bytes: int
+    expert_bytes: int
+    sampling_bytes: int
+
+    @property
+    def bytes(self) -> int:
+        return self.program_bytes + max(self.step_bytes, self.sampling_bytes)
 
 
 @dataclass(frozen=True)
@@ -35,7 +67,7 @@ class Fit:
     utilization: float
     weight_bytes: int
     state_bytes: int
-    workspace_bytes: int
+    workspace: "Workspace"
     cache_bytes: int
     max_model_len: int
     longest: int
@@ -43,6 +75,10 @@ class Fit:
     sequences: int
     problems: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def workspace_bytes(self) -> int:
+        return self.workspace.bytes
 
     @property
     def withheld_bytes(self) -> int:
@@ -68,7 +104,7 @@ def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
         utilization=sizes.utilization,
         weight_bytes=weights,
         state_bytes=state,
-        workspace_bytes=workspace,
+        workspace=workspace,
         cache_bytes=cache,
         max_model_len=length,
         longest=longest,
@@ -80,7 +116,7 @@ def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
     problems = (
         *_shortfalls(fit, per_sequence),
         *_loading(shape, sizes, layout, fit),
-        *_reports(shape, slice_),
+        *_step_too_large(sizes, fit),
     )
     notes = () if problems else (*_warnings(fit), *_slow_formats(sizes, slice_))
     return replace(fit, problems=problems, notes=notes)
@@ -137,32 +173,40 @@ def _loading(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) ->
     return []
 
 
-def _reports(shape: ModelShape, slice_: Slice) -> list[str]:
-    """Reported failures of models that the arithmetic allows."""
-    if (
-        shape.architecture == "Gemma4ForConditionalGeneration"
-        and shape.experts
-        and slice_.generation == "v6e"
-        and slice_.chips <= 8
-    ):
-        return [
-            (
-                "tpu-inference's own tests skip Gemma 4 with experts on v6e-8 as 'not enough HBM' "
-                "(.buildkite/models/google_gemma-4-26B-A4B-it.yml, issue 2333), though its weights would fit"
-            )
-        ]
-    return []
-
-
-def _warnings(fit: Fit) -> list[str]:
-    if fit.workspace_bytes <= fit.withheld_bytes:
+def _step_too_large(sizes: EngineSizes, fit: Fit) -> list[str]:
+    if fit.workspace.expert_bytes <= _HOPELESS * fit.withheld_bytes:
         return []
     return [
         (
-            f"gpu_memory_utilization {fit.utilization:g} leaves {gib(fit.withheld_bytes)} for programs and activations, "
-            f"about {gib(fit.workspace_bytes)} are expected: start-up may run out of HBM"
+            f"a step of {sizes.batched_tokens} tokens takes about {gib(fit.workspace.step_bytes)} of a device, "
+            f"{gib(fit.workspace.expert_bytes)} of it for experts, and gpu_memory_utilization {fit.utilization:g} leaves "
+            f"{gib(fit.withheld_bytes)}: lower max_num_batched_tokens, or gpu_memory_utilization{_utilization_for(fit)}"
         )
     ]
+
+
+def _warnings(fit: Fit) -> list[str]:
+    space = fit.workspace
+    if space.bytes * _FRAGMENTED <= fit.withheld_bytes:
+        return []
+    larger = (
+        f"a step {gib(space.step_bytes)}"
+        if space.step_bytes > space.sampling_bytes
+        else f"sampling {gib(space.sampling_bytes)}"
+    )
+    return [
+        (
+            f"start-up may run out of HBM: gpu_memory_utilization {fit.utilization:g} leaves {gib(fit.withheld_bytes)}, "
+            f"programs take about {gib(space.program_bytes)} and {larger}; lower it{_utilization_for(fit)}"
+        )
+    ]
+
+
+def _utilization_for(fit: Fit) -> str:
+    """The utilisation that leaves enough, as advice; nothing where weights would not fit then."""
+    share = math.floor(100 * (1 - fit.workspace.bytes * _FRAGMENTED / fit.usable_bytes)) / 100
+    needed = fit.weight_bytes + RESIDENT_BYTES + fit.state_bytes
+    return f" to {share:.2f}" if share * fit.usable_bytes > needed else ""
 
 
 def _slow_formats(sizes: EngineSizes, slice_: Slice) -> list[str]:
@@ -174,15 +218,26 @@ def _slow_formats(sizes: EngineSizes, slice_: Slice) -> list[str]:
     return []
 
 
-def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
+def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspace:
     tokens, item = sizes.batched_tokens, 4 if sizes.weight_format == "float32" else 2
     stream = _STREAMS * tokens * shape.hidden_size * item
     widest = max((width for _, width in shape.mlp_widths), default=0)
-    if experts := shape.experts:
-        widest = max(widest, experts.per_token * experts.width + experts.shared_width)
     heads = 3 * shape.num_attention_heads * shape.head_dim / layout.attention_tensor
-    logits = 2 * 4 * sizes.sequences * shape.vocab_size / layout.tensor
-    return math.ceil(PROGRAM_BYTES + stream + tokens * item * (2 * widest / layout.tensor + heads) + logits)
+    rows = 0.0
+    if experts := shape.experts:
+        widest = max(widest, experts.shared_width)
+        width = experts.width if sizes.expert_parallel else experts.width / layout.tensor
+        # experts see the tokens of all devices that share attention by requests
+        routed = tokens * layout.attention_data * experts.per_token
+        rows = routed * item * (_EXPERT_ROWS * shape.hidden_size + width)
+    programs = _PROGRAM_BYTES_BY_VLLM if sizes.by_vllm else _PROGRAM_BYTES
+    sampled = 0 if sizes.pools else sizes.sequences
+    return Workspace(
+        program_bytes=_ENCODER_PROGRAM_BYTES if sizes.encoder_programs else programs,
+        step_bytes=math.ceil(stream + tokens * item * (2 * widest / layout.tensor + heads) + rows),
+        expert_bytes=math.ceil(rows),
+        sampling_bytes=_SAMPLING_COPIES * 4 * sampled * shape.vocab_size,
+    )
 
 
 def _longest(shape: ModelShape, sizes: EngineSizes, layout: Layout, cache: int) -> int:

@@ -158,6 +158,7 @@ _QWEN35_397B: _Config = {
         "num_experts_per_tok": 10,
         "moe_intermediate_size": 1024,
         "shared_expert_intermediate_size": 1024,
+        "mtp_num_hidden_layers": 1,
         "vocab_size": 248320,
         "max_position_embeddings": 262144,
         "tie_word_embeddings": False,
@@ -295,6 +296,7 @@ _DEEPSEEK_V3: _Config = {
     "n_routed_experts": 256,
     "n_shared_experts": 1,
     "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
     "vocab_size": 129280,
     "max_position_embeddings": 163840,
     "tie_word_embeddings": False,
@@ -310,6 +312,7 @@ _KIMI_K2: _Config = {
         "num_attention_heads": 64,
         "num_key_value_heads": 64,
         "n_routed_experts": 384,
+        "num_nextn_predict_layers": 0,
         "vocab_size": 163840,
         "max_position_embeddings": 262144,
         "quantization_config": {

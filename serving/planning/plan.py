@@ -13,8 +13,9 @@ from typing import Any
 from serving.config import ModelSpec
 from serving.errors import PlanError
 from serving.planning import adapters, alternatives, engine_options, parallelism
+from serving.planning.architectures import JAX_MODELS
 from serving.planning.checkpoints import Hub, no_hub
-from serving.planning.engine_sizes import JAX_FORMATS, JAX_MODELS, EngineSizes, engine_sizes
+from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
@@ -65,8 +66,7 @@ class Plan:
             variables["NEW_MODEL_DESIGN"] = "1"
         if self.data > 1:  # one process runs all copies; the launcher would start one a copy
             variables["TPU_MULTIPROCESS_DP"] = "0"
-        quantization = self.sizes.quantization
-        if self.shape.architecture in JAX_MODELS and quantization and quantization.method not in JAX_FORMATS:
+        if self.shape.architecture in JAX_MODELS and self.sizes.by_vllm:
             variables["MODEL_IMPL_TYPE"] = "vllm"
         return variables
 

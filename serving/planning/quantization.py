@@ -31,6 +31,7 @@ _BY_METHOD = {
     "awq": "int4",
     "auto_awq": "int4",
     "modelopt_fp4": "nvfp4",
+    "modelopt": "nvfp4",  # its quant_algo is read
     "compressed-tensors": "",  # config_groups say its format
 }
 
@@ -68,8 +69,17 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
         raise PlanError(
             f"{where} is quantised with {method}, which tpu-inference does not load; it loads {', '.join(_BY_METHOD)}"
         )
+    if method == "modelopt":
+        keys = keys.within("quantization") or keys
+        if "FP4" not in (algorithm := str(keys.get("quant_algo"))).upper():
+            raise PlanError(
+                f"{where} is quantised by modelopt to {algorithm}, which tpu-inference does not load; of modelopt's it loads NVFP4"
+            )
     skipped = (
-        keys.entries("modules_to_not_convert") or keys.entries("ignored_layers") or keys.entries("ignore")
+        keys.entries("modules_to_not_convert")
+        or keys.entries("ignored_layers")
+        or keys.entries("ignore")
+        or keys.entries("exclude_modules")
     )
     weight_format = _grouped(_BY_METHOD[method], keys.get("group_size")) or _compressed(keys, where)
     return Quantization(weight_format, tuple(map(str, skipped)), method)

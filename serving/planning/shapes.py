@@ -1,47 +1,20 @@
 """What a checkpoint's `config.json` says about its size, read without loading anything.
 
-One reader serves all architectures, by the keys they share. It refuses an architecture outside the list: a key it did
-not read would be memory it did not count.
+One reader serves all architectures, by the keys they share. It refuses an architecture outside `architectures.py`: a key
+it did not read would be memory it did not count.
 """
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
+from serving.planning.architectures import ARCHITECTURES, counted
 from serving.planning.checked_config import Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
 
-# Architectures this reader was checked on, with the keys their config.json may leave to transformers' defaults.
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {},
-    "MixtralForCausalLM": {},
-    "Qwen2ForCausalLM": {},
-    "Qwen3ForCausalLM": {},
-    "Qwen3MoeForCausalLM": {},
-    "Qwen3_5MoeForConditionalGeneration": {"full_attention_interval": 4, "attn_output_gate": True},
-    "Gemma3ForCausalLM": {
-        "sliding_window_pattern": 6,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-    },
-    "Gemma3ForConditionalGeneration": {
-        "sliding_window_pattern": 6,
-        "vocab_size": 262208,
-        "max_position_embeddings": 131072,
-    },
-    "Gemma4ForCausalLM": {},
-    "Gemma4ForConditionalGeneration": {},
-    "GptOssForCausalLM": {},
-    "DeepseekV3ForCausalLM": {},
-    "KimiK25ForConditionalGeneration": {},
-    "Llama4ForConditionalGeneration": {"no_rope_layer_interval": 4},
-    "Mistral3ForConditionalGeneration": {},
-}
 _TOWERS = ("vision_config", "audio_config")
 
 
@@ -102,7 +75,11 @@ class Experts:
 
 @dataclass(frozen=True)
 class ModelShape:
-    """The numbers of a checkpoint that decide its bytes and how it can be cut up."""
+    """The numbers of a checkpoint that decide its bytes and how it can be cut up.
+
+    `scores`: the model rates texts and writes none. `drafts` are layers beside these that draft tokens (multi-token
+    prediction), with embedding and head of their own where `drafts_have_tables`; the engine loads them if it drafts by them.
+    """
 
     architecture: str
     hidden_size: int
@@ -123,6 +100,9 @@ class ModelShape:
     per_layer_embedding: int = 0  # width each layer adds to the embedding (Gemma 3n, Gemma 4 E models)
     tower_params: int = 0
     quantization: Quantization | None = None
+    scores: bool = False
+    drafts: int = 0
+    drafts_have_tables: bool = False
 
 
 def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape:
@@ -134,7 +114,7 @@ def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape
 
 def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape a config describes. Multimodal wrappers keep the decoder under `text_config`."""
-    architecture = _architecture(config, where)
+    architecture, scores = _architecture(config, where)
     wrapper = Keys(config, where)
     text = Keys({**ARCHITECTURES[architecture], **config, **_text(wrapper)}, where)
     heads = text.number("num_attention_heads")
@@ -155,7 +135,7 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         max_position_embeddings=text.number("max_position_embeddings"),
         attention=_attention(text, kinds, kv_heads, head_dim),
         mlp_widths=_mlp_widths(text, architecture, layers, experts),
-        tied_embeddings=bool(text.get("tie_word_embeddings", architecture.startswith("Gemma"))),
+        tied_embeddings=bool(text.get("tie_word_embeddings")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
         latent=_latent(text),
         linear=_linear(text, kinds),
@@ -164,6 +144,9 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
         tower_params=sum(_tower(tower, name, hidden) for name in _TOWERS if (tower := wrapper.within(name))),
         quantization=read_quantization(text.get("quantization_config"), where),
+        scores=scores,
+        drafts_have_tables=bool(text.get("num_nextn_predict_layers")),
+        drafts=text.number("num_nextn_predict_layers", text.get("mtp_num_hidden_layers", 0), least=0),
     )
 
 
@@ -286,8 +269,16 @@ def _tower(tower: Keys, name: str, hidden: int) -> int:
     if name == "audio_config":
         # a conformer layer: attention 4, two MLPs 16, convolution 4
         return layers * 24 * width**2 + width * hidden
-    matrices = 3 if tower.get("model_type") == "pixtral" else 2
-    return layers * (4 * width**2 + matrices * width * tower.number("intermediate_size")) + width * hidden
+    gated = tower.get("model_type") == "pixtral" or tower.get("hidden_act") == "silu"
+    encoder = layers * (4 * width**2 + (3 if gated else 2) * width * tower.number("intermediate_size"))
+    if merge := tower.number(
+        "spatial_merge_size", 0, least=0
+    ):  # Qwen's: patches are merged by an MLP of their own
+        merged = width * merge**2
+        mergers = 1 + len(tower.entries("deepstack_visual_indexes"))
+        positions = tower.number("num_position_embeddings", 0, least=0)
+        return encoder + mergers * merged * (merged + hidden) + positions * width
+    return encoder + width * hidden
 
 
 def _text(wrapper: Keys) -> Mapping[str, Any]:
@@ -297,16 +288,10 @@ def _text(wrapper: Keys) -> Mapping[str, Any]:
     return text
 
 
-def _architecture(config: Mapping[str, Any], where: str) -> str:
+def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, bool]:
     match config.get("architectures"):
-        case [str(name), *_] if name in ARCHITECTURES:
-            return name
         case [str(name), *_]:
-            near = difflib.get_close_matches(name, ARCHITECTURES, n=1, cutoff=0)[0]
-            raise PlanError(
-                f"{where} is a {name}, whose bytes this plan can't count; if it is laid out like one of "
-                f"{', '.join(ARCHITECTURES)}, give that as engine.hf_overrides.architectures (nearest by name: {near})"
-            )
+            return counted(name, where)
         case _:
             raise PlanError(missing("architectures", where))
 

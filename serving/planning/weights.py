@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from serving.planning.engine_sizes import EngineSizes
+from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
 from serving.planning.shapes import LatentAttention, ModelShape
@@ -52,6 +52,14 @@ def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Lay
     return math.ceil((layered + worst_end) / layout.tensor)
 
 
+def checkpoint_params(shape: ModelShape) -> int:
+    """All parameters of a checkpoint: the model's, its encoders', and the layers that only draft tokens."""
+    sizes = engine_sizes({}, shape)
+    tables = 2 * shape.vocab_size * shape.hidden_size if shape.drafts_have_tables else 0
+    loaded = sum(group.params for group in tensor_groups(shape, sizes, Layout(1)))
+    return loaded + shape.drafts * (_draft_layer(shape) + tables)
+
+
 def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[TensorGroup]:
     full_size = sizes.weight_format
 
@@ -67,11 +75,12 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     yield TensorGroup(
         "embedding",
         table,
-        shape.hidden_size if not shape.tied_embeddings else table,
+        table if shape.tied_embeddings and not sizes.pools else shape.hidden_size,
         full_size,
         layered=False,
     )
-    yield TensorGroup("output head", 0 if shape.tied_embeddings else table, table, full_size, layered=False)
+    head = 0 if sizes.pools else table
+    yield TensorGroup("output head", 0 if shape.tied_embeddings else head, head, full_size, layered=False)
     cut, whole = _attention(shape)
     yield TensorGroup("attention", cut, cut, stored("self_attn.q_proj"), layout.attention_data)
     yield TensorGroup(
@@ -102,8 +111,22 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
         plain = replace(sizes, quantization=sizes.draft.quantization, draft=None, lora_rank=0)
         for group in _groups(sizes.draft, plain, layout):
             yield replace(group, name=f"draft {group.name}", layered=False)
+    if sizes.draft_layers:
+        drafting = sizes.draft_layers * _draft_layer(shape)
+        yield TensorGroup("draft layers", drafting, drafting, stored("mlp.gate_proj"), layered=False)
     adapters = _adapters(shape, sizes.lora_rank)
     yield TensorGroup("LoRA adapters", adapters, adapters, full_size)
+
+
+def _draft_layer(shape: ModelShape) -> int:
+    """Parameters of a layer for multi-token prediction: one of the model's, and two squares that join its inputs."""
+    hidden = shape.hidden_size
+    cut, whole = _attention(shape)
+    attending = shape.layers if shape.latent else sum(kind.count for kind in shape.attention)
+    width = shape.mlp_widths[-1][1] if shape.mlp_widths else 0
+    if experts := shape.experts:
+        width = experts.width * experts.count + experts.shared_width
+    return (cut + whole) // max(attending, 1) + 3 * hidden * width + 2 * hidden**2
 
 
 def _attention(shape: ModelShape) -> tuple[int, int]:

@@ -31,7 +31,8 @@ class Machine:
 
 @dataclass(frozen=True)
 class Generation:
-    """One TPU generation. Rates are peak, per second; `usable_hbm_bytes` is what XLA lets a program have.
+    """One TPU generation. Rates are peak, per second; `usable_hbm_bytes` is what XLA lets a program have,
+    `ici_bytes_per_s` counts both ways.
 
     `pod_prefix` and `cores_per_chip` make the pod type, Ray's and Google's name of a slice. It counts TensorCores: on
     v4, v5p and v7x twice the chips. `devices_per_chip` is what JAX sees and parallelism counts.
@@ -71,13 +72,13 @@ _2D = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _2D_RULE = "these are all"
 
 
-def _3d(*, cubes: int, ascending: bool) -> tuple[str, ...]:
-    """The small shapes, then every box of whole 4x4x4 cubes up to `cubes` of them (xpk's rule)."""
+def _3d(*, cubes: int) -> tuple[str, ...]:
+    """The small shapes, then every box AxBxC, A<=B<=C, of whole 4x4x4 cubes, up to `cubes` of them (xpk's rule)."""
     boxes = [
         (x, y, z)
         for x in range(1, cubes + 1)
-        for y in range(x if ascending else 1, cubes // x + 1)
-        for z in range(y if ascending else 1, cubes // (x * y) + 1)
+        for y in range(x, cubes // x + 1)
+        for z in range(y, cubes // (x * y) + 1)
         if max(x, y, z) <= 64  # xpk's longest axis: 256 chips
     ]
     boxes.sort(key=lambda axes: (math.prod(axes), axes))
@@ -91,8 +92,8 @@ _ROWS = (
         cores_per_chip=2,
         devices_per_chip=1,  # megacore: JAX sees both cores as one device
         machines=(Machine("ct4p-hightpu-4t", chips=4, alone="2x2x1", joins=True, vcpus=240, memory_gb=407),),
-        topologies=_3d(cubes=64, ascending=False),
-        topology_rule="and AxBxC in multiples of 4, in any order, up to 4096 chips",
+        topologies=_3d(cubes=64),
+        topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 4096 chips",
         gke_accelerator="tpu-v4-podslice",
         hbm_bytes=32 * GIB,
         usable_hbm_bytes=int(30.75 * GIB),  # "of 30.75G hbm": https://github.com/erfanzar/EasyDeL/issues/166
@@ -100,7 +101,7 @@ _ROWS = (
         int8_flops=275e12,
         fp8_flops=None,
         hbm_bytes_per_s=1200e9,
-        ici_bytes_per_s=300e9,
+        ici_bytes_per_s=600e9,  # the page gives 300 one way; the other pages give both ways
         sources=(f"{_DOCS}/tpu/docs/v4", _GKE_TPUS, _XPK),
     ),
     Generation(
@@ -132,8 +133,9 @@ _ROWS = (
         cores_per_chip=2,
         devices_per_chip=1,  # megacore, as on v4
         machines=(Machine("ct5p-hightpu-4t", chips=4, alone="2x2x1", joins=True, vcpus=208, memory_gb=448),),
-        topologies=_3d(cubes=140, ascending=True),
-        topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 8960 chips",
+        # A pod has 8960 chips, a job at most 6144 of them, 16x16x24.
+        topologies=_3d(cubes=96),
+        topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 6144 chips",
         gke_accelerator="tpu-v5p-slice",
         hbm_bytes=95 * GIB,
         # XLA prints "of 95.74G hbm"; plans take the page's 95, the smaller.
@@ -167,8 +169,8 @@ _ROWS = (
         topology_rule=_2D_RULE,
         gke_accelerator="tpu-v6e-slice",
         hbm_bytes=32 * GIB,
-        # XLA's limit on 32 GiB chips was 30.75 (see v4); newer runtimes report 31.25 on v6e. Plans take the smaller.
-        usable_hbm_bytes=int(30.75 * GIB),
+        # libtpu's compiler refuses a program "of 31.24G hbm"; boot logs of v6e hosts print 31.25.
+        usable_hbm_bytes=int(31.24 * GIB),
         bf16_flops=918e12,
         int8_flops=1836e12,
         fp8_flops=918e12,  # no native fp8: the bf16 rate at best, 545e12 measured
@@ -182,7 +184,7 @@ _ROWS = (
         cores_per_chip=2,
         devices_per_chip=2,  # each TensorCore is a device of its own, with half the chip's HBM
         machines=(
-            Machine("tpu7x-standard-1t", chips=1, alone="1x1x1"),
+            Machine("tpu7x-standard-1t", chips=1, alone="1x1x1", memory_gb=240),
             Machine(
                 "tpu7x-standard-4t",
                 chips=4,
@@ -193,7 +195,7 @@ _ROWS = (
                 extra_nics=True,
             ),
         ),
-        topologies=("1x1x1", *_3d(cubes=144, ascending=True)),
+        topologies=("1x1x1", *_3d(cubes=144)),
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 9216 chips",
         gke_accelerator="tpu7x",
         hbm_bytes=192 * GIB,

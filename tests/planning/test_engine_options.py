@@ -7,7 +7,9 @@ pytestmark = pytest.mark.unit
 
 
 def test_vllms_own_names_pass() -> None:
-    engine_options.check(["max_model_len", "gpu_memory_utilization", "kv_cache_dtype", "hf_overrides"])
+    engine_options.check(
+        {"max_model_len": 1, "gpu_memory_utilization": 0.9, "kv_cache_dtype": "fp8", "hf_overrides": {}}
+    )
 
 
 @pytest.mark.parametrize(
@@ -34,14 +36,41 @@ def test_vllms_own_names_pass() -> None:
 )
 def test_a_derived_or_misspelt_option_names_the_right_key(name: str, says: str) -> None:
     with pytest.raises(ConfigError, match=r"^engine\.") as refusal:
-        engine_options.check([name])
+        engine_options.check({name: 1})
     assert says in refusal.value.message
 
 
 def test_every_problem_is_in_one_message() -> None:
     with pytest.raises(ConfigError, match=r"engine\.model: .*; engine\.port: "):
-        engine_options.check(["port", "model", "max_num_seqs"])
+        engine_options.check({"port": 1, "model": 1, "max_num_seqs": 1})
 
 
 def test_an_option_is_derived_or_settable_not_both() -> None:
     assert not engine_options.SETTABLE & engine_options.DERIVED.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("kv_cache_dtype", "fp9", "engine.kv_cache_dtype: vLLM takes auto, bfloat16, float16, fp8,"),
+        ("kv_cache_dtype", "fp8_e4m4", "did you mean 'fp8_e4m3'?"),
+        ("kv_cache_dtype", "nvfp4", "'nvfp4' is not for TPUs; tpu-inference takes auto, bfloat16"),
+        (
+            "dtype",
+            "int3",
+            "engine.dtype: vLLM takes auto, bfloat16, float, float16, float32, half (got 'int3'",
+        ),
+        ("runner", ["pooling"], "engine.runner: vLLM takes auto, draft, generate, pooling"),
+        ("max_lora_rank", 7, "engine.max_lora_rank: vLLM takes 1, 8, 16"),
+    ],
+)
+def test_a_value_that_vllm_does_not_take_is_refused_with_those_it_takes(
+    name: str, value: object, says: str
+) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        engine_options.check({name: value})
+    assert says in refusal.value.message
+
+
+def test_an_option_left_unset_or_to_vllm_has_no_wrong_value() -> None:
+    engine_options.check({"dtype": None, "kv_cache_dtype": "auto", "max_lora_rank": 64})

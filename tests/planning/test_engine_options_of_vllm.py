@@ -11,3 +11,17 @@ def test_the_options_are_those_of_the_installed_vllm() -> None:
 
     names = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     assert names == engine_options.SETTABLE | engine_options.DERIVED.keys()
+
+
+@pytest.mark.engine
+def test_the_values_of_options_are_those_of_the_installed_vllm() -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
+    choices = {
+        action.dest: {value for value in action.choices if value != "None"}
+        for action in parser._actions  # noqa: SLF001  argparse has no other way to its arguments
+        if action.choices and action.dest != "collect_detailed_traces"
+    }
+    assert choices == {name: set(values) for name, values in engine_options.CHOICES.items()}

@@ -94,10 +94,40 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         shape_of(str(tmp_path))
 
 
-def test_an_architecture_that_is_not_counted_is_refused_with_the_way_to_claim_one() -> None:
-    with pytest.raises(PlanError, match="LlamaForCausalM, whose bytes") as refusal:
-        read_config(TINY | {"architectures": ["LlamaForCausalM"]}, where="tiny")
-    assert "engine.hf_overrides.architectures (nearest by name: LlamaForCausalLM)" in refusal.value.message
+@pytest.mark.parametrize(
+    ("architecture", "near"),
+    [
+        ("LlamaForCausalM", "did you mean LlamaForCausalLM?"),
+        ("Qwen3MoEForCausalLM", "did you mean Qwen3MoeForCausalLM?"),
+        ("BailingMoeForCausalLM", None),
+        ("GraniteMoeForCausalLM", None),
+        ("Qwen4ForCausalLM", None),
+    ],
+)
+def test_an_architecture_that_is_not_counted_is_refused_and_no_other_is_to_be_claimed(
+    architecture: str, near: str | None
+) -> None:
+    with pytest.raises(PlanError, match=f"{architecture}, whose bytes this plan can't count") as refusal:
+        read_config(TINY | {"architectures": [architecture]}, where="tiny")
+    assert ("did you mean" in refusal.value.message) == (near is not None)
+    assert near is None or near in refusal.value.message
+    assert "hf_overrides" not in refusal.value.message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("DeepseekV32ForCausalLM", "vLLM 0.26 runs on CUDA, ROCm and XPU only"),
+        ("Gemma2ForCausalLM", "soft cap"),
+        ("NemotronHForCausalLM", "state-space"),
+        ("BloomForCausalLM", "ALiBi"),
+        ("Olmo2ForCausalLM", "runs transformers' own"),
+    ],
+)
+def test_what_no_tpu_serves_is_refused_with_the_reason(architecture: str, reason: str) -> None:
+    with pytest.raises(PlanError, match="not served on TPUs") as refusal:
+        read_config(TINY | {"architectures": [architecture]}, where="tiny")
+    assert reason in refusal.value.message
 
 
 def test_a_window_without_a_pattern_is_every_layers() -> None:

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.unit
 
 NOT_IN_RAY = {"v7x": {"1x1x1"}}
 ONLY_IN_RAY = {"v5e": {"2x8"}, "v6e": {"2x8"}}
-# Google's v5p shapes have their axes in ascending order; Ray takes any order, as Google does on v4.
-ANY_ORDER_IN_RAY = {"v5p"}
+# Google's shapes have their axes in ascending order; Ray takes any order.
+ANY_ORDER_IN_RAY = {"v4", "v5p"}
 # Ray stops below the largest slice sold, and lists only the doublings of v7x.
 RAY_STOPS_AT_CHIPS = {"v4": 2304, "v5p": 6144, "v7x": 2048}
 RAY_GUESSES_ONE_HOST = {("v5e", "2x4", 2), ("v6e", "2x4", 2)}

@@ -105,7 +105,9 @@ def test_any_other_text_is_refused(text: str) -> None:
         (("v6e", "2x8"), ["no topology '2x8'", "nearest: 4x4"]),
         (("v6e", "2x2x2"), ["no topology '2x2x2'", "nearest: 2x4"]),
         (("v6e", ""), ["no topology ''", "nearest: 1x1"]),
-        (("v5p", "4x4x6"), ["no topology '4x4x6'", "multiples of 4 with A<=B<=C", "up to 8960 chips"]),
+        (("v5p", "4x4x6"), ["no topology '4x4x6'", "multiples of 4 with A<=B<=C", "up to 6144 chips"]),
+        (("v4", "8x4x4"), ["v4 has no topology '8x4x4'", "with A<=B<=C, up to 4096 chips", "nearest: 4x4x8"]),
+        (("v5p", "16x20x28"), ["v5p has no topology", "up to 6144 chips"]),
         (("v5p", "8x4x4"), ["nearest: 4x4x8"]),
         (
             ("v6e", "2x4"),
@@ -135,3 +137,21 @@ def test_usable_hbm_is_below_the_nameplate() -> None:
     for row in GENERATIONS.values():
         assert 0.9 * row.hbm_bytes < row.usable_hbm_bytes <= row.hbm_bytes
         assert row.sources
+
+
+def test_the_largest_job_of_v5p_is_smaller_than_its_pod() -> None:
+    assert resolve("v5p", "16x16x24").chips == max(
+        slice_.chips for slice_ in EVERY_SLICE if slice_.generation == "v5p"
+    )
+
+
+def test_links_are_counted_both_ways_on_every_generation() -> None:
+    """Google's pages give v4's one way (6 links of 50 GB/s) and the others' both ways."""
+    assert GENERATIONS["v4"].ici_bytes_per_s == 2 * 6 * 50e9
+    assert GENERATIONS["v5p"].ici_bytes_per_s == 2 * 6 * 100e9
+
+
+def test_the_single_chip_host_of_v7x_has_its_memory() -> None:
+    machine = GENERATIONS["v7x"].machine("tpu7x-standard-1t")
+    assert machine is not None
+    assert machine.memory_gb == 240

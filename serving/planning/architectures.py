@@ -1,0 +1,154 @@
+"""Model architectures: which a plan can count, with the values that their config.json leaves out, and which no TPU serves.
+
+A config.json holds what differs from the defaults of its class in transformers. The defaults are literal because importing
+transformers takes seconds; tests hold them to the installed transformers, and the names to vLLM 0.26 and tpu-inference 0.26.
+"""
+
+import difflib
+from typing import Any
+
+from serving.errors import PlanError
+
+_GEMMA3 = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "sliding_window_pattern": 6,
+    "vocab_size": 262208,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+_COHERE = {"vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+_QWEN3_5 = {"full_attention_interval": 4, "attn_output_gate": True, "head_dim": 256}
+
+# Architectures this reader was checked on, with the keys their config.json may leave to transformers' defaults.
+ARCHITECTURES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {},
+    "Ministral3ForCausalLM": {},
+    "MixtralForCausalLM": {},
+    "Qwen2ForCausalLM": {},
+    "Qwen2_5_VLForConditionalGeneration": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3VLForConditionalGeneration": {"head_dim": 128},
+    "Qwen3MoeForCausalLM": {},
+    "Qwen3VLMoeForConditionalGeneration": {"head_dim": 128},
+    "Qwen3NextForCausalLM": _QWEN3_5,
+    "Qwen3_5ForConditionalGeneration": _QWEN3_5,
+    "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,
+    "Gemma4ForCausalLM": {"tie_word_embeddings": True},
+    "Gemma4ForConditionalGeneration": {"tie_word_embeddings": True},
+    "GptOssForCausalLM": {},
+    "DeepseekV3ForCausalLM": {},
+    "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": 1},
+    "KimiK25ForConditionalGeneration": {},
+    "Llama4ForConditionalGeneration": {"no_rope_layer_interval": 4},
+    "Mistral3ForConditionalGeneration": {},
+    "Glm4ForCausalLM": {},
+    "Glm4MoeForCausalLM": {},
+    "MiniMaxM2ForCausalLM": {},
+    "Phi3ForCausalLM": {},
+    "SeedOssForCausalLM": {"head_dim": 128},
+    "GraniteForCausalLM": {},
+    "Olmo3ForCausalLM": {},
+    "CohereForCausalLM": _COHERE,
+    "Cohere2ForCausalLM": _COHERE | {"sliding_window_pattern": 4, "head_dim": 128},
+}
+
+_NO_STATE_SPACE = (
+    "it has state-space, short-convolution or linear-attention layers for which tpu-inference 0.26 has no kernel; it has one "
+    "for gated delta nets (Qwen3-Next, Qwen3.5)"
+)
+_NO_INDEXER = (
+    "its sparse attention needs vLLM's indexer, which vLLM 0.26 runs on CUDA, ROCm and XPU only "
+    "(sparse_attn_indexer.py, forward_native)"
+)
+_NO_ALIBI = "tpu-inference 0.26 has no attention with ALiBi (layers/vllm/backends/flash_attn.py)"
+_NO_SOFT_CAP = "tpu-inference 0.26 drops the soft cap of its attention scores (layers/vllm/backends/flash_attn.py): answers would be wrong"
+_NO_CROSS_ATTENTION = "tpu-inference 0.26 has no attention between encoder and decoder"
+_BY_TRANSFORMERS = (
+    "vLLM 0.26 has no implementation of it and runs transformers' own, which nobody has shown on a TPU"
+)
+# Architectures that vLLM 0.26 knows and that do not run on TPUs, with the reason.
+NOT_ON_TPU: dict[str, str] = {
+    **dict.fromkeys(("DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"), _NO_INDEXER),
+    **dict.fromkeys(
+        (
+            "BailingMoeV2_5ForCausalLM",
+            "FalconH1ForCausalLM",
+            "FalconMambaForCausalLM",
+            "GraniteMoeHybridForCausalLM",
+            "JambaForCausalLM",
+            "KimiLinearForCausalLM",
+            "Lfm2ForCausalLM",
+            "Lfm2MoeForCausalLM",
+            "MambaForCausalLM",
+            "Mamba2ForCausalLM",
+            "NemotronHForCausalLM",
+            "Plamo2ForCausalLM",
+            "Zamba2ForCausalLM",
+        ),
+        _NO_STATE_SPACE,
+    ),
+    **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"), _NO_ALIBI),
+    "Gemma2ForCausalLM": _NO_SOFT_CAP,
+    "WhisperForConditionalGeneration": _NO_CROSS_ATTENTION,
+    **dict.fromkeys(
+        (
+            "GPTBigCodeForCausalLM",
+            "OlmoForCausalLM",
+            "Olmo2ForCausalLM",
+            "SmolLM3ForCausalLM",
+            "Starcoder2ForCausalLM",
+        ),
+        _BY_TRANSFORMERS,
+    ),
+}
+
+# Implemented in JAX by tpu-inference 0.26, and not among those for which it prefers vLLM's implementation; of all others it
+# runs vLLM's through torchax (models/common/model_loader.py).
+JAX_MODELS = (
+    "DeepseekV3ForCausalLM",
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "LlamaForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3ForCausalLM",
+)
+
+_SCORING = "ForSequenceClassification"  # vLLM makes a reranker of any causal model by this ending
+_CAUSAL = "ForCausalLM"
+_ALIKE = 0.85  # of two names without their common ending; a typo keeps more, GraniteMoe and Granite are 0.82
+
+
+def counted(architecture: str, where: str) -> tuple[str, bool]:
+    """The architecture whose layers a model has, and whether it scores texts instead of writing them; raises PlanError."""
+    scores = architecture.endswith(_SCORING)
+    causal = architecture.removesuffix(_SCORING) + _CAUSAL if scores else architecture
+    if causal in ARCHITECTURES:
+        return causal, scores
+    if reason := NOT_ON_TPU.get(causal):
+        raise PlanError(f"{where} is a {architecture}, which is not served on TPUs: {reason}")
+    near = nearest(architecture)
+    hint = f"; did you mean {near}?" if near else ""
+    raise PlanError(
+        f"{where} is a {architecture}, whose bytes this plan can't count{hint}; it counts {', '.join(ARCHITECTURES)}"
+    )
+
+
+def nearest(architecture: str) -> str | None:
+    """A counted architecture whose name differs by a typo; None where none does."""
+    stems = {_stem(name): name for name in ARCHITECTURES}
+    near = difflib.get_close_matches(_stem(architecture), stems, n=1, cutoff=_ALIKE)
+    return stems[near[0]] if near and _digits(near[0]) == _digits(_stem(architecture)) else None
+
+
+def _stem(architecture: str) -> str:
+    return architecture.partition("For")[0].lower()
+
+
+def _digits(name: str) -> str:
+    return "".join(character for character in name if character.isdigit())
