@@ -33,7 +33,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Qwen3VLForConditionalGeneration": {"head_dim": 128},
     "Qwen3MoeForCausalLM": {},
     "Qwen3VLMoeForConditionalGeneration": {"head_dim": 128},
-    "Qwen3NextForCausalLM": _QWEN3_5,
+    "Qwen3NextForCausalLM": _QWEN3_5 | {"mtp_num_hidden_layers": 1},
     "Qwen3_5ForConditionalGeneration": _QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": _QWEN3_5,
     "Gemma3ForCausalLM": _GEMMA3,

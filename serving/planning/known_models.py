@@ -364,6 +364,337 @@ _MISTRAL_SMALL_31: _Config = {
     "text_config": _MISTRAL_SMALL_TEXT | {"max_position_embeddings": 131072},
 }
 
+_QWEN25: _Config = {
+    "architectures": ["Qwen2ForCausalLM"],
+    "vocab_size": 152064,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_QWEN25_7B = _QWEN25 | {
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+}
+_QWEN25_72B = _QWEN25 | {
+    "hidden_size": 8192,
+    "intermediate_size": 29568,
+    "num_hidden_layers": 80,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+}
+_QWEN25_1_5B = _QWEN25 | {
+    "hidden_size": 1536,
+    "intermediate_size": 8960,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 12,
+    "num_key_value_heads": 2,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+_QWEN25_VL_7B = _QWEN25_7B | {
+    "architectures": ["Qwen2_5_VLForConditionalGeneration"],
+    "max_position_embeddings": 128000,
+    "sliding_window": 32768,
+    "use_sliding_window": False,
+    "vision_config": {
+        "depth": 32,
+        "hidden_act": "silu",
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "spatial_merge_size": 2,
+    },
+}
+_QWEN3_0_6B = _QWEN3 | {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+_QWEN3_1_7B = _QWEN3 | {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "tie_word_embeddings": True,
+}
+_QWEN3_14B = _QWEN3 | {
+    "hidden_size": 5120,
+    "intermediate_size": 17408,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+}
+_QWEN3_VL: _Config = {
+    "depth": 27,
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "spatial_merge_size": 2,
+    "num_position_embeddings": 2304,
+}
+_QWEN3_VL_8B: _Config = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "tie_word_embeddings": False,
+    "vision_config": _QWEN3_VL | {"deepstack_visual_indexes": [8, 16, 24]},
+    "text_config": {
+        key: value for key, value in _QWEN3_8B.items() if key not in ("architectures", "tie_word_embeddings")
+    }
+    | {"max_position_embeddings": 262144},
+}
+_QWEN3_VL_30B = _QWEN3_VL_8B | {
+    "architectures": ["Qwen3VLMoeForConditionalGeneration"],
+    "text_config": {
+        key: value for key, value in _QWEN3_30B.items() if key not in ("architectures", "tie_word_embeddings")
+    }
+    | {"max_position_embeddings": 262144},
+}
+_GATED_DELTA_NET: _Config = {
+    "head_dim": 256,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+}
+_QWEN3_NEXT_80B = _GATED_DELTA_NET | {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "decoder_sparse_step": 1,
+    "vocab_size": 151936,
+    "torch_dtype": "bfloat16",
+}
+_QWEN35_27B: _Config = {
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "vision_config": _QWEN3_VL,
+    "text_config": _GATED_DELTA_NET
+    | {
+        "hidden_size": 5120,
+        "intermediate_size": 17408,
+        "num_hidden_layers": 64,
+        "num_attention_heads": 24,
+        "num_key_value_heads": 4,
+        "linear_num_value_heads": 48,
+        "mtp_num_hidden_layers": 1,
+        "vocab_size": 248320,
+        "dtype": "bfloat16",
+    },
+}
+_QWEN35_35B: _Config = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"],
+    "vision_config": _QWEN3_VL,
+    "text_config": _GATED_DELTA_NET
+    | {
+        "hidden_size": 2048,
+        "num_hidden_layers": 40,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "num_experts": 256,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1,
+        "vocab_size": 248320,
+        "dtype": "bfloat16",
+    },
+}
+
+# Gemma 3's smaller ones leave heads, their size and the vocabulary to the class of the config.
+_GEMMA3_4B: _Config = {
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "torch_dtype": "bfloat16",
+    "vision_config": _SIGLIP,
+    "text_config": {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "num_hidden_layers": 34,
+        "sliding_window": 1024,
+    },
+}
+_GEMMA3_12B = _GEMMA3_4B | {
+    "text_config": {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 8,
+        "sliding_window": 1024,
+    }
+}
+
+_GLM45: _Config = {
+    "architectures": ["Glm4MoeForCausalLM"],
+    "hidden_size": 5120,
+    "intermediate_size": 12288,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 92,
+    "first_k_dense_replace": 3,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "n_routed_experts": 160,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "num_nextn_predict_layers": 1,
+    "vocab_size": 151552,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_GLM45_AIR = _GLM45 | {
+    "hidden_size": 4096,
+    "intermediate_size": 10944,
+    "moe_intermediate_size": 1408,
+    "num_hidden_layers": 46,
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 128,
+}
+_GLM47_FLASH: _Config = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "moe_intermediate_size": 1536,
+    "num_hidden_layers": 47,
+    "first_k_dense_replace": 1,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "num_nextn_predict_layers": 1,
+    "vocab_size": 154880,
+    "max_position_embeddings": 202752,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+}
+_MINIMAX_M2: _Config = {
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "num_local_experts": 256,
+    "num_experts_per_tok": 8,
+    "vocab_size": 200064,
+    "max_position_embeddings": 196608,
+    "tie_word_embeddings": False,
+    "quantization_config": _FP8_BLOCKS
+    | {"modules_to_not_convert": ["gate", "e_score_correction_bias", "lm_head"]},
+}
+_PHI4: _Config = {
+    "architectures": ["Phi3ForCausalLM"],
+    "hidden_size": 5120,
+    "intermediate_size": 17920,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 10,
+    "vocab_size": 100352,
+    "max_position_embeddings": 16384,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_PHI4_MINI = _PHI4 | {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 8,
+    "vocab_size": 200064,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+}
+_SEED_OSS_36B: _Config = {
+    "architectures": ["SeedOssForCausalLM"],
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 155136,
+    "max_position_embeddings": 524288,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_GRANITE33_8B: _Config = {
+    "architectures": ["GraniteForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 12800,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 49159,
+    "max_position_embeddings": 131072,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+}
+_OLMO3_7B: _Config = {
+    "architectures": ["Olmo3ForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 8,
+    "sliding_window": 4096,
+    "vocab_size": 100278,
+    "max_position_embeddings": 65536,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+_OLMO3_32B = _OLMO3_7B | {
+    "hidden_size": 5120,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16,
+}
+_DEVSTRAL2_123B: _Config = {
+    "architectures": ["Ministral3ForCausalLM"],
+    "hidden_size": 12288,
+    "intermediate_size": 28672,
+    "num_hidden_layers": 88,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 131072,
+    "max_position_embeddings": 262144,
+    "tie_word_embeddings": False,
+    "dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8"},
+}
+_COMMAND_A: _Config = {
+    "architectures": ["Cohere2ForCausalLM"],
+    "hidden_size": 12288,
+    "intermediate_size": 36864,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 96,
+    "num_key_value_heads": 8,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+
 CONFIGS: dict[str, _Config] = {
     "meta-llama/Llama-3.1-8B": _LLAMA_8B,
     "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_8B,
@@ -374,8 +705,21 @@ CONFIGS: dict[str, _Config] = {
     "meta-llama/Llama-3.3-70B-Instruct": _LLAMA_70B,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": _SCOUT,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": _MAVERICK,
+    "Qwen/Qwen2.5-1.5B-Instruct": _QWEN25_1_5B,
+    "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
+    "Qwen/Qwen2.5-72B-Instruct": _QWEN25_72B,
+    "Qwen/Qwen2.5-VL-7B-Instruct": _QWEN25_VL_7B,
     "Qwen/Qwen2.5-32B": _QWEN2_32B,
     "Qwen/Qwen2.5-32B-Instruct": _QWEN2_32B | {"max_position_embeddings": 32768},
+    "Qwen/Qwen3-0.6B": _QWEN3_0_6B,
+    "Qwen/Qwen3-1.7B": _QWEN3_1_7B,
+    "Qwen/Qwen3-14B": _QWEN3_14B,
+    "Qwen/Qwen3-Embedding-8B": _QWEN3_8B | {"vocab_size": 151665},
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": _QWEN3_NEXT_80B,
+    "Qwen/Qwen3-VL-8B-Instruct": _QWEN3_VL_8B,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": _QWEN3_VL_30B,
+    "Qwen/Qwen3.5-27B": _QWEN35_27B,
+    "Qwen/Qwen3.5-35B-A3B": _QWEN35_35B,
     "Qwen/Qwen3-4B": _QWEN3_4B,
     "Qwen/Qwen3-8B": _QWEN3_8B,
     "Qwen/Qwen3-32B": _QWEN3_32B,
@@ -387,6 +731,8 @@ CONFIGS: dict[str, _Config] = {
     "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": _QWEN3_CODER_480B | {"quantization_config": _FP8_BLOCKS},
     "Qwen/Qwen3.5-397B-A17B": _QWEN35_397B,
     "Qwen/Qwen3.5-397B-A17B-FP8": _QWEN35_397B | {"quantization_config": _FP8_BLOCKS},
+    "google/gemma-3-4b-it": _GEMMA3_4B,
+    "google/gemma-3-12b-it": _GEMMA3_12B,
     "google/gemma-3-27b-it": _GEMMA3_27B,
     "google/gemma-4-31B-it": _GEMMA4_31B,
     "google/gemma-4-26B-A4B-it": _GEMMA4_26B,
@@ -396,6 +742,19 @@ CONFIGS: dict[str, _Config] = {
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
     "deepseek-ai/DeepSeek-R1": _DEEPSEEK_V3,
     "moonshotai/Kimi-K2.6": _KIMI_K2,
+    "zai-org/GLM-4.5": _GLM45,
+    "zai-org/GLM-4.5-Air": _GLM45_AIR,
+    "zai-org/GLM-4.6": _GLM45 | {"max_position_embeddings": 202752},
+    "zai-org/GLM-4.7-Flash": _GLM47_FLASH,
+    "MiniMaxAI/MiniMax-M2": _MINIMAX_M2,
+    "microsoft/phi-4": _PHI4,
+    "microsoft/Phi-4-mini-instruct": _PHI4_MINI,
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": _SEED_OSS_36B,
+    "ibm-granite/granite-3.3-8b-instruct": _GRANITE33_8B,
+    "allenai/Olmo-3-7B-Instruct": _OLMO3_7B,
+    "allenai/Olmo-3-32B-Think": _OLMO3_32B,
+    "mistralai/Devstral-2-123B-Instruct-2512": _DEVSTRAL2_123B,
+    "CohereLabs/c4ai-command-a-03-2025": _COMMAND_A,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": _MIXTRAL_8X7B,
     "mistralai/Mistral-Small-24B-Instruct-2501": _MISTRAL_SMALL_3,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _MISTRAL_SMALL_31,

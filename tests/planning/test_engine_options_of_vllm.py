@@ -21,7 +21,7 @@ def test_the_values_of_options_are_those_of_the_installed_vllm() -> None:
     parser = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser())
     choices = {
         action.dest: {value for value in action.choices if value != "None"}
-        for action in parser._actions  # noqa: SLF001  argparse has no other way to its arguments
+        for action in parser._actions
         if action.choices and action.dest != "collect_detailed_traces"
     }
     assert choices == {name: set(values) for name, values in engine_options.CHOICES.items()}

@@ -87,3 +87,23 @@ def test_rules_that_are_no_list_are_named() -> None:
         engine_sizes(
             {"additional_config": {"quantization": {"qwix": {"rules": 3}}}}, shape_of("Qwen/Qwen3-32B")
         )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": ["lm_head"]},
+        {"quant_method": "modelopt", "quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}},
+        {"quant_method": "modelopt_fp4"},
+    ],
+)
+def test_nvfp4_of_modelopt_is_read(config: dict[str, Any]) -> None:
+    found = read_quantization(config, "somewhere")
+    assert found is not None
+    assert found.format == "nvfp4"
+    assert found.skipped == (() if len(config) == 1 else ("lm_head",))
+
+
+def test_other_formats_of_modelopt_are_refused() -> None:
+    with pytest.raises(PlanError, match="by modelopt to FP8, which tpu-inference does not load"):
+        read_quantization({"quant_method": "modelopt", "quant_algo": "FP8"}, "somewhere")

@@ -11,7 +11,7 @@ from serving.planning.known_models import CONFIGS
 from serving.planning.layout import Layout
 from serving.planning.parallelism import derive
 from serving.planning.shapes import shape_of
-from serving.planning.weights import device_bytes, tensor_groups
+from serving.planning.weights import checkpoint_params, device_bytes, tensor_groups
 from serving.tpu import Slice, every_slice
 
 pytestmark = pytest.mark.unit
@@ -43,6 +43,38 @@ PUBLISHED = {
     "mistralai/Mistral-Small-24B-Instruct-2501": (23.57, 23.57),
 }
 
+# Billions of parameters of a whole checkpoint, as Hugging Face's pages of the models add up their files. Layers that only
+# draft tokens are among them.
+CHECKPOINTS = {
+    "Qwen/Qwen2.5-1.5B-Instruct": 1.544,
+    "Qwen/Qwen2.5-7B-Instruct": 7.616,
+    "Qwen/Qwen2.5-72B-Instruct": 72.71,
+    "Qwen/Qwen2.5-VL-7B-Instruct": 8.292,
+    "Qwen/Qwen3-1.7B": 1.72,
+    "Qwen/Qwen3-14B": 14.77,
+    "Qwen/Qwen3-VL-8B-Instruct": 8.767,
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": 31.07,
+    "Qwen/Qwen3-Next-80B-A3B-Instruct": 81.32,
+    "Qwen/Qwen3.5-27B": 27.78,
+    "Qwen/Qwen3.5-35B-A3B": 35.95,
+    "google/gemma-3-4b-it": 4.300,
+    "google/gemma-3-12b-it": 12.187,
+    "deepseek-ai/DeepSeek-V3": 684.5,
+    "zai-org/GLM-4.5": 358.34,
+    "zai-org/GLM-4.5-Air": 110.47,
+    "zai-org/GLM-4.6": 356.8,
+    "zai-org/GLM-4.7-Flash": 31.22,
+    "MiniMaxAI/MiniMax-M2": 228.7,
+    "microsoft/phi-4": 14.66,
+    "microsoft/Phi-4-mini-instruct": 3.836,
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": 36.15,
+    "ibm-granite/granite-3.3-8b-instruct": 8.171,
+    "allenai/Olmo-3-7B-Instruct": 7.298,
+    "allenai/Olmo-3-32B-Think": 32.23,
+    "mistralai/Devstral-2-123B-Instruct-2512": 125.0,
+    "CohereLabs/c4ai-command-a-03-2025": 111.06,
+}
+
 # GB of checkpoints that are not all bf16, as their repositories hold.
 PUBLISHED_GB = {
     "openai/gpt-oss-120b": 65.2,
@@ -60,6 +92,11 @@ def test_parameters_are_those_of_the_model_card(model: str) -> None:
     total, active = PUBLISHED[model]
     assert sum(group.params for group in groups) / 1e9 == pytest.approx(total, rel=0.01)
     assert sum(group.active for group in groups) / 1e9 == pytest.approx(active, rel=0.08)
+
+
+@pytest.mark.parametrize("model", CHECKPOINTS)
+def test_parameters_of_the_whole_checkpoint_are_those_of_the_hub(model: str) -> None:
+    assert checkpoint_params(shape_of(model)) / 1e9 == pytest.approx(CHECKPOINTS[model], rel=0.01)
 
 
 @pytest.mark.parametrize("model", PUBLISHED_GB)
@@ -109,7 +146,7 @@ def check_conserved(slice_: Slice, model: str, cache: str) -> None:
     try:
         layout, _ = derive(shape, sizes, slice_, ParallelSpec())
     except PlanError:
-        assert shape.num_attention_heads % slice_.devices
+        assert shape.num_attention_heads % slice_.devices or shape.num_key_value_heads % slice_.devices
         return
     assert layout.devices == slice_.devices
     assert shape.num_attention_heads % layout.tensor == 0

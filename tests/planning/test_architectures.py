@@ -1,0 +1,87 @@
+"""Our names and defaults of architectures against those of the installed vLLM, tpu-inference and transformers."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from serving.planning.architectures import ARCHITECTURES, JAX_MODELS, NOT_ON_TPU
+
+pytestmark = pytest.mark.unit
+
+
+def source(package: str, module: str) -> str:
+    """A module's text; importing it takes half a minute."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return (Path(spec.origin).parent / module).read_text()
+
+
+def registered() -> dict[str, str]:
+    """vLLM's architectures, with the module that implements each."""
+    tables = ast.parse(source("vllm", "model_executor/models/registry.py"))
+    pairs = [
+        (key, value)
+        for node in ast.walk(tables)
+        if isinstance(node, ast.Dict)
+        for key, value in zip(node.keys, node.values, strict=True)
+    ]
+    return {
+        key.value: str(value.elts[0].value)
+        for key, value in pairs
+        if isinstance(key, ast.Constant)
+        and isinstance(value, ast.Tuple)
+        and isinstance(value.elts[0], ast.Constant)
+    }
+
+
+def test_vllm_implements_every_architecture_that_is_counted() -> None:
+    known = registered()
+    assert {name: known.get(name) for name in ARCHITECTURES if known.get(name) in (None, "transformers")} == {}
+
+
+def test_vllm_knows_every_architecture_that_no_tpu_serves() -> None:
+    assert NOT_ON_TPU.keys() <= registered().keys()
+    assert not NOT_ON_TPU.keys() & ARCHITECTURES.keys()
+
+
+def test_models_in_jax_are_those_of_tpu_inference() -> None:
+    loader = source("tpu_inference", "models/common/model_loader.py")
+    in_jax = set(re.findall(r'_MODEL_REGISTRY\[\s*"(\w+)"\s*\]', loader))
+    preferred = loader.partition("_VLLM_PREFERRED_ARCHITECTURES")[2].partition("})")[0]
+    by_vllm = set(re.findall(r'"(\w+)"', preferred))
+    assert set(JAX_MODELS) == (in_jax - by_vllm) & ARCHITECTURES.keys() - {"Llama4ForConditionalGeneration"}
+
+
+def test_the_attention_that_soft_caps_would_need_is_not_there() -> None:
+    attention = source("tpu_inference", "layers/vllm/backends/flash_attn.py")
+    assert attention.count("logits_soft_cap") == 3  # taken and kept, never handed to a kernel
+
+
+def test_the_indexer_of_sparse_attention_has_no_tpu() -> None:
+    indexer = source("vllm", "model_executor/layers/sparse_attn_indexer.py")
+    assert "only implemented for" in indexer
+    assert "is_tpu" not in indexer
+
+
+CONFIG_CLASSES = {
+    "Gemma3ForConditionalGeneration": "gemma3_text",
+    "Cohere2ForCausalLM": "cohere2",
+    "SeedOssForCausalLM": "seed_oss",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl_text",
+    "Qwen3_5ForConditionalGeneration": "qwen3_5_text",
+}
+NOT_IN_CLASSES = {"sliding_window_pattern", "full_attention_interval", "attn_output_gate"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CONFIG_CLASSES)
+def test_defaults_are_those_of_transformers(architecture: str) -> None:
+    from transformers import CONFIG_MAPPING
+
+    defaults = CONFIG_MAPPING[CONFIG_CLASSES[architecture]]().to_dict()
+    ours = {key: value for key, value in ARCHITECTURES[architecture].items() if key not in NOT_IN_CLASSES}
+    assert {key: defaults[key] for key in ours} == ours
