@@ -11,7 +11,7 @@ from serving import hub
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
 from serving.errors import PlanError, ServingError
-from serving.planning import Plan, plan_pools
+from serving.planning import Plan, plan_pools, prices
 from serving.planning.prices import slice_hour
 from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
@@ -39,6 +39,7 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = parse(args)
+        prices.check(config.prices)
         plans = [plan_pools(model, hub.config_of) for model in config.models]
         _check_names([plan for pools in plans for plan in pools])
     except ServingError as error:

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Self, get_args
+from typing import Annotated, Any, Self, get_args
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -22,8 +22,11 @@ IMPORT_PATH = "serving.app:build"
 DEFAULT_IMAGE = "REGISTRY/tpu-serving:0.1.0"
 
 
+MOST_SLICES = 10_000  # of one pool: more is a slip of the keyboard, no zone has them
+
+
 class _Spec(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class CapacityType(StrEnum):
@@ -79,7 +82,9 @@ class ReplicaSpec(_Spec):
     min: int = Field(
         default=1, ge=0, description="Slices that serve however little there is to do; 0 lets all go."
     )
-    max: int = Field(default=1, ge=1, description="The most slices that are ordered for load.")
+    max: int = Field(
+        default=1, ge=1, le=MOST_SLICES, description="The most slices that are ordered for load."
+    )
     patience_s: float = Field(
         default=600, gt=0, description="Seconds after which slices ordered here are sought in the next pool."
     )
@@ -307,7 +312,7 @@ class ServiceConfig(_Spec):
     models: tuple[ModelSpec, ...] = Field(description="At least one, each with its own name.")
     router: RouterSpec = Field(default=RouterSpec(), description="The HTTP front in front of all models.")
     budget: BudgetSpec = Field(default=BudgetSpec(), description="The limit of all models together.")
-    prices: dict[str, dict[str, float]] = Field(
+    prices: dict[str, dict[str, Annotated[float, Field(gt=0)]]] = Field(
         default_factory=dict, description="USD a chip-hour by generation and capacity."
     )
     gke: GkeSpec = Field(default=GkeSpec(), description="For `serving manifest` alone.")
@@ -333,7 +338,11 @@ class ServiceConfig(_Spec):
 
 
 def _as_range(raw: Any) -> Any:
-    return {"min": raw, "max": raw} if isinstance(raw, int) and not isinstance(raw, bool) else raw
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return {"min": raw, "max": raw}
+    if isinstance(raw, dict | ReplicaSpec):
+        return raw
+    raise ValueError("a whole number of slices is needed, or a mapping with min and max")
 
 
 def parse(args: dict[str, Any]) -> ServiceConfig:
@@ -341,8 +350,44 @@ def parse(args: dict[str, Any]) -> ServiceConfig:
     try:
         return ServiceConfig.model_validate(args)
     except ValidationError as error:
-        problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
-        raise ConfigError(problems) from None
+        problems = [dict(problem) for problem in error.errors()]
+        raise ConfigError("; ".join(_explain(problem) for problem in _first_causes(problems))) from None
+
+
+# What pydantic's kinds of problem mean to the writer of a YAML; `{}` are the limits that it names.
+_WORDS = {
+    "model_type": "a mapping is needed, one `key: value` a line",
+    "dict_type": "a mapping is needed, one `key: value` a line",
+    "tuple_type": "a list is needed, one `- ` an entry",
+    "string_type": "text is needed; put it into quotes",
+    "int_type": "a whole number is needed",
+    "int_parsing": "a whole number is needed",
+    "int_from_float": "a whole number is needed",
+    "float_type": "a number is needed",
+    "float_parsing": "a number is needed",
+    "finite_number": "a finite number is needed",
+    "bool_type": "true or false is needed",
+    "bool_parsing": "true or false is needed",
+    "enum": "one of {expected} is needed",
+    "greater_than": "a number above {gt:g} is needed",
+    "greater_than_equal": "at least {ge:g} is needed",
+    "less_than_equal": "at most {le:g} is needed",
+    "string_too_short": "text is needed, this is empty",
+    "too_short": "at least {min_length} is needed",
+}
+
+
+def _first_causes(problems: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Without lists that are too short because an entry of theirs was refused."""
+    return [
+        problem
+        for problem in problems
+        if problem["type"] != "too_short"
+        or not any(
+            other is not problem and other["loc"][: len(problem["loc"])] == problem["loc"]
+            for other in problems
+        )
+    ]
 
 
 def _explain(problem: dict[str, Any]) -> str:
@@ -354,7 +399,9 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"{where}: unknown key; {hint}"
     if problem["type"] == "missing":
         return f"{where}: missing"
-    return f"{where}: {problem['msg'].removeprefix('Value error, ')} (got {problem['input']!r})"
+    words = _WORDS.get(problem["type"])
+    said = words.format_map(problem.get("ctx", {})) if words else problem["msg"].removeprefix("Value error, ")
+    return f"{where}: {said} (got {problem['input']!r})"
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:

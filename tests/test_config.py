@@ -101,19 +101,29 @@ def test_a_missing_key_is_named(raw: Any, says: str) -> None:
 @pytest.mark.parametrize(
     ("raw", "says"),
     [
-        ([], "args: "),
-        ({"models": {"name": "llama"}}, "models: "),
-        (args(model=8), "models.0.model: Input should be a valid string (got 8)"),
+        ([], "args: a mapping is needed, one `key: value` a line (got [])"),
+        ({"models": {"name": "llama"}}, "models: a list is needed, one `- ` an entry (got"),
+        (args(model=8), "models.0.model: text is needed; put it into quotes (got 8)"),
         (args(model=""), "models.0.model: "),
-        (args(slice="2x4"), "models.0.slice: "),
+        (args(slice="2x4"), "models.0.slice: a mapping is needed"),
+        (
+            args(slice={"generation": "v6e", "topology": "2x4", "capacity": "spotty"}),
+            "one of 'reserved', 'flex",
+        ),
         (args(slice={"generation": "v6e", "topology": 24}), "models.0.slice.topology: "),
         (args(slice={"generation": "v6e", "topology": "2x4", "hosts": 0}), "models.0.slice.hosts: "),
         (args(engine=["max_model_len"]), "models.0.engine: "),
         (args(replicas=0), "models.0.replicas.max: "),
         (args(replicas=True), "models.0.replicas: "),
-        (args(replicas="two"), "models.0.replicas: "),
+        (
+            args(replicas="2"),
+            "models.0.replicas: a whole number of slices is needed, or a mapping with min and max",
+        ),
+        (args(replicas=10**9), "models.0.replicas.max: at most 10000 is needed"),
         (args(replicas={"min": 3, "max": 2}), "models.0.replicas: min 3 is above max 2"),
-        (args(drain_s=-1), "models.0.drain_s: "),
+        (args(drain_s=-1), "models.0.drain_s: at least 0 is needed (got -1)"),
+        (args(drain_s=float("inf")), "models.0.drain_s: a finite number is needed (got inf)"),
+        (args(stall_s=float("nan")), "models.0.stall_s: a"),
         (args(stall_s=0), "models.0.stall_s: "),
         (
             args() | {"gke": {"control_store": "redis"}},
@@ -208,3 +218,8 @@ def test_a_budget_below_what_always_runs_is_refused() -> None:
 @pytest.mark.parametrize("budget", [{"slices": 0}, {"dollars_per_hour": 0}])
 def test_a_budget_of_nothing_is_refused(budget: dict[str, int]) -> None:
     assert "budget" in refusal({**args(), "budget": budget})
+
+
+def test_a_list_is_not_called_too_short_for_an_entry_that_was_refused() -> None:
+    said = refusal(args(slice={"generation": "v6e", "topology": "2x4", "capacity": ["spotty"]}))
+    assert said.count("capacity") == 1

@@ -11,6 +11,7 @@ from rich.text import Text
 from serving.planning.fit import gib
 
 _BAR = 48  # cells of an HBM bar
+_WIDEST = 1000  # columns that no table needs
 
 
 def show_plans(console: Console, plans: Sequence[dict[str, Any]]) -> None:
@@ -19,24 +20,36 @@ def show_plans(console: Console, plans: Sequence[dict[str, Any]]) -> None:
 
 
 def show_candidates(console: Console, model: str, rows: Sequence[dict[str, Any]]) -> None:
+    """One row a slice. What is no terminal gets every column; a narrow terminal loses machines and mesh."""
+    table = _candidates(model, rows)
+    needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
+    if needed > console.width:
+        if console.is_terminal:
+            table = _candidates(model, rows, narrow=True)
+        else:
+            console.width = needed
+    console.print(table)
+
+
+def _candidates(model: str, rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> Table:
     table = Table(title=f"Slices that {model} fits; USD an hour", title_justify="left", box=box.SIMPLE_HEAD)
-    for column in ("slice", "machines", "mesh"):
+    for column in ("slice", *(("hosts",) if narrow else ("machines", "mesh"))):
         table.add_column(column, no_wrap=True)
-    for column in ("cache tokens", "sequences", "on demand"):
+    for column in ("cache tokens", *(() if narrow else ("sequences",)), "on demand"):
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("cheapest", no_wrap=True)
     for row in rows:
         option, price = min(row["per_hour"].items(), key=lambda pair: pair[1])
+        mesh = f"{row['tensor']} x {row['pipeline']}"
         table.add_row(
             row["slice"],
-            f"{row['hosts']} x {row['machine_type']}",
-            f"{row['tensor']} x {row['pipeline']}",
+            *((str(row["hosts"]),) if narrow else (f"{row['hosts']} x {row['machine_type']}", mesh)),
             f"{row['cache_tokens']:,}",
-            f"{row['sequences_at_max_model_len']:,}",
+            *(() if narrow else (f"{row['sequences_at_max_model_len']:,}",)),
             f"{row['per_hour']['on-demand']:,.2f}",
             f"{price:,.2f} {option}",
         )
-    console.print(table)
+    return table
 
 
 def _plan(plan: dict[str, Any]) -> RenderableType:

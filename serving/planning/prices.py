@@ -1,5 +1,6 @@
 """What a chip costs an hour, as read from copies of Google's price pages; `prices:` in the YAML replaces any of them."""
 
+import difflib
 from collections.abc import Mapping
 
 from serving.config import SliceSpec
@@ -20,12 +21,21 @@ PER_CHIP_HOUR: dict[str, dict[str, float]] = {
 }
 
 
+# What a price may be for; a reservation may have one without a term.
+OPTIONS = ("on-demand", "flex-start", "spot", "reserved", "reserved-1y", "reserved-3y")
+
+
 def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
-    """Refuse prices of unknown generations, which would replace nothing."""
-    if unknown := sorted(replaced.keys() - PER_CHIP_HOUR.keys()):
-        raise ConfigError(
-            f"prices.{unknown[0]}: no such TPU generation; there are {', '.join(PER_CHIP_HOUR)}"
-        )
+    """Refuse prices of unknown generations and ways to buy, which would replace nothing."""
+    for generation, prices in replaced.items():
+        if generation not in PER_CHIP_HOUR:
+            raise ConfigError(
+                f"prices.{generation}: no such TPU generation; there are {', '.join(PER_CHIP_HOUR)}"
+            )
+        if unknown := sorted(prices.keys() - set(OPTIONS)):
+            near = difflib.get_close_matches(unknown[0], OPTIONS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(OPTIONS)}"
+            raise ConfigError(f"prices.{generation}.{unknown[0]}: no way to buy a slice; {hint}")
 
 
 def chip_hour(generation: str, replaced: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, float]:

@@ -54,7 +54,7 @@ def test_the_table_says_where_the_hbm_goes_and_what_it_costs(tmp_path: Path, con
         "8.0B parameters",
         "1 host of ct6e-standard-4t",
         "tensor 4",
-        "of 30.8 GiB usable (32.0 GiB nameplate)",
+        "of 31.2 GiB usable (32.0 GiB nameplate)",
     ):
         assert words in text
     for words in (
@@ -87,11 +87,11 @@ def test_json_says_the_same_of_both(tmp_path: Path, console: Console) -> None:
 
 
 def test_prices_of_the_yaml_replace_the_table(tmp_path: Path, console: Console) -> None:
-    path = deployment(tmp_path, LLAMA, prices={"v6e": {"on-demand": 1.0, "friends": 0.5}})
+    path = deployment(tmp_path, LLAMA, prices={"v6e": {"on-demand": 1.0, "reserved-3y": 0.5}})
     assert plan_file(path, console, as_json=True) == OK
     options = json.loads(printed(console))[0]["prices"]["options"]
     assert options["on-demand"]["slice_hour"] == 4.0
-    assert options["friends"]["slice_hour"] == 2.0
+    assert options["reserved-3y"]["slice_hour"] == 2.0
     assert options["spot"]["slice_hour"] == 5.6
 
 
@@ -123,6 +123,23 @@ def test_a_file_that_can_not_be_read_says_why(
 def test_prices_of_an_unknown_generation_are_refused(tmp_path: Path, console: Console) -> None:
     assert plan_file(deployment(tmp_path, LLAMA, prices={"v6": {"spot": 1.0}}), console) == UNREADABLE
     assert "prices.v6: no such TPU generation" in printed(console)
+
+
+@pytest.mark.parametrize(
+    ("prices", "says"),
+    [
+        ({"on-demnd": 1.0}, "did you mean 'on-demand'?"),
+        ({"friends": 1.0}, "there are on-demand, flex-start, spot, reserved, reserved-1y, reserved-3y"),
+        ({"spot": -1.0}, "prices.v6e.spot: a number above 0 is needed"),
+        ({"spot": float("nan")}, "prices.v6e.spot: a finite number is needed"),
+    ],
+)
+def test_a_price_that_is_none_is_refused(
+    prices: dict[str, float], says: str, tmp_path: Path, console: Console
+) -> None:
+    console.width = 400
+    assert plan_file(deployment(tmp_path, LLAMA, prices={"v6e": prices}), console) == UNREADABLE
+    assert says in printed(console)
 
 
 def test_the_command_line_has_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +181,16 @@ def test_slices_are_listed_by_price(console: Console) -> None:
     table = Console(file=io.StringIO(), width=160)
     assert what_fits(model, table, engine=["max_model_len=8192"]) == OK
     assert "tpu7x-standard-1t" in printed(table)
+
+
+@pytest.mark.parametrize(("terminal", "machines"), [(False, True), (True, False)])
+def test_slices_keep_their_topology_in_eighty_columns(terminal: bool, machines: bool) -> None:
+    table = Console(file=io.StringIO(), width=80, force_terminal=terminal, color_system=None)
+    assert what_fits("Qwen/Qwen3-Coder-480B-A35B-Instruct", table, engine=["max_model_len=8192"]) == OK
+    for line in ("v7x 2x2x2", "v6e 8x16"):
+        assert line in printed(table)
+    assert ("ct6e-standard-4t" in printed(table)) == machines
+    assert "on-demand" in printed(table)
 
 
 @pytest.mark.parametrize(

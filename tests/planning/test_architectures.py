@@ -40,7 +40,9 @@ def registered() -> dict[str, str]:
 
 def test_vllm_implements_every_architecture_that_is_counted() -> None:
     known = registered()
-    assert {name: known.get(name) for name in ARCHITECTURES if known.get(name) in (None, "transformers")} == {}
+    assert {
+        name: known.get(name) for name in ARCHITECTURES if known.get(name) in (None, "transformers")
+    } == {}
 
 
 def test_vllm_knows_every_architecture_that_no_tpu_serves() -> None:
