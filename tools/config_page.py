@@ -4,7 +4,7 @@ import inspect
 import types
 from collections.abc import Iterator
 from enum import StrEnum
-from typing import Any, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -82,7 +82,8 @@ def _type(annotation: Any) -> str:
     if origin is tuple:
         return f"list: {_type(arguments[0])}"
     if origin is dict:
-        return f"mapping of {_type(arguments[1])}"
+        of = arguments[1]
+        return f"mapping of {_type(get_args(of)[0] if get_origin(of) is Annotated else of)}"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         path = dict((spec, path) for path, spec in _mappings())[annotation]  # noqa: C402  turned round
         return f"[mapping](#{_anchor(path)})"
