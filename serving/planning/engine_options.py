@@ -326,7 +326,7 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "mamba_cache_mode": ("align", "all", "none"),
     "mamba_ssm_cache_dtype": ("auto", "bfloat16", "float16", "float32"),
     "max_lora_rank": (1, 8, 16, 32, 64, 128, 256, 320, 512),
-    "mm_encoder_attn_dtype": ("fp8"),
+    "mm_encoder_attn_dtype": ("fp8",),
     "mm_encoder_tp_mode": ("data", "weights"),
     "mm_processor_cache_type": ("lru", "shm"),
     "mm_tensor_ipc": ("direct_rpc", "torch_shm"),
