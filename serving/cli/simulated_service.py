@@ -17,7 +17,7 @@ from serving import config, environment, hub
 from serving.errors import ServingError, SimulationError
 from serving.planning import Plan, plan_pools
 from serving.simulation.cluster import SimulatedCluster, cache_directory
-from serving.state.gcs import Store
+from serving.state.gcs import Store, show_token
 from serving.state.records import SliceRecord, SliceState
 from serving.status import terminal
 from serving.tpu import Slice
@@ -95,6 +95,7 @@ def running(
         # Next to the simulation's directory, which `down` deletes: after a failed start the log is read.
         log = directory.with_suffix(".log")
         environment.write(cluster.environment)
+        show_token(cluster.environment)
         with log.open("w") as output:
             serve = subprocess.Popen(
                 [str(Path(sys.executable).parent / "serve"), "run", str(path)],

@@ -42,6 +42,7 @@ def _status(options: argparse.Namespace) -> None:
 def _address(options: argparse.Namespace) -> str:
     from serving.errors import SimulationError
     from serving.simulation.cluster import SimulatedCluster
+    from serving.state.gcs import show_token
 
     if options.address or os.environ.get("RAY_ADDRESS"):
         return options.address or os.environ["RAY_ADDRESS"]
@@ -52,4 +53,5 @@ def _address(options: argparse.Namespace) -> str:
             f"{error.message}; for another cluster set RAY_ADDRESS or give --address"
         ) from None
     environment.write(cluster.environment)
+    show_token(cluster.environment)
     return cluster.address

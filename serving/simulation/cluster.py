@@ -52,7 +52,8 @@ _MALLOC = {
 # Settings of the caller's shell that hosts must not inherit: they would change what a host is.
 _NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
 
-_ACCESS = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE", secret.VARIABLE)
+_RAY_TOKEN = "ray-token"  # noqa: S105  a file
+_ACCESS = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", secret.VARIABLE)
 
 Report = Callable[[str], None]
 
@@ -286,8 +287,8 @@ class SimulatedCluster:
             "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
             "RAY_TMPDIR": str(self.directory),
             "TMPDIR": str(self.directory / "tmp"),  # a killed vLLM leaves its sockets there
-            # Ray turns token authentication on by itself where it finds a token file; every process needs one mode.
-            "RAY_AUTH_MODE": "disabled",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(self.directory / _RAY_TOKEN),
             "RAY_USAGE_STATS_ENABLED": "0",
             # The control store on disk, as a Redis keeps it on a cluster: slices outlive a restart of the head.
             "RAY_gcs_storage": "rocksdb",
@@ -395,6 +396,7 @@ class SimulatedCluster:
     def _make_directory(self) -> None:
         (self.directory / "tmp").mkdir(parents=True, exist_ok=True)
         self.directory.chmod(stat.S_IRWXU)  # secrets are kept there
+        (self.directory / _RAY_TOKEN).write_text(secret.new())
 
     def _save(self) -> None:
         slices = [

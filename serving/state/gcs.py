@@ -14,8 +14,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
 
-from ray._raylet import GcsClient  # type: ignore[attr-defined]  # compiled
+from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # compiled
 
+from serving import environment
 from serving.errors import ClusterError
 from serving.state.records import (
     DecisionRecord,
@@ -31,6 +32,16 @@ from serving.state.records import (
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
 CLAIM_S = 30.0  # of a process that ended without giving back what it had
+
+
+_TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+
+
+def show_token(variables: Mapping[str, str]) -> None:
+    """Have this process show the cluster's token that these variables name. Ray itself reads them only when it is loaded."""
+    environment.write({name: variables.get(name) for name in _TOKEN})
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 class Store:

@@ -56,6 +56,9 @@ def test_a_simulation_is_reached_with_what_env_prints_and_nobody_else_reads_it(
     lines = capsys.readouterr().out.splitlines()
     assert "export SERVING_CLUSTER_SECRET='a b'" in lines
     assert f"export RAY_TMPDIR={directory}" in lines
+    token = directory / "ray-token"
+    assert {"export RAY_AUTH_MODE=token", f"export RAY_AUTH_TOKEN_PATH={token}"} <= set(lines)
+    assert len(token.read_text()) >= 43
     assert directory.stat().st_mode & 0o077 == 0
     assert tmp_path in directory.parents
 

@@ -19,6 +19,7 @@ from ray._raylet import GcsClient
 
 from serving.errors import SimulationError
 from serving.simulation.cluster import SimulatedCluster, free_port
+from serving.state.gcs import show_token
 from serving.tpu import Slice
 from support import serve_client
 from support.servers import until
@@ -65,6 +66,7 @@ class Lent:
         """Delete what was deployed; raises AssertionError where something of it stays."""
         self.ask("delete")
         until(lambda: not self._left(), "what was deployed to end", _GONE_S)
+        show_token(self.cluster.environment)
         records = GcsClient(address=self.cluster.address)
         for key in records.internal_kv_keys(b"", _RECORDS):
             records.internal_kv_del(key, False, _RECORDS)

@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 
 from serving.simulation.cluster import SimulatedCluster
 from serving.slices.placement import create_slice_group
+from serving.state.gcs import show_token
 from serving.tpu import resolve
 
 HELD = resolve("v6e", "2x2")
@@ -68,6 +69,7 @@ def main() -> None:
         cluster = SimulatedCluster.up([HELD], directory=Path(directory) / "sim")
         try:
             os.environ.update(cluster.environment)
+            show_token(cluster.environment)
             print(json.dumps(record(), separators=(",", ":")))
         finally:
             cluster.down()

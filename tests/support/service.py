@@ -16,7 +16,7 @@ from serving import config, secret
 from serving.environment import ENGINE, STARTUP
 from serving.planning import Plan, plan
 from serving.simulation.cluster import SimulatedCluster
-from serving.state.gcs import Store
+from serving.state.gcs import Store, show_token
 from serving.state.records import SliceRecord, Snapshot
 from support import quick_http as http
 from support.leases import Leases, Lent
@@ -37,6 +37,7 @@ class Service:
         self.application = application
         self.deployment = deployment
         self.address = f"http://127.0.0.1:{lent.port}"
+        show_token(lent.cluster.environment)
         self.store = Store(lent.cluster.address)
         self._lent = lent
         self._log_begins = 0

@@ -8,10 +8,13 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+import ray
+from ray._raylet import GcsClient
 from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
+from serving.state.gcs import show_token
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.cluster
@@ -63,6 +66,26 @@ def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
 def _listens(process: psutil.Process, address: str) -> bool:
     port = int(address.rpartition(":")[2])
     return any(each.laddr.port == port for each in process.net_connections() if each.laddr)
+
+
+def test_who_has_neither_the_token_nor_the_secret_gets_into_no_slice_and_not_into_ray(
+    running: Service,
+) -> None:
+    """As a pod beside the cluster would try: Ray's control store, and every slice's own port."""
+    try:
+        show_token({"RAY_AUTH_MODE": "disabled"})
+        with pytest.raises(ray.exceptions.AuthenticationError):
+            GcsClient(address=running.cluster.address).internal_kv_keys(b"", b"tpu-serving")
+    finally:
+        show_token(running.cluster.environment)
+    for entry in running.serving():
+        assert http.get(f"{entry.address}/metrics").status_code == 401
+        assert http.post(f"{entry.address}/simulator/faults", json={"die": True}).status_code == 401
+        assert http.get(f"{entry.address}/health").is_success
+    page = http.get(f"{running.address}/metrics", timeout=10).text
+    assert "tpu_serving_scrape_sources_unreachable 0\n" in page
+    for path in running.cluster.directory.rglob("*.log"):
+        assert running.cluster.secret.encode() not in path.read_bytes()
 
 
 def die(running: Service, victim: SliceRecord) -> None:
