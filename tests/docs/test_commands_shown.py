@@ -135,6 +135,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
         MINUTES, "test_the_report_on_real_engines_says_who_is_missing"
     ),
     r"python -m benchmarks\.fleet( --\S+)?": InPart(MINUTES, "test_our_policy_follows_a_load_that_doubles"),
+    r"python -m benchmarks\.choosing": InPart(
+        MINUTES, "test_the_fleet_of_the_benchmark_sends_a_conversation_s_turns_to_one_slice"
+    ),
     r"python -m benchmarks\.(simulator|footprint|metrics_cost)": InPart(MINUTES),
     r"python benchmarks/load_generator\.py": RunBy("test_locust_is_kept_busy_and_its_answers_are_counted"),
 }

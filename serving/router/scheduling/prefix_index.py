@@ -1,26 +1,44 @@
 """What of a request decides which slice serves it best, and what a router remembers of the prompts it sent.
 
-A prompt's text is cut into blocks. A hash of a block and of all before it is the block's name, so prompts with a common
-beginning share names. Text and not tokens: the engine tokenises anyway, and its blocks may end elsewhere. Names are
-Python's own keyed hashes: no client can make them collide, and no other router needs them. All routers must agree on a
-conversation's home without talking, so a hash that is the same everywhere gives it.
+A prompt's text is cut into blocks: 512 bytes each for the first 8 KiB, and then twice as long each time that the text doubles.
+So a text of any length has at most 72 blocks, and no match is understated by more than an eighth. A hash of a block and of
+all before it is the block's name, so prompts with a common beginning share names. Text and not tokens: the engine tokenises
+anyway, and its blocks may end elsewhere. Names are Python's own keyed hashes: no client can make them collide, and no other
+router needs them. All routers must agree on a conversation's home without talking, so a hash that is the same everywhere
+gives it.
 """
 
 from array import array
-from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
 from serving.router.http.protocol import InferenceRequest
 
-BLOCK_BYTES = 256
+BLOCK_BYTES = 512
 TOKEN_BYTES = 4  # of text, about, in the languages of most requests
 _MOST_BYTES = 1 << 20  # of a prompt that the router looks at
 _OPENING_LETTERS = 1024  # tell apart conversations that begin with the same instructions
 _SESSION_HEADER = b"x-session-id"
 _SESSION_FIELDS = ("prompt_cache_key", "user")
+_SIZES = 8  # blocks from one doubling of the text to the next
+_MOST_LEFT = 256  # slices whose numbers may wait until no name has them any more
+
+
+def _ends() -> Iterator[int]:
+    """Where blocks end, in bytes."""
+    end, size_bytes = 0, BLOCK_BYTES
+    while end < _MOST_BYTES:
+        if end >= 2 * _SIZES * size_bytes:
+            size_bytes *= 2
+        end += size_bytes
+        yield end
+
+
+_ENDS = tuple(_ends())
 
 
 @dataclass(frozen=True)
@@ -62,11 +80,17 @@ def trace(request: InferenceRequest, adapter: str | None = None) -> Trace:
 
 def blocks(data: bytes, seed: int = 0) -> tuple[int, ...]:
     """The names of the full blocks of a text."""
-    name, names = seed, []
-    for start in range(0, len(data) - BLOCK_BYTES + 1, BLOCK_BYTES):
-        name = hash((name, data[start : start + BLOCK_BYTES]))
+    name, start, names = seed, 0, []
+    for end in _ENDS[: bisect_right(_ENDS, len(data))]:
+        name = hash((name, data[start:end]))
         names.append(name)
+        start = end
     return tuple(names)
+
+
+def tokens_of(matched_blocks: int) -> int:
+    """About how many tokens a prompt's first blocks have."""
+    return _ENDS[matched_blocks - 1] // TOKEN_BYTES if matched_blocks else 0
 
 
 def everywhere(name: bytes) -> int:
@@ -75,56 +99,90 @@ def everywhere(name: bytes) -> int:
 
 
 class PrefixIndex:
-    """Which blocks each slice was sent; it forgets the longest unused first.
+    """Which slices each block and mark was sent to: by name, the set of the slices' numbers (see bit_columns).
 
-    It forgets the first blocks of a prompt last, so a slice that has a block has all blocks before it.
+    It forgets what was sent longest ago: names are kept in two generations, and once the young one is full, the old one goes.
+    A prompt's names are written together, so a slice that has a block has all blocks before it.
     """
 
-    def __init__(self, most_blocks: int) -> None:
-        """`most_blocks` is for all slices together."""
-        self._most_blocks = most_blocks
-        self._held: dict[str, OrderedDict[int, None]] = {}
+    def __init__(self, most_names: int) -> None:
+        """`most_names`: of all slices together, two at least."""
+        self._half = most_names // 2
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+        self._bits: list[int] = []  # shared by all names that one slice alone has
+        self._known = 0
+        self._free: list[int] = []
+        # Numbers of slices that went: names that still have them are gone after two generations.
+        self._left: deque[tuple[int, int]] = deque()
+        self._generation = 0
 
     @property
     def size(self) -> int:
-        return sum(map(len, self._held.values()))
+        """Names in memory; a name that is sent on is in both generations for a while."""
+        return len(self._young) + len(self._old)
 
-    def keep(self, slices: Collection[str]) -> None:
-        """Keep these slices; what others held went with them."""
-        self._held = {replica: self._held.get(replica) or OrderedDict() for replica in slices}
-        for held in self._held.values():
-            self._shrink(held)
+    def join(self) -> int:
+        """A number for a new slice, of which nothing is remembered."""
+        while self._left and self._left[0][0] <= self._generation:
+            self._free.append(self._left.popleft()[1])
+        number = self._free.pop() if self._free else len(self._bits)
+        if number == len(self._bits):
+            self._bits.append(1 << number)
+        self._known |= self._bits[number]
+        return number
 
-    def matched(self, replica: str, names: Sequence[int]) -> int:
-        """How many of these blocks, from the first on, the slice was sent."""
-        held = self._held.get(replica)
-        if not held:
+    def leave(self, number: int) -> None:
+        """Forget a slice."""
+        self._known &= ~self._bits[number]
+        self._left.append((self._generation + 2, number))
+        if len(self._left) > max(_MOST_LEFT, self._known.bit_count()):
+            self._turn()  # slices come and go where hardly anything is asked: sets must not grow for that
+
+    def holders(self, name: int | None) -> int:
+        """The slices that a block or mark was sent to."""
+        if name is None:
             return 0
-        low, high = 0, len(names)
-        while low < high:
-            middle = (low + high) // 2
-            if names[middle] in held:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return (self._young.get(name, 0) | self._old.get(name, 0)) & self._known
 
-    def has(self, replica: str, mark: int | None) -> bool:
-        return mark is not None and mark in self._held.get(replica, ())
+    def matches(self, names: Sequence[int], among: int) -> Iterator[tuple[int, int]]:
+        """How many of these blocks, from the first on, slices were sent, and which slices: the longest match first.
 
-    def add(self, replica: str, sent: Trace) -> None:
-        held = self._held.get(replica)
-        if held is None:
-            return
-        for name in (*reversed(sent.blocks), *sent.marks):
-            held[name] = None
-            held.move_to_end(name)
-        self._shrink(held)
+        Each slice of the set `among` comes once, unless it was sent none of the blocks.
+        """
+        high = len(names)
+        while among:
+            low, holders = 0, 0
+            while low < high:
+                middle = (low + high + 1) // 2
+                if having := self.holders(names[middle - 1]) & among:
+                    low, holders = middle, having
+                else:
+                    high = middle - 1
+            if not holders:
+                return
+            yield low, holders
+            among &= ~holders
 
-    def _shrink(self, held: OrderedDict[int, None]) -> None:
-        most = self._most_blocks // len(self._held)
-        while len(held) > most:
-            held.popitem(last=False)
+    def add(self, number: int, sent: Trace) -> None:
+        """Note that a slice was sent a prompt."""
+        names = (*sent.blocks[: self._half - len(sent.marks)], *sent.marks)
+        if len(self._young) + len(names) > self._half:
+            self._turn()
+        young, bit = self._young, self._bits[number]
+        before = after = bit  # names of one prompt mostly have the same slices: one int for all of them
+        for name in names:
+            known = young.get(name)
+            if known is None:
+                young[name] = bit
+            elif not known & bit:
+                if known != before:
+                    before, after = known, known | bit
+                young[name] = after
+
+    def _turn(self) -> None:
+        self._old, self._young = self._young, {}
+        self._generation += 1
 
 
 def _session(request: InferenceRequest) -> bytes:
@@ -143,24 +201,25 @@ def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
         prompt = _bytes(fields.get("prompt") or messages or "")
         return [*before, prompt], prompt[:_OPENING_LETTERS]
     opening = next((message.get("content") for message in messages if message.get("role") == "user"), "")
-    return [*before, *_pieces(messages)], _bytes(opening)[:_OPENING_LETTERS]
+    return before + _pieces(messages), _bytes(opening)[:_OPENING_LETTERS]
 
 
-def _pieces(messages: Sequence[Mapping[str, Any]]) -> Iterator[bytes]:
-    seen = 0
+def _pieces(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
+    pieces, seen = [], 0
     for message in messages:
         if seen > _MOST_BYTES:
-            return
+            break
         for value in (message.get("role"), message.get("content"), message.get("tool_calls")):
             if value:
                 piece = _bytes(value)
                 seen += len(piece)
-                yield piece
+                pieces.append(piece)
+    return pieces
 
 
 def _bytes(value: Any) -> bytes:
     if isinstance(value, str):
-        return value[:_MOST_BYTES].encode("utf-8", "surrogatepass")
+        return value[:_MOST_BYTES].encode(errors="surrogatepass")
     if isinstance(value, list) and value and isinstance(value[0], int):
         try:
             return array("I", value[: _MOST_BYTES // TOKEN_BYTES]).tobytes()

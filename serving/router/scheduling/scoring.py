@@ -1,105 +1,120 @@
 """Which of several slices takes a request: a decision over numbers that are given.
 
-A slice with a prompt's beginning in its cache saves that prefill; a slice with less to do answers sooner. The unit is a token
-of prefill: tokens saved, tokens just sent to a slice, and REQUEST_TOKENS per request of a slice, for its decoding. The
-brake comes first: no cache makes up for many more requests than the least loaded slice has, or for a longer queue. Pools
-come in order: the next one where every slice of those before it is full.
+A slice with a prompt's beginning in its cache saves that prefill; a slice with less to do answers sooner. All is counted in
+UNIT_TOKENS tokens of prefill, whole ones: those saved, those just sent to a slice, and REQUEST of them per request of a slice,
+for its decoding. The brake comes first: no cache makes up for many more requests than the least loaded slice has, or for a
+longer queue.
+
+Numbers of slices stand in columns (bit_columns), so that a choice among 1,000 slices costs hardly more than one among ten.
+`tests/support/exhaustive_choice.py` has the same rule as a loop over all slices; tests hold the two equal.
 """
 
-import dataclasses
+import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
-REQUEST_TOKENS = 128
+from serving.router.scheduling.bit_columns import BitColumn
+
+UNIT_TOKENS = 16
+REQUEST = 8  # 128 tokens
+SPARE_QUEUE = 2
 _SPARE_REQUESTS = 8  # a slice may have this many more than the least loaded, or twice as many
 _SPARE_SHARE = 1.0
-_SPARE_QUEUE = 2
 _FULL_KV = 0.9  # vLLM preempts requests when the cache runs out
 # A slice counts as slow where its requests get tokens at less than this share of the usual pace.
 _SLOW = 0.67
 _SLOWEST = 0.25
 _PACE_WEIGHT = 0.2
-_NUMBERS = ("load", "prefill_tokens", "waiting", "kv_usage", "saved_tokens")
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """A slice that could take the request. `load`: its requests, weighed by how slow it is; `prefill_tokens`: sent lately,
-    and perhaps still to be read.
-
-    `saved_tokens`: those of the request that its cache is thought to hold; of equals the highest `draw` wins.
+class Loads:
+    """What slices have to do, in units. `load`: their requests, weighed by how slow each slice is; `cost`: `load`, and the
+    prompts sent lately that are perhaps still to be read. `waiting`: requests in the engine's queue.
     """
 
-    replica: str
-    load: float = 0.0
-    prefill_tokens: float = 0.0
-    waiting: float = 0.0
-    kv_usage: float = 0.0
-    pool: int = 0
-    saved_tokens: float = 0.0
-    draw: int = 0
-
-    @property
-    def full(self) -> bool:
-        return self.waiting > 0 or self.kv_usage >= _FULL_KV
+    load: BitColumn = field(default_factory=BitColumn)
+    cost: BitColumn = field(default_factory=BitColumn)
+    waiting: BitColumn = field(default_factory=BitColumn)
 
 
-def choose(candidates: Iterable[Candidate], at_home_tokens: float = 0.0) -> Candidate:
-    """The slice for a request, of one or more; the highest draw is thought to have `at_home_tokens` cached."""
-    able = _preferred([_sane(candidate) for candidate in candidates])
-    if at_home_tokens:
-        home = max(able, key=lambda candidate: (candidate.draw, candidate.replica))
-        saved = max(home.saved_tokens, at_home_tokens)
-        able = [
-            dataclasses.replace(candidate, saved_tokens=saved) if candidate is home else candidate
-            for candidate in able
-        ]
-    least = min(candidate.load for candidate in able)
-    queue = min(candidate.waiting for candidate in able)
-    within = [candidate for candidate in able if _within(candidate, least, queue)] or able
-    return min(within, key=lambda candidate: (_cost(candidate), -candidate.draw, candidate.replica))
+class Saved(NamedTuple):
+    """What slices are thought to have of a request, in units. `matches`: how much of its prompt, and the slices that have so
+    much, each slice once, the most first. `marks`: what its session or its adapter is worth, and the slices with it.
+
+    `home`: the slice thought to have as much as `at_home`; of equals it is chosen.
+    """
+
+    matches: Iterable[tuple[int, int]] = ()
+    marks: tuple[tuple[int, int], ...] = ()
+    home: int | None = None
+    at_home: int = 0
 
 
-def most_load(least: float) -> float:
-    """The load below which a slice may be chosen for its cache, given the least load of all."""
-    return least + max(_SPARE_REQUESTS, _SPARE_SHARE * least)
+class Choice(NamedTuple):
+    """Slices that serve a request equally well (a set), and how many units each of them saves."""
+
+    slices: int
+    saved: int
 
 
-def _cost(candidate: Candidate) -> float:
-    return REQUEST_TOKENS * candidate.load + candidate.prefill_tokens - candidate.saved_tokens
+def choose(able: int, loads: Loads, saved: Saved) -> Choice:
+    """The best of a set of slices that is not empty."""
+    within = _within(able, loads)
+    best, choice = _cheapest(within, loads.cost, saved)
+    home = saved.home
+    if home is not None and within >> home & 1:
+        if saved.at_home and loads.cost[home] - saved.at_home <= best:
+            return Choice(1 << home, saved.at_home)
+        if choice.slices >> home & 1:
+            return Choice(1 << home, choice.saved)
+    return choice
 
 
-def _within(candidate: Candidate, least: float, queue: float) -> bool:
-    if candidate.load == least:
-        return True
-    return candidate.load < most_load(least) and candidate.waiting <= queue + _SPARE_QUEUE
+def most_load(least: int) -> int:
+    """The load, in units, below which a slice may be chosen for its cache, given the least load of all."""
+    return least + max(_SPARE_REQUESTS * REQUEST, int(_SPARE_SHARE * least))
 
 
-def _preferred(candidates: Sequence[Candidate]) -> Sequence[Candidate]:
-    for pool in sorted({candidate.pool for candidate in candidates}):
-        members = [candidate for candidate in candidates if candidate.pool == pool]
-        if not all(candidate.full for candidate in members):
-            return members
-    return candidates
+def is_full(waiting: float, kv_usage: float) -> bool:
+    """Whether a slice has no room for another request at once."""
+    return waiting > 0 or kv_usage >= _FULL_KV
 
 
-def _sane(candidate: Candidate) -> Candidate:
-    """The candidate with 0 for each number that is negative or not finite."""
-    numbers = {name: getattr(candidate, name) for name in _NUMBERS}
-    wrong: dict[str, Any] = {
-        name: 0.0 for name, value in numbers.items() if not (math.isfinite(value) and value >= 0)
-    }
-    return dataclasses.replace(candidate, **wrong) if wrong else candidate
+def _within(able: int, loads: Loads) -> int:
+    """The slices that the brake lets a request go to."""
+    least, idlest = loads.load.least(able)
+    queue, _ = loads.waiting.least(able)
+    able = loads.load.below(most_load(least), able)
+    return loads.waiting.below(queue + SPARE_QUEUE + 1, able) | idlest
 
 
-def draw(home: int, replica: int) -> int:
-    """Rendezvous hashing: every router ranks slices alike for a conversation; one slice more or less moves only its share."""
-    mixed = (home ^ replica) * 0x9E3779B97F4A7C15 & 0xFFFFFFFFFFFFFFFF
-    mixed = (mixed ^ mixed >> 31) * 0xBF58476D1CE4E5B9 & 0xFFFFFFFFFFFFFFFF
-    return mixed ^ mixed >> 29
+def _cheapest(within: int, cost: BitColumn, saved: Saved) -> tuple[int, Choice]:
+    """The least cost after what is saved, and the slices that have it."""
+    least, slices = cost.least(within)
+    best, choice = least, Choice(slices, 0)
+    worths = _worths(saved.marks, within)
+    for matched, holders in itertools.chain(saved.matches, ((0, within),)):
+        if least - matched - worths[0][0] >= best:
+            break  # nor can any that saves less
+        for worth, marked in worths:
+            units = matched + worth
+            if least - units < best and (having := holders & marked):
+                value, slices = cost.least(having)
+                if value - units < best:
+                    best, choice = value - units, Choice(slices, units)
+    return best, choice
+
+
+def _worths(marks: Iterable[tuple[int, int]], within: int) -> list[tuple[int, int]]:
+    """What having some of the marks is worth, and the slices that have at least those; the most first, nothing last."""
+    worths = [(0, within)]
+    for worth, marked in marks:
+        worths += [(worth + other, marked & slices) for other, slices in worths if marked & slices]
+    return sorted(worths, key=lambda pair: -pair[0])
 
 
 def paced(before: float | None, tokens: int, running: float, seconds: float) -> float | None:

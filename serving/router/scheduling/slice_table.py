@@ -1,22 +1,27 @@
 """Which slices there are and which one takes the next request. Decisions only: the store's entries and time are given.
 
 A slice's load is this router's requests there, exact and current, and what the slice reports beyond those, up to a beat old.
-A slice's cache is taken to hold what this router sent.
+A slice's cache is taken to hold what this router sent. Pools come in order: the next one where every slice of those before
+it is full. What a choice needs of all slices stands in sets and columns (bit_columns): no request looks at each slice.
 """
 
+import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from serving.config import Affinity
 from serving.errors import NoSliceError, UnknownModelError
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling import prefix_index, scoring
+from serving.router.scheduling.homes import Homes
+from serving.router.scheduling.scoring import REQUEST, UNIT_TOKENS
 from serving.state.records import SliceRecord, SliceState, Wanted
 from serving.timings import TIMINGS
 
 _LONGEST_NAME = 200  # of a wrong model name in an error
-# Of all slices together: 64 MiB of text, some 16 million tokens, in some 40 MB of memory.
-_MOST_BLOCKS = 1 << 18
+# Of all slices together, in some 40 MB: at least the last 16,000 prompts of 2,000 tokens, whatever the number of slices.
+_MOST_NAMES = 1 << 19
 # What a slice is thought to save that had the session last, beyond its text, or has the adapter on its chips.
 _SESSION_TOKENS = 512
 _ADAPTER_TOKENS = 1024
@@ -25,6 +30,52 @@ _PREFILL_LEFT = 0.75
 _AT_HOME_SHARE = (
     0.5  # of a prompt that another router had before: the part thought to be on the conversation's home
 )
+_ENDLESS = 1e9  # requests; what is no number or not finite counts as none
+_STEP = 100  # entries that are taken over at once: half a millisecond
+
+
+@dataclass
+class _Pool:
+    """Sets of one pool's slices. `homes` has those that serve."""
+
+    serving: int = 0
+    full: int = 0
+    homes: Homes = field(default_factory=Homes)
+
+
+@dataclass(slots=True)
+class _Slice:
+    """What a router knows of one slice. `number`: its place in sets and columns."""
+
+    number: int
+    bit: int
+    entry: SliceRecord
+    name: int  # its hash, the same in every router
+    # The most requests in flight since the last update, and between the two updates before.
+    peak: int = 0
+    peak_before: int = 0
+    others: float = 0.0  # requests that the slice has from other routers
+    # Tokens sent since the last update, and between the two updates before.
+    prefill: int = 0
+    prefill_before: int = 0
+    pace: float | None = None
+    weight: float = 1.0
+    full: bool = False
+    pool: _Pool = field(default_factory=_Pool)
+
+    @property
+    def busy(self) -> bool:
+        """Whether the next update changes it though its report stays the same."""
+        return bool(self.peak or self.peak_before or self.prefill or self.prefill_before)
+
+
+@dataclass
+class _Model:
+    """Sets of one model's slices, and its pools by their place in the order of preference."""
+
+    known: int = 0
+    lost: int = 0
+    pools: dict[int, _Pool] = field(default_factory=dict)
 
 
 class SliceTable:
@@ -52,27 +103,31 @@ class SliceTable:
             (model, pool): rank for model, keys in (pools or {}).items() for rank, pool in enumerate(keys)
         }
         self._missing_since: dict[str, float] = {}
-        self._entries: dict[str, SliceRecord] = {}
-        self._in_flight: Counter[str] = Counter()
-        # The most requests in flight since the last update, and between the two updates before.
-        self._peak: Counter[str] = Counter()
-        self._peak_before: Counter[str] = Counter()
-        self._others: dict[str, float] = {}  # requests that slices have from other routers
-        # Tokens sent since the last update, and between the two updates before.
-        self._prefill: defaultdict[str, float] = defaultdict(float)
-        self._prefill_before: defaultdict[str, float] = defaultdict(float)
-        self._paces: dict[str, float] = {}
-        self._weights: dict[str, float] = {}
-        self._draws: dict[str, int] = {}
-        self._index = prefix_index.PrefixIndex(_MOST_BLOCKS) if affinity is Affinity.PREFIX else None
+        self._slices: dict[str, _Slice] = {}
+        self._numbered: dict[int, _Slice] = {}
+        self._models: defaultdict[str, _Model] = defaultdict(_Model)
+        self._loads = scoring.Loads()
+        self._index = prefix_index.PrefixIndex(_MOST_NAMES)
+        self._looks_at_text = affinity is Affinity.PREFIX
         self._routers = routers
+        self._in_flight: Counter[str] = Counter()
+        self._slow: set[str] = set()
 
     def update(self, entries: Iterable[SliceRecord], now_s: float) -> None:
         """Take over what the store says at this time."""
-        before, self._entries = self._entries, {entry.replica: entry for entry in entries}
-        self._read_loads(before)
-        if self._index is not None and before.keys() != self._entries.keys():
-            self._index.keep(self._entries)
+        for _ in self.update_in_steps(entries, now_s):
+            pass
+
+    def update_in_steps(self, entries: Iterable[SliceRecord], now_s: float) -> Iterator[None]:
+        """As `update`, in steps that take half a millisecond; requests may be sent between them."""
+        there = {entry.replica: entry for entry in entries}
+        for gone in self._slices.keys() - there.keys():
+            self._leave(gone)
+        for count, entry in enumerate(there.values(), 1):
+            self._take(entry)
+            if count % _STEP == 0:
+                yield
+        self._weigh()
         self._missing_since = {
             model: self._missing_since.get(model, now_s) for model in self.shapes if self._missing(model)
         }
@@ -95,15 +150,15 @@ class SliceTable:
         ]
 
     def _missing(self, model: str) -> int:
-        return max(
-            0, self._wanted[model] - sum(entry.state is not SliceState.LOST for entry in self.entries(model))
-        )
+        there = self._models[model]
+        return max(0, self._wanted[model] - (there.known & ~there.lost).bit_count())
 
     def entry(self, replica: str) -> SliceRecord | None:
-        return self._entries.get(replica)
+        slice_ = self._slices.get(replica)
+        return slice_.entry if slice_ else None
 
     def entries(self, model: str) -> list[SliceRecord]:
-        return [entry for entry in self._entries.values() if entry.model == model]
+        return [slice_.entry for slice_ in self._slices.values() if slice_.entry.model == model]
 
     def resolve(self, name: object) -> str:
         """The model of a model's or adapter's name; no name means the only model. Raises UnknownModelError."""
@@ -124,89 +179,177 @@ class SliceTable:
         self, model: str, tried: Collection[str] = (), request: InferenceRequest | None = None
     ) -> SliceRecord:
         """The slice for a request, by its text where `request` is given; raises NoSliceError with the reason."""
-        able = [entry for entry in self.entries(model) if entry.serves and entry.replica not in tried]
-        if not able:
+        pools = self._able(model, tried)
+        if not pools:
             raise NoSliceError(self.why_none(model))
         trace = prefix_index.NOTHING
-        if request and self._index is not None:
+        if request and self._looks_at_text:
             asked = request.fields.get("model")
             trace = prefix_index.trace(
                 request, asked if isinstance(asked, str) and asked in self.adapters else None
             )
-        at_home = (1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens
-        chosen = scoring.choose([self._candidate(entry, trace) for entry in able], at_home)
-        self._prefill[chosen.replica] += max(0.0, trace.tokens - chosen.saved_tokens)
-        if self._index is not None:
-            self._index.add(chosen.replica, trace)
-        return self._entries[chosen.replica]
+        able = 0
+        for _, slices in pools:
+            able |= slices
+        choice = scoring.choose(able, self._loads, self._saved(trace, able, *pools[0]))
+        chosen = self._numbered[_one_of(choice.slices, trace.home)]
+        unread = trace.tokens - choice.saved * UNIT_TOKENS
+        if unread > 0:
+            chosen.prefill += unread
+            self._reckon(chosen)
+        if trace is not prefix_index.NOTHING:
+            self._index.add(chosen.number, trace)
+        return chosen.entry
 
     def begin(self, replica: str) -> None:
         self._in_flight[replica] += 1
-        self._peak[replica] = max(self._peak[replica], self._in_flight[replica])
+        if slice_ := self._slices.get(replica):
+            slice_.peak = max(slice_.peak, self._in_flight[replica])
+            self._reckon(slice_)
 
     def end(self, replica: str) -> None:
         self._in_flight[replica] -= 1
+        slice_ = self._slices.get(replica)
         if self._in_flight[replica] <= 0:
             del self._in_flight[replica]
-            self._prefill.pop(replica, None)
-            self._prefill_before.pop(replica, None)
+            if slice_:
+                slice_.prefill = slice_.prefill_before = 0
+        if slice_:
+            self._reckon(slice_)
 
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]
 
-    def _candidate(self, entry: SliceRecord, trace: prefix_index.Trace) -> scoring.Candidate:
-        replica = entry.replica
-        # Every router reads the same report and evens out only its share of that load. If each evened out all of it,
-        # all routers would choose the slice that was idle last.
-        load = self._in_flight[replica] + self._others.get(replica, 0.0) / self._routers
-        return scoring.Candidate(
-            replica,
-            load=load * self._weights.get(replica, 1.0),
-            prefill_tokens=_PREFILL_LEFT * (self._prefill[replica] + self._prefill_before[replica] / 2),
-            waiting=entry.waiting,
-            kv_usage=entry.kv_usage,
-            # A pool that is no longer in the YAML comes last.
-            pool=self._ranks.get((entry.model, entry.pool), len(self._ranks)),
-            saved_tokens=self._saved_tokens(replica, trace),
-            draw=scoring.draw(trace.home, self._draws[replica]) if trace.home else 0,
+    def _able(self, model: str, tried: Collection[str]) -> list[tuple[_Pool, int]]:
+        """The pools to choose from, and in each the slices: the first pool with room, or all where none has any."""
+        out = 0
+        for replica in tried:
+            if slice_ := self._slices.get(replica):
+                out |= slice_.bit
+        pools = []
+        for pool in self._models[model].pools.values():
+            if able := pool.serving & ~out:
+                if able & ~pool.full:
+                    return [(pool, able)]
+                pools.append((pool, able))
+        return pools
+
+    def _saved(self, trace: prefix_index.Trace, able: int, first: _Pool, of_first: int) -> scoring.Saved:
+        if trace is prefix_index.NOTHING:
+            return _NOTHING_SAVED
+        index = self._index
+        return scoring.Saved(
+            matches=(
+                (prefix_index.tokens_of(count) // UNIT_TOKENS, holders)
+                for count, holders in index.matches(trace.blocks, able)
+            ),
+            marks=tuple(
+                (worth // UNIT_TOKENS, holders)
+                for worth, mark in ((_SESSION_TOKENS, trace.session), (_ADAPTER_TOKENS, trace.adapter))
+                if (holders := index.holders(mark) & able)
+            ),
+            home=first.homes.of(trace.home, of_first) if trace.home else None,
+            at_home=int((1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens) // UNIT_TOKENS,
         )
 
-    def _saved_tokens(self, replica: str, trace: prefix_index.Trace) -> float:
-        if self._index is None:
-            return 0.0
-        blocks = self._index.matched(replica, trace.blocks)
-        matched = blocks * prefix_index.BLOCK_BYTES / prefix_index.TOKEN_BYTES
-        session = _SESSION_TOKENS if self._index.has(replica, trace.session) else 0
-        adapter = _ADAPTER_TOKENS if self._index.has(replica, trace.adapter) else 0
-        return matched + session + adapter
+    def _take(self, entry: SliceRecord) -> None:
+        """Take over one slice's report."""
+        slice_ = self._slices.get(entry.replica)
+        new = slice_ is None
+        if slice_ is None:
+            slice_ = self._join(entry)
+        elif entry is slice_.entry and not slice_.busy:
+            return
+        last, slice_.entry = slice_.entry, entry
+        if entry.beat != last.beat:
+            slice_.pace = scoring.paced(
+                slice_.pace,
+                entry.output_tokens - last.output_tokens,
+                min(entry.running, last.running),
+                (entry.beat - last.beat) * TIMINGS.beat_s,
+            )
+        running = entry.running if 0 <= entry.running < _ENDLESS else 0
+        waiting = entry.waiting if 0 <= entry.waiting < _ENDLESS else 0
+        # The report may count requests of this router that ended since: the router's peak counts as its own.
+        slice_.others = max(0.0, running + waiting - max(slice_.peak, slice_.peak_before))
+        slice_.prefill, slice_.prefill_before = 0, slice_.prefill
+        slice_.peak, slice_.peak_before = self._in_flight.get(entry.replica, 0), slice_.peak
+        self._loads.waiting.set(slice_.number, math.ceil(waiting))
+        self._reckon(slice_)
+        full = scoring.is_full(waiting, entry.kv_usage)
+        if new or entry.state is not last.state or entry.pool != last.pool:
+            self._sort_out(slice_, last)
+            self._sort_in(slice_)
+        if full != slice_.full:
+            slice_.full = full
+            slice_.pool.full ^= slice_.bit
 
-    def _read_loads(self, before: dict[str, SliceRecord]) -> None:
-        """Work out other routers' load on slices and the slices' pace, from this report and the one before."""
+    def _join(self, entry: SliceRecord) -> _Slice:
+        number = self._index.join()
+        slice_ = _Slice(number, 1 << number, entry, prefix_index.everywhere(entry.replica.encode()))
+        self._slices[entry.replica] = self._numbered[number] = slice_
+        return slice_
+
+    def _leave(self, replica: str) -> None:
+        slice_ = self._slices.pop(replica)
+        del self._numbered[slice_.number]
+        self._index.leave(slice_.number)
+        for column in (self._loads.load, self._loads.cost, self._loads.waiting):
+            column.set(slice_.number, 0)
+        self._sort_out(slice_, slice_.entry)
+
+    def _sort_in(self, slice_: _Slice) -> None:
+        """Put a slice into the sets that its report says."""
+        entry, bit = slice_.entry, slice_.bit
+        model = self._models[entry.model]
+        model.known |= bit
+        if entry.state is SliceState.LOST:
+            model.lost |= bit
+        # A pool that is no longer in the YAML comes last.
+        rank = self._ranks.get((entry.model, entry.pool), len(self._ranks))
+        if rank not in model.pools:
+            model.pools = dict(sorted({**model.pools, rank: _Pool()}.items()))
+        pool = slice_.pool = model.pools[rank]
+        if entry.serves:
+            pool.serving |= bit
+            pool.homes.join(slice_.number, slice_.name)
+
+    def _sort_out(self, slice_: _Slice, entry: SliceRecord) -> None:
+        """Take a slice out of the sets of its report before."""
+        out = ~slice_.bit
+        model, pool = self._models[entry.model], slice_.pool
+        model.known &= out
+        model.lost &= out
+        if pool.serving & slice_.bit:
+            pool.serving &= out
+            pool.homes.leave(slice_.number)
+        pool.full &= out
+        slice_.full = False
+
+    def _reckon(self, slice_: _Slice) -> None:
+        """Work out what a slice has to do."""
+        # Every router reads the same report and evens out only its share of that load. If each evened out all of it,
+        # all routers would choose the slice that was idle last.
+        requests = self._in_flight.get(slice_.entry.replica, 0) + slice_.others / self._routers
+        load = int(REQUEST * requests * slice_.weight)
+        unread = _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
+        self._loads.load.set(slice_.number, load)
+        self._loads.cost.set(slice_.number, load + int(unread) // UNIT_TOKENS)
+
+    def _weigh(self) -> None:
+        """Work out which slices are slow for their pool."""
         pools: defaultdict[tuple[str, str], dict[str, float]] = defaultdict(dict)
-        for replica, entry in self._entries.items():
-            if entry.beat != (last := before.get(replica, entry)).beat:
-                seconds = (entry.beat - last.beat) * TIMINGS.beat_s
-                tokens = entry.output_tokens - last.output_tokens
-                pace = scoring.paced(
-                    self._paces.get(replica), tokens, min(entry.running, last.running), seconds
-                )
-                if pace is not None:
-                    self._paces[replica] = pace
-            if replica in self._paces:
-                pools[entry.model, entry.pool][replica] = self._paces[replica]
-            # The report may count requests of this router that ended since: the router's peak counts as its own.
-            own = max(self._peak[replica], self._peak_before[replica])
-            self._others[replica] = max(0.0, entry.running + entry.waiting - own)
-        self._prefill, self._prefill_before = defaultdict(float), self._prefill
-        self._peak, self._peak_before = self._in_flight.copy(), self._peak
-        self._weights = {
+        for replica, slice_ in self._slices.items():
+            if slice_.pace is not None:
+                pools[slice_.entry.model, slice_.entry.pool][replica] = slice_.pace
+        weights = {
             replica: weight for paces in pools.values() for replica, weight in scoring.weights(paces).items()
         }
-        for known in (self._paces, self._others, self._draws):
-            for gone in known.keys() - self._entries.keys():
-                del known[gone]
-        for new in self._entries.keys() - self._draws.keys():
-            self._draws[new] = prefix_index.everywhere(new.encode())
+        for replica in (self._slow | weights.keys()) & self._slices.keys():
+            slow = self._slices[replica]
+            slow.weight = weights.get(replica, 1.0)
+            self._reckon(slow)
+        self._slow = set(weights)
 
     def why_none(self, model: str) -> str:
         """Why a model has no slice that serves."""
@@ -225,3 +368,13 @@ class SliceTable:
             "try again shortly" if comes_back else f"it waits for a free {self.shapes[model]} slice"
         )
         return f"No slice of {model!r} is ready: {'; '.join(reasons)}."
+
+
+def _one_of(slices: int, conversation: int) -> int:
+    """One of a set, another one for another conversation."""
+    start = conversation % slices.bit_length()
+    later = slices >> start << start or slices
+    return (later & -later).bit_length() - 1
+
+
+_NOTHING_SAVED = scoring.Saved()

@@ -1,3 +1,6 @@
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -6,7 +9,8 @@ from hypothesis import strategies as st
 
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling import prefix_index
-from serving.router.scheduling.prefix_index import BLOCK_BYTES, PrefixIndex, Trace
+from serving.router.scheduling.bit_columns import members
+from serving.router.scheduling.prefix_index import BLOCK_BYTES, TOKEN_BYTES, PrefixIndex, Trace, tokens_of
 
 pytestmark = pytest.mark.unit
 
@@ -17,31 +21,44 @@ def trace(adapter: str | None = None, **fields: Any) -> Trace:
     return prefix_index.trace(InferenceRequest("llama", "/v1/chat/completions", b"", fields), adapter)
 
 
+def matched(index: PrefixIndex, number: int, names: Sequence[int]) -> int:
+    return next((count for count, _ in index.matches(names, 1 << number)), 0)
+
+
+def alike(one: str, other: str) -> int:
+    """How many letters two texts begin with alike."""
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
 def shared(one: Trace, other: Trace) -> int:
     index = PrefixIndex(1000)
-    index.keep("a")
-    index.add("a", one)
-    return index.matched("a", other.blocks)
+    number = index.join()
+    index.add(number, one)
+    return matched(index, number, other.blocks)
 
 
 @settings(max_examples=25, deadline=None)
-@given(st.binary(max_size=5000), st.binary(max_size=5000), st.binary(max_size=5000))
+@given(st.binary(max_size=9000), st.binary(max_size=5000), st.binary(max_size=5000))
 def test_texts_share_the_names_of_what_they_begin_with_alike_and_no_others(
     beginning: bytes, one: bytes, other: bytes
 ) -> None:
     first, second = prefix_index.blocks(beginning + one), prefix_index.blocks(beginning + other)
-    alike = len(beginning) // BLOCK_BYTES
-    assert first[:alike] == second[:alike]
-    for index, (left, right) in enumerate(zip(first, second, strict=False)):
-        end = (index + 1) * BLOCK_BYTES
+    for count, (left, right) in enumerate(zip(first, second, strict=False), 1):
+        end = tokens_of(count) * TOKEN_BYTES
         assert (left == right) == ((beginning + one)[:end] == (beginning + other)[:end])
+
+
+def test_no_match_is_understated_by_more_than_an_eighth() -> None:
+    for length in range(BLOCK_BYTES, 1 << 20, 1777):
+        known = tokens_of(bisect_right(prefix_index._ENDS, length)) * TOKEN_BYTES
+        assert length - known < max(BLOCK_BYTES, length / 8)
 
 
 def test_the_next_turn_of_a_conversation_shares_all_of_the_last() -> None:
     said = [{"role": "system", "content": LONG}, {"role": "user", "content": LONG}]
     more = [*said, {"role": "assistant", "content": LONG}, {"content": "Go on.", "role": "user"}]
     first = trace(messages=said, temperature=1)
-    assert shared(first, trace(stream=True, messages=more)) == len(first.blocks) > 10
+    assert shared(first, trace(stream=True, messages=more)) == len(first.blocks) >= 10
     assert first.home == trace(messages=more).home != 0
 
 
@@ -95,54 +112,99 @@ def test_half_a_character_is_hashed_like_any_other() -> None:
 
 def test_of_a_huge_prompt_only_the_beginning_is_looked_at() -> None:
     most = 1 << 20
-    assert len(trace(prompt="x" * 3 * most).blocks) == most // BLOCK_BYTES
-    assert len(trace(messages=[{"role": "user", "content": "x" * most}] * 5).blocks) <= most // BLOCK_BYTES
+    assert len(trace(prompt="x" * 3 * most).blocks) == len(prefix_index._ENDS) == 72
+    assert len(trace(messages=[{"role": "user", "content": "x" * most}] * 5).blocks) <= 72
 
 
-names = st.lists(st.integers(0, 30), unique=True, max_size=40).map(tuple)
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 50), st.lists(st.tuples(st.sampled_from("abc"), st.binary(max_size=20)), max_size=60))
-def test_the_index_never_holds_more_than_it_may_nor_a_block_without_those_before_it(
-    most: int, sent: list[tuple[str, bytes]]
+@settings(max_examples=50, deadline=None)
+@given(st.integers(4, 60), st.lists(st.tuples(st.integers(0, 2), st.text("ab", max_size=12)), max_size=60))
+def test_the_index_holds_no_more_than_it_may_and_no_block_without_those_before_it(
+    most: int, sent: list[tuple[int, str]]
 ) -> None:
     index = PrefixIndex(most)
-    index.keep("abc")
-    for replica, text in sent:
+    numbers = [index.join() for _ in range(3)]
+    for which, text in sent:
         # Prompts as chains: a block's name stands for all of the text up to it.
         chain = tuple(hash(text[: end + 1]) for end in range(len(text)))
-        index.add(replica, Trace(blocks=chain))
+        index.add(numbers[which], Trace(blocks=chain))
         assert index.size <= most
-        known = index.matched(replica, chain)
-        assert known == min(len(chain), most // 3)
-        held = index._held[replica]
-        assert all((name in held) == (position < known) for position, name in enumerate(chain))
+        known = matched(index, numbers[which], chain)
+        assert known == min(len(chain), most // 2)
+        having = [bool(index.holders(name) >> numbers[which] & 1) for name in chain]
+        assert having == [position < known for position in range(len(chain))]
 
 
-def test_more_slices_share_the_same_memory() -> None:
-    index = PrefixIndex(90)
-    index.keep("a")
-    index.add("a", Trace(blocks=tuple(range(200))))
-    assert index.matched("a", range(200)) == 90
-    index.keep("abc")
-    assert index.matched("a", range(200)) == 30
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 5), st.text("ab", max_size=6)), max_size=40), st.text("ab", max_size=8)
+)
+def test_every_slice_comes_with_the_longest_beginning_it_was_sent_the_longest_first(
+    sent: list[tuple[int, str]], asked: str
+) -> None:
+    index = PrefixIndex(1000)
+    numbers = [index.join() for _ in range(6)]
+
+    def chain(text: str) -> tuple[int, ...]:
+        return tuple(hash(text[: end + 1]) for end in range(len(text)))
+
+    for which, text in sent:
+        index.add(numbers[which], Trace(blocks=chain(text)))
+    found = [
+        (count, number)
+        for count, holders in index.matches(chain(asked), 0b011111)
+        for number in members(holders)
+    ]
+    assert [count for count, _ in found] == sorted((count for count, _ in found), reverse=True)
+    longest = {
+        numbers[which]: max(alike(asked, text) for other, text in sent if other == which)
+        for which in {which for which, _ in sent} - {5}
+    }
+    assert {number: count for count, number in found} == {
+        number: count for number, count in longest.items() if count
+    }
+
+
+def test_the_same_memory_holds_the_same_prompts_whatever_the_number_of_slices() -> None:
+    index = PrefixIndex(4000)
+    numbers = [index.join() for _ in range(1000)]
+    for number in numbers:
+        index.add(number, Trace(blocks=(number, -number - 1)))
+    assert all(matched(index, number, (number, -number - 1)) == 2 for number in numbers)
+
+
+def test_a_beginning_that_all_slices_were_sent_is_kept_once() -> None:
+    index = PrefixIndex(1000)
+    numbers = [index.join() for _ in range(100)]
+    for number in numbers:
+        index.add(number, Trace(blocks=tuple(range(50))))
+    assert index.size == 50
+    assert list(index.matches(range(50), (1 << 100) - 1)) == [(50, (1 << 100) - 1)]
 
 
 def test_what_was_asked_for_least_lately_is_forgotten_first() -> None:
     index = PrefixIndex(10)
-    index.keep("a")
+    number = index.join()
     hot, once, newcomer = (tuple(range(start, start + 4)) for start in (0, 100, 200))
     for chain in (hot, once, hot, newcomer):
-        index.add("a", Trace(blocks=chain))
-    assert [index.matched("a", chain) for chain in (hot, once, newcomer)] == [4, 2, 4]
+        index.add(number, Trace(blocks=chain))
+    assert [matched(index, number, chain) for chain in (hot, once, newcomer)] == [4, 0, 4]
 
 
 def test_nothing_is_remembered_of_a_slice_that_is_gone() -> None:
-    index = PrefixIndex(10)
-    index.keep("ab")
-    index.add("a", Trace(blocks=(1, 2), session=3))
-    index.keep("b")
-    index.add("a", Trace(blocks=(1, 2), session=3))
-    assert index.matched("a", (1, 2)) == index.size == 0
-    assert not index.has("a", 3)
+    index = PrefixIndex(100)
+    gone, stays = index.join(), index.join()
+    for number in (gone, stays):
+        index.add(number, Trace(blocks=(1, 2), session=3))
+    index.leave(gone)
+    assert list(index.matches((1, 2), 0b11)) == [(2, 1 << stays)]
+    assert index.holders(3) == 1 << stays
+
+
+def test_a_new_slice_gets_no_number_whose_blocks_are_still_remembered() -> None:
+    index = PrefixIndex(1000)
+    for _ in range(2000):
+        number = index.join()
+        assert not index.holders(1) >> number & 1
+        index.add(number, Trace(blocks=(1,)))
+        index.leave(number)
+    assert number < 1000  # and numbers do not grow with all slices that ever were

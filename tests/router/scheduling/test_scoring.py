@@ -1,105 +1,98 @@
 import math
-from collections.abc import Callable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.exhaustive_choice import Candidate, best
 
 from serving.router.scheduling import scoring
-from serving.router.scheduling.scoring import REQUEST_TOKENS, Candidate
+from serving.router.scheduling.bit_columns import members
+from serving.router.scheduling.scoring import REQUEST, Loads, Saved
 
 pytestmark = pytest.mark.unit
 
+SESSION, ADAPTER = 32, 64
+
 finite = st.floats(0, 1000)
 anything = st.one_of(finite, st.sampled_from([math.nan, math.inf, -math.inf, -1.0]))
-
-
-def candidates(number: st.SearchStrategy[float]) -> st.SearchStrategy[list[Candidate]]:
-    each = st.builds(
+# Few values, so that there are equals.
+candidates = st.lists(
+    st.builds(
         Candidate,
-        replica=st.text("abcdef", min_size=1, max_size=3),
-        load=number,
-        prefill_tokens=number,
-        waiting=number,
-        kv_usage=number,
-        pool=st.integers(0, 2),
-        saved_tokens=number.map(lambda value: value * 100),
-        draw=st.integers(0, 2**64 - 1),
-    )
-    return st.lists(each, min_size=1, max_size=8, unique_by=lambda candidate: candidate.replica)
+        load=st.integers(0, 30).map(lambda requests: requests * REQUEST // 2),
+        prefill=st.sampled_from([0, 0, 4, 30, 190]),
+        waiting=st.sampled_from([0, 0, 0, 1, 3, 4, 9]),
+        matched=st.sampled_from([0, 0, 4, 32, 40, 250]),
+        marks=st.sampled_from([0, 0, 0, SESSION, ADAPTER, SESSION + ADAPTER]),
+    ),
+    min_size=1,
+    max_size=40,
+)
 
 
-@settings(max_examples=25, deadline=None)
-@given(candidates(finite), finite, st.randoms())
-def test_the_choice_depends_on_the_numbers_alone(
-    given_: list[Candidate], at_home: float, random: "Callable[..., None]"
+def loads(given_: list[Candidate]) -> Loads:
+    made = Loads()
+    for place, candidate in enumerate(given_):
+        made.load.set(place, candidate.load)
+        made.cost.set(place, candidate.load + candidate.prefill)
+        made.waiting.set(place, candidate.waiting)
+    return made
+
+
+def saved(given_: list[Candidate], home: int | None = None, at_home: int = 0) -> Saved:
+    def having(what: str, tokens: int) -> int:
+        return sum(1 << place for place, each in enumerate(given_) if getattr(each, what) == tokens)
+
+    levels = sorted({candidate.matched for candidate in given_} - {0}, reverse=True)
+    both = having("marks", SESSION + ADAPTER)
+    marks = ((SESSION, having("marks", SESSION) | both), (ADAPTER, having("marks", ADAPTER) | both))
+    return Saved([(tokens, having("matched", tokens)) for tokens in levels], marks, home, at_home)
+
+
+def chosen(given_: list[Candidate], home: int | None = None, at_home: int = 0) -> dict[int, int]:
+    """The places of the chosen, and what each is said to save."""
+    choice = scoring.choose((1 << len(given_)) - 1, loads(given_), saved(given_, home, at_home))
+    return dict.fromkeys(members(choice.slices), choice.saved)
+
+
+@settings(max_examples=300, deadline=None)
+@given(candidates, st.integers(0, 39), st.sampled_from([0, 6, 32, 300]))
+def test_the_choice_is_that_of_a_look_at_every_slice(
+    given_: list[Candidate], home: int, at_home: int
 ) -> None:
-    """Not on the order in which slices are listed."""
-    chosen = scoring.choose(given_, at_home)
-    random.shuffle(given_)
-    assert scoring.choose(given_, at_home).replica == chosen.replica
+    expected = best(given_, home, at_home)
+    found = chosen(given_, home, at_home)
+    assert found.items() <= expected.items()
+    assert found
 
 
-@settings(max_examples=25, deadline=None)
-@given(candidates(finite), finite)
-def test_nothing_cached_takes_a_request_past_the_brake(given_: list[Candidate], at_home: float) -> None:
-    chosen = scoring.choose(given_, at_home)
-    pools = {each.pool for each in given_ if not each.full}
-    beside = [each for each in given_ if each.pool == min(pools)] if pools else given_
-    least = min(each.load for each in beside)
-    assert chosen.replica in {each.replica for each in beside}
-    assert chosen.load == least or chosen.load < scoring.most_load(least)
+@settings(max_examples=50, deadline=None)
+@given(candidates, st.sampled_from([0, 32, 300]))
+def test_nothing_cached_takes_a_request_past_the_brake(given_: list[Candidate], at_home: int) -> None:
+    least = min(each.load for each in given_)
+    for place in chosen(given_, 0, at_home):
+        assert given_[place].load == least or given_[place].load < scoring.most_load(least)
 
 
-@settings(max_examples=25, deadline=None)
-@given(candidates(anything), anything)
-def test_numbers_that_are_no_numbers_are_survived(given_: list[Candidate], at_home: float) -> None:
-    assert scoring.choose(given_, at_home).replica in {each.replica for each in given_}
-
-
-def test_a_report_of_nan_is_no_reason_to_take_a_slice_and_none_to_leave_it() -> None:
-    assert scoring.choose([Candidate("a", load=1, kv_usage=math.nan), Candidate("b", load=2)]).replica == "a"
-    assert (
-        scoring.choose([Candidate("a", load=2, saved_tokens=math.nan), Candidate("b", load=1)]).replica == "b"
-    )
-
-
-@settings(max_examples=25, deadline=None)
-@given(candidates(finite))
-def test_where_nothing_is_cached_the_least_loaded_of_the_preferred_pool_is_chosen(
-    given_: list[Candidate],
-) -> None:
-    plain = [Candidate(each.replica, load=each.load, draw=each.draw) for each in given_]
-    assert scoring.choose(plain).load == min(each.load for each in plain)
+def test_slices_that_are_left_out_are_not_chosen() -> None:
+    given_ = [Candidate(matched=250), Candidate(load=8), Candidate(load=16)]
+    assert members(scoring.choose(0b110, loads(given_), saved(given_)).slices) == [1]
 
 
 def test_a_request_more_is_worth_it_for_the_prefill_it_saves() -> None:
-    idle = Candidate("idle")
-    for more, chosen in ((1, "warm"), (-1, "idle")):
-        warm = Candidate("warm", load=2, saved_tokens=2 * REQUEST_TOKENS + more)
-        assert scoring.choose([idle, warm]).replica == chosen
+    idle = Candidate()
+    for more, place in ((1, 1), (-1, 0)):
+        warm = Candidate(load=2 * REQUEST, matched=2 * REQUEST + more)
+        assert set(chosen([idle, warm])) == {place}
 
 
 def test_of_slices_with_as_many_requests_the_one_with_less_prefill_before_it_is_chosen() -> None:
-    slices = [Candidate("a", load=3, prefill_tokens=900), Candidate("b", load=3, prefill_tokens=300)]
-    assert scoring.choose(slices).replica == "b"
+    assert set(chosen([Candidate(load=24, prefill=56), Candidate(load=24, prefill=19)])) == {1}
 
 
-@settings(max_examples=25, deadline=None)
-@given(st.integers(1, 2**64 - 1), st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=9, unique=True))
-def test_a_slice_less_moves_only_the_conversations_it_had(home: int, slices: list[int]) -> None:
-    first = max(slices, key=lambda each: scoring.draw(home, each))
-    for gone in slices:
-        rest = [each for each in slices if each != gone]
-        if gone != first:
-            assert max(rest, key=lambda each: scoring.draw(home, each)) == first
-
-
-def test_conversations_are_drawn_evenly() -> None:
-    homes = [scoring.draw(1 << 40 | number, 0) for number in range(4000)]  # neighbours, as bad as names get
-    slices = [everywhere * 0x1234567 for everywhere in range(1, 5)]
-    taken = [max(range(4), key=lambda index: scoring.draw(home, slices[index])) for home in homes]
-    assert all(850 < taken.count(index) < 1150 for index in range(4))
+def test_of_equals_the_home_is_chosen() -> None:
+    assert set(chosen([Candidate()] * 5)) == set(range(5))
+    assert set(chosen([Candidate()] * 5, home=3)) == {3}
 
 
 @settings(max_examples=25, deadline=None)
