@@ -67,3 +67,4 @@ bench-routing: install
 
 lock: install
 	lock/compile.sh $(ARGS)
+	TORCH_INDEX="$(TORCH_INDEX)" lock/compile-image.sh $(ARGS)

@@ -18,8 +18,6 @@ from serving.errors import ConfigError
 
 # The application builder, as `import_path` of an application names it.
 IMPORT_PATH = "serving.app:build"
-# Built from the Dockerfile of this repository.
-DEFAULT_IMAGE = "REGISTRY/tpu-serving:0.1.0"
 
 
 MOST_SLICES = 10_000  # of one pool: more is a slip of the keyboard, no zone has them
@@ -211,31 +209,94 @@ class ModelSpec(_Spec):
 ON_DISK = "rocksdb"  # KubeRay's name for a control store on the head's disk
 
 
+class GatewaySpec(_Spec):
+    """A load balancer of Google's in front of the service, with TLS (Gateway API)."""
+
+    hostname: str = Field(min_length=1, description="Name that clients use, as in llm.example.com.")
+    certificate_secret: str = Field(
+        min_length=1, description="Secret of the type kubernetes.io/tls with the certificate of that name."
+    )
+    class_name: str = Field(
+        default="gke-l7-global-external-managed",
+        description="GatewayClass: this one faces the internet, gke-l7-rilb faces the VPC alone.",
+    )
+
+
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
 class GkeSpec(_Spec):
     """Where and how `serving manifest` puts the service on GKE."""
 
-    namespace: str = Field(
-        default="default", min_length=1, description="Kubernetes namespace of every object."
-    )
-    image: str = Field(
-        default=DEFAULT_IMAGE,
+    namespace: str = Field(default="default", description="Kubernetes namespace of every object.")
+    image: str | None = Field(
+        default=None,
         min_length=1,
-        description="Image of head and workers, built from this repository's Dockerfile.",
+        description="Image of head and slices, built from this repository's Dockerfile; or `serving manifest --image`.",
     )
-    service_account: str = Field(
-        default="default", min_length=1, description="Kubernetes service account of the pods."
-    )
+    cluster: str | None = Field(default=None, description="Name of the GKE cluster, for gcloud.")
+    zone: str | None = Field(default=None, description="Zone of the node pools, for gcloud.")
     weights_bucket: str | None = Field(
-        default=None, description="GCS bucket mounted at /weights by GCS FUSE."
+        default=None,
+        description="GCS bucket mounted at /weights by GCS FUSE: models `/weights/...`, and what XLA compiled.",
     )
-    token_secret: str = Field(default="hf-token", description="Secret whose key `token` is HF_TOKEN.")
+    token_secret: str | None = Field(
+        default="hf-token",
+        description="Secret whose key `token` is HF_TOKEN, where a model comes from Hugging Face's site; null for none.",
+    )
+    cluster_secret: str = Field(
+        default="serving-cluster",
+        description="Secret whose key `secret` is what head and slices show each other.",
+    )
+    keys_secret: str = Field(
+        default="serving-keys", description="Secret whose key `keys.yaml` is mounted as router.keys_file."
+    )
+    metrics_secret: str = Field(
+        default="serving-metrics",
+        description="Secret whose key `key` is an API key for the scrape, with router.private_status.",
+    )
     control_store: str | None = Field(
         default=None,
         description="What keeps Ray's control store, so that slices outlive the head: `rocksdb`, a disk that KubeRay gives "
         "the head, or host:port of a Redis.",
     )
     redis_secret: str | None = Field(default=None, description="Secret whose key `password` is that Redis's.")
-    zone: str = Field(default="ZONE", description="Zone of the node pools, for gcloud.")
+    env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment of the slices' pods, as LIBTPU_INIT_ARGS: it is there before any process starts.",
+    )
+    run_as_user: int = Field(
+        default=1000,
+        ge=0,
+        description="User id of every container; 0 where only root may open the TPU devices.",
+    )
+    kueue_queue: str | None = Field(
+        default=None, description="LocalQueue of Kueue that admits the service, as an elastic job."
+    )
+    gateway: GatewaySpec | None = Field(
+        default=None, description="A load balancer with TLS; none by default."
+    )
+    dranet: bool = Field(
+        default=False,
+        description="Whether pods claim the machines' extra network cards (DRANET). Slices do not talk to each other.",
+    )
+
+    @field_validator("namespace")
+    @classmethod
+    def _is_a_namespace(cls, value: str) -> str:
+        if _NAMESPACE.fullmatch(value):
+            return value
+        raise ValueError(
+            "a namespace has up to 63 small letters, digits and hyphens, and a hyphen at neither end"
+        )
+
+    @field_validator("env")
+    @classmethod
+    def _are_variables(cls, value: dict[str, str]) -> dict[str, str]:
+        if wrong := [name for name in value if not _VARIABLE.fullmatch(name)]:
+            raise ValueError(f"{wrong[0]!r} is no name of an environment variable")
+        return value
 
     @field_validator("control_store")
     @classmethod

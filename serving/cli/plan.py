@@ -18,7 +18,7 @@ from serving import hub
 from serving.cli.plan_view import show_candidates, show_plans
 from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
-from serving.gke.manifest import render
+from serving.gke.manifest import kustomize, render
 from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
@@ -49,6 +49,13 @@ def add_commands(commands: Any) -> None:
         "manifest", help="a YAML as Kubernetes objects for GKE and KubeRay, on stdout"
     )
     manifest.add_argument("yaml", help="a file of deployments/")
+    manifest.add_argument("--image", help="image of head and slices, in place of gke.image")
+    manifest.add_argument(
+        "--kustomize",
+        metavar="DIR",
+        type=Path,
+        help="write a base for kustomize there instead, one file a kind",
+    )
     manifest.set_defaults(run=_manifest)
 
 
@@ -59,7 +66,9 @@ def _plan(options: Namespace) -> int:
 
 
 def _manifest(options: Namespace) -> int:
-    return manifest_file(options.yaml, sys.stdout, Console(stderr=True))
+    return manifest_file(
+        options.yaml, sys.stdout, Console(stderr=True), image=options.image, base=options.kustomize
+    )
 
 
 def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
@@ -105,24 +114,43 @@ def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_js
     return OK if rows else REFUSED
 
 
-def manifest_file(path: str, output: TextIO, console: Console) -> int:
+def manifest_file(
+    path: str, output: TextIO, console: Console, *, image: str | None = None, base: Path | None = None
+) -> int:
     """Write the manifest of a file's one application, or nothing of it where a model is refused.
 
-    kubectl reads `output`; messages go to `console`.
+    kubectl reads `output`; messages go to `console`. With `base` the objects go into that folder, for kustomize.
     """
     try:
         deployment = load(Path(path))
         name, service = _only(deployment)
-        text = render(
-            name, service.gke, deployment.document, [plan(spec, hub.config_of) for spec in _specs(service)]
-        )
+        gke = service.gke.model_copy(update={"image": image}) if image else service.gke
+        plans = [plan(spec, hub.config_of) for spec in _specs(service)]
+        if base is None:
+            text = render(name, gke, deployment.document, plans, port=deployment.port, router=service.router)
+            output.write(text)
+        else:
+            files = kustomize(
+                name, gke, deployment.document, plans, port=deployment.port, router=service.router
+            )
+            _write_base(base, files)
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED
     except ConfigError as error:
         return _fail(console, error, as_json=False)
-    output.write(text)
     return OK
+
+
+def _write_base(folder: Path, files: dict[str, str]) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        raise ConfigError(
+            f"--kustomize {folder}: {error.strerror}; name a folder that can be written"
+        ) from None
 
 
 def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:

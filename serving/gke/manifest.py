@@ -1,27 +1,23 @@
-"""A service as Kubernetes objects for GKE with KubeRay: one stream for `kubectl apply -f -`, in the order it is applied.
+"""A service as Kubernetes objects for GKE with KubeRay: one stream for `kubectl apply -f -`, or a base for kustomize.
 
 A pool is a worker group and a slice is one of its replicas, of `numOfHosts` pods, which KubeRay makes and deletes
-together. The head has no TPU and carries the router. Comments on top hold the `gcloud` lines for the nodes.
+together. The head has no TPU and carries the router. What only `gcloud` can make stands in comments on top.
 """
 
-import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import yaml
 
-from serving.config import ON_DISK, GkeSpec
-from serving.gke import nodepools
+from serving.config import ON_DISK, GkeSpec, RouterSpec
+from serving.gke import access, nodepools, pods
+from serving.gke.application import Application, application
 from serving.planning.plan import Plan
 from serving.tpu import POD_TYPE_LABEL
 
 RAY_VERSION = "2.60.0"
 
-_WEIGHTS = "/weights"
-# Both are beyond drain_s. On a pod's SIGTERM `ray start --block` tells the control store that its node will go. It
-# ends when nothing runs there or the first time is over (Ray's own: 30 s). Kubernetes kills the rest after the second.
-_NOTICE_S, _GRACE_S = 30, 60
 _IDLE_S = 600  # a slice takes minutes to get and to load
 # Limits of Ray's autoscaler that hold for pods and are wrong for slices:
 _AUTOSCALER = {
@@ -32,31 +28,110 @@ _AUTOSCALER = {
     # Ray's KubeRay provider ignores a repeated request. Until the last repeat has timed out (40 minutes at Ray's 3), the
     # pods of an order for part of a slice count as coming.
     "RAY_AUTOSCALER_RECONCILE_MAX_NUM_RETRY_REQUEST_TO_ALLOCATE": "0",
+    "HOME": "/tmp",  # noqa: S108  the root file system is read-only
 }
-_HEAD_CPU, _HEAD_MEMORY = "8", "16Gi"
-_WORKER_VCPUS = 24  # tokenising and feeding a host's chips; Google's samples ask for 20 to 24
-_MEMORY_SHARE = 0.75  # of the VM's memory; the rest is the node's own
-_METRICS_PORT = 8080
+_MEMBER = (
+    "principal://iam.googleapis.com/projects/$PROJECT_NUMBER/locations/global/workloadIdentityPools/$PROJECT.svc.id.goog"
+    "/subject/ns/{namespace}/sa/{account}"
+)
 
 
-def render(name: str, gke: GkeSpec, document: dict[str, Any], plans: list[Plan]) -> str:
-    """The manifest of an application and its planned pools as text; `document` is Serve's config file."""
-    pools = list(zip(plans, _group_names(plans), strict=True))
-    lines = [line for plan, pool in pools for line in nodepools.gcloud_lines(plan, pool, gke)]
-    resources = [
-        *(nodepools.compute_class(plan, pool) for plan, pool in pools if nodepools.falls_back(plan)),
-        *(
-            nodepools.network_claims(pool, gke.namespace)
-            for plan, pool in pools
-            if nodepools.needs_network_claims(plan)
-        ),
-        _ray_service(_slug(name), gke, _text(document), pools),
-        *_pod_monitorings(_slug(name), gke),
-    ]
-    head = f"# {name}: serving manifest FILE | kubectl apply -f -\n"
-    if lines:
-        head += "# Nodes first:\n" + "".join(f"#   {line}\n" for line in lines)
-    return head + "".join(f"---\n{_text(resource)}" for resource in resources)
+def render(
+    name: str,
+    gke: GkeSpec,
+    document: dict[str, Any],
+    plans: Sequence[Plan],
+    *,
+    port: int = 8000,
+    router: RouterSpec | None = None,
+) -> str:
+    """The manifest of an application and its planned pools as text; `document` is Serve's config file.
+
+    Raises ConfigError for what Kubernetes, KubeRay or GKE would refuse.
+    """
+    app = application(name, gke, plans, port=port, router=router or RouterSpec())
+    head = f"# {name}: serving manifest FILE | kubectl apply -f -\n{_before(app)}"
+    return head + "".join(f"---\n{_text(resource)}" for resource in _objects(app, _text(document)))
+
+
+def kustomize(
+    name: str,
+    gke: GkeSpec,
+    document: dict[str, Any],
+    plans: Sequence[Plan],
+    *,
+    port: int = 8000,
+    router: RouterSpec | None = None,
+) -> dict[str, str]:
+    """The same objects as a base for kustomize: file names to texts, one file a kind. Raises as `render` does."""
+    app = application(name, gke, plans, port=port, router=router or RouterSpec())
+    files: dict[str, str] = {}
+    for resource in _objects(app, _text(document)):
+        file = f"{resource['kind'].lower()}.yaml"
+        files[file] = f"{files[file]}---\n" if file in files else ""
+        files[file] += _text(resource)
+    base = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": sorted(files),
+    }
+    head = f"# {name}: written by `serving manifest FILE --kustomize DIR`; change it in an overlay.\n"
+    return {"kustomization.yaml": head + _before(app) + _text(base), **files}
+
+
+def _objects(app: Application, serve_config: str) -> Iterator[dict[str, Any]]:
+    for pool in app.pools:
+        if nodepools.falls_back(pool.plan):
+            yield nodepools.compute_class(pool, app.gke)
+    for pool in app.pools:
+        if nodepools.needs_network_claims(pool.plan, app.gke):
+            yield nodepools.network_claims(pool.name, app.namespace)
+    yield from access.objects(app)
+    yield _ray_service(app, serve_config)
+
+
+def _before(app: Application) -> str:
+    """What has to be there before the objects are: nodes, rights on buckets, secrets."""
+    lines = [nodepools.head_line(app.head_pool, app.gke)]
+    lines += [line for pool in app.pools for line in nodepools.gcloud_lines(pool, app.gke)]
+    text = "# Nodes first:\n" + _comments(lines)
+    if rights := list(_bucket_rights(app)):
+        text += "# Rights on buckets:\n" + _comments(rights)
+    return f"{text}# Secrets in the namespace {app.namespace}: {', '.join(_secrets(app))}\n"
+
+
+def _comments(lines: list[str]) -> str:
+    return "".join(f"#   {line}\n" for line in lines)
+
+
+def _bucket_rights(app: Application) -> Iterator[str]:
+    """Least rights: slices write what they compiled to the mounted bucket, and only read what is streamed."""
+    wanted: dict[tuple[str, str, str], None] = {}
+    if bucket := app.gke.weights_bucket:
+        wanted[bucket, "objectUser", app.slice_account] = None
+        if app.head_mounts_weights:
+            wanted[bucket, "objectViewer", app.head_account] = None
+    for pool in app.pools:
+        scheme, _, path = pool.plan.model.model.partition("://")
+        if scheme == "gs":
+            wanted[path.partition("/")[0], "objectViewer", app.slice_account] = None
+    for bucket, role, account in wanted:
+        member = _MEMBER.format(namespace=app.namespace, account=account)
+        yield f'gcloud storage buckets add-iam-policy-binding gs://{bucket} --role=roles/storage.{role} --member="{member}"'
+
+
+def _secrets(app: Application) -> Iterator[str]:
+    yield f"{app.gke.cluster_secret} (key secret)"
+    if app.asks_the_hub and app.gke.token_secret:
+        yield f"{app.gke.token_secret} (key token)"
+    if app.router.keys_file:
+        yield f"{app.gke.keys_secret} (key keys.yaml)"
+    if app.router.private_status:
+        yield f"{app.gke.metrics_secret} (key key)"
+    if app.gke.redis_secret:
+        yield f"{app.gke.redis_secret} (key password)"
+    if app.gke.gateway:
+        yield f"{app.gke.gateway.certificate_secret} (kubernetes.io/tls)"
 
 
 class _Dumper(yaml.SafeDumper):
@@ -78,41 +153,36 @@ def _text(document: dict[str, Any]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120)
 
 
-def _group_names(plans: list[Plan]) -> list[str]:
-    """Names of the worker groups, short and stable: pod host names hold them, and end at 63 letters."""
-    names: Counter[str] = Counter()
-    groups = []
-    for plan in plans:
-        name = f"{_slug(plan.model.name)[:30].rstrip('-')}-{plan.slice.generation}-{plan.slice.topology}"
-        groups.append(f"{name}-{names[name]}" if names[name] else name)
-        names[name] += 1
-    return groups
-
-
-def _slug(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def _ray_service(
-    label: str, gke: GkeSpec, serve_config: str, pools: list[tuple[Plan, str]]
-) -> dict[str, Any]:
+def _ray_service(app: Application, serve_config: str) -> dict[str, Any]:
+    queue = app.gke.kueue_queue
+    metadata: dict[str, Any] = {"name": app.label, "namespace": app.namespace, "labels": {"app": app.label}}
+    if queue:
+        # Kueue admits a cluster that scales itself only as an elastic job.
+        metadata["labels"]["kueue.x-k8s.io/queue-name"] = queue
+        metadata["annotations"] = {"kueue.x-k8s.io/elastic-job": "true"}
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayService",
-        "metadata": {"name": label, "namespace": gke.namespace},
+        "metadata": metadata,
         "spec": {
+            # KubeRay's own choice, NewCluster, takes as many slices again while an image changes, and waits for ever
+            # where there are none. A changed serveConfigV2 is rolled out slice by slice without it.
+            "upgradeStrategy": {"type": "None"},
             "serveConfigV2": serve_config,
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
-                **_control_store(gke),
+                # Ray's processes and its REST API ask for a token, which KubeRay makes.
+                "authOptions": {"mode": "token"},
+                **_control_store(app.gke),
                 "enableInTreeAutoscaling": True,
                 "autoscalerOptions": {
                     "version": "v2",
                     "idleTimeoutSeconds": _IDLE_S,
                     "env": [{"name": name, "value": value} for name, value in _AUTOSCALER.items()],
+                    **pods.autoscaler(app),
                 },
-                "headGroupSpec": _head(label, gke),
-                "workerGroupSpecs": _worker_groups(pools, label, gke),
+                "headGroupSpec": pods.head(app),
+                "workerGroupSpecs": _worker_groups(app),
             },
         },
     }
@@ -129,158 +199,25 @@ def _control_store(gke: GkeSpec) -> dict[str, Any]:
     return {"gcsFaultToleranceOptions": {"redisAddress": gke.control_store, **password}}
 
 
-def _head(label: str, gke: GkeSpec) -> dict[str, Any]:
-    ports = {"gcs": 6379, "dashboard": 8265, "client": 10001, "serve": 8000, "metrics": _METRICS_PORT}
-    size = {"cpu": _HEAD_CPU, "memory": _HEAD_MEMORY}
-    container = {
-        "name": "ray-head",
-        "image": gke.image,
-        "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
-        "env": [_token(gke)],
-        "resources": {"requests": size, "limits": size},
-        **_probes("/api/gcs_healthz", 8265),
-    }
-    return {
-        "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
-        "template": {
-            "metadata": {"labels": {"app": label}},
-            "spec": {
-                "serviceAccountName": gke.service_account,
-                "restartPolicy": "Never",
-                "containers": [container],
-            },
-        },
-    }
-
-
-def _worker_groups(pools: list[tuple[Plan, str]], label: str, gke: GkeSpec) -> list[dict[str, Any]]:
+def _worker_groups(app: Application) -> list[dict[str, Any]]:
     """One a pool. Without priorities the autoscaler alternates hosts of groups of one shape, and orders no whole slice."""
-    shapes = Counter(plan.slice.pod_type for plan, _ in pools)
-    return [
-        _worker_group(plan, name, label, gke)
-        | ({"priority": len(pools) - place} if shapes[plan.slice.pod_type] > 1 else {})
-        for place, (plan, name) in enumerate(pools)
-    ]
-
-
-def _worker_group(plan: Plan, name: str, label: str, gke: GkeSpec) -> dict[str, Any]:
-    counts = plan.model.replicas
-    worker = _worker(plan, gke)
-    # The autoscaler crashes on a group without a number of CPUs. Any number will do: nothing of ours asks Ray for CPUs.
-    has_cpus = "cpu" in worker["resources"]["limits"]
-    annotations = {"gke-gcsfuse/volumes": "true"} if gke.weights_bucket else {}
-    claims = {"resourceClaims": [{"name": "nics", "resourceClaimTemplateName": name}]}
-    return {
-        "groupName": name,
-        "replicas": counts.min,
-        # Serve's own minimum holds its slices. A minimum here would keep as many idle hosts, of any slices.
-        "minReplicas": 0,
-        "maxReplicas": counts.max,
-        "numOfHosts": plan.slice.hosts,
-        "rayStartParams": {} if has_cpus else {"num-cpus": str(_WORKER_VCPUS)},
-        # Ray labels the hosts so itself; the autoscaler has to know the label before there are hosts.
-        "labels": {POD_TYPE_LABEL: plan.slice.pod_type},
-        "template": {
-            "metadata": {"labels": {"app": label}, **({"annotations": annotations} if annotations else {})},
-            "spec": {
-                "serviceAccountName": gke.service_account,
-                "restartPolicy": "Never",  # autoscaler v2 replaces pods, it does not restart them
-                "terminationGracePeriodSeconds": round(plan.model.drain_s) + _GRACE_S,
-                "nodeSelector": nodepools.node_selector(plan, name),
-                **(claims if nodepools.needs_network_claims(plan) else {}),
-                "containers": [worker],
-                "volumes": _volumes(gke),
-            },
-        },
-    }
-
-
-def _worker(plan: Plan, gke: GkeSpec) -> dict[str, Any]:
-    machine = plan.slice.hardware.machine(plan.slice.machine_type)
-    # All chips of the VM, or the pod is not admitted.
-    size = {"google.com/tpu": str(plan.slice.chips_per_host)}
-    if machine and machine.vcpus and machine.memory_gb:
-        size["cpu"] = str(min(_WORKER_VCPUS, machine.vcpus // 2))
-        size["memory"] = f"{int(machine.memory_gb * _MEMORY_SHARE)}G"
-    claims = {"claims": [{"name": "nics"}]} if nodepools.needs_network_claims(plan) else {}
-    mounts = [{"name": "shm", "mountPath": "/dev/shm"}]  # noqa: S108  where JAX and vLLM keep shared memory
-    if gke.weights_bucket:
-        mounts.append({"name": "weights", "mountPath": _WEIGHTS})
-    return {
-        "name": "ray-worker",
-        "image": gke.image,
-        "ports": [{"name": "metrics", "containerPort": _METRICS_PORT}],
-        "env": _environment(plan, gke),
-        "resources": {"requests": size, "limits": size, **claims},
-        "volumeMounts": mounts,
-        # Both probes in full: KubeRay's own readiness probe asks for a Serve proxy, which stands on the head alone.
-        **_probes("/api/local_raylet_healthz", 52365),
-    }
-
-
-def _environment(plan: Plan, gke: GkeSpec) -> list[dict[str, Any]]:
-    plain = {
-        "JAX_PLATFORMS": "tpu,cpu",  # "tpu" alone fails in JAX's weight loader: unknown backend cpu
-        "TPU_BACKEND_TYPE": "jax",
-        "ENABLE_PJRT_COMPATIBILITY": "true",
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(round(plan.model.drain_s) + _NOTICE_S),
-        "VBAR_CONTROL_SERVICE_URL": "$(NODE_IP):8353",
-        # GKE's device plugin reports what libtpu measures; Ray's agent on the host reads it there.
-        "TPU_DEVICE_PLUGIN_ADDR": "$(NODE_IP):2112",
-        # On local disk where a slice has several hosts, which would race on one bucket.
-        "VLLM_XLA_CACHE_PATH": f"{_WEIGHTS}/xla"
-        if gke.weights_bucket and plan.slice.hosts == 1
-        else "/tmp/xla",  # noqa: S108
-    }
-    if plan.slice.hosts > 1:
-        plain["TPU_MULTIHOST_BACKEND"] = "ray"
-    if gke.weights_bucket:
-        plain["HF_HOME"] = f"{_WEIGHTS}/huggingface"
-    return [
-        {"name": "NODE_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.hostIP"}}},
-        _token(gke),
-        *({"name": name, "value": value} for name, value in sorted((plain | plan.environment).items())),
-    ]
-
-
-def _token(gke: GkeSpec) -> dict[str, Any]:
-    reference = {"name": gke.token_secret, "key": "token", "optional": True}
-    return {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": reference}}
-
-
-def _volumes(gke: GkeSpec) -> list[dict[str, Any]]:
-    volumes: list[dict[str, Any]] = [{"name": "shm", "emptyDir": {"medium": "Memory"}}]
-    if gke.weights_bucket:
-        options = "implicit-dirs,file-cache:enable-parallel-downloads:true,file-cache:max-size-mb:-1"
-        attributes = {"bucketName": gke.weights_bucket, "mountOptions": options}
-        volumes.append(
-            {
-                "name": "weights",
-                "csi": {"driver": "gcsfuse.csi.storage.gke.io", "volumeAttributes": attributes},
-            }
-        )
-    return volumes
-
-
-def _probes(path: str, port: int) -> dict[str, Any]:
-    """KubeRay's delays, on raylet or control store alone: a model that loads is Serve's state, not the pod's."""
-    check = {"httpGet": {"path": path, "port": port}, "periodSeconds": 5, "timeoutSeconds": 5}
-    return {
-        "livenessProbe": {**check, "initialDelaySeconds": 30, "failureThreshold": 120},
-        "readinessProbe": {**check, "initialDelaySeconds": 10, "failureThreshold": 10},
-    }
-
-
-def _pod_monitorings(label: str, gke: GkeSpec) -> Iterator[dict[str, Any]]:
-    """Scrapes of the service's page, once, at the front door, and of Ray's own metrics on every pod."""
-    service = {"app": label, "ray.io/node-type": "head"}
-    for name, labels, endpoint in (
-        (label, service, {"port": "serve", "path": "/metrics", "interval": "30s"}),
-        (f"{label}-ray", {"app": label}, {"port": "metrics", "interval": "30s"}),
-    ):
-        yield {
-            "apiVersion": "monitoring.googleapis.com/v1",
-            "kind": "PodMonitoring",
-            "metadata": {"name": name, "namespace": gke.namespace},
-            "spec": {"selector": {"matchLabels": labels}, "endpoints": [endpoint]},
+    shapes = Counter(pool.plan.slice.pod_type for pool in app.pools)
+    groups = []
+    for place, pool in enumerate(app.pools):
+        counts = pool.plan.model.replicas
+        group = {
+            "groupName": pool.name,
+            "replicas": counts.min,
+            # Serve's own minimum holds its slices. A minimum here would keep as many idle hosts, of any slices.
+            "minReplicas": 0,
+            "maxReplicas": counts.max,
+            "numOfHosts": pool.plan.slice.hosts,
+            "rayStartParams": {},
+            # Ray labels the hosts so itself; the autoscaler has to know the label before there are hosts.
+            "labels": {POD_TYPE_LABEL: pool.plan.slice.pod_type},
+            "template": pods.host(app, pool),
         }
+        if shapes[pool.plan.slice.pod_type] > 1:
+            group["priority"] = len(app.pools) - place
+        groups.append(group)
+    return groups

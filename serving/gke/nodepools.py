@@ -6,8 +6,11 @@ GKE makes a multi-host slice of one node pool, so each takes a node pool of its 
 from typing import Any
 
 from serving.config import CapacityType, GkeSpec
+from serving.gke.application import Pool
 from serving.planning.plan import Plan
 
+_HEAD_MACHINE = "n2-standard-8"  # 8 vCPUs, 32 GB
+_HEAD_DISK_GB = 100
 # What `gcloud container node-pools create` adds for each way to buy.
 _PURCHASE_FLAGS = {
     CapacityType.ON_DEMAND: "",
@@ -33,38 +36,46 @@ def needs_policy(plan: Plan) -> bool:
     return plan.slice.generation == "v7x" and plan.slice.hosts > 1
 
 
-def needs_network_claims(plan: Plan) -> bool:
-    """Whether pods claim extra network cards, for traffic between slices; one slice has its own links."""
+def needs_network_claims(plan: Plan, gke: GkeSpec) -> bool:
+    """Whether pods claim the machine's extra network cards, which the YAML asks for and not every machine has."""
     machine = plan.slice.hardware.machine(plan.slice.machine_type)
-    return machine is not None and machine.extra_nics and plan.model.replicas.max > 1
+    return gke.dranet and machine is not None and machine.extra_nics
 
 
-def gcloud_lines(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
-    """Commands that make the nodes, to run before the manifest is applied."""
-    lines = []
+def head_line(name: str, gke: GkeSpec) -> str:
+    """The command that makes the head's node, which has to be there before slices are."""
+    return (
+        f"gcloud container node-pools create {name} {_place(gke)} --machine-type={_HEAD_MACHINE} "
+        f"--disk-size={_HEAD_DISK_GB} --num-nodes=1"
+    )
+
+
+def gcloud_lines(pool: Pool, gke: GkeSpec) -> list[str]:
+    """Commands that make the nodes of slices, to run before the manifest is applied."""
+    plan, lines = pool.plan, []
     if needs_policy(plan):
+        region = gke.zone.rpartition("-")[0] if gke.zone else "$REGION"
         lines.append(
-            f"gcloud compute resource-policies create workload-policy {name} --type=HIGH_THROUGHPUT "
-            f"--accelerator-topology={plan.slice.topology} --region={gke.zone.rpartition('-')[0] or 'REGION'}"
+            f"gcloud compute resource-policies create workload-policy {pool.name} --type=HIGH_THROUGHPUT "
+            f"--accelerator-topology={plan.slice.topology} --region={region}"
         )
     if not falls_back(plan):
-        lines.extend(_node_pools(plan, name, gke))
+        lines.extend(_node_pools(pool, gke))
     return lines
 
 
-def compute_class(plan: Plan, name: str) -> dict[str, Any]:
+def compute_class(pool: Pool, gke: GkeSpec) -> dict[str, Any]:
     """Ways to buy one topology, tried in order; GKE makes the node pools."""
-    networks = (
-        {"nodePoolConfig": {"dra": {"networking": {"enabled": True}}}} if needs_network_claims(plan) else {}
-    )
+    claims = needs_network_claims(pool.plan, gke)
+    networks = {"nodePoolConfig": {"dra": {"networking": {"enabled": True}}}} if claims else {}
     return {
         "apiVersion": "cloud.google.com/v1",
         "kind": "ComputeClass",
-        "metadata": {"name": name},
+        "metadata": {"name": pool.name},
         "spec": {
             "nodePoolAutoCreation": {"enabled": True},
             **networks,
-            "priorities": [_priority(plan, name, capacity) for capacity in plan.model.slice.capacity],
+            "priorities": [_priority(pool, capacity, gke) for capacity in pool.plan.model.slice.capacity],
         },
     }
 
@@ -80,15 +91,16 @@ def network_claims(name: str, namespace: str) -> dict[str, Any]:
     }
 
 
-def node_selector(plan: Plan, name: str) -> dict[str, str]:
+def node_selector(pool: Pool) -> dict[str, str]:
     """Labels of the nodes a pool's pods go on."""
+    plan = pool.plan
     spec = plan.model.slice
     selector = {
         "cloud.google.com/gke-tpu-accelerator": plan.slice.gke_accelerator,
         "cloud.google.com/gke-tpu-topology": plan.slice.topology,
     }
     if falls_back(plan):
-        return selector | {"cloud.google.com/compute-class": name}
+        return selector | {"cloud.google.com/compute-class": pool.name}
     if spec.reservation:
         return selector | {"cloud.google.com/reservation-name": spec.reservation}
     return selector | dict(
@@ -96,22 +108,29 @@ def node_selector(plan: Plan, name: str) -> dict[str, str]:
     )
 
 
-def _node_pools(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
+def _place(gke: GkeSpec) -> str:
+    return f"--cluster={gke.cluster or '$CLUSTER'} --location={gke.zone or '$ZONE'}"
+
+
+def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
+    plan = pool.plan
     spec, hosts, counts = plan.model.slice, plan.slice.hosts, plan.model.replicas
     purchase = _PURCHASE_FLAGS[spec.capacity[0]].format(reservation=spec.reservation)
     networks = (
         f" --accelerator-network-profile=auto --node-labels={_DRANET}=true"
-        if needs_network_claims(plan)
+        if needs_network_claims(plan, gke)
         else ""
     )
-    command = f"gcloud container node-pools create {{pool}} --cluster=CLUSTER --location={gke.zone}"
-    command += f" --machine-type={plan.slice.machine_type}{{shape}}{purchase}{networks}"
+    command = f"gcloud container node-pools create {{pool}} {_place(gke)}"
+    command += f" --machine-type={plan.slice.machine_type}{{shape}} --disk-size={pool.storage.boot_disk_gb}{purchase}{networks}"
     if hosts == 1:
         size = f" --num-nodes={counts.min} --enable-autoscaling --min-nodes={counts.min} --max-nodes={counts.max}"
-        return [command.format(pool=name, shape="") + size]
-    shape = f" --placement-policy={name}" if needs_policy(plan) else f" --tpu-topology={plan.slice.topology}"
+        return [command.format(pool=pool.name, shape="") + size]
+    shape = (
+        f" --placement-policy={pool.name}" if needs_policy(plan) else f" --tpu-topology={plan.slice.topology}"
+    )
     return [
-        command.format(pool=f"{name}-{index}", shape=shape)
+        command.format(pool=f"{pool.name}-{index}", shape=shape)
         + (
             f" --num-nodes={hosts}"
             if index < counts.min and spec.capacity[0] is not CapacityType.FLEX_START
@@ -121,13 +140,14 @@ def _node_pools(plan: Plan, name: str, gke: GkeSpec) -> list[str]:
     ]
 
 
-def _priority(plan: Plan, name: str, capacity: CapacityType) -> dict[str, Any]:
+def _priority(pool: Pool, capacity: CapacityType, gke: GkeSpec) -> dict[str, Any]:
+    plan = pool.plan
     tpu = {
         "type": plan.slice.gke_accelerator,
         "count": plan.slice.chips_per_host,
         "topology": plan.slice.topology,
     }
-    priority: dict[str, Any] = {"tpu": tpu}
+    priority: dict[str, Any] = {"tpu": tpu, "storage": {"bootDiskSize": pool.storage.boot_disk_gb}}
     match capacity:
         case CapacityType.RESERVED:
             priority["reservations"] = {
@@ -141,7 +161,7 @@ def _priority(plan: Plan, name: str, capacity: CapacityType) -> dict[str, Any]:
         case _:
             priority["spot"] = False
     if needs_policy(plan):
-        priority["placement"] = {"policyName": name}
-    if needs_network_claims(plan):
+        priority["placement"] = {"policyName": pool.name}
+    if needs_network_claims(plan, gke):
         priority["acceleratorNetworkProfile"] = "auto"
     return priority

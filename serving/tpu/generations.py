@@ -209,7 +209,7 @@ _ROWS = (
         sources=(
             f"{_DOCS}/tpu/docs/tpu7x",
             _GKE_TPUS,
-            _XPK,  # 1x1x1 on tpu7x-standard-1t
+            _XPK,  # 1x1x1 on tpu7x-standard-1t, whose memory tpu-inference's own CI has in a table
             "https://github.com/vllm-project/tpu-inference tpu_inference/utils.py: two devices a chip",
         ),
     ),

@@ -147,8 +147,10 @@ def test_the_command_line_has_both(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["plan", path, "--json"]) == OK
     assert json.loads(capsys.readouterr().out)[0]["fits"]
     assert main(["plan", "--what-fits", "Qwen/Qwen3-4B", "--engine", "max_model_len=4096"]) == OK
-    assert main(["manifest", path]) == OK
-    assert "kind: RayService" in capsys.readouterr().out
+    assert main(["manifest", path]) == UNREADABLE
+    assert "gke.image names no image" in capsys.readouterr().err
+    assert main(["manifest", path, "--image", "registry/image:1"]) == OK
+    assert "image: registry/image:1" in capsys.readouterr().out
     assert main(["manifest", deployment(tmp_path, TOO_LARGE)]) == REFUSED
     ended = capsys.readouterr()
     assert (ended.out, "refused large" in ended.err) == ("", True)
@@ -162,6 +164,18 @@ def test_a_manifest_is_of_one_application(tmp_path: Path, console: Console) -> N
     assert plan_file(str(path), console) == OK
     assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
     assert "a manifest is of one application, " in printed(console)
+
+
+def test_a_base_for_kustomize_is_a_file_a_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = deployment(tmp_path, LLAMA), tmp_path / "made" / "base"
+    assert main(["manifest", path, "--image", "image", "--kustomize", str(folder)]) == OK
+    assert capsys.readouterr().out == ""
+    base = yaml.safe_load((folder / "kustomization.yaml").read_text())
+    assert {"rayservice.yaml", "service.yaml", "networkpolicy.yaml"} < set(base["resources"])
+    assert {entry.name for entry in folder.iterdir()} == {"kustomization.yaml", *base["resources"]}
+    (tmp_path / "file").write_text("")
+    assert main(["manifest", path, "--image", "image", "--kustomize", str(tmp_path / "file")]) == UNREADABLE
+    assert "name a folder that can be written" in capsys.readouterr().err
 
 
 def test_nothing_is_rendered_of_what_does_not_fit(tmp_path: Path, console: Console) -> None:

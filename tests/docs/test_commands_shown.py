@@ -70,23 +70,33 @@ class InPart:
 TRIAL = "test_two_models_serve_under_load_and_ctrl_c_leaves_nothing"
 CLUSTER = "test_hosts_are_killed_restarted_and_added_one_by_one"
 MINUTES = "it takes minutes"
+CLOUD = "it needs a project of Google's"
 
 # As a command is typed, with `.venv/bin/` left out, to how it is kept right.
 ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving plan deployments/\S+\.yaml( --json)?": Here(),
     r"serving plan --what-fits \S+( --engine \S+)*": Here(),
-    r"serving manifest deployments/\S+\.yaml": Here(),
+    r"serving manifest deployments/\S+\.yaml --image REGISTRY/tpu-serving:0\.1\.0": Here(),
     r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
     r"python -m tools\.reference": RunBy("test_a_stale_page_and_a_missing_one_are_named"),
     r"python -m tools\.dashboard > deployments/monitoring/dashboard\.json": RunBy(
         "test_the_dashboard_in_the_folder_is_what_the_panels_make"
     ),
-    r"serving manifest deployments/\S+\.yaml \| kubectl apply -f -": InPart(
+    r"serving manifest deployments/\S+\.yaml --image \S+ \| kubectl apply -f -": InPart(
         "it needs a cluster of Kubernetes", "test_its_manifest_is_valid"
     ),
-    r"docker build -t REGISTRY/tpu-serving \.": InPart(
-        "it needs Docker and gigabytes of network", "test_the_image_has_the_versions_of_the_project"
+    r"serving manifest deployments/\S+\.yaml --image \S+ --kustomize base": RunBy(
+        "test_a_base_for_kustomize_is_a_file_a_kind"
     ),
+    r"docker build -t \S+ \.": InPart(
+        "it needs Docker and gigabytes of network", "test_the_image_takes_nothing_that_is_not_locked"
+    ),
+    r"docker push \$IMAGE": InPart(CLOUD),
+    r"export (PROJECT|PROJECT_NUMBER|IMAGE)=.*": InPart(CLOUD),
+    r"(gcloud|helm) .*": InPart(CLOUD),
+    r"kubectl create secret generic .*": InPart(CLOUD, "test_a_pod_starts_with_its_secrets_or_not_at_all"),
+    r"kubectl (get|port-forward|exec) .*": InPart(CLOUD),
+    r"kubectl delete raycluster .*": InPart(CLOUD, "test_a_changed_image_does_not_double_the_slices"),
     r"make serve": RunBy(TRIAL),
     r"make (check|docs)": ByCI(),
     r"make test(-all)?": ByCI(),

@@ -4,12 +4,15 @@ import pytest
 
 from serving.config import GkeSpec, ModelSpec
 from serving.gke import nodepools
+from serving.gke.application import Pool
 from serving.gke.manifest import render
+from serving.gke.storage import storage_of
 from serving.planning import Plan, plan
 
 pytestmark = pytest.mark.unit
 
-GKE = GkeSpec(zone="us-east5-b")
+GKE = GkeSpec(zone="us-east5-b", image="image")
+CLAIMING = GkeSpec(zone="us-east5-b", dranet=True)
 
 
 def planned(generation: str, topology: str, replicas: Any = 1, **slice_: Any) -> Plan:
@@ -25,8 +28,12 @@ def planned(generation: str, topology: str, replicas: Any = 1, **slice_: Any) ->
     )
 
 
+def pool(of: Plan, gke: GkeSpec = GKE) -> Pool:
+    return Pool("pool", of, storage_of(of, gke))
+
+
 def test_each_multi_host_slice_is_a_node_pool_of_its_own() -> None:
-    lines = nodepools.gcloud_lines(planned("v6e", "4x4", {"min": 1, "max": 2}), "pool", GKE)
+    lines = nodepools.gcloud_lines(pool(planned("v6e", "4x4", {"min": 1, "max": 2})), GKE)
     assert [line.split()[4] for line in lines] == ["pool-0", "pool-1"]
     assert all("--tpu-topology=4x4" in line and "--machine-type=ct6e-standard-4t" in line for line in lines)
     assert lines[0].endswith("--num-nodes=4")
@@ -34,7 +41,7 @@ def test_each_multi_host_slice_is_a_node_pool_of_its_own() -> None:
 
 
 def test_slices_of_one_host_share_a_node_pool_that_names_no_topology() -> None:
-    (line,) = nodepools.gcloud_lines(planned("v6e", "2x2", {"min": 0, "max": 3}), "pool", GKE)
+    (line,) = nodepools.gcloud_lines(pool(planned("v6e", "2x2", {"min": 0, "max": 3})), GKE)
     assert "--tpu-topology" not in line
     assert line.endswith("--num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=3")
 
@@ -55,68 +62,81 @@ def test_nodes_are_bought_and_found_in_one_way(
     slice_: dict[str, str], flag: str, label: tuple[str, str]
 ) -> None:
     bought = planned("v6e", "4x4", **slice_)
-    assert all(flag in line for line in nodepools.gcloud_lines(bought, "pool", GKE))
-    assert label in nodepools.node_selector(bought, "pool").items()
+    assert all(flag in line for line in nodepools.gcloud_lines(pool(bought), GKE))
+    assert label in nodepools.node_selector(pool(bought)).items()
 
 
 def test_flex_start_nodes_come_when_they_are_asked_for() -> None:
-    (line,) = nodepools.gcloud_lines(planned("v6e", "4x4", capacity="flex-start"), "pool", GKE)
+    (line,) = nodepools.gcloud_lines(pool(planned("v6e", "4x4", capacity="flex-start")), GKE)
     assert "--num-nodes=0 --enable-autoscaling" in line
 
 
 def test_a_fallback_keeps_the_topology_and_the_order() -> None:
     ways = ["reserved", "flex-start", "spot", "on-demand"]
     several = planned("v6e", "4x4", capacity=ways, reservation="ours")
-    priorities = nodepools.compute_class(several, "pool")["spec"]["priorities"]
+    priorities = nodepools.compute_class(pool(several), GKE)["spec"]["priorities"]
     assert [way["tpu"] for way in priorities] == [
         {"type": "tpu-v6e-slice", "count": 4, "topology": "4x4"}
     ] * 4
     assert priorities[0]["reservations"] == {"specific": [{"name": "ours"}], "affinity": "Specific"}
     assert [way.get("spot") for way in priorities] == [None, None, True, False]
     assert priorities[1]["flexStart"] == {"enabled": True}
-    assert nodepools.gcloud_lines(several, "pool", GKE) == []
-    assert nodepools.node_selector(several, "pool")["cloud.google.com/compute-class"] == "pool"
+    assert nodepools.gcloud_lines(pool(several), GKE) == []
+    assert nodepools.node_selector(pool(several))["cloud.google.com/compute-class"] == "pool"
 
 
-def test_a_manifest_without_nodes_to_make_says_nothing_of_them() -> None:
-    several = planned("v6e", "4x4", capacity=["spot", "on-demand"])
-    assert "Nodes first" not in render("app", GKE, {}, [several])
+def test_the_head_s_node_is_made_first() -> None:
+    lines = render("app", GKE, {}, [planned("v6e", "4x4")]).splitlines()
+    assert lines[1] == "# Nodes first:"
+    assert (
+        "node-pools create app-head --cluster=$CLUSTER --location=us-east5-b --machine-type=n2-standard-8"
+        in lines[2]
+    )
 
 
 def test_pools_of_one_shape_have_names_of_their_own() -> None:
     text = render("app", GKE, {}, [planned("v6e", "4x4")] * 3)
     names = [line.split()[-1] for line in text.splitlines() if "groupName: " in line]
-    first = "meta-llama-llama-3-1-8b-instru-v6e-4x4"
+    first = "meta-llama-llama-3-1-8b-ins-v6e-4x4"
     assert names == [first, f"{first}-1", f"{first}-2"]
 
 
 def test_v7x_over_hosts_takes_a_workload_policy_instead_of_a_topology() -> None:
     one_way = planned("v7x", "2x2x2")
-    policy, pool = nodepools.gcloud_lines(one_way, "pool", GKE)
+    policy, made = nodepools.gcloud_lines(pool(one_way), GKE)
     assert (
         "workload-policy pool --type=HIGH_THROUGHPUT --accelerator-topology=2x2x2 --region=us-east5" in policy
     )
-    assert "--placement-policy=pool" in pool
+    assert "--placement-policy=pool" in made
     several = planned("v7x", "2x2x2", capacity=["spot", "on-demand"])
-    assert len(nodepools.gcloud_lines(several, "pool", GKE)) == 1
-    priorities = nodepools.compute_class(several, "pool")["spec"]["priorities"]
+    assert len(nodepools.gcloud_lines(pool(several), GKE)) == 1
+    priorities = nodepools.compute_class(pool(several), GKE)["spec"]["priorities"]
     assert all(way["placement"] == {"policyName": "pool"} for way in priorities)
 
 
 @pytest.mark.parametrize(
-    ("generation", "topology", "replicas", "claims"),
-    [("v6e", "4x4", 2, True), ("v6e", "4x4", 1, False), ("v5e", "4x4", 2, False), ("v7x", "2x2x1", 2, True)],
+    ("generation", "topology", "claims"),
+    [("v6e", "4x4", True), ("v5e", "4x4", False), ("v7x", "2x2x1", True)],
 )
-def test_extra_network_cards_are_claimed_where_slices_are_several(
-    generation: str, topology: str, replicas: int, claims: bool
+def test_extra_network_cards_are_claimed_where_it_is_asked_for_and_there_are_any(
+    generation: str, topology: str, claims: bool
 ) -> None:
-    found = planned(generation, topology, replicas)
-    assert nodepools.needs_network_claims(found) == claims
-    lines = nodepools.gcloud_lines(found, "pool", GKE)
+    found = planned(generation, topology)
+    assert not nodepools.needs_network_claims(found, GKE)
+    assert nodepools.needs_network_claims(found, CLAIMING) == claims
+    lines = nodepools.gcloud_lines(pool(found), CLAIMING)
     for flag in (
         "--accelerator-network-profile=auto",
         "--node-labels=cloud.google.com/gke-networking-dra-driver=true",
     ):
         assert all((flag in line) == claims for line in lines)
-    made = nodepools.compute_class(found, "pool")["spec"]
+    made = nodepools.compute_class(pool(found), CLAIMING)["spec"]
     assert ("nodePoolConfig" in made) == ("acceleratorNetworkProfile" in made["priorities"][0]) == claims
+
+
+def test_the_boot_disk_leaves_the_pod_the_weights_that_it_downloads() -> None:
+    (line,) = nodepools.gcloud_lines(pool(planned("v6e", "4x4")), GKE)
+    assert " --disk-size=110 " in line
+    several = planned("v6e", "4x4", capacity=["spot", "on-demand"])
+    priorities = nodepools.compute_class(pool(several), GKE)["spec"]["priorities"]
+    assert [way["storage"] for way in priorities] == [{"bootDiskSize": 110}] * 2

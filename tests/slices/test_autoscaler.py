@@ -58,7 +58,7 @@ def rendered(pools: tuple[Slice, ...], least: int, most: int) -> dict[str, Any]:
         )
         for pool in pools
     ]
-    return ray_cluster(render("llama", GkeSpec(), {}, plans))
+    return ray_cluster(render("llama", GkeSpec(image="image"), {}, plans))
 
 
 def ray_cluster(manifest: str) -> dict[str, Any]:

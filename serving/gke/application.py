@@ -1,0 +1,154 @@
+"""One application as Kubernetes needs it: names within their limits, its pools, and where each host's weights come from."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from serving.config import GkeSpec, RouterSpec
+from serving.errors import ConfigError
+from serving.gke.storage import WEIGHTS, Storage, storage_of
+from serving.planning.plan import Plan
+
+# KubeRay's MaxRayServiceNameLength: it makes longer names of it, which end at 63.
+_LONGEST_NAME = 47
+# GKE's limit of a node pool's name. Host names, which end at 63, are made of the group's name and two numbers.
+_LONGEST_POOL = 40
+_LONGEST_ACCOUNT = 50
+_MODEL_LETTERS = 30
+# What the webhook sets for TPUs in each pod, and what keys of the YAML set.
+_NOT_IN_ENV = {
+    "TPU_NAME": "Google's TPU webhook sets it",
+    "TPU_WORKER_ID": "Google's TPU webhook sets it",
+    "TPU_WORKER_HOSTNAMES": "Google's TPU webhook sets it",
+    "HF_TOKEN": "name a secret in gke.token_secret",
+    "SERVING_CLUSTER_SECRET": "name a secret in gke.cluster_secret",
+    "SERVING_KEYS": "name a file in router.keys_file, and its secret in gke.keys_secret",
+    "RAY_AUTH_TOKEN": "KubeRay makes it",
+}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A worker group: its name, the plan of one slice, and what its hosts store."""
+
+    name: str
+    plan: Plan
+    storage: Storage
+
+
+@dataclass(frozen=True)
+class Application:
+    """An application that can be rendered. `label` names the RayService, and with a suffix everything else of it."""
+
+    label: str
+    image: str
+    port: int
+    gke: GkeSpec
+    router: RouterSpec
+    pools: tuple[Pool, ...]
+
+    @property
+    def namespace(self) -> str:
+        return self.gke.namespace
+
+    @property
+    def head_pool(self) -> str:
+        """Name of the head's node pool, within GKE's limit."""
+        return f"{self.label[: _LONGEST_POOL - 5].rstrip('-')}-head"
+
+    @property
+    def head_account(self) -> str:
+        """The head's service account. KubeRay clips names of more than 50 characters, and then finds no account."""
+        return f"{self.label[: _LONGEST_ACCOUNT - 5].rstrip('-')}-head"
+
+    @property
+    def slice_account(self) -> str:
+        return f"{self.label[: _LONGEST_ACCOUNT - 6].rstrip('-')}-slice"
+
+    @property
+    def priority_class(self) -> str:
+        """Its name, which is of the whole Kubernetes cluster."""
+        return f"serving-{self.namespace}-{self.label}"
+
+    @property
+    def head_mounts_weights(self) -> bool:
+        """Whether a model is read from the mounted bucket: Serve may build the application on the head."""
+        return any(pool.storage.mounted for pool in self.pools)
+
+    @property
+    def asks_the_hub(self) -> bool:
+        """Whether a model comes from Hugging Face's site, which may ask for a token."""
+        return any(pool.storage.downloaded for pool in self.pools)
+
+
+def application(
+    name: str, gke: GkeSpec, plans: Sequence[Plan], *, port: int, router: RouterSpec
+) -> Application:
+    """Check what Kubernetes, KubeRay and GKE would refuse later; raises ConfigError."""
+    if not gke.image:
+        raise ConfigError(
+            "gke.image names no image; build one with this repository's Dockerfile, push it, and name it in gke.image or with --image"
+        )
+    for variable, way in _NOT_IN_ENV.items():
+        if variable in gke.env:
+            raise ConfigError(f"gke.env sets {variable}; leave it out: {way}")
+    for plan in plans:
+        if derived := sorted(gke.env.keys() & plan.environment.keys()):
+            raise ConfigError(
+                f"gke.env sets {derived[0]}, which the plan of {plan.model.name} derives; leave it out"
+            )
+    if router.keys_file and not re.fullmatch(r"/[^/]+(/[^/]+)+", router.keys_file):
+        raise ConfigError(
+            f"router.keys_file is {router.keys_file}; a secret is mounted as a folder of its own: take a path such as /etc/serving/keys.yaml"
+        )
+    storages = [storage_of(plan, gke) for plan in plans]
+    if any(storage.mounted for storage in storages) and not gke.weights_bucket:
+        raise ConfigError(
+            f"a model is read from {WEIGHTS}, where gke.weights_bucket is mounted; name a bucket there"
+        )
+    return Application(
+        label=_label(name),
+        image=gke.image,
+        port=port,
+        gke=gke,
+        router=router,
+        pools=tuple(
+            Pool(pool, plan, storage)
+            for pool, plan, storage in zip(_pool_names(plans), plans, storages, strict=True)
+        ),
+    )
+
+
+def _label(name: str) -> str:
+    label = _slug(name)
+    if not label:
+        raise ConfigError(f"application name {name!r} has neither letters nor digits; give it some")
+    if not label[0].isalpha():
+        raise ConfigError(
+            f"application name {name!r} starts with no letter, as names of services do; change it"
+        )
+    if len(label) > _LONGEST_NAME:
+        raise ConfigError(
+            f"application name {name!r} has {len(label)} characters; KubeRay takes {_LONGEST_NAME}: shorten it"
+        )
+    return label
+
+
+def _pool_names(plans: Sequence[Plan]) -> list[str]:
+    """Names of worker groups and node pools: stable, distinct, and with two numbers behind them within GKE's limit."""
+    taken: Counter[str] = Counter()
+    names = []
+    for plan in plans:
+        shape = f"-{plan.slice.generation}-{plan.slice.topology}"
+        room = min(_MODEL_LETTERS, _LONGEST_POOL - len(shape) - len("-9-99"))
+        name = _slug(plan.model.name)[:room].strip("-") + shape
+        if not name[0].isalpha():
+            name = f"m{name}"[: len(shape) + room]
+        names.append(f"{name}-{taken[name]}" if taken[name] else name)
+        taken[name] += 1
+    return names
+
+
+def _slug(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

@@ -1,0 +1,86 @@
+"""Where a host's weights come from, and the disk and memory that takes.
+
+A model is downloaded from Hugging Face's site to each host's disk, read from a mounted bucket (`/weights/...`), or streamed
+from one (`gs://...`, by the Run:ai streamer that vLLM takes for such paths).
+"""
+
+import math
+from dataclasses import dataclass, replace
+
+from serving.config import GkeSpec
+from serving.planning.plan import Plan
+from serving.planning.weights import tensor_groups
+
+WEIGHTS = "/weights"  # where the bucket is mounted
+CACHE = "/cache"  # on the host's disk: what Hugging Face's client and XLA keep
+
+GB = 10**9
+# Ray's logs, temporary files, programs that XLA compiled.
+_SCRATCH_BYTES = 20 * GB
+# Norms, biases, tokenizer and configs beside the weights that a plan counts.
+_BESIDE_WEIGHTS = 1.05
+# The image unpacked, and the next one before the old one is collected.
+_IMAGE_BYTES = 15 * GB
+_SMALLEST_DISK_GB = 100  # what GKE gives a node by itself
+# Of the host's memory, beside the share that the engine's pod asks for.
+_FILE_CACHE_SHARE = 0.15
+
+
+@dataclass(frozen=True)
+class Storage:
+    """What one host stores. Exactly one of the three ways holds; `checkpoint_bytes` are those of all weights.
+
+    Each host reads the whole checkpoint: tpu-inference's loaders cut tensors after they are read.
+    """
+
+    downloaded: bool
+    mounted: bool
+    streamed: bool
+    checkpoint_bytes: int
+    file_cache_bytes: int
+    file_cache_in_memory: bool
+
+    @property
+    def pod_disk_bytes(self) -> int:
+        """Disk that the pod fills: its scratch space, downloaded weights, and the file cache unless that is in memory."""
+        disk = _SCRATCH_BYTES + (self.checkpoint_bytes if self.downloaded else 0)
+        return disk + (0 if self.file_cache_in_memory else self.file_cache_bytes)
+
+    @property
+    def boot_disk_gb(self) -> int:
+        """Size of the node's boot disk, in steps of 10 GB, that leaves the pod its disk.
+
+        GKE keeps a tenth for eviction, and the least of half the disk, 6 GiB and 35%, and 100 GiB for itself
+        (https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes).
+        """
+        needed = (self.pod_disk_bytes + _IMAGE_BYTES) / GB
+        size = _SMALLEST_DISK_GB
+        while size * 0.9 - min(0.5 * size, 6.5 + 0.35 * size, 107.4) < needed:
+            size += 10
+        return size
+
+
+def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
+    """What a host of the plan's slice stores."""
+    model = plan.model.model
+    mounted = model == WEIGHTS or model.startswith(f"{WEIGHTS}/")
+    streamed = "://" in model
+    size = _checkpoint_bytes(plan)
+    machine = plan.slice.hardware.machine(plan.slice.machine_type)
+    memory = machine.memory_gb * GB if machine and machine.memory_gb else 0
+    # Without an explicit size GCS FUSE fills its volume and fails. Weights are all that is read there but compiled programs.
+    cache = _SCRATCH_BYTES // 2 + (size if mounted else 0) if gke.weights_bucket else 0
+    return Storage(
+        downloaded=not mounted and not streamed,
+        mounted=mounted,
+        streamed=streamed,
+        checkpoint_bytes=size,
+        file_cache_bytes=cache,
+        file_cache_in_memory=cache <= memory * _FILE_CACHE_SHARE,
+    )
+
+
+def _checkpoint_bytes(plan: Plan) -> int:
+    """Bytes of the files, in the checkpoint's own format: the engine may quantise as it loads."""
+    groups = tensor_groups(plan.shape, replace(plan.sizes, quantization=plan.shape.quantization), plan.layout)
+    return math.ceil(sum(group.bytes for group in groups if group.name != "LoRA adapters") * _BESIDE_WEIGHTS)

@@ -1,0 +1,474 @@
+"""What a manifest says for each key of the YAML, as those who read it would understand it."""
+
+from typing import Any
+
+import pytest
+import yaml
+from support.manifests import objects_of, pod_templates, problems
+
+from serving.config import GkeSpec, ModelSpec, RouterSpec
+from serving.errors import ConfigError
+from serving.gke.manifest import kustomize, render
+from serving.planning import Plan, plan
+
+pytestmark = pytest.mark.unit
+
+LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+BIG = {
+    "engine": {"max_model_len": 4096},
+    "slice": {"generation": "v6e", "topology": "4x4"},
+    "model": "meta-llama/Llama-3.3-70B-Instruct",
+}
+
+
+def planned(**model: Any) -> Plan:
+    plain = {
+        "model": LLAMA,
+        "slice": {"generation": "v6e", "topology": "4x4"},
+        "engine": {"max_model_len": 4096},
+    }
+    return plan(ModelSpec.model_validate(plain | model))
+
+
+def elsewhere(path: str) -> Plan:
+    """The model from a path that is not on this machine."""
+    return planned(model=path, engine={"max_model_len": 4096, "hf_config_path": LLAMA})
+
+
+def objects(
+    *plans: Plan, router: RouterSpec | None = None, port: int = 8000, name: str = "app", **gke: Any
+) -> dict[str, list[dict[str, Any]]]:
+    """The objects of a manifest by kind; every one of them is valid."""
+    spec = GkeSpec.model_validate({"image": "image"} | gke)
+    text = render(name, spec, {}, plans or [planned()], port=port, router=router)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for made in objects_of(text):
+        assert problems(made) == []
+        found.setdefault(made["kind"], []).append(made)
+    return found
+
+
+def pods(found: dict[str, list[dict[str, Any]]]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The templates of the head and of the first pool's hosts."""
+    head, host, *_ = pod_templates(found["RayService"][0])
+    return head, host
+
+
+def environment(template: dict[str, Any]) -> dict[str, Any]:
+    (container,) = template["spec"]["containers"]
+    return {entry["name"]: entry.get("value", entry.get("valueFrom")) for entry in container["env"]}
+
+
+def mounts(template: dict[str, Any]) -> dict[str, str]:
+    (container,) = template["spec"]["containers"]
+    return {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+
+
+def volumes(template: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {volume["name"]: volume for volume in template["spec"]["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda pod: pod["spec"].update(restartpolicy="Never"), "'restartpolicy' was unexpected"),
+        (lambda pod: pod["spec"]["containers"][0].update(ports=[{"port": 1}]), "'port' was unexpected"),
+        (lambda pod: pod["spec"]["volumes"].append({"name": "a", "emptyDir": {"size": "1G"}}), "'size' was"),
+    ],
+)
+def test_a_key_that_nobody_reads_is_a_problem(break_it: Any, says: str) -> None:
+    (service,) = objects()["RayService"]
+    break_it(pod_templates(service)[1])
+    assert any(says in problem for problem in problems(service))
+
+
+def test_a_wrong_key_of_google_s_is_a_problem() -> None:
+    (monitoring, _) = objects()["PodMonitoring"]
+    monitoring["spec"]["endpoints"][0]["scheme"] = "https"
+    assert problems(monitoring) == [
+        "PodMonitoring.spec.endpoints[0]: Additional properties are not allowed ('scheme' was unexpected)"
+    ]
+
+
+# Who reaches it.
+
+
+def test_the_door_is_on_the_head_alone() -> None:
+    found = objects(port=9000)
+    (service,) = found["Service"]
+    assert service["spec"]["selector"] == {"app": "app", "ray.io/node-type": "head"}
+    assert service["spec"]["ports"][0]["port"] == 9000
+    head, host = pods(found)
+    ports = {port["name"]: port["containerPort"] for port in head["spec"]["containers"][0]["ports"]}
+    assert ports[service["spec"]["ports"][0]["targetPort"]] == 9000
+    assert "serve" not in {port["name"] for port in host["spec"]["containers"][0]["ports"]}
+    door = found["PodMonitoring"][0]["spec"]
+    assert door["selector"]["matchLabels"] == service["spec"]["selector"]
+    assert door["endpoints"][0]["port"] == "serve"
+
+
+def test_ray_is_closed_to_everybody_but_its_own_pods_and_kuberay() -> None:
+    found = objects()
+    assert found["RayService"][0]["spec"]["rayClusterConfig"]["authOptions"] == {"mode": "token"}
+    by_kind = {
+        policy["spec"]["podSelector"]["matchLabels"]["ray.io/node-type"]: policy["spec"]["ingress"]
+        for policy in found["NetworkPolicy"]
+    }
+    ours = {"from": [{"podSelector": {"matchLabels": {"app": "app"}}}]}
+    assert ours in by_kind["head"]
+    assert ours in by_kind["worker"]
+    everybody = [rule for rule in by_kind["head"] if "from" not in rule]
+    assert everybody == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
+    open_ports = {port["port"] for rule in by_kind["worker"] for port in rule.get("ports", [])}
+    assert open_ports == {8080}
+
+
+def test_a_load_balancer_with_tls_stands_in_front_where_it_is_asked_for() -> None:
+    assert "Gateway" not in objects()
+    found = objects(gateway={"hostname": "llm.example.com", "certificate_secret": "llm-tls"}, port=9000)
+    (listener,) = found["Gateway"][0]["spec"]["listeners"]
+    assert listener["hostname"] == "llm.example.com"
+    assert listener["tls"]["certificateRefs"][0]["name"] == "llm-tls"
+    (rule,) = found["HTTPRoute"][0]["spec"]["rules"]
+    assert rule["backendRefs"] == [{"name": "app", "port": 9000}]
+    assert found["GCPBackendPolicy"][0]["spec"]["default"]["timeoutSec"] > 600
+    check = found["HealthCheckPolicy"][0]["spec"]["default"]["config"]["httpHealthCheck"]
+    assert check == {"port": 9000, "requestPath": "/-/healthz"}
+
+
+# Secrets and rights.
+
+
+def test_keys_are_mounted_as_the_file_that_the_routers_read() -> None:
+    head, host = pods(objects(router=RouterSpec(keys_file="/etc/serving/keys.yaml")))
+    assert mounts(head)["/etc/serving"] == "keys"
+    secret = volumes(head)["keys"]["secret"]
+    assert secret == {"secretName": "serving-keys", "items": [{"key": "keys.yaml", "path": "keys.yaml"}]}
+    assert "keys" not in volumes(host)
+    assert "keys" not in volumes(pods(objects())[0])
+
+
+def test_a_private_page_is_scraped_with_a_key_that_the_collectors_may_read() -> None:
+    found = objects(router=RouterSpec(private_status=True), metrics_secret="scrape")
+    endpoint = found["PodMonitoring"][0]["spec"]["endpoints"][0]
+    assert endpoint["authorization"]["credentials"]["secret"] == {"name": "scrape", "key": "key"}
+    assert found["Role"][0]["rules"][0]["resourceNames"] == ["scrape"]
+    assert found["RoleBinding"][0]["roleRef"]["name"] == found["Role"][0]["metadata"]["name"]
+    assert "authorization" not in objects()["PodMonitoring"][0]["spec"]["endpoints"][0]
+
+
+def test_a_pod_starts_with_its_secrets_or_not_at_all() -> None:
+    head, host = pods(objects(token_secret="hub", cluster_secret="ours"))
+    for template in (head, host):
+        variables = environment(template)
+        assert variables["HF_TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+        assert variables["SERVING_CLUSTER_SECRET"] == {"secretKeyRef": {"name": "ours", "key": "secret"}}
+
+
+@pytest.mark.parametrize(
+    ("made", "gke"),
+    [
+        (elsewhere("/weights/llama"), {"weights_bucket": "bucket"}),
+        (elsewhere("gs://bucket/llama"), {}),
+        (planned(), {"token_secret": None}),
+    ],
+)
+def test_no_token_is_given_that_nothing_asks_for(made: Plan, gke: dict[str, Any]) -> None:
+    assert all("HF_TOKEN" not in environment(template) for template in pods(objects(made, **gke)))
+
+
+def test_only_the_autoscaler_may_change_the_cluster() -> None:
+    found = objects()
+    head, host = pods(found)
+    accounts = {account["metadata"]["name"]: account for account in found["ServiceAccount"]}
+    assert head["spec"]["serviceAccountName"] != host["spec"]["serviceAccountName"]
+    for template in (head, host):
+        assert template["spec"]["automountServiceAccountToken"] is False
+        assert accounts[template["spec"]["serviceAccountName"]]["automountServiceAccountToken"] is False
+    assert "autoscaler-token" not in mounts(head).values()
+    options = found["RayService"][0]["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    token = next(
+        mount
+        for mount in options["volumeMounts"]
+        if mount["name"] in volumes(head) and "token" in mount["name"]
+    )
+    assert token["mountPath"] == "/var/run/secrets/kubernetes.io/serviceaccount"  # where Ray reads it
+    sources = volumes(head)[token["name"]]["projected"]["sources"]
+    assert [next(iter(source)) for source in sources] == ["serviceAccountToken", "configMap", "downwardAPI"]
+
+
+def test_containers_meet_the_restricted_pod_security_standard() -> None:
+    found = objects(weights_bucket="bucket")
+    head, host = pods(found)
+    options = found["RayService"][0]["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    contexts = [options["securityContext"]]
+    for template in (head, host):
+        pod = template["spec"]["securityContext"]
+        assert (pod["runAsNonRoot"], pod["runAsUser"], pod["seccompProfile"]) == (
+            True,
+            1000,
+            {"type": "RuntimeDefault"},
+        )
+        kinds = {next(key for key in volume if key != "name") for volume in template["spec"]["volumes"]}
+        assert kinds <= {"configMap", "csi", "emptyDir", "projected", "secret"}
+        contexts += [container["securityContext"] for container in template["spec"]["containers"]]
+    for context in contexts:
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert context["readOnlyRootFilesystem"] is True
+
+
+def test_where_only_root_may_open_the_devices_programs_are_root() -> None:
+    _, host = pods(objects(run_as_user=0))
+    assert host["spec"]["securityContext"]["runAsUser"] == 0
+    assert host["spec"]["securityContext"]["runAsNonRoot"] is False
+    assert host["spec"]["containers"][0]["securityContext"]["runAsNonRoot"] is False
+
+
+@pytest.mark.parametrize("gke", [{}, {"weights_bucket": "bucket"}])
+def test_what_is_written_goes_to_volumes_that_have_a_limit(gke: dict[str, Any]) -> None:
+    for template in pods(objects(elsewhere("/weights/llama") if gke else planned(), **gke)):
+        variables = environment(template)
+        written = {variables["HOME"], "/tmp", "/dev/shm"}  # noqa: S108
+        written |= {path for name, path in variables.items() if name in ("HF_HOME", "VLLM_XLA_CACHE_PATH")}
+        for path in written:
+            assert any(path == mount or path.startswith(f"{mount}/") for mount in mounts(template))
+        for volume in volumes(template).values():
+            if "emptyDir" in volume:
+                assert volume["emptyDir"]["sizeLimit"]
+
+
+# Weights.
+
+
+def gigabytes(size: str) -> int:
+    return int(size.removesuffix("G"))
+
+
+def test_downloaded_weights_have_room_on_the_host_s_disk() -> None:
+    _, host = pods(objects(planned(**BIG)))
+    assert gigabytes(volumes(host)["cache"]["emptyDir"]["sizeLimit"]) > 141
+    resources = host["spec"]["containers"][0]["resources"]
+    assert gigabytes(resources["requests"]["ephemeral-storage"]) > 150
+    assert environment(host)["HF_HOME"].startswith("/cache/")
+
+
+def test_mounted_weights_are_cached_in_a_volume_that_holds_them() -> None:
+    head, host = pods(objects(elsewhere("/weights/llama"), weights_bucket="bucket"))
+    assert mounts(host)["/weights"] == "weights"
+    attributes = volumes(host)["weights"]["csi"]["volumeAttributes"]
+    capacity = gigabytes(attributes["fileCacheCapacity"])
+    cache = volumes(host)["gke-gcsfuse-cache"]["emptyDir"]
+    assert 16 < capacity < gigabytes(cache["sizeLimit"])
+    assert "max-size-mb" not in attributes["mountOptions"]
+    annotations = host["metadata"]["annotations"]
+    assert [annotations[f"gke-gcsfuse/{of}-limit"] for of in ("cpu", "memory", "ephemeral-storage")] == [
+        "0"
+    ] * 3
+    assert mounts(head)["/weights"] == "weights"
+    assert volumes(head)["weights"]["csi"]["readOnly"] is True
+    assert gigabytes(volumes(host)["cache"]["emptyDir"]["sizeLimit"]) < 16
+
+
+def test_a_file_cache_that_memory_does_not_hold_is_on_disk() -> None:
+    in_memory = pods(objects(elsewhere("/weights/llama"), weights_bucket="bucket"))[1]
+    big = planned(
+        **BIG | {"model": "/weights/big", "engine": {"max_model_len": 4096, "hf_config_path": BIG["model"]}}
+    )
+    on_disk = pods(objects(big, weights_bucket="bucket"))[1]
+    assert volumes(in_memory)["gke-gcsfuse-cache"]["emptyDir"]["medium"] == "Memory"
+    assert "medium" not in volumes(on_disk)["gke-gcsfuse-cache"]["emptyDir"]
+    disk = on_disk["spec"]["containers"][0]["resources"]["requests"]["ephemeral-storage"]
+    assert gigabytes(disk) > 141
+
+
+def test_streamed_weights_take_rights_and_no_disk() -> None:
+    text = render("app", GkeSpec(image="image"), {}, [elsewhere("gs://models/llama")])
+    assert "add-iam-policy-binding gs://models --role=roles/storage.objectViewer" in text
+    assert "/subject/ns/default/sa/app-slice" in text
+    assert " --disk-size=100 " in text
+
+
+def test_compiled_programs_are_kept_by_version_and_host() -> None:
+    _, several = pods(objects(weights_bucket="bucket"))
+    _, alone = pods(objects(planned(slice={"generation": "v6e", "topology": "2x2"}), weights_bucket="bucket"))
+    assert (
+        environment(several)["VLLM_XLA_CACHE_PATH"]
+        == "/weights/xla/tpu-inference-0.26.0/v6e-16/host-$(HOST_INDEX)"
+    )
+    assert environment(alone)["VLLM_XLA_CACHE_PATH"] == "/weights/xla/tpu-inference-0.26.0/v6e-4"
+    order = [entry["name"] for entry in several["spec"]["containers"][0]["env"]]
+    assert order.index("HOST_INDEX") < order.index(
+        "VLLM_XLA_CACHE_PATH"
+    )  # or Kubernetes leaves $(...) as it is
+
+
+# Slices.
+
+
+def test_a_compiler_has_the_host_s_cores() -> None:
+    _, host = pods(objects())
+    resources = host["spec"]["containers"][0]["resources"]
+    assert resources["requests"]["cpu"] == "24"
+    assert "cpu" not in resources["limits"]
+    assert environment(host)["NUM_PRECOMPILE_WORKERS"] == "16"
+    small = pods(objects(planned(slice={"generation": "v6e", "topology": "1x1"}, model="Qwen/Qwen3-4B")))[1]
+    assert environment(small)["NUM_PRECOMPILE_WORKERS"] == "5"
+
+
+def test_a_machine_of_unknown_size_is_asked_for_what_is_known() -> None:
+    _, host = pods(objects(planned(slice={"generation": "v7x", "topology": "1x1x1"})))
+    resources = host["spec"]["containers"][0]["resources"]
+    assert resources["requests"] | {"ephemeral-storage": ""} == {
+        "google.com/tpu": "1",
+        "cpu": "6",
+        "memory": "180G",
+        "ephemeral-storage": "",
+    }
+
+
+def test_the_environment_is_the_pod_s_own() -> None:
+    _, host = pods(objects(env={"LIBTPU_INIT_ARGS": "--xla_tpu_x=1", "NUM_PRECOMPILE_WORKERS": "2"}))
+    assert environment(host)["LIBTPU_INIT_ARGS"] == "--xla_tpu_x=1"
+    assert environment(host)["NUM_PRECOMPILE_WORKERS"] == "2"
+
+
+def test_locked_memory_is_raised_before_ray_starts() -> None:
+    # KubeRay puts its own command behind `&&`; `|| true` keeps a host that refuses from losing the limit of open files.
+    _, host = pods(objects())
+    assert host["spec"]["containers"][0]["command"] == ["{ ulimit -l 68719476736 || true; }"]
+
+
+def test_a_head_fits_a_node_of_eight_vcpus() -> None:
+    found = objects(weights_bucket="bucket")
+    head, _ = pods(found)
+    options = found["RayService"][0]["spec"]["rayClusterConfig"]["autoscalerOptions"]
+    asked = float(head["spec"]["containers"][0]["resources"]["requests"]["cpu"])
+    asked += int(options["resources"]["requests"]["cpu"].removesuffix("m")) / 1000
+    assert asked + 0.25 < 7.91 - 0.7  # the FUSE sidecar's request; what GKE leaves of 8, without its own pods
+
+
+def test_a_changed_image_does_not_double_the_slices() -> None:
+    assert objects()["RayService"][0]["spec"]["upgradeStrategy"] == {"type": "None"}
+
+
+def test_what_serves_is_not_put_away_for_other_work() -> None:
+    found = objects(planned(replicas={"min": 2, "max": 3}), planned(replicas={"min": 0, "max": 3}))
+    budgets = {each["metadata"]["name"]: each["spec"] for each in found["PodDisruptionBudget"]}
+    assert budgets.pop("app-head")["minAvailable"] == 1
+    (pool,) = budgets.values()
+    assert pool["minAvailable"] == 2 * 4
+    assert pool["selector"]["matchLabels"]["ray.io/group"].endswith("v6e-4x4")
+    for template in pods(found):
+        assert (
+            template["metadata"]["annotations"]["cluster-autoscaler.kubernetes.io/safe-to-evict"] == "false"
+        )
+        assert template["spec"]["priorityClassName"] == found["PriorityClass"][0]["metadata"]["name"]
+
+
+def test_kueue_admits_the_service_as_an_elastic_job() -> None:
+    metadata = objects(kueue_queue="tpus")["RayService"][0]["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "tpus"
+    assert metadata["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+    assert "annotations" not in objects()["RayService"][0]["metadata"]
+
+
+@pytest.mark.parametrize(
+    ("gke", "options"),
+    [
+        ({}, None),
+        ({"control_store": "rocksdb"}, {"backend": "rocksdb"}),
+        ({"control_store": "redis:6379"}, {"redisAddress": "redis:6379"}),
+        (
+            {"control_store": "redis:6379", "redis_secret": "redis"},
+            {
+                "redisAddress": "redis:6379",
+                "redisPassword": {"valueFrom": {"secretKeyRef": {"name": "redis", "key": "password"}}},
+            },
+        ),
+    ],
+)
+def test_the_control_store_is_kept_where_it_is_asked_to(
+    gke: dict[str, str], options: dict[str, Any] | None
+) -> None:
+    cluster = objects(**gke)["RayService"][0]["spec"]["rayClusterConfig"]
+    assert cluster.get("gcsFaultToleranceOptions") == options
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("???", "has neither letters nor digits"),
+        ("70b", "starts with no letter"),
+        ("a" * 48, "has 48 characters; KubeRay takes 47"),
+    ],
+)
+def test_a_name_that_kubernetes_refuses_is_refused_here(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        objects(name=name)
+
+
+def test_the_longest_name_fits_everywhere() -> None:
+    name = "a" * 47
+    found = objects(planned(name="b" * 80), planned(name="b" * 80), name=name)
+    head, _ = pods(found)
+    # KubeRay clips service accounts at 50, GKE takes 40 for a node pool and says so as a label.
+    assert len(head["spec"]["serviceAccountName"]) <= 50
+    assert len(head["spec"]["nodeSelector"]["cloud.google.com/gke-nodepool"]) <= 40
+    groups = [
+        group["groupName"] for group in found["RayService"][0]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    ]
+    assert len(set(groups)) == 2
+    assert all(len(f"{group}-99") <= 40 for group in groups)
+
+
+def test_an_image_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match=r"gke\.image names no image"):
+        render("app", GkeSpec(), {}, [planned()])
+
+
+def test_weights_on_no_bucket_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"gke\.weights_bucket is mounted; name a bucket there"):
+        objects(elsewhere("/weights/llama"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "way"),
+    [("TPU_NAME", "Google's TPU webhook sets it"), ("HF_TOKEN", "name a secret in gke.token_secret")],
+)
+def test_a_variable_that_others_set_is_refused(variable: str, way: str) -> None:
+    with pytest.raises(ConfigError, match=f"gke.env sets {variable}; leave it out: {way}"):
+        objects(env={variable: "1"})
+
+
+def test_a_variable_that_the_plan_derives_is_refused() -> None:
+    copies = planned(parallel={"data": 2, "tensor": 2}, slice={"generation": "v6e", "topology": "2x2"})
+    assert copies.environment
+    with pytest.raises(ConfigError, match=r"which the plan of .* derives; leave it out"):
+        objects(copies, env=dict.fromkeys(copies.environment, "0"))
+
+
+def test_keys_that_would_hide_a_whole_folder_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"take a path such as /etc/serving/keys\.yaml"):
+        objects(router=RouterSpec(keys_file="/keys.yaml"))
+
+
+# Kustomize.
+
+
+def test_a_base_holds_the_same_objects_one_file_a_kind() -> None:
+    plans = [planned(replicas={"min": 1, "max": 2})]
+    gke = GkeSpec(image="image", weights_bucket="bucket", zone="us-east5-b")
+    whole = objects_of(render("app", gke, {"a": 1}, plans))
+    files = kustomize("app", gke, {"a": 1}, plans)
+    base = yaml.safe_load(files["kustomization.yaml"])
+    assert problems(base) == []
+    assert sorted(base["resources"]) == sorted(files.keys() - {"kustomization.yaml"})
+    parts = {name: objects_of(files[name]) for name in base["resources"]}
+    for name, resources in parts.items():
+        assert {f"{resource['kind'].lower()}.yaml" for resource in resources} == {name}
+    assert sorted(map(str, (each for part in parts.values() for each in part))) == sorted(map(str, whole))
+    assert "gcloud container node-pools create" in files["kustomization.yaml"]

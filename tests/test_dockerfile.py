@@ -1,0 +1,22 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.http
+DOCKERFILE = Path(__file__).parent.parent / "Dockerfile"
+
+
+def test_hadolint_finds_nothing() -> None:
+    program = Path(sys.executable).parent / "hadolint"
+    ended = subprocess.run([program, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "")
+
+
+def test_hadolint_finds_what_is_wrong(tmp_path: Path) -> None:
+    program = Path(sys.executable).parent / "hadolint"
+    wrong = tmp_path / "Dockerfile"
+    wrong.write_text(DOCKERFILE.read_text().replace("rm -rf /var/lib/apt/lists/*", "true"))
+    ended = subprocess.run([program, wrong], capture_output=True, text=True, check=False)
+    assert "DL3009" in ended.stdout
