@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
+from typing import cast
 from urllib.parse import quote, urlsplit
 
 import httptools
@@ -226,8 +227,9 @@ class _Connection(asyncio.Protocol):
     # asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101  TCP's is one
-        self.transport = transport
+        self.transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's, on which Serve runs routers, is of no such class
         connection = transport.get_extra_info("socket")
         for level, option, value in _KEEPALIVE:
             connection.setsockopt(level, option, value)

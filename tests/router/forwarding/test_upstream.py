@@ -5,6 +5,7 @@ import socket
 from typing import Any
 
 import pytest
+import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import SSE_HEAD, RawServers, Script, chunk, until, whole
@@ -366,3 +367,20 @@ def raw() -> Any:
     servers = RawServers()
     yield servers
     servers.stop()
+
+
+@pytest.mark.http
+def test_it_runs_on_the_loop_that_serve_runs_routers_on(raw: RawServers) -> None:
+    """uvloop's transports are of no class of asyncio's."""
+
+    async def answered(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(whole(BODY))
+
+    async def ask() -> bytes:
+        upstream = Upstream(1)
+        response = await upstream.post(entry(raw.start(answered)), REQUEST, b"{}", {})
+        body = await response.read()
+        await upstream.close()
+        return body
+
+    assert uvloop.run(ask()) == BODY
