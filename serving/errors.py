@@ -248,6 +248,17 @@ class SlowBodyError(ServingError):
     kind = "invalid_request_error"
 
 
+class UnreadError(ServingError):
+    """The client did not read its answer, and gave up its place.
+
+    Read streams as they come, or ask for whole answers.
+    """
+
+    status = HTTPStatus.REQUEST_TIMEOUT
+    code = "answer_not_read"
+    kind = "invalid_request_error"
+
+
 @dataclass(frozen=True)
 class Refusal:
     """Why not now, and after how many seconds to ask again; None where asking again is no use."""

@@ -156,6 +156,7 @@ class VllmServer:
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.
             "TPU_MULTIHOST_BACKEND": "ray" if len(self._held.hosts) > 1 else None,
+            "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed domain must not send the engine on to another
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": tracing.protocol(),  # vLLM's default is gRPC
             **self._plan.environment,
             **self._overrides.environment,
@@ -202,7 +203,7 @@ class VllmServer:
             "data_parallel_size": plan.data,
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # The engine fetches no URL from inside the cluster unless the YAML allows its domain.
-            "allowed_media_domains": plan.engine.get("allowed_media_domains", ["none.invalid"]),
+            "allowed_media_domains": plan.engine.get("allowed_media_domains") or ["none.invalid"],
             "otlp_traces_endpoint": plan.engine.get("otlp_traces_endpoint", tracing.endpoint()),
         }
         if plan.adapters:

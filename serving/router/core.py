@@ -157,7 +157,9 @@ class RouterCore:
 
     def _demand(self, model: str) -> Demand:
         fields: dict[str, Any] = {**self.admission.counts(model), **self.latency.percentiles(model)}
-        return Demand(self.name, model, **fields, beat=self._beats, application=self.application)
+        # One record of a router tells of the keys, which have no model.
+        keys = self.admission.key_uses() if model == next(iter(self.table.shapes)) else {}
+        return Demand(self.name, model, **fields, keys=keys, beat=self._beats, application=self.application)
 
 
 def _table(plans: Sequence[Plan], spec: RouterSpec) -> SliceTable:

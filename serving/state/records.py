@@ -5,7 +5,7 @@ Every record belongs to one application. Times are seconds.
 
 import dataclasses
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
@@ -98,7 +98,9 @@ class Demand:
     """What one router has to do for one model, and how requests of late went.
 
     `arrived`, `refused` and `prompt_bytes` count since the router's start. `held` requests wait in the router for a slice;
-    `in_flight` requests are with a slice. A percentile is 0 where nothing was answered.
+    `in_flight` requests are with a slice. A percentile is 0 where nothing was answered. `seats` sequences are with slices,
+    `seats_wanted` wait, `seats_leased` is the most that this router lets be with slices. `keys` is what limited keys have in
+    this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
     """
 
     router: str
@@ -112,6 +114,10 @@ class Demand:
     ttft_p90_s: float = 0.0
     itl_p50_s: float = 0.0
     itl_p90_s: float = 0.0
+    seats: int = 0
+    seats_wanted: int = 0
+    seats_leased: int = 0
+    keys: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
     beat: int = 0
     application: str = ""
 

@@ -1,27 +1,32 @@
 """Admission in a running router: whose request it is, the wait for a turn, and what the answer used.
 
-The fast path has no timer and no task: a request whose model has a free seat is admitted in one call. One loop, `run`, does
-the rest every beat: it refuses requests that waited too long, and takes over the store's load and changed keys.
+A request is a visit: it begins with its headers, which say whose it is, and counts for its key until it is over. The fast path
+has no timer and no task: a request whose model has a free seat is admitted in one call. One loop, `run`, does the rest every
+beat: it refuses requests that waited too long, ends answers that nobody reads, and takes over the store's load and changed keys.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from http import HTTPStatus
+from typing import Any
+
+from starlette.responses import Response
 
 from serving.config import RouterSpec
-from serving.errors import ConfigError
+from serving.errors import ConfigError, Refusal, UnreadError
 from serving.planning import Plan
-from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, seats
+from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account
+from serving.router.admission.shares import Book, KeyUse, Lease
+from serving.router.admission.usage import Usage, used_tokens
 from serving.router.http.auth import ANYONE, KeyFile
 from serving.router.http.bodies import BodyReader
 from serving.router.http.downstream import Downstream, respond
 from serving.router.http.errors import refusal_response
 from serving.router.http.protocol import InferenceRequest
-from serving.router.http.routes import ROUTES
-from serving.router.http.validation import BYTES_PER_TOKEN, demand
+from serving.router.http.validation import Estimate
+from serving.router.http.work import Work
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
 from serving.state.records import Demand, SliceState
@@ -29,9 +34,39 @@ from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
 
+# A client that reads nothing for so long gives up its seats; one that reads on and off may take longer, by what it has read.
+UNREAD_S = 30.0
+_SLOWEST_READER_BYTES_PER_S = 1024
+
+
+class Visit:
+    """One request of a key, from its headers to its end. `refusal`: why it may not come now."""
+
+    def __init__(self, account: Account, refusal: Refusal | None, now_s: float) -> None:
+        self.account = account
+        self.refusal = refusal
+        self.owner = account.key.name
+        self.body_bytes = 0
+        self._since_s = now_s
+        self._over = refusal is not None
+
+    def leave(self, now_s: float) -> None:
+        """The request is over; a second call changes nothing."""
+        if not self._over:
+            self._over = True
+            self.account.leave(now_s - self._since_s)
+
+
+class RefusedError(Exception):
+    """A request is refused before its body was read; `response` says why, and when to come back."""
+
+    def __init__(self, response: Response) -> None:
+        super().__init__(response)
+        self.response = response
+
 
 class AdmissionController:
-    """Decides when a request that was read goes to the dispatcher."""
+    """Decides who may come, and when a request that was read goes to the dispatcher."""
 
     def __init__(
         self,
@@ -40,6 +75,7 @@ class AdmissionController:
         table: SliceTable,
         keys: KeyFile,
         clock: Callable[[], float] = time.monotonic,
+        calendar: Callable[[], float] = time.time,
     ) -> None:
         """Raises ConfigError where the status is private and there are no keys."""
         if spec.private_status and not keys.ring.required:
@@ -49,6 +85,7 @@ class AdmissionController:
         self._table = table
         self._keys = keys
         self._clock = clock
+        self._calendar = calendar
         self._most: dict[str, dict[str, int]] = {}  # by model and pool
         for plan in plans:
             self._most.setdefault(plan.model.name, {})[plan.pool] = plan.most_sequences
@@ -57,40 +94,68 @@ class AdmissionController:
         self._backlog = Backlog()
         self._accounts: dict[str, Account] = {}
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
-        self._elsewhere: Mapping[str, int] = {}
-        self._routers = 1
+        self._longest = {plan.model.name: plan.fit.max_model_len for plan in plans}
+        self._usage = Usage()
+        self._leases = {model: Lease() for model in self._most}
+        self._others: Sequence[Demand] = ()
+        self._readers: set[_Reader] = set()
         self._set_accounts()
         self.refresh()
 
-    def account(self, headers: Iterable[tuple[bytes, bytes]]) -> Account:
-        """Whose request it is; raises UnauthorizedError."""
-        return self._accounts[self._keys.ring.holder(headers).name]
+    def arrive(self, headers: Iterable[tuple[bytes, bytes]]) -> Visit:
+        """Settle from its headers whose request it is and whether it may come now; raises UnauthorizedError."""
+        account = self._accounts[self._keys.ring.holder(headers).name]
+        now_s = self._clock()
+        return Visit(account, account.arrive(now_s), now_s)
+
+    def leave(self, visit: Visit) -> None:
+        """End a visit and forget its body; a second call changes nothing."""
+        self.bodies.forget(visit)
+        visit.leave(self._clock())
+
+    def refused(self, visit: Visit) -> "RefusedError":
+        """The answer to a request that may not come now."""
+        assert visit.refusal is not None  # noqa: S101  the caller has asked
+        response = refusal_response(visit.refusal)
+        if visit.account.limited:
+            response.raw_headers.extend(visit.account.headers(self._clock()))
+        return RefusedError(response)
 
     def status_is_open_to(self, headers: Iterable[tuple[bytes, bytes]]) -> None:
         """Raises UnauthorizedError where the status is private and no key is shown."""
         if self.spec.private_status:
             self._keys.ring.holder(headers)
 
+    def estimate(
+        self, visit: Visit, model: str, work: Work, fields: Mapping[str, Any], body: bytes
+    ) -> Estimate:
+        """What a request may use, by its own fields and the answers that its key got of late."""
+        left_out = self._usage.output_tokens(visit.account.key.name, model, self._longest[model])
+        return Estimate.of(work, fields, body, left_out)
+
     async def admit(
         self,
-        account: Account,
+        visit: Visit,
         request: InferenceRequest,
+        estimate: Estimate,
         record: RequestRecord,
         client: Downstream,
         answer: Callable[[Downstream], Awaitable[None]],
     ) -> None:
-        """Have the request answered once it is its turn, or refuse it. Cancelled where the client has gone."""
-        tokens, sequences = demand(request.fields, request.body)
+        """Have the request answered once it is its turn, or refuse it; ends the visit. Cancelled where the client has gone."""
+        account, model = visit.account, request.model
         ticket = Ticket(
-            model=request.model,
+            model=model,
             account=account,
-            tokens=tokens,
-            seats=sequences if ROUTES[request.path].seat else 0,
+            tokens=estimate.tokens,
+            # More sequences than a slice runs at once take turns on it.
+            seats=min(estimate.work.sequences, max(self._most[model].values())),
             size_bytes=len(request.body),
             since_s=self._clock(),
         )
         if account.limited:
             client.more_headers = lambda: account.headers(self._clock())
+        reader = _Reader(client, record, self._clock())
         self.enter(ticket)
         try:
             try:
@@ -103,24 +168,39 @@ class AdmissionController:
                 respond(client, refusal_response(ticket.refusal))
             else:
                 record.admitted()
+                self._readers.add(reader)
                 await answer(client)
         except asyncio.CancelledError:
             record.cancelled()
             raise
         finally:
-            self.leave(ticket, _used_tokens(record, ticket))
+            self._readers.discard(reader)
+            self._end(visit, ticket, estimate, record)
 
     def others(self, demands: Iterable[Demand], router: str) -> None:
-        """Take over the other routers' number and load, from the live demands in the store."""
-        theirs = [other for other in demands if other.router != router]
-        elsewhere: dict[str, int] = {}
-        for other in theirs:
-            elsewhere[other.model] = elsewhere.get(other.model, 0) + other.in_flight
-        self._elsewhere = elsewhere
-        routers = 1 + len({other.router for other in theirs})
-        if routers != self._routers:
-            self._routers = routers
-            self._set_accounts()
+        """Take over what the other routers say, from the live demands in the store; `router` is this one. Once a beat."""
+        now_s, at_s = self._clock(), self._calendar()
+        self._others = [other for other in demands if other.router != router]
+        for model, lease in self._leases.items():
+            books = {
+                other.router: Book(other.seats, other.seats_wanted, other.seats_leased)
+                for other in self._others
+                if other.model == model
+            }
+            taken, wanted = self._queue.seats_taken(model), self._queue.seats_wanted(model)
+            lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
+        for account in self._accounts.values():
+            if account.shared:
+                account.share(router, self._uses(account.key.id), now_s, at_s)
+
+    def key_uses(self) -> dict[str, Sequence[float]]:
+        """What limited keys have in this router, for the other routers; by the beginning of a key's hash."""
+        now_s = self._clock()
+        shared = (account for account in self._accounts.values() if account.shared)
+        return {account.key.id: account.use(now_s) for account in shared}
+
+    def _uses(self, key: str) -> dict[str, KeyUse]:
+        return {other.router: KeyUse.of(other.keys[key]) for other in self._others if key in other.keys}
 
     def free_seats(self, model: str) -> int:
         """Sequences that the model's slices could still run for this router; negative where too many are open."""
@@ -128,7 +208,12 @@ class AdmissionController:
 
     def counts(self, model: str) -> dict[str, int]:
         """The fields of Demand that admission knows."""
-        return self._queue.counts(model)
+        return {
+            **self._queue.counts(model),
+            "seats": self._queue.seats_taken(model),
+            "seats_wanted": self._queue.seats_wanted(model),
+            "seats_leased": self._leases[model].most or 0,
+        }
 
     async def run(self, beat_s: float = TIMINGS.beat_s) -> None:
         """Refresh every beat, until cancelled."""
@@ -141,36 +226,40 @@ class AdmissionController:
                 logger.exception("admission was not refreshed; the next beat tries again")
 
     def refresh(self) -> None:
-        """Take over what the table says of slices, and refuse requests that waited too long."""
+        """Take over what the table says of slices, refuse requests that waited too long, and end answers that nobody reads."""
         now_s = self._clock()
         self.bodies.sweep(now_s)
+        for reader in tuple(self._readers):
+            reader.look(now_s)
         missing_s = {wanted.model: wanted.missing_for_s for wanted in self._table.wanted(now_s)}
         entries = {model: self._table.entries(model) for model in self._most}
         backlog = self._backlog.observe(entry for of_model in entries.values() for entry in of_model)
         for model, of_model in entries.items():
+            most = capacity(of_model, self._most[model])
+            shared = any(other.model == model for other in self._others)
+            leased = min(most, self._leases[model].most or 0) if shared else most
             outlook = Outlook(
-                seats=seats(
-                    of_model,
-                    self._most[model],
-                    backlog,
-                    taken=self._queue.seats_taken(model),
-                    elsewhere=self._elsewhere.get(model, 0),
-                    routers=self._routers,
-                ),
+                seats=seats(of_model, leased, backlog, taken=self._queue.seats_taken(model)),
                 # A slice that was missing for longer than a request may wait is not expected in time.
                 coming=any(entry.state is SliceState.STARTING for entry in of_model)
                 or missing_s.get(model, 0.0) <= self._queues[model].wait_s,
                 why_none=self._table.why_none(model),
+                serves=most > 0,
             )
             self._wake(self._queue.update(model, outlook, now_s))
 
     def enter(self, ticket: Ticket) -> None:
         self._wake(self._queue.enter(ticket, ticket.since_s))
 
-    def leave(self, ticket: Ticket, used_tokens: float) -> None:
-        ticket.used_tokens = used_tokens
+    def _end(self, visit: Visit, ticket: Ticket, estimate: Estimate, record: RequestRecord) -> None:
+        """A request that entered is over, however it went."""
+        now_s = self._clock()
+        if ticket.where is Where.ADMITTED:
+            ticket.used_tokens = used_tokens(record, estimate, self._usage, now_s=time.monotonic())
+            self._usage.learn(ticket.account.key.name, record, estimate.work)
         self._turns.pop(ticket, None)
-        self._wake(self._queue.leave(ticket, self._clock()))
+        self._wake(self._queue.leave(ticket, now_s))
+        self.leave(visit)
 
     async def turn(self, ticket: Ticket) -> None:
         """Wait until a held request is admitted or refused."""
@@ -199,16 +288,32 @@ class AdmissionController:
         now_s = self._clock()
         accounts = {}
         for key in self._keys.ring.keys or (ANYONE,):
-            accounts[key.name] = self._accounts.get(key.name) or Account(key)
-            accounts[key.name].set(key, 1 / self._routers, now_s)
+            known = self._accounts.get(key.name)
+            accounts[key.name] = known or Account(key)
+            accounts[key.name].set(key, now_s)
         self._accounts = accounts
 
 
-def _used_tokens(record: RequestRecord, ticket: Ticket) -> float:
-    """What the answer says it used; without usage an event counts as a token. An error costs nothing."""
-    record.read_usage()
-    if not record.status or record.status >= HTTPStatus.BAD_REQUEST:
-        return 0.0
-    guessed = min(ticket.size_bytes / BYTES_PER_TOKEN, ticket.tokens)  # most of a body may be a picture
-    prompt = guessed if record.prompt_tokens is None else record.prompt_tokens
-    return prompt + (record.output_tokens or 0)
+class _Reader:
+    """How well one answer's client reads. One that does not holds seats for nothing."""
+
+    def __init__(self, client: Downstream, record: RequestRecord, now_s: float) -> None:
+        self._client = client
+        self._record = record
+        self._looked_s = now_s
+        self._sent_bytes = 0
+        self._behind_s = 0.0
+        self._cut = False
+
+    def look(self, now_s: float) -> None:
+        """Once a beat: end the answer where its client has kept it waiting for too long."""
+        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
+        read, self._sent_bytes = self._record.sent_bytes - self._sent_bytes, self._record.sent_bytes
+        waited_s = elapsed_s if self._client.paused else 0.0
+        self._behind_s = max(0.0, self._behind_s + waited_s - read / _SLOWEST_READER_BYTES_PER_S)
+        if self._behind_s > UNREAD_S and not self._cut:
+            self._cut = True
+            self._record.failed(
+                UnreadError(f"The client has not read its answer for {self._behind_s:.0f} s.")
+            )
+            self._client.cut()

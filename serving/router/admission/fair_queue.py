@@ -1,11 +1,11 @@
 """Who goes next: start-time fair queueing over the keys, strict by priority. Pure; not even time is needed.
 
-Within a priority, a key with twice the weight gets twice the tokens through while both wait. A request's stamp is the
-virtual time at which it would start if every key had its share for itself; the smallest stamp goes first. Virtual time is
-the stamp of the last request to go, so that an idle key starts level with the others and saves nothing up.
+Within a priority, a key with twice the weight gets twice the tokens through while both wait. A key's stamp is the virtual time
+at which its next request would start if every key had its share for itself; the smallest stamp goes first. Virtual time is the
+stamp of the last request to go, so that an idle key starts level with the others and saves nothing up. What a request turns
+out to have used is charged to its key's stamp afterwards.
 """
 
-import heapq
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -18,25 +18,26 @@ class _Place(Generic[T]):
     flow: str
     priority: int
     weight: float
-    gone: bool = False
+    cost: float
+    number: int
 
 
 @dataclass
-class _Class:
-    """One priority: its virtual time, and where each key's next request would start."""
+class _Class(Generic[T]):
+    """One priority: its virtual time, each key's stamp, and each key's requests in their order."""
 
     now: float = 0.0
-    next_start: dict[str, float] = field(default_factory=dict)
+    stamps: dict[str, float] = field(default_factory=dict)
+    waiting: dict[str, dict[T, _Place[T]]] = field(default_factory=dict)
 
 
 class FairQueue(Generic[T]):
     """Requests of many keys, in the order in which they go."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, float, int, _Place[T]]] = []
         self._places: dict[T, _Place[T]] = {}
         self._flows: dict[str, dict[T, None]] = {}
-        self._classes: dict[int, _Class] = {}
+        self._classes: dict[int, _Class[T]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -47,31 +48,34 @@ class FairQueue(Generic[T]):
 
     def push(self, item: T, flow: str, *, cost: float, weight: float = 1.0, priority: int = 0) -> None:
         klass = self._classes.setdefault(priority, _Class())
-        start = max(klass.now, klass.next_start.get(flow, 0.0))
-        klass.next_start[flow] = start + cost / weight
-        place = _Place(item, flow, priority, weight)
         self._count += 1
-        heapq.heappush(self._heap, (-priority, start, self._count, place))
+        place = _Place(item, flow, priority, weight, cost, self._count)
+        if flow not in klass.waiting:
+            klass.stamps[flow] = max(klass.now, klass.stamps.get(flow, 0.0))
+        klass.waiting.setdefault(flow, {})[item] = place
         self._places[item] = place
         self._flows.setdefault(flow, {})[item] = None
 
     def pop(self) -> T:
         """The next request; raises IndexError where none waits."""
-        while True:
-            rank, start, _, place = heapq.heappop(self._heap)
-            if place.gone:
-                continue
-            self._classes[-rank].now = start
-            self._forget(place)
-            return place.item
+        if not self._places:
+            raise IndexError("nobody waits")
+        klass = self._classes[max(priority for priority, klass in self._classes.items() if klass.waiting)]
+        heads = [(klass.stamps[flow], next(iter(items.values()))) for flow, items in klass.waiting.items()]
+        klass.now, place = min(heads, key=lambda head: (head[0], head[1].number))
+        klass.stamps[place.flow] = klass.now + place.cost / place.weight
+        self._forget(place)
+        return place.item
+
+    def charge(self, flow: str, amount: float, *, weight: float = 1.0, priority: int = 0) -> None:
+        """Correct what a request that went was thought to cost; a negative amount gives back."""
+        if klass := self._classes.get(priority):
+            stamp = max(klass.now, klass.stamps.get(flow, 0.0))
+            klass.stamps[flow] = max(klass.now, stamp + amount / weight)
 
     def remove(self, item: T) -> None:
-        """Take a request out; its key's later requests keep their places."""
+        """Take a request out; its key's later requests keep their order."""
         self._forget(self._places[item])
-        # Requests that left must not pile up behind requests that wait.
-        if len(self._heap) > 2 * len(self._places) + 16:
-            self._heap = [entry for entry in self._heap if not entry[3].gone]
-            heapq.heapify(self._heap)
 
     def heaviest(self, flow: str, *, weight: float = 1.0, priority: int = 0) -> T | None:
         """The request whose place `flow` may take in a full queue: the newest of the key with most waiting for its weight.
@@ -92,12 +96,11 @@ class FairQueue(Generic[T]):
         return list(self._places)
 
     def _forget(self, place: _Place[T]) -> None:
-        place.gone = True
         del self._places[place.item]
-        items = self._flows[place.flow]
-        del items[place.item]
-        if not items:
-            del self._flows[place.flow]
+        for flows in (self._flows, self._classes[place.priority].waiting):
+            items = flows[place.flow]
+            del items[place.item]
+            if not items:
+                del flows[place.flow]
         if not self._places:  # nobody waits, so no key is owed anything
-            self._heap.clear()
             self._classes.clear()

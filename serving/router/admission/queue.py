@@ -38,7 +38,10 @@ class Where(Enum):
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit."""
+    """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
+
+    `used_tokens`: what it has used, known once it has ended.
+    """
 
     model: str
     account: Account
@@ -53,11 +56,19 @@ class Ticket:
 
 @dataclass(frozen=True)
 class Outlook:
-    """What a beat says of a model: this router's seats and, where it has none, whether a slice is coming."""
+    """What a beat says of a model: this router's seats, whether a slice serves at all and, where none does, whether one is coming.
+
+    A router of several may have no seat while slices serve: it gets one within some beats of asking.
+    """
 
     seats: int
     coming: bool
     why_none: str
+    serves: bool = False
+
+    @property
+    def hopeful(self) -> bool:
+        return bool(self.seats) or self.serves or self.coming
 
 
 @dataclass
@@ -69,6 +80,7 @@ class _Model:
     open: int = 0
     requests: int = 0
     held_bytes: int = 0
+    held_seats: int = 0
     arrived: int = 0
     refused: int = 0
     prompt_bytes: int = 0
@@ -78,7 +90,7 @@ class _Model:
 
     @property
     def has_queue(self) -> bool:
-        return bool(self.spec.requests and self.spec.wait_s and (self.outlook.seats or self.outlook.coming))
+        return bool(self.spec.requests and self.spec.wait_s and self.outlook.hopeful)
 
     def takes(self, ticket: Ticket) -> bool:
         return (
@@ -96,7 +108,7 @@ class _Model:
 
     def refusal(self, waited_s: float) -> Refusal:
         waited = f" This request waited {waited_s:.0f} s." if waited_s >= 1 else ""
-        if not self.outlook.seats:
+        if not (self.outlook.seats or self.outlook.serves):
             return Refusal(NoSliceError(self.outlook.why_none + waited), self._retry_after_s())
         return Refusal(
             OverloadedError(
@@ -120,15 +132,17 @@ class AdmissionQueue:
         self._models = {name: _Model(name, spec) for name, spec in specs.items()}
 
     def enter(self, ticket: Ticket, now_s: float) -> list[Ticket]:
-        """Admit, hold or refuse a new request: `where` of its ticket says which."""
+        """Admit, hold or refuse a new request: `where` of its ticket says which.
+
+        What its key's own limit refuses is no demand: no slice more would change it.
+        """
         model = self._models[ticket.model]
+        key = ticket.account.key
+        if refusal := ticket.account.reserve(ticket.tokens, now_s):
+            ticket.where, ticket.refusal = Where.REFUSED, refusal
+            return []
         model.arrived += 1
         model.prompt_bytes += ticket.size_bytes
-        key = ticket.account.key
-        if refusal := ticket.account.refusal(ticket.tokens, now_s):
-            self._refuse(model, ticket, refusal)
-            return []
-        ticket.account.begin(ticket.tokens, now_s)
         seats = model.outlook.seats
         if seats and (not ticket.seats or (not model.queue and model.open < seats)):
             self._admit(model, ticket)
@@ -137,13 +151,14 @@ class AdmissionQueue:
         if not model.takes(ticket):
             victim = model.queue.heaviest(key.name, weight=key.weight, priority=key.priority)
             if victim is None or not model.has_queue:
-                self._refuse(model, ticket, model.refusal(0.0), now_s)
+                self._refuse(model, ticket, 0.0, now_s)
                 return []
             self._refuse_held(model, victim, now_s)
             dropped.append(victim)
         cost = max(1.0, ticket.tokens)
         model.queue.push(ticket, key.name, cost=cost, weight=key.weight, priority=key.priority)
         model.held_bytes += ticket.size_bytes
+        model.held_seats += ticket.seats
         return dropped
 
     def leave(self, ticket: Ticket, now_s: float) -> list[Ticket]:
@@ -154,12 +169,16 @@ class AdmissionQueue:
                 return []
             case Where.HELD:  # the client has gone
                 self._unqueue(model, ticket)
-                ticket.account.end(ticket.tokens, 0.0, now_s - ticket.since_s, now_s)
+                ticket.account.settle(ticket.tokens, 0.0, now_s)
             case Where.ADMITTED:
                 model.open -= ticket.seats
                 model.requests -= 1
                 model.ended += 1
-                ticket.account.end(ticket.tokens, ticket.used_tokens, now_s - ticket.since_s, now_s)
+                ticket.account.settle(ticket.tokens, ticket.used_tokens, now_s)
+                key = ticket.account.key
+                # No request is for nothing, or a key whose requests fail would always be next.
+                more = max(1.0, ticket.used_tokens) - max(1.0, ticket.tokens)
+                model.queue.charge(key.name, more, weight=key.weight, priority=key.priority)
         return self._next(model)
 
     def update(self, name: str, outlook: Outlook, now_s: float) -> list[Ticket]:
@@ -168,9 +187,8 @@ class AdmissionQueue:
         model.measure(now_s)
         model.outlook = outlook
         changed = self._next(model)
-        hopeless = not outlook.seats and not outlook.coming
         for ticket in model.queue.items():
-            if hopeless or now_s - ticket.since_s >= model.spec.wait_s:
+            if not outlook.hopeful or now_s - ticket.since_s >= model.spec.wait_s:
                 self._refuse_held(model, ticket, now_s)
                 changed.append(ticket)
         return changed
@@ -192,12 +210,17 @@ class AdmissionQueue:
     def seats_taken(self, name: str) -> int:
         return self._models[name].open
 
+    def seats_wanted(self, name: str) -> int:
+        """Seats of the requests that wait."""
+        return self._models[name].held_seats
+
     def _next(self, model: _Model) -> list[Ticket]:
         """Admit while a seat is free. A request for several seats needs one: else smaller ones would always go first."""
         admitted = []
         while model.queue and model.open < model.outlook.seats:
             ticket = model.queue.pop()
             model.held_bytes -= ticket.size_bytes
+            model.held_seats -= ticket.seats
             self._admit(model, ticket)
             admitted.append(ticket)
         return admitted
@@ -210,19 +233,16 @@ class AdmissionQueue:
     def _unqueue(self, model: _Model, ticket: Ticket) -> None:
         model.queue.remove(ticket)
         model.held_bytes -= ticket.size_bytes
+        model.held_seats -= ticket.seats
 
     def _refuse_held(self, model: _Model, ticket: Ticket, now_s: float) -> None:
         self._unqueue(model, ticket)
-        self._refuse(model, ticket, model.refusal(now_s - ticket.since_s), now_s)
+        self._refuse(model, ticket, now_s - ticket.since_s, now_s)
 
-    def _refuse(
-        self, model: _Model, ticket: Ticket, refusal: Refusal, counted_until_s: float | None = None
-    ) -> None:
-        """`counted_until_s`: now, where the key already counts the request."""
-        ticket.where, ticket.refusal = Where.REFUSED, refusal
+    def _refuse(self, model: _Model, ticket: Ticket, waited_s: float, now_s: float) -> None:
+        ticket.where, ticket.refusal = Where.REFUSED, model.refusal(waited_s)
         model.refused += 1
-        if counted_until_s is not None:
-            ticket.account.end(ticket.tokens, 0.0, counted_until_s - ticket.since_s, counted_until_s)
+        ticket.account.settle(ticket.tokens, 0.0, now_s)
 
 
 class Backlog:
@@ -239,26 +259,20 @@ class Backlog:
         return frozenset(replica for replica, beats in self._beats.items() if beats >= _BACKLOG_BEATS)
 
 
-def seats(
-    entries: Iterable[SliceRecord],
-    most_sequences: Mapping[str, int],
-    backlog: frozenset[str],
-    *,
-    taken: int,
-    elsewhere: int = 0,
-    routers: int = 1,
-) -> int:
-    """How many sequences one of several routers may have on a model's slices.
+def capacity(entries: Iterable[SliceRecord], most_sequences: Mapping[str, int]) -> int:
+    """How many sequences a model's slices run at once; `most_sequences` of one slice, by pool."""
+    return sum(most_sequences.get(entry.pool, 1) for entry in entries if entry.serves)
 
-    All that the others leave, and at least its even share. Routers learn of each other once a beat, so two may take the same
-    seat; the engine's queue then holds one request. Where every slice has had a queue for a while, caches are full before
-    seats are: then the router takes fewer than now, until the queues have gone.
+
+def seats(entries: Iterable[SliceRecord], leased: int, backlog: frozenset[str], *, taken: int) -> int:
+    """How many sequences this router may have on a model's slices: those it leased from what all routers share.
+
+    Where every slice has had a queue for a while, caches are full before seats are: then the router takes fewer than now,
+    until the queues have gone.
     """
     serving = [entry for entry in entries if entry.serves]
-    capacity = sum(most_sequences.get(entry.pool, 1) for entry in serving)
-    mine = max(math.ceil(capacity / routers), capacity - elsewhere)
     if serving and all(entry.replica in backlog for entry in serving):
         running = sum(entry.running for entry in serving)
         waiting = sum(entry.waiting for entry in serving)
-        mine = min(mine, max(1, math.ceil(taken * (1 - 0.5 * waiting / (running + waiting)))))
-    return mine
+        return min(leased, max(1, math.ceil(taken * (1 - 0.5 * waiting / (running + waiting)))))
+    return leased

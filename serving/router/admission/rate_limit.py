@@ -1,59 +1,112 @@
 """What one key may use: requests and tokens a minute, and requests at once. Pure: time is given.
 
 A limit per minute is a bucket of that size which refills all the time: a minute's worth may come at once, and nothing
-resets on the stroke of the minute. Each of N routers gives its bucket 1/N of size and rate. Together they keep the limit, as
-far as the balancer in front spreads a key's requests.
+resets on the stroke of the minute. All routers share one bucket: each knows its level from what the others say they took, and
+takes no more than its share of it until it has heard of them again (`serving.router.admission.shares`).
 """
 
 import math
+from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serving.errors import RateLimitError, Refusal
+from serving.router.admission.shares import KeyUse, Lease, Share, share
 from serving.router.http.auth import Key
 
 _MINUTE_S = 60.0
+# Between two dealings of what is left. The takings of all routers have been heard of by then: two beats, and as much again.
+_DEAL_S = 2.0
+_ASKED_S = 10.0  # over which requests asked for are averaged
+_REFUSED_S = 5.0  # for so long a refused request counts as wanting a place
+_MOST_REFUSED = 1000  # that are remembered
 
 
 class Bucket:
     """An amount per minute. Use that is only known afterwards may overdraw the bucket: it then fills from below zero."""
 
     def __init__(self, per_minute: float, now_s: float) -> None:
-        self._limit = self._size = self._level = per_minute
+        self._limit = self._level = per_minute
         self._per_s = per_minute / _MINUTE_S
         self._at_s = now_s
+        self._share = Share()
+        self._own = self._level
+        self._dealt_s = -math.inf
+        self._lump_s = -math.inf
+        self.used = 0.0
 
-    def set(self, per_minute: float, share: float, now_s: float) -> None:
-        """Change limit or share; what was used stays used."""
+    @property
+    def level(self) -> float:
+        return self._level
+
+    def set(self, per_minute: float, now_s: float) -> None:
+        """Change the limit; what was used stays used."""
         self._fill(now_s)
-        used = self._size - self._level
-        self._limit = per_minute
-        self._size = max(1.0, per_minute * share)
-        self._per_s = per_minute * share / _MINUTE_S
-        self._level = min(self._size, self._size - used)
+        used = self._limit - self._level
+        self._limit, self._per_s = per_minute, per_minute / _MINUTE_S
+        self._level = per_minute - used
+        self._deal(now_s)
+
+    def lower(self, left: float, now_s: float) -> None:
+        """Take over a lower level."""
+        self._level = min(self._level, left)
+        self._deal(now_s)
+
+    def deal(self, share: Share, others_took: float, now_s: float) -> None:
+        """Take over what the other routers took since the last call, and this router's share of what is left."""
+        self._fill(now_s)
+        self._level = min(self._limit, self._level - others_took)
+        fewer = share.part < 0.5 * self._share.part  # routers have joined
+        self._share = share
+        if fewer or now_s - self._dealt_s >= _DEAL_S:
+            self._deal(now_s)
 
     def take(self, amount: float, now_s: float) -> None:
         """Take an amount; a negative one gives back."""
         self._fill(now_s)
-        self._level = min(self._size, self._level - amount)
+        if amount > self._own:
+            self._lump_s = now_s
+        self._level = min(self._limit, self._level - amount)
+        self._own -= amount
+        self.used += amount
 
-    def wait_s(self, amount: float, now_s: float) -> float:
-        """The time until the amount is there. A full bucket lets through more than it holds."""
+    def wait_s(self, amount: float, now_s: float, *, calm: bool = True) -> float:
+        """The time until the amount is there. A full bucket lets through more than it holds.
+
+        `calm`: all routers together are asked for less than the limit.
+        """
         self._fill(now_s)
-        return max(0.0, (min(amount, self._size) - self._level) / self._per_s)
+        need = min(amount, self._limit)
+        missing_s = max(0.0, (need - self._level) / self._per_s)
+        if self._share.part >= 1 or missing_s > 0:
+            return missing_s
+        if self._own >= need or self._share.turn:
+            return 0.0
+        # More than an even share ever holds: one a dealing, while nobody else could want it.
+        if calm and need > self._share.part * self._limit and now_s - self._lump_s >= _DEAL_S:
+            return 0.0
+        return min(_DEAL_S, (need - self._own) / (self._share.part * self._per_s))
 
     def headers(self, what: str, now_s: float) -> list[tuple[bytes, bytes]]:
-        """OpenAI's three. The rest in this bucket stands for the whole service: the other routers see as much."""
+        """OpenAI's three, of the whole service."""
         self._fill(now_s)
-        left = max(0, math.floor(self._limit * self._level / self._size))
-        full_s = (self._size - self._level) / self._per_s
+        full_s = (self._limit - self._level) / self._per_s
         return [
             (f"x-ratelimit-limit-{what}".encode(), b"%d" % self._limit),
-            (f"x-ratelimit-remaining-{what}".encode(), b"%d" % left),
+            (f"x-ratelimit-remaining-{what}".encode(), b"%d" % max(0, math.floor(self._level))),
             (f"x-ratelimit-reset-{what}".encode(), duration(full_s).encode()),
         ]
 
+    def _deal(self, now_s: float) -> None:
+        self._own = self._share.part * max(0.0, self._level)
+        self._dealt_s = now_s
+
     def _fill(self, now_s: float) -> None:
-        self._level = min(self._size, self._level + max(0.0, now_s - self._at_s) * self._per_s)
+        elapsed_s = max(0.0, now_s - self._at_s)
+        self._level = min(self._limit, self._level + elapsed_s * self._per_s)
+        self._own = min(
+            self._share.part * self._limit, self._own + elapsed_s * self._share.part * self._per_s
+        )
         self._at_s = max(self._at_s, now_s)
 
 
@@ -62,34 +115,101 @@ class Account:
     """One key's use, in one router."""
 
     key: Key
-    share: float = 1.0
     open: int = 0
     _requests: Bucket | None = field(default=None, repr=False)
     _tokens: Bucket | None = field(default=None, repr=False)
     _took_s: float = 0.0
+    _lease: Lease = field(default_factory=Lease, repr=False)
+    _asked: float = 0.0
+    _asked_s: float = 0.0
+    _others_asked: float = 0.0
+    _joined: bool = False
+    _refused: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_REFUSED), repr=False)
+    _seen: dict[str, KeyUse] = field(default_factory=dict, repr=False)
 
-    def set(self, key: Key, share: float, now_s: float) -> None:
-        """Take over the key as the file has it now, and this router's share of its limits."""
-        self.key, self.share = key, share
-        self._requests = _bucket(self._requests, key.requests_per_minute, share, now_s)
-        self._tokens = _bucket(self._tokens, key.tokens_per_minute, share, now_s)
+    def set(self, key: Key, now_s: float) -> None:
+        """Take over the key as the file has it now."""
+        self._requests = _bucket(self._requests, key.requests_per_minute, now_s)
+        self._tokens = _bucket(self._tokens, key.tokens_per_minute, now_s)
+        self.key = key
+
+    def share(self, own: str, others: Mapping[str, KeyUse], now_s: float, at_s: float) -> None:
+        """Take over what the other routers say of the key; `at_s`: seconds since 1970. Once a beat.
+
+        A router that joins has as much left as the others say.
+        """
+        if not self._joined and others:
+            for bucket, left in (
+                (self._requests, min(use.requests_left for use in others.values())),
+                (self._tokens, min(use.tokens_left for use in others.values())),
+            ):
+                if bucket:
+                    bucket.lower(left, now_s)
+        self._joined = True
+        while self._refused and now_s - self._refused[0] >= _REFUSED_S:
+            self._refused.popleft()
+        if self.key.concurrency is not None:
+            wanting = min(len(self._refused), self.key.concurrency)
+            books = {router: use.book for router, use in others.items()}
+            self._lease.beat(self.key.concurrency, own, self.open, wanting, books)
+        asked = {own: self._rate(now_s), **{router: use.asked for router, use in others.items()}}
+        self._others_asked = sum(asked.values()) - asked[own]
+        part = share(own, asked, self.key.name, at_s)
+        took = [(use, self._seen.get(router, use)) for router, use in others.items()]
+        if self._requests:
+            self._requests.deal(
+                part, sum(use.requests_used - seen.requests_used for use, seen in took), now_s
+            )
+        if self._tokens:
+            self._tokens.deal(part, sum(use.tokens_used - seen.tokens_used for use, seen in took), now_s)
+        self._seen = dict(others)
+
+    def use(self, now_s: float) -> KeyUse:
+        """What this router says of the key to the others."""
+        return KeyUse(
+            self.open,
+            len(self._refused),
+            self._lease.most or 0,
+            round(self._rate(now_s), 4),
+            self._requests.used if self._requests else 0.0,
+            self._requests.level if self._requests else 0.0,
+            self._tokens.used if self._tokens else 0.0,
+            self._tokens.level if self._tokens else 0.0,
+        )
 
     @property
     def limited(self) -> bool:
         return bool(self._requests or self._tokens)
 
-    def refusal(self, tokens: float, now_s: float) -> Refusal | None:
-        """Why a request of so many tokens may not come now."""
+    @property
+    def shared(self) -> bool:
+        """Whether other routers have to know of this key."""
+        return self.limited or self.key.concurrency is not None
+
+    def arrive(self, now_s: float) -> Refusal | None:
+        """Count a request of which only the headers are there; or say why it may not come now."""
+        self._asked = self._rate(now_s) + 1 / _ASKED_S
         key = self.key
         most = self._most_open()
         if most is not None and self.open >= most:
+            self._refused.append(now_s)
             return Refusal(
                 RateLimitError(
                     f"Key {key.name!r} has {self.open} requests under way, and may have {most} at once here "
                     f"({key.concurrency} in all); wait for one to end."
                 ),
-                max(1.0, self._took_s / most),  # the average time until one of them ends
+                max(1.0, self._took_s / max(1, most)),  # the average time until one of them ends
             )
+        if refusal := self._over(self._requests, 1.0, key.requests_per_minute, "requests", now_s):
+            return refusal
+        self.open += 1
+        if self._requests:
+            self._requests.take(1.0, now_s)
+        return None
+
+    def reserve(self, tokens: float, now_s: float) -> Refusal | None:
+        """Take the tokens that a request may use; or say why it may not have them now."""
+        key = self.key
         if self._tokens and key.tokens_per_minute and tokens > key.tokens_per_minute:
             return Refusal(
                 RateLimitError(
@@ -98,32 +218,21 @@ class Account:
                 ),
                 None,
             )
-        for bucket, amount, limit, what in (
-            (self._requests, 1.0, key.requests_per_minute, "requests"),
-            (self._tokens, tokens, key.tokens_per_minute, "tokens"),
-        ):
-            if bucket and limit and (wait_s := bucket.wait_s(amount, now_s)) > 0:
-                return Refusal(
-                    RateLimitError(
-                        f"Key {key.name!r} has used its {limit:g} {what} a minute; there is room again in {duration(wait_s)}."
-                    ),
-                    wait_s,
-                )
-        return None
-
-    def begin(self, tokens: float, now_s: float) -> None:
-        self.open += 1
-        if self._requests:
-            self._requests.take(1.0, now_s)
+        if refusal := self._over(self._tokens, tokens, key.tokens_per_minute, "tokens", now_s):
+            return refusal
         if self._tokens:
             self._tokens.take(tokens, now_s)
+        return None
 
-    def end(self, reserved: float, used: float, took_s: float, now_s: float) -> None:
+    def settle(self, reserved: float, used: float, now_s: float) -> None:
         """Correct the tokens that a request was thought to use by those that it used."""
-        self.open -= 1
-        self._took_s = took_s if not self._took_s else 0.9 * self._took_s + 0.1 * took_s
         if self._tokens:
             self._tokens.take(used - reserved, now_s)
+
+    def leave(self, took_s: float) -> None:
+        """A request that arrived is over."""
+        self.open -= 1
+        self._took_s = took_s if not self._took_s else 0.9 * self._took_s + 0.1 * took_s
 
     def headers(self, now_s: float) -> list[tuple[bytes, bytes]]:
         headers = []
@@ -133,8 +242,40 @@ class Account:
             headers += self._tokens.headers("tokens", now_s)
         return headers
 
+    def _over(
+        self, bucket: Bucket | None, amount: float, limit: float | None, what: str, now_s: float
+    ) -> Refusal | None:
+        if not bucket or not limit:
+            return None
+        requests = self.key.requests_per_minute
+        calm = (
+            requests is None or self._rate(now_s) + self._others_asked <= requests / _MINUTE_S + 1 / _ASKED_S
+        )
+        if (wait_s := bucket.wait_s(amount, now_s, calm=calm)) <= 0:
+            return None
+        return Refusal(
+            RateLimitError(
+                f"Key {self.key.name!r} has used its {limit:g} {what} a minute; there is room again in {duration(wait_s)}."
+            ),
+            wait_s,
+        )
+
+    def _rate(self, now_s: float) -> float:
+        """Requests asked for per second of late, refused ones among them."""
+        elapsed_s = max(0.0, now_s - self._asked_s)
+        if elapsed_s:
+            self._asked *= math.exp(-elapsed_s / _ASKED_S)
+            self._asked_s = now_s
+        return self._asked if self._asked > 1e-3 else 0.0
+
     def _most_open(self) -> int | None:
-        return None if self.key.concurrency is None else math.ceil(self.key.concurrency * self.share)
+        """One more than the lease while the key has less under way, and asks for less, than it may."""
+        if self.key.concurrency is None:
+            return None
+        if not self._seen:
+            return self.key.concurrency
+        asking = self.open + len(self._refused) + sum(use.open + use.refused for use in self._seen.values())
+        return max(self._lease.most or 0, 1 if asking < self.key.concurrency else 0)
 
 
 def duration(seconds: float) -> str:
@@ -149,10 +290,10 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{seconds}s" if minutes else f"{seconds}s"
 
 
-def _bucket(bucket: Bucket | None, per_minute: float | None, share: float, now_s: float) -> Bucket | None:
+def _bucket(bucket: Bucket | None, per_minute: float | None, now_s: float) -> Bucket | None:
     if per_minute is None:
         return None
     if bucket is None:
-        bucket = Bucket(per_minute, now_s)
-    bucket.set(per_minute, share, now_s)
+        return Bucket(per_minute, now_s)
+    bucket.set(per_minute, now_s)
     return bucket

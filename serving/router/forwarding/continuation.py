@@ -224,7 +224,7 @@ class Transcript:
 
     def _rest(self) -> bytes:
         """The client's body, less the tokens that the client has."""
-        fields = dict(self._request.fields)
+        fields = self._request.all_fields()
         had = self.tokens
         if not self._chat:
             fields.setdefault("max_tokens", _COMPLETION_TOKENS)
@@ -271,7 +271,7 @@ def _without_ids(event: bytes) -> bytes:
 def _with_ids(request: InferenceRequest) -> bytes:
     """The body as it came, but asking for token ids."""
     if "return_token_ids" in request.fields:
-        return json.dumps({**request.fields, "return_token_ids": True}).encode()
+        return json.dumps({**request.all_fields(), "return_token_ids": True}).encode()
     before, _, after = request.body.partition(b"{")
     return before + b'{"return_token_ids":true,' + after
 

@@ -28,8 +28,7 @@ from serving.errors import (
 )
 from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
-from serving.router.admission.controller import AdmissionController
-from serving.router.admission.rate_limit import Account
+from serving.router.admission.controller import AdmissionController, RefusedError, Visit
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import Downstream, OverAsgi
@@ -38,7 +37,7 @@ from serving.router.http.errors import error_response
 from serving.router.http.openapi import document
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.routes import ROUTES
-from serving.router.http.validation import check, fields_of
+from serving.router.http.validation import Estimate, check, fields_of, kept
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.record import RequestRecord
@@ -93,6 +92,7 @@ class Api:
         app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
         app.add_exception_handler(ServingError, _on_serving_error)
+        app.add_exception_handler(RefusedError, _on_refused)
         app.add_exception_handler(HTTPException, _on_http_error)
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
         return app
@@ -134,31 +134,55 @@ class Api:
         """Forward a request to a slice of the model that its body names."""
         record = self._journal.begin(_path(request), request.headers)
         _exchange(request).record = record
-        account, inference = await self._accept(request, record)
-        return OverAsgi(partial(self._carry, account, inference, record))
+        visit, inference, estimate = await self._accept(request, record)
+        return OverAsgi(partial(self._carry, visit, inference, estimate, record))
 
-    async def _accept(self, request: Request, record: RequestRecord) -> tuple[Account, InferenceRequest]:
-        """Read a request and check it; raises ServingError, and ClientDisconnect."""
-        path = record.path
-        if path not in ROUTES:
+    async def _accept(
+        self, request: Request, record: RequestRecord
+    ) -> tuple[Visit, InferenceRequest, Estimate]:
+        """Settle whose request it is and whether it may come, then read and check it.
+
+        Raises ServingError, RefusedError and ClientDisconnect. What comes back is to be carried, which ends the visit.
+        """
+        if record.path not in ROUTES:
             raise _refusal(request)
-        account = self._admission.account(request.headers.raw)
-        record.key = account.key.id
-        body = await self._admission.bodies.read(request, time.monotonic())
-        fields = await fields_of(request, body)
+        visit = self._admission.arrive(request.headers.raw)
+        record.key = visit.account.key.id
+        if visit.refusal:
+            record.failed(visit.refusal.error)
+            await self._admission.bodies.drop(request, time.monotonic())
+            raise self._admission.refused(visit)
+        try:
+            return visit, *await self._read(request, record, visit)
+        except BaseException:
+            self._admission.leave(visit)
+            raise
+
+    async def _read(
+        self, request: Request, record: RequestRecord, visit: Visit
+    ) -> tuple[InferenceRequest, Estimate]:
+        route = ROUTES[record.path]
+        body = await self._admission.bodies.read(request, visit, time.monotonic())
+        fields = await fields_of(request, route, body)
         model = self._table.resolve(fields.get("model"))
         record.model = model
         record.question = body
-        check(fields, self._plans[model], self._admission.spec)
+        work = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
-        return account, InferenceRequest.of(request, model, path, body, fields)
+        estimate = self._admission.estimate(visit, model, work, fields, body)
+        return InferenceRequest.of(request, model, route.path, body, kept(fields)), estimate
 
     async def _carry(
-        self, account: Account, inference: InferenceRequest, record: RequestRecord, client: Downstream
+        self,
+        visit: Visit,
+        inference: InferenceRequest,
+        estimate: Estimate,
+        record: RequestRecord,
+        client: Downstream,
     ) -> None:
         """Answer an accepted request, once it is admitted."""
         forwarding = Forwarding(self._dispatcher, inference, record)
-        await self._admission.admit(account, inference, record, client, forwarding.run)
+        await self._admission.admit(visit, inference, estimate, record, client, forwarding.run)
 
     def _tells(self, request: Request) -> bool:
         """Whether this client may know how slices are, and where."""
@@ -228,6 +252,11 @@ async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
         case TooLargeError() | SlowBodyError() | OverloadedError():
             response.headers["connection"] = "close"  # the rest of the body is not read
     return response
+
+
+async def _on_refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RefusedError)  # noqa: S101  the handler is registered for this class
+    return error.response
 
 
 async def _on_http_error(request: Request, _: Exception) -> JSONResponse:

@@ -23,6 +23,7 @@ from serving.metrics.table import NO_KEY
 # The secret itself, in the form of the file, where no file is mounted.
 VARIABLE = "SERVING_KEYS"
 _PREFIX = "sk-"
+_MOST = 10**12  # of any limit: headers tell it in full, and sums of it stay exact
 _HEX_DIGITS = 64
 _ID_DIGITS = 12  # enough to tell a file's keys apart, and short in a graph's legend
 
@@ -34,11 +35,11 @@ class Key(BaseModel):
 
     name: str = Field(min_length=1, max_length=100)
     sha256: str = Field(pattern=rf"^[0-9a-f]{{{_HEX_DIGITS}}}$")
-    requests_per_minute: float | None = Field(default=None, gt=0)
-    tokens_per_minute: float | None = Field(default=None, gt=0)
-    concurrency: int | None = Field(default=None, ge=1)
+    requests_per_minute: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
+    tokens_per_minute: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
+    concurrency: int | None = Field(default=None, ge=1, le=_MOST)
     priority: int = Field(default=0, ge=-100, le=100)
-    weight: float = Field(default=1, gt=0, le=1000)
+    weight: float = Field(default=1, ge=0.001, le=1000, allow_inf_nan=False)
 
     @property
     def id(self) -> str:

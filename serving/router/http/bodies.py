@@ -1,7 +1,9 @@
-"""Reads request bodies, with limits on each and on all together."""
+"""Reads request bodies, with limits on each, on all of one key and on all together."""
 
 import asyncio
-from typing import Any
+from collections import Counter
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from starlette.requests import ClientDisconnect
@@ -9,27 +11,41 @@ from starlette.requests import ClientDisconnect
 from serving.config import RouterSpec
 from serving.errors import OverloadedError, ServingError, SlowBodyError, TooLargeError
 
-# All bodies together that one router is reading. The queue and the seats of slices bound the bodies that were read.
+T = TypeVar("T")
+
+# All bodies together that one router has, from their first byte to their request's end. Parsed they take two to three times
+# as much.
 _MOST_BYTES = 512 << 20
 # The router reads a refused body up to this many times the allowed size, then cuts the connection.
 _DROPPED = 4
+# Of a body that nobody asked for: a client that is still sending hears no answer.
+_MOST_DROPPED_BYTES = 1 << 20
+
+
+class Holder(Protocol):
+    """Whose body it is: `body_bytes` are what is kept of it."""
+
+    owner: str
+    body_bytes: int
 
 
 class BodyReader:
-    """Reads bodies, with a limit on the size and time of each, and on the bytes of all that are on their way.
+    """Reads bodies, with a limit on the size and time of each, and on the bytes of all that are here.
 
-    `sweep` keeps the deadlines, without a timer for each request.
+    A key may have as many bytes here as are free: alone it gets half of all, and leaves room for the next. `sweep` keeps the
+    deadlines, without a timer for each request.
     """
 
     def __init__(self, spec: RouterSpec, most_bytes: int = _MOST_BYTES) -> None:
         self._spec = spec
-        self._most_bytes = max(most_bytes, spec.max_body_bytes)
-        self.under_way_bytes = 0
+        self._most_bytes = max(most_bytes, 2 * spec.max_body_bytes)
+        self.held_bytes = 0
+        self._of_owner: Counter[str] = Counter()
         self._readers: dict[asyncio.Task[Any], float] = {}
         self._overdue: set[asyncio.Task[Any]] = set()
 
-    async def read(self, request: Request, now_s: float) -> bytes:
-        """Raises TooLargeError, SlowBodyError, OverloadedError, ClientDisconnect."""
+    async def read(self, request: Request, holder: Holder, now_s: float) -> bytes:
+        """Raises TooLargeError, SlowBodyError, OverloadedError, ClientDisconnect. `forget` ends the holding."""
         length = request.headers.get("content-length", "")
         if (
             length.isdecimal()
@@ -37,11 +53,36 @@ class BodyReader:
             and "expect" in request.headers
         ):
             raise self._too_large()  # the client waits to be asked for the body
+        return await self._in_time(self._pieces(request, holder), now_s)
+
+    async def drop(self, request: Request, now_s: float) -> None:
+        """Read and forget a body of which nothing is wanted, up to a size; raises ClientDisconnect."""
+        try:
+            await self._in_time(_dropped(request), now_s)
+        except SlowBodyError:
+            return
+
+    def forget(self, holder: Holder) -> None:
+        """A body is no longer here; a second call changes nothing."""
+        self.held_bytes -= holder.body_bytes
+        self._of_owner[holder.owner] -= holder.body_bytes
+        if not self._of_owner[holder.owner]:
+            del self._of_owner[holder.owner]
+        holder.body_bytes = 0
+
+    def sweep(self, now_s: float) -> None:
+        """End the reading of bodies whose time is up."""
+        for task, deadline_s in self._readers.items():
+            if now_s >= deadline_s and task not in self._overdue:
+                self._overdue.add(task)
+                task.cancel()
+
+    async def _in_time(self, reading: Coroutine[Any, Any, T], now_s: float) -> T:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
         self._readers[task] = now_s + self._spec.body_timeout_s
         try:
-            return await self._pieces(request)
+            return await reading
         except asyncio.CancelledError:
             if task not in self._overdue:
                 raise
@@ -53,50 +94,43 @@ class BodyReader:
             del self._readers[task]
             self._overdue.discard(task)
 
-    def sweep(self, now_s: float) -> None:
-        """End the reading of bodies whose time is up."""
-        for task, deadline_s in self._readers.items():
-            if now_s >= deadline_s and task not in self._overdue:
-                self._overdue.add(task)
-                task.cancel()
-
-    async def _pieces(self, request: Request) -> bytes:
+    async def _pieces(self, request: Request, holder: Holder) -> bytes:
         """Reads and drops the rest of a refused body: a client that is still sending hears no answer."""
         most = self._spec.max_body_bytes
         pieces: list[bytes] = []
-        size = kept = 0
+        size = 0
         refusal: ServingError | None = None
         try:
             while True:
-                message = await request.receive()
-                if message["type"] == "http.disconnect":
-                    raise ClientDisconnect
-                piece = message.get("body", b"")
+                piece, more = await _piece(request)
                 size += len(piece)
                 if refusal is None:
                     pieces.append(piece)
-                    self.under_way_bytes += len(piece)
-                    kept = size
+                    self._hold(holder, len(piece))
                     if size > most:
                         refusal = self._too_large()
-                    elif self.under_way_bytes > self._most_bytes:
-                        refusal = self._too_many()
+                    elif self._of_owner[holder.owner] > self._most_bytes - self.held_bytes:
+                        refusal = self._too_many(holder)
                     if refusal:
                         pieces.clear()
-                        self.under_way_bytes -= kept
-                        kept = 0
-                more = message.get("more_body")
+                        self.forget(holder)
                 if refusal and (not more or size > _DROPPED * most):
-                    raise refusal
+                    raise refusal  # noqa: TRY301  the body is forgotten below
                 if not more:
                     return b"".join(pieces) if len(pieces) != 1 else pieces[0]
-        finally:
-            self.under_way_bytes -= kept
+        except BaseException:
+            self.forget(holder)
+            raise
 
-    def _too_many(self) -> OverloadedError:
+    def _hold(self, holder: Holder, size_bytes: int) -> None:
+        holder.body_bytes += size_bytes
+        self.held_bytes += size_bytes
+        self._of_owner[holder.owner] += size_bytes
+
+    def _too_many(self, holder: Holder) -> OverloadedError:
         return OverloadedError(
-            f"This router is reading {self.under_way_bytes} bytes of request bodies, more than it holds at a time; "
-            "try again shortly."
+            f"This router has {self.held_bytes} bytes of request bodies, {self._of_owner[holder.owner]} of them this key's, "
+            f"and room for {self._most_bytes}; a key may have as many as are free. Try again shortly."
         )
 
     def _too_large(self) -> TooLargeError:
@@ -104,3 +138,18 @@ class BodyReader:
             f"The request body is larger than {self._spec.max_body_bytes} bytes, the most this service takes "
             "(router.max_body_bytes)."
         )
+
+
+async def _piece(request: Request) -> tuple[bytes, bool]:
+    """The next piece of a body, and whether there is more."""
+    message = await request.receive()
+    if message["type"] == "http.disconnect":
+        raise ClientDisconnect
+    return message.get("body", b""), bool(message.get("more_body"))
+
+
+async def _dropped(request: Request) -> None:
+    size, more = 0, True
+    while more and size <= _MOST_DROPPED_BYTES:
+        piece, more = await _piece(request)
+        size += len(piece)

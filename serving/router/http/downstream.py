@@ -49,6 +49,9 @@ class Downstream(Protocol):
     def end(self) -> None:
         """The answer is complete."""
 
+    def cut(self) -> None:
+        """The client does not read: end the answer as it stands, and with it whoever makes it."""
+
 
 def respond(client: Downstream, response: Response) -> None:
     """Send a response that is whole already."""
@@ -80,6 +83,10 @@ class OverAsgi(Response):
                 client.taken()
             if not (gone.done() and working.cancelled()):
                 await working
+        except asyncio.CancelledError:
+            if not client.was_cut or client.sending.uncancel():
+                raise
+            # The server sees an answer without an end, and closes the connection.
         finally:
             working.cancel()
             gone.cancel()
@@ -95,7 +102,16 @@ class _AsgiDownstream:
         self.more_headers: Callable[[], Headers] | None = None
         self.messages: list[Message] = []
         self.paused = False
+        self.was_cut = False
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  a coroutine runs in a task
+        self.sending: asyncio.Task[object] = task
         self._something = asyncio.Event()
+
+    def cut(self) -> None:
+        if not self.was_cut:
+            self.was_cut = True
+            self.sending.cancel()
 
     def start(self, status: int, headers: Headers) -> None:
         self.started = True

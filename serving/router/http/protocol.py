@@ -1,16 +1,22 @@
 """A client's request for a model: read once, then handed to admission, scheduling and forwarding. Pure."""
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 # A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
+# vLLM's copy of an engine to go to, and SageMaker's adapter and session: the router chooses these.
+_STEERING = b"x-data-parallel-rank"
+_SAGEMAKER = b"x-amzn-sagemaker-"
 
 
 @dataclass(frozen=True)
 class InferenceRequest:
-    """A POST for one model. `body` goes to the slice as it came, `headers` without credentials; `fields` are the parsed body."""
+    """A POST for one model. `body` goes to the slice as it came, `headers` without credentials and what steers an engine;
+    `fields` are those of the parsed body that the router looks at.
+    """
 
     model: str
     path: str
@@ -23,9 +29,18 @@ class InferenceRequest:
     def streams(self) -> bool:
         return self.fields.get("stream") is True
 
+    def all_fields(self) -> dict[str, Any]:
+        """Every field of the body; whole numbers as the router reads them."""
+        whole = {name: value for name, value in self.fields.items() if type(value) is int}
+        return {**json.loads(self.body), **whole} if self.body else dict(self.fields)
+
     @classmethod
     def of(cls, request: Any, model: str, path: str, body: bytes, fields: Mapping[str, Any]) -> Self:
         """`request` is Starlette's."""
         raw: Iterable[tuple[bytes, bytes]] = request.headers.raw
-        headers = tuple(header for header in raw if header[0] not in _CREDENTIALS)
+        headers = tuple(
+            header
+            for header in raw
+            if header[0] not in (*_CREDENTIALS, _STEERING) and not header[0].startswith(_SAGEMAKER)
+        )
         return cls(model, path, body, fields, request.url.query, headers)

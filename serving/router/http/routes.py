@@ -1,6 +1,7 @@
 """The routes of a model: one row per path. Pure.
 
-Every route of vLLM's app that computes something has a row. Routes that steer an engine (sleep, profiling, weights, adapters
+Every route of vLLM's app that computes something has a row, and every row says how to read the work from a request: a path
+without a row is refused. Routes that steer an engine (sleep, profiling, weights, adapters
 loaded by hand) have none, and no client reaches them. The rows type the fields that the router looks at; every other field is
 vLLM's and passes as it came.
 """
@@ -8,6 +9,9 @@ vLLM's and passes as it came.
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+
+from serving.router.http import work
+from serving.router.http.work import Extractor
 
 
 class Dialect(StrEnum):
@@ -22,17 +26,17 @@ class Route:
     """One path that a slice answers.
 
     `fields` are JSON schemas of the fields that the router looks at; a body must have the `needed` ones. `operation` is
-    OpenTelemetry's name of the work. A request without a `seat` never reaches the engine's batch. Another slice can go on
-    with a stream that is `continued`. The first event of a stream that `opens` only names the role.
+    OpenTelemetry's name of the work, `work` reads from fields what an engine has to do. Another slice can go on with a stream
+    that is `continued`. The first event of a stream that `opens` only names the role.
     """
 
     path: str
+    work: Extractor
     summary: str
     fields: dict[str, Any]
     needed: tuple[str, ...] = ()
     dialect: Dialect = Dialect.OPENAI
     operation: str | None = None
-    seat: bool = True
     continued: bool = False
     opens: bool = False
     form: bool = False
@@ -62,6 +66,9 @@ _SAMPLING = {
 _EMBEDDED = {"input": _PROMPT}
 _SCORED = {"text_1": _CONTENT, "text_2": _CONTENT}
 _RANKED = {"query": _TEXT, "documents": {"type": "array", "items": _CONTENT}, "top_n": {"type": "integer"}}
+# A score's two sides go by several names; a cross-encoder reads pairs of them, an embedding model each by itself.
+_SCORING = work.reading("text_1", "text_2", "data_1", "data_2", "queries", "documents", "items")
+_RANKING = work.reading("query", "documents")
 _GENERATED = {"generate_response": {"type": "object"}}
 _SEVERAL_GENERATED = {"generate_responses": {"type": "array", "items": {"type": "object"}}}
 _SPEECH = {"file": {"type": "string", "format": "binary"}}
@@ -71,6 +78,7 @@ ROUTES: dict[str, Route] = {
     for route in (
         Route(
             "/v1/chat/completions",
+            work.chat,
             "Chat",
             {"messages": _MESSAGES, **_SAMPLING},
             ("messages",),
@@ -80,34 +88,58 @@ ROUTES: dict[str, Route] = {
         ),
         Route(
             "/v1/chat/completions/batch",
+            work.chats,
             "Chat, several conversations at once",
             {"messages": {"type": "array", "items": _MESSAGES}},
             ("messages",),
         ),
-        Route("/v1/chat/completions/render", "The tokens of a chat", {"messages": _MESSAGES}, ("messages",)),
         Route(
-            "/v1/chat/completions/derender", "A chat's answer from tokens", _GENERATED, ("generate_response",)
+            "/v1/chat/completions/render",
+            work.rendering,
+            "The tokens of a chat",
+            {"messages": _MESSAGES},
+            ("messages",),
+        ),
+        Route(
+            "/v1/chat/completions/derender",
+            work.rendering,
+            "A chat's answer from tokens",
+            _GENERATED,
+            ("generate_response",),
         ),
         Route(
             "/v1/completions",
+            work.completion,
             "Complete a text",
             {"prompt": _PROMPT, **_SAMPLING},
             ("prompt",),
             operation="text_completion",
             continued=True,
         ),
-        Route("/v1/completions/render", "The tokens of a prompt", {"prompt": _PROMPT}, ("prompt",)),
         Route(
-            "/v1/completions/derender", "Completions from tokens", _SEVERAL_GENERATED, ("generate_responses",)
+            "/v1/completions/render",
+            work.rendering,
+            "The tokens of a prompt",
+            {"prompt": _PROMPT},
+            ("prompt",),
+        ),
+        Route(
+            "/v1/completions/derender",
+            work.rendering,
+            "Completions from tokens",
+            _SEVERAL_GENERATED,
+            ("generate_responses",),
         ),
         Route(
             "/inference/v1/generate",
+            work.generation,
             "Tokens to tokens",
             {"token_ids": _TOKENS, "sampling_params": {"type": "object"}, "stream": {"type": "boolean"}},
             ("token_ids", "sampling_params"),
         ),
         Route(
             "/v1/responses",
+            work.chat,
             "OpenAI's Responses",
             {"input": _CONTENT, "max_output_tokens": _COUNT},
             ("input",),
@@ -115,6 +147,7 @@ ROUTES: dict[str, Route] = {
         ),
         Route(
             "/v1/messages",
+            work.chat,
             "Anthropic's Messages",
             {"messages": _MESSAGES, "max_tokens": _COUNT, "stream": {"type": "boolean"}},
             ("messages", "max_tokens"),
@@ -123,36 +156,58 @@ ROUTES: dict[str, Route] = {
         ),
         Route(
             "/v1/messages/count_tokens",
+            work.rendering,
             "Count a message's tokens",
             {"messages": _MESSAGES},
             ("messages",),
             dialect=Dialect.ANTHROPIC,
-            seat=False,
         ),
-        Route("/v1/embeddings", "Embed texts", _EMBEDDED, ("input",), operation="embeddings"),
-        Route("/v2/embed", "Cohere's Embed", {"texts": {"type": "array", "items": _TEXT}}, ()),
-        Route("/pooling", "Pool hidden states", _EMBEDDED, ("input",)),
-        Route("/classify", "Classify texts", _EMBEDDED, ("input",)),
-        Route("/score", "Score pairs of texts", _SCORED, ("text_1", "text_2")),
-        Route("/v1/score", "Score pairs of texts", _SCORED, ("text_1", "text_2")),
+        Route(
+            "/v1/embeddings",
+            work.reading("input"),
+            "Embed texts",
+            _EMBEDDED,
+            ("input",),
+            operation="embeddings",
+        ),
+        Route(
+            "/v2/embed",
+            work.reading("texts", "images", "inputs"),
+            "Cohere's Embed",
+            {"texts": {"type": "array", "items": _TEXT}},
+            (),
+        ),
+        Route("/pooling", work.reading("input", "data"), "Pool hidden states", _EMBEDDED, ("input",)),
+        Route("/classify", work.reading("input"), "Classify texts", _EMBEDDED, ("input",)),
+        Route("/score", _SCORING, "Score pairs of texts", _SCORED, ("text_1", "text_2")),
+        Route("/v1/score", _SCORING, "Score pairs of texts", _SCORED, ("text_1", "text_2")),
         Route(
             "/generative_scoring",
+            work.scoring,
             "Score items by a model's next token",
             {"query": _PROMPT, "items": _PROMPT},
             ("query", "items"),
         ),
-        Route("/rerank", "Order documents by a query", _RANKED, ("query", "documents")),
-        Route("/v1/rerank", "Order documents by a query", _RANKED, ("query", "documents")),
-        Route("/v2/rerank", "Order documents by a query", _RANKED, ("query", "documents")),
+        Route("/rerank", _RANKING, "Order documents by a query", _RANKED, ("query", "documents")),
+        Route("/v1/rerank", _RANKING, "Order documents by a query", _RANKED, ("query", "documents")),
+        Route("/v2/rerank", _RANKING, "Order documents by a query", _RANKED, ("query", "documents")),
         Route(
-            "/tokenize", "Text or chat to tokens", {"prompt": _TEXT, "messages": _MESSAGES}, (), seat=False
+            "/tokenize",
+            work.rendering,
+            "Text or chat to tokens",
+            {"prompt": _TEXT, "messages": _MESSAGES},
+            (),
         ),
-        Route("/detokenize", "Tokens to text", {"tokens": _TOKENS}, ("tokens",), seat=False),
+        Route("/detokenize", work.rendering, "Tokens to text", {"tokens": _TOKENS}, ("tokens",)),
         Route(
-            "/invocations", "Any of these, as SageMaker asks", {"messages": _MESSAGES, "prompt": _PROMPT}, ()
+            "/invocations",
+            work.anything,
+            "Any of these, as SageMaker asks",
+            {"messages": _MESSAGES, "prompt": _PROMPT},
+            (),
         ),
-        Route("/v1/audio/transcriptions", "Speech to text", _SPEECH, ("file",), form=True),
-        Route("/v1/audio/translations", "Speech to English text", _SPEECH, ("file",), form=True),
+        Route("/v1/audio/transcriptions", work.speech, "Speech to text", _SPEECH, ("file",), form=True),
+        Route("/v1/audio/translations", work.speech, "Speech to English text", _SPEECH, ("file",), form=True),
     )
 }
 _ANTHROPIC = "/v1/messages"

@@ -3,25 +3,48 @@
 The router checks only what would cost an engine, or make it reach into the network. vLLM knows what fields mean and which
 ones exist; it ignores unknown fields, as OpenAI's clients of any age rely on, and so does the router. A key that stands twice
 in one object is refused: router and engine must not read two requests in one body.
+
+A body is measured before it is parsed: as Python objects the smallest values of JSON take thirty times their bytes.
 """
 
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
-from typing import Any
+import asyncio
+import base64
+import math
+import re
+import struct
+from collections.abc import AsyncGenerator, Collection, Mapping
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import jiter
 from fastapi import Request
+from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.config import RouterSpec
+from serving.engine.protocol import CONTINUED
 from serving.errors import BadRequestError
 from serving.planning import Plan
+from serving.router.http.routes import Route
+from serving.router.http.work import Work, texts
 
+# A list or object takes 56 bytes and more, a number 32: at most 4 MiB and 8 MiB of one body, parsed within 20 ms.
+_MOST_CONTAINERS = 1 << 16
+_MOST_VALUES = 1 << 18
+# Below this size a body is neither measured nor parsed off the event loop: it is parsed within a millisecond.
+_SMALL_BYTES = 1 << 16
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
 _LONGEST_TOKEN_CHARS = 128
 # vLLM compares every stop text with every new piece of every answer.
 _MOST_STOPS = 64
 _LONGEST_STOP_CHARS = 1024
+_MOST_BIASES = 1024
+_MOST_TOOLS = 512
+# xgrammar compiles these before the first token, in the engine's own process.
+_LONGEST_REGEX_CHARS = 4096
+_MOST_REPEATS = 10_000
+_LONGEST_GRAMMAR_CHARS = 1 << 16
+_MOST_SCHEMA_VALUES = 10_000
 _WHOLE_NUMBERS = (
     "n",
     "best_of",
@@ -30,14 +53,20 @@ _WHOLE_NUMBERS = (
     "max_output_tokens",
     "min_tokens",
 )
-# Prompts of one request times the answers to each.
+# Prompts of one request times the answers to each, where none of them writes.
 _MOST_SEQUENCES = 4096
+# A small PNG may unpack to gigabytes; a photograph of a good camera has 50 million pixels.
+_MOST_PIXELS = 64 << 20
 # About right for English text in JSON; the tokens that a request used correct it afterwards.
 BYTES_PER_TOKEN = 4
 # Fields with text for a chat template or tokenizer, and with media.
 _CONTENT = (
     "messages",
     "input",
+    "inputs",
+    "images",
+    "data",
+    "items",
     "prompt",
     "queries",
     "query",
@@ -47,22 +76,61 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
+# Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client.
+_STEERING = ("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background")
+_STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
+_REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
-async def fields_of(request: Request, body: bytes) -> dict[str, Any]:
+async def fields_of(request: Request, route: Route, body: bytes) -> dict[str, Any]:
     """The fields of a JSON or form body; raises BadRequestError."""
-    if request.headers.get("content-type", "").startswith("multipart/form-data"):
-        return await _form(request, body)
+    if request.headers.get("content-type", "").lower().startswith("multipart/"):
+        if route.form:
+            return await _form(request.headers, body)
+        raise BadRequestError(
+            f"{route.path} takes a JSON body, not a form; send Content-Type: application/json."
+        )
     if not body:
         raise BadRequestError("The request has no body; a JSON object is needed.")
+    return parse(body) if len(body) < _SMALL_BYTES else await asyncio.to_thread(parse, body)
+
+
+def parse(body: bytes) -> dict[str, Any]:
+    """The fields of a JSON body, of a bounded number of values; raises BadRequestError."""
+    too_many = _too_many_values(body)
     try:
+        if too_many:  # its beginning says more where it is no JSON at all
+            jiter.from_json(body[:_SMALL_BYTES], partial_mode=True)
+            raise too_many
         fields = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         raise BadRequestError(f"The request body is not JSON: {str(error)[:200]}.") from None
     if not isinstance(fields, dict):
         raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
     _check_types(fields)
+    if isinstance(sampling := fields.get("sampling_params"), dict):
+        _check_types(sampling)
     return fields
+
+
+def _too_many_values(body: bytes) -> BadRequestError | None:
+    """Count a body's values without making them. `bytes` counts at memory speed; a text may contain all these signs."""
+    if len(body) < _SMALL_BYTES or _containers(body) + body.count(b",") <= _MOST_CONTAINERS:
+        return None
+    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    count, most, what = plain.count(b'"') // 2, _MOST_VALUES, "texts"
+    if count <= most:
+        outside = b"".join(plain.split(b'"')[::2])
+        count, what = outside.count(b","), "values"
+        if count <= most:
+            count, most, what = _containers(outside), _MOST_CONTAINERS, "lists and objects"
+    if count <= most:
+        return None
+    return BadRequestError(f"The request body has {count} {what}; send at most {most} in one request.")
+
+
+def _containers(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
 
 
 def _check_types(fields: dict[str, Any]) -> None:
@@ -75,131 +143,215 @@ def _check_types(fields: dict[str, Any]) -> None:
             raise BadRequestError(f"{name} is {_short(value)}; send a whole number.")
     if not isinstance(streams := fields.get("stream"), bool | None):
         raise BadRequestError(f"stream is {_short(streams)}; send true or false.")
+    for name, value in fields.items():
+        if isinstance(value, float) and not math.isfinite(value):  # 1e999 is JSON
+            raise BadRequestError(f"{_short(name)} is a number that no computer keeps; send a smaller one.")
 
 
-async def _form(request: Request, body: bytes) -> dict[str, Any]:
+async def _form(headers: Headers, body: bytes) -> dict[str, Any]:
     async def once() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""
 
     try:
-        form = await MultiPartParser(request.headers, once()).parse()
+        form = await MultiPartParser(headers, once()).parse()
     except (MultiPartException, KeyError) as error:
         raise BadRequestError(f"The request body is not a form: {error}") from None
-    fields = {name: value for name, value in form.multi_items() if isinstance(value, str)}
+    fields: dict[str, Any] = {name: value for name, value in form.multi_items() if isinstance(value, str)}
     await form.close()
+    for name in _WHOLE_NUMBERS:
+        if name in fields:
+            if not re.fullmatch(r"\d{1,9}", fields[name]):
+                raise BadRequestError(f"{name} is {_short(fields[name])}; send a whole number.")
+            fields[name] = int(fields[name])
     return fields
 
 
-def check(fields: Mapping[str, Any], plan: Plan, spec: RouterSpec) -> None:
-    """Raises BadRequestError, with value and limit, where no engine should see the request."""
-    for name in ("n", "best_of"):
-        if isinstance(asked := fields.get(name), int) and asked > spec.max_n:
-            raise BadRequestError(
-                f"{name} is {_short(asked)}; at most {spec.max_n} answers to a prompt are given."
-            )
-    if (sequences := _sequences(fields)) > _MOST_SEQUENCES:
+def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec: RouterSpec) -> Work:
+    """What the request makes an engine do; raises BadRequestError, with value and limit, where no engine should see it."""
+    work = route.work(fields, len(body))
+    _check_steering(fields)
+    sampling = fields.get("sampling_params")
+    for holder in (fields, sampling) if isinstance(sampling, Mapping) else (fields,):
+        _check_answers(holder, spec.max_n)
+        for name in ("stop", "stop_token_ids", "stop_sequences", "bad_words"):
+            _check_stops(name, holder.get(name))
+        _check_entries(holder, "logit_bias", _MOST_BIASES)
+        _check_entries(holder, "tools", _MOST_TOOLS)
+        _check_grammar(holder)
+    # What an engine can't run at once would wait in the engine, where no key has a share.
+    most = max(plan.most_sequences, spec.max_n) if work.generates else _MOST_SEQUENCES
+    if work.sequences > most:
         raise BadRequestError(
-            f"The request makes {sequences} sequences, prompts times n; send at most {_MOST_SEQUENCES} at a time."
+            f"The request makes {work.sequences} sequences, prompts times n; send at most {most} at a time."
         )
-    for name in ("stop", "stop_token_ids", "stop_sequences", "bad_words"):
-        _check_stops(name, fields.get(name))
-    _check_length(fields, plan.fit.max_model_len)
-    allowed = plan.engine.get("allowed_media_domains") or ()
-    local = bool(plan.engine.get("allowed_local_media_path"))
-    for name in _CONTENT:
-        if isinstance(content := fields.get(name), list | dict):
-            for _, where, text in _texts(content):
-                if _is_url(where):
-                    _check_url(text, allowed, local=local)
+    _check_length(fields, work.prompts, plan.fit.max_model_len)
+    _check_media(fields, plan)
+    return work
 
 
-def demand(fields: Mapping[str, Any], body: bytes) -> tuple[float, int]:
-    """About the tokens that a request may use, and its sequences. Both are sane whatever the body says."""
-    sequences = _sequences(fields)
-    most = 0
-    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
-        if isinstance(asked := fields.get(name), int) and asked > 0:
-            most = max(most, min(asked, 1 << 30))
-    return _text_bytes(fields, body) / BYTES_PER_TOKEN + most * sequences, min(sequences, _MOST_SEQUENCES)
+class Estimate(NamedTuple):
+    """What a request may use: its work, about the tokens of its prompts, and about all of its tokens."""
+
+    work: Work
+    prompt_tokens: float
+    tokens: float
+
+    @classmethod
+    def of(cls, work: Work, fields: Mapping[str, Any], body: bytes, left_out_tokens: float) -> Self:
+        """`left_out_tokens`: of one answer to which the request sets no bound."""
+        prompt = prompt_tokens(fields, body)
+        output = left_out_tokens if work.output_tokens is None else work.output_tokens
+        return cls(work, prompt, prompt + output * work.sequences)
 
 
-def _text_bytes(fields: Mapping[str, Any], body: bytes) -> int:
-    """The bytes of a body that may become tokens of text. A picture's do not: it becomes some hundred tokens at any size."""
-    if not body.lstrip().startswith(b"{"):
-        return sum(len(value) for value in fields.values() if isinstance(value, str))
-    contents = (fields.get(name) for name in _CONTENT)
-    return len(body) - sum(
-        len(text)
-        for content in contents
-        if isinstance(content, list | dict)
-        for holder, where, text in _texts(content)
-        if (_is_url(where) and text.startswith("data:"))
-        or (where == "data" and ("format" in holder or holder.get("type") == "base64"))
-    )
+def prompt_tokens(fields: Mapping[str, Any], body: bytes) -> float:
+    """About the tokens of a request's texts. A picture's bytes do not count: it becomes some hundred tokens at any size."""
+    if not body[:64].lstrip().startswith(b"{"):
+        return sum(len(value) for value in fields.values() if isinstance(value, str)) / BYTES_PER_TOKEN
+    media = sum(len(text) for holder, name, text in texts(_content(fields)) if _is_media(holder, name, text))
+    return (len(body) - media) / BYTES_PER_TOKEN
 
 
-def _sequences(fields: Mapping[str, Any]) -> int:
-    n = fields.get("n")
-    answers = n if isinstance(n, int) and n > 0 else 1
-    prompt = fields.get("prompt", fields.get("input"))
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list):
-        return answers * len(prompt)
-    return answers
+def _check_steering(fields: Mapping[str, Any]) -> None:
+    """Refuse what is between router and engines. A client that sends a default of these sends nothing."""
+    for name in _STEERING:
+        if fields.get(name):
+            raise BadRequestError(f"{name} is not a client's to set on this service; leave it out.")
+    sampling = fields.get("sampling_params")
+    holders: list[Any] = [fields.get("vllm_xargs")]
+    if isinstance(sampling, Mapping):
+        holders += [sampling.get("vllm_xargs"), sampling.get("extra_args")]
+    for arguments in holders:
+        for name in _STEERING_ARGUMENTS:
+            if isinstance(arguments, Mapping | str) and name in arguments:
+                raise BadRequestError(
+                    f"vllm_xargs.{name} is not a client's to set on this service; leave it out."
+                )
+
+
+def _check_answers(fields: Mapping[str, Any], most: int) -> None:
+    for name in ("n", "best_of"):
+        if isinstance(asked := fields.get(name), int) and asked > most:
+            raise BadRequestError(f"{name} is {_short(asked)}; at most {most} answers to a prompt are given.")
 
 
 def _check_stops(name: str, stops: Any) -> None:
-    texts = stops if isinstance(stops, list) else [stops]
-    if len(texts) > _MOST_STOPS:
-        raise BadRequestError(f"{name} has {len(texts)} entries; send at most {_MOST_STOPS}.")
-    longest = max((len(text) for text in texts if isinstance(text, str)), default=0)
+    entries = stops if isinstance(stops, list) else [stops]
+    if len(entries) > _MOST_STOPS:
+        raise BadRequestError(f"{name} has {len(entries)} entries; send at most {_MOST_STOPS}.")
+    longest = max((len(text) for text in entries if isinstance(text, str)), default=0)
     if longest > _LONGEST_STOP_CHARS:
         raise BadRequestError(
             f"{name} has a text of {longest} characters; send at most {_LONGEST_STOP_CHARS}."
         )
 
 
-def _check_length(fields: Mapping[str, Any], max_model_len: int) -> None:
+def _check_entries(fields: Mapping[str, Any], name: str, most: int) -> None:
+    value = fields.get(name)
+    if isinstance(value, Mapping | list) and len(value) > most:
+        raise BadRequestError(f"{name} has {len(value)} entries; send at most {most}.")
+
+
+def _check_grammar(fields: Mapping[str, Any]) -> None:
+    """Refuse grammars that take an engine long to compile, while all its other requests wait."""
+    outputs = fields.get("structured_outputs")
+    named = outputs if isinstance(outputs, Mapping) else {}
+    for name, text in (
+        *named.items(),
+        *((name, fields.get(f"guided_{name}")) for name in ("regex", "grammar")),
+    ):
+        if isinstance(text, str):
+            most = _LONGEST_REGEX_CHARS if name == "regex" else _LONGEST_GRAMMAR_CHARS
+            if len(text) > most:
+                raise BadRequestError(f"{_short(name)} has {len(text)} characters; send at most {most}.")
+            if name == "regex" and (repeats := _repeats(text)) > _MOST_REPEATS:
+                raise BadRequestError(
+                    f"regex repeats a part {_short(repeats)} times, one count inside another; send at most {_MOST_REPEATS}."
+                )
+    for name in ("structured_outputs", "response_format", "guided_json", "guided_choice"):
+        if (values := _values(fields.get(name))) > _MOST_SCHEMA_VALUES:
+            raise BadRequestError(f"{name} has {values} values; send at most {_MOST_SCHEMA_VALUES}.")
+
+
+def _repeats(regex: str) -> int:
+    """The product of a regex's counts: the most that nested repetitions can come to."""
+    product = 1
+    for least, most in _REPEAT.findall(regex):
+        product *= max(1, int((most or least or "1")[:9]))
+        if product > 1 << 60:
+            break
+    return product
+
+
+def _values(value: Any) -> int:
+    count, todo = 0, [value]
+    while todo:
+        item = todo.pop()
+        count += 1
+        if isinstance(item, dict):
+            todo.extend(item.values())
+        elif isinstance(item, list):
+            todo.extend(item)
+    return count
+
+
+def _check_length(fields: Mapping[str, Any], prompts: int, max_model_len: int) -> None:
     """Refuse too many token ids, and text that is too long for any tokenizer. The engine counts the rest."""
-    for name in ("prompt", "input", "tokens", "prompt_token_ids"):
+    for name in ("prompt", "input", "tokens", "token_ids", "prompt_token_ids"):
         prompt = fields.get(name)
-        prompts = (
-            prompt if isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list) else [prompt]
-        )
-        for item in prompts:
+        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
+        for item in prompt if several and isinstance(prompt, list) else [prompt]:
             if isinstance(item, list) and item and isinstance(item[0], int) and len(item) > max_model_len:
                 raise BadRequestError(
                     f"{name} has {len(item)} tokens; the context of this model is {max_model_len}."
                 )
-            if isinstance(item, str) and len(item) > max_model_len * _LONGEST_TOKEN_CHARS:
-                raise BadRequestError(
-                    f"{name} has {len(item)} characters; no text of that length fits the context of {max_model_len} tokens."
-                )
+    longest_chars = max_model_len * _LONGEST_TOKEN_CHARS
+    whole_chars = 0
+    for holder, name, text in texts(fields):
+        if _is_media(holder, name, text):
+            continue
+        whole_chars += len(text)
+        if len(text) > longest_chars or whole_chars > longest_chars * max(1, prompts):
+            raise BadRequestError(
+                f"{_short(name)} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length fits "
+                f"the context of {max_model_len} tokens."
+            )
+
+
+def _check_media(fields: Mapping[str, Any], plan: Plan) -> None:
+    allowed = plan.engine.get("allowed_media_domains") or ()
+    local = bool(plan.engine.get("allowed_local_media_path"))
+    pixels = 0
+    for _, name, text in texts(_content(fields)):
+        if _is_url(name) or (name == "data" and _reaches_out(text)):
+            _check_url(text, allowed, local=local)
+            pixels += _pixels(text)
+    if pixels > _MOST_PIXELS:
+        raise BadRequestError(f"The images have {pixels} pixels together; send at most {_MOST_PIXELS}.")
+
+
+def _content(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: fields[name] for name in _CONTENT if isinstance(fields.get(name), list | dict)}
 
 
 def _is_url(name: str) -> bool:
-    return name == "url" or name.endswith("_url")
+    return name in ("url", "images") or name.endswith("_url")
 
 
-def _texts(content: Any) -> Iterator[tuple[Mapping[str, Any], str, str]]:
-    """Every text in the parts of a request's content, with the object it stands in and its key there."""
-    todo: list[Any] = [content]
-    while todo:
-        value = todo.pop()
-        if isinstance(value, list):
-            if not (value and isinstance(value[0], int | float)):  # token ids
-                todo.extend(value)
-        elif isinstance(value, dict):
-            for name, inner in value.items():
-                if isinstance(inner, list | dict):
-                    todo.append(inner)
-                elif isinstance(inner, str):
-                    yield value, name, inner
+def _is_media(holder: Mapping[str, Any], name: str, text: str) -> bool:
+    return (text.startswith("data:") and _is_url(name)) or (
+        name in ("data", "prompt_embeds") and (holder.get("type") == "base64" or "format" in holder)
+    )
+
+
+def _reaches_out(text: str) -> bool:
+    return text[:16].lstrip().lower().startswith(("http:", "https:", "file:", "ftp:", "gs:", "s3:"))
 
 
 def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:
     try:
-        parts = urlsplit(url.strip())
+        parts = urlsplit(url.strip()) if len(url) < _SMALL_BYTES else urlsplit(url[:_LONGEST_STOP_CHARS])
         scheme, host = parts.scheme.lower(), parts.hostname
     except ValueError:
         raise BadRequestError(f"{_short(url)} is not a URL.") from None
@@ -212,6 +364,26 @@ def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:
     )
 
 
+def _pixels(url: str) -> int:
+    """The pixels that an image says it has, in the formats that pack any number of them into a few bytes."""
+    packed = url.partition(",")[2][:64]
+    try:
+        head = base64.b64decode(packed[: len(packed) // 4 * 4])
+        if head.startswith(b"\x89PNG"):
+            width, height = struct.unpack_from(">II", head, 16)
+        elif head.startswith(b"GIF8"):
+            width, height = struct.unpack_from("<HH", head, 6)
+        elif head.startswith(b"BM"):
+            width, height = (abs(side) for side in struct.unpack_from("<ii", head, 18))
+        elif head[:4] == b"RIFF" and head[12:16] == b"VP8X":
+            width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
+        else:
+            return 0
+    except (ValueError, struct.error):
+        return 0
+    return int(width * height)
+
+
 def _short(value: Any) -> str:
     text = (
         repr(value)
@@ -219,3 +391,50 @@ def _short(value: Any) -> str:
         else f"a number of {value.bit_length()} bits"
     )
     return text if len(text) <= 100 else text[:97] + "..."
+
+
+# What the router looks at after admission, of whichever type it has to be. No other field stays in memory while the answer runs.
+_LOOKED_AT: dict[str, type | tuple[type, ...]] = {
+    "model": str,
+    "stream": bool,
+    "n": int,
+    "prompt": (str, list),
+    "messages": list,
+    "input": (str, list),
+    "system": (str, list),
+    "instructions": str,
+    "tools": list,
+    "tool_choice": (str, dict),
+    "user": str,
+    "prompt_cache_key": str,
+    "cache_salt": str,
+    "max_tokens": int,
+    "max_completion_tokens": int,
+    "min_tokens": int,
+    "echo": bool,
+    "logprobs": (bool, int),
+    "prompt_logprobs": int,
+    "use_beam_search": bool,
+    "modalities": list,
+    "stream_options": dict,
+    "return_token_ids": bool,
+    "include_reasoning": bool,
+    "thinking_token_budget": int,
+    "repetition_detection": dict,
+    "vllm_xargs": dict,
+}
+
+
+def kept(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that the router looks at after admission. Of a grammar, that it is there."""
+    slim = {
+        name: fields[name]
+        for name, kind in _LOOKED_AT.items()
+        if name in fields and isinstance(fields[name], kind)
+    }
+    if fields.get("structured_outputs"):
+        slim["structured_outputs"] = True
+    form = fields.get("response_format")
+    if isinstance(form, Mapping) and form != {"type": "text"}:
+        slim["response_format"] = {"type": form.get("type")}
+    return slim

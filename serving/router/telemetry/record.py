@@ -61,6 +61,7 @@ class RequestRecord:
     last_s: float = 0.0
     ended_s: float = 0.0
     events: int = 0
+    sent_bytes: int = 0
     longest_gap_s: float = 0.0
     retries: int = 0
     continuations: int = 0
@@ -100,6 +101,7 @@ class RequestRecord:
             self.longest_gap_s = now_s - self.last_s
         self.last_s = now_s
         self.events += events
+        self.sent_bytes += len(data)
         self._before, self._tail = self._tail, data
         if self.answer is not None:
             self.answer.append(data)

@@ -1,6 +1,9 @@
 """Admission through HTTP: the router's app on a real server, in front of an engine that does as it is told."""
 
 import asyncio
+import itertools
+import json
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -26,6 +29,7 @@ from serving.metrics.recorder import Recorder
 from serving.metrics.table import NO_KEY
 from serving.planning import Plan, plan
 from serving.router.admission.controller import AdmissionController
+from serving.router.admission.shares import KeyUse
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile, new
@@ -65,6 +69,9 @@ class Engine:
             self.holding -= 1
         if fields.get("fail"):
             return JSONResponse({"error": {"message": "no", "type": "BadRequestError", "code": 400}}, 400)
+        if fields.get("endless"):
+            piece = b"data: " + b"x" * 65536 + b"\n\n"
+            return StreamingResponse(itertools.repeat(piece), media_type="text/event-stream")
         if fields.get("stream"):
             said = (
                 b', "usage": {"prompt_tokens": 30, "completion_tokens": 70}' if fields.get("usage") else b""
@@ -246,7 +253,10 @@ def test_a_key_s_limit_is_told_with_every_answer_and_when_it_is_over(tmp_path: P
         client = openai.OpenAI(base_url=f"{front.address}/v1", api_key=key, max_retries=0)
         with pytest.raises(openai.RateLimitError):
             client.chat.completions.create(model=MODEL, messages=[])
-        assert front.count("refused") == 2
+        assert [front.count(what) for what in ("arrived", "refused")] == [
+            2,
+            0,
+        ]  # no slice more would change it
 
 
 @pytest.mark.parametrize(
@@ -333,8 +343,10 @@ def test_a_quiet_key_is_not_kept_waiting_by_a_loud_one(tmp_path: Path) -> None:
 
 def test_routers_share_a_key_s_limit(tmp_path: Path) -> None:
     key, keys = key_file(tmp_path, concurrency=2)
+    other = Demand("b", MODEL, keys={id_of(keys): KeyUse(open=1, leased=1)})
     with fronted(keys) as front:
-        front.gate.others([Demand("b", MODEL, in_flight=1), Demand("me", MODEL)], "me")
+        for _ in range(2):
+            front.gate.others([other, Demand("me", MODEL)], "me")
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(front.post, key, hold=True)
             until(lambda: front.count("in_flight") == 1, "one runs", timeout_s=10)
@@ -372,10 +384,168 @@ def test_bodies_on_their_way_have_a_bound_together() -> None:
     with fronted() as front, ThreadPoolExecutor(1) as pool:
         front.gate.bodies = BodyReader(RouterSpec(max_body_bytes=1024), most_bytes=1000)
         first = pool.submit(front.client.post, CHAT, content=halted(10))
-        until(lambda: front.gate.bodies.under_way_bytes > 600, "half a body", timeout_s=10)
+        until(lambda: front.gate.bodies.held_bytes > 600, "half a body", timeout_s=10)
         second = front.client.post(CHAT, content=halted(0.3))
         assert "bytes of request bodies" in error_of(second, 503, "overloaded")
         assert (second.headers["retry-after"], second.headers["connection"]) == ("5", "close")
         come.set()
         assert first.result().is_success
-        assert front.gate.bodies.under_way_bytes == 0
+        until(lambda: front.gate.bodies.held_bytes == 0, "no body stays")
+
+
+def opened(front: Front, **fields: Any) -> socket.socket:
+    """A connection that has asked, and reads nothing of the answer."""
+    host, port = front.address.removeprefix("http://").split(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.connect((host, int(port)))
+    body = json.dumps({"model": MODEL, **fields}).encode()
+    made.sendall(f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    return made
+
+
+def test_answers_that_nobody_reads_give_up_their_seats() -> None:
+    """Two of them take every seat of the slice; thirty seconds later others are answered."""
+    ahead_s = 0.0
+    with fronted(clock=lambda: time.monotonic() + ahead_s, queue={"wait_s": 600}) as front:
+        silent = [opened(front, stream=True, endless=True, n=2) for _ in range(2)]
+        until(lambda: front.gate._queue.seats_taken(MODEL) >= 2, "all seats are taken", timeout_s=10)
+        until(
+            lambda: any(reader._client.paused for reader in tuple(front.gate._readers)),
+            "it blocks",
+            timeout_s=10,
+        )
+        answer = front.client.build_request("POST", CHAT, json={"model": MODEL})
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(front.client.send, answer)
+            until(lambda: front.count("held") >= 1, "another one waits", timeout_s=10)
+            for _ in range(40):
+                ahead_s += 2.0
+                if waiting.done():
+                    break
+                threading.Event().wait(0.1)
+            assert waiting.result().is_success
+        until(lambda: [record.code for record in front.records].count("answer_not_read") >= 1, "it is told")
+        for connection in silent:
+            connection.close()
+
+
+def test_a_client_that_reads_slowly_keeps_its_seat() -> None:
+    ahead_s = 0.0
+    with fronted(clock=lambda: time.monotonic() + ahead_s) as front:
+        slow = opened(front, stream=True, endless=True)
+        until(lambda: front.count("in_flight") == 1, "it runs", timeout_s=10)
+        for _ in range(30):
+            read = 0
+            while read < 1 << 20:
+                read += len(slow.recv(65536))
+            ahead_s += 2.0
+            threading.Event().wait(0.05)
+        assert front.count("in_flight") == 1
+        slow.close()
+
+
+def test_a_request_is_counted_for_its_key_before_its_body_is_read(tmp_path: Path) -> None:
+    """An unknown model, a body that is no JSON and one that never comes count as requests too."""
+    key, keys = key_file(tmp_path, requests_per_minute=3)
+    with fronted(keys) as front:
+        headers = {"authorization": f"Bearer {key}"}
+        front.client.post(CHAT, content=b'{"model": "other"}', headers=headers)
+        front.client.post(CHAT, content=b"{", headers=headers)
+        assert front.post(key).is_success
+
+        def never() -> Iterator[bytes]:
+            yield b"{"
+            threading.Event().wait(0.2)
+            yield b"}"
+
+        over = front.client.post(CHAT, content=never(), headers=headers)
+        assert "used its 3 requests a minute" in error_of(over, 429, "rate_limit_exceeded")
+        assert over.headers["x-ratelimit-remaining-requests"] == "0"
+
+
+def test_a_body_on_its_way_counts_as_a_request_at_once(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path, concurrency=1)
+    come = threading.Event()
+
+    def halted() -> Iterator[bytes]:
+        yield b'{"model": "llama",'
+        come.wait(10)
+        yield b'"user": "a"}'
+
+    with fronted(keys) as front, ThreadPoolExecutor(1) as pool:
+        headers = {"authorization": f"Bearer {key}"}
+        first = pool.submit(front.client.post, CHAT, content=halted(), headers=headers)
+        until(lambda: front.gate.bodies.held_bytes, "half a body", timeout_s=10)
+        assert "1 requests under way" in error_of(front.post(key), 429, "rate_limit_exceeded")
+        come.set()
+        assert first.result().is_success
+        until(lambda: front.post(key).is_success, "it has left", timeout_s=10)
+
+
+def test_one_key_s_bodies_leave_room_for_another_s(tmp_path: Path) -> None:
+    (hog, hog_line), (quiet, quiet_line) = new("hog"), new("quiet")
+    path = tmp_path / "keys.yaml"
+    path.write_text(f"{hog_line}\n{quiet_line}")
+    come = threading.Event()
+
+    def halted() -> Iterator[bytes]:
+        yield b'{"model": "llama", "user": "' + b"x" * 800
+        come.wait(10)
+        yield b'"}'
+
+    def send(key: str) -> httpx.Response:
+        return front.client.post(CHAT, content=halted(), headers={"authorization": f"Bearer {key}"})
+
+    with fronted(KeyFile(path)) as front, ThreadPoolExecutor(8) as pool:
+        front.gate.bodies = BodyReader(RouterSpec(max_body_bytes=1024), most_bytes=4096)
+        hogs = [pool.submit(send, hog) for _ in range(6)]
+        until(lambda: sum(done.done() for done in hogs) == 0 or come.is_set(), "they send", timeout_s=10)
+        until(lambda: front.gate.bodies.held_bytes >= 1600, "two bodies are held", timeout_s=10)
+        other = pool.submit(send, quiet)
+        until(lambda: front.gate.bodies._of_owner["quiet"], "the other key's body is held", timeout_s=10)
+        come.set()
+        assert other.result().is_success
+        refused = [done.result() for done in hogs if not done.result().is_success]
+        assert len(refused) >= 3
+        assert all("of them this key's" in error_of(answer, 503, "overloaded") for answer in refused)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_hangs_up_pays_for_what_was_made_until_then(tmp_path: Path, *, stream: bool) -> None:
+    key, keys = key_file(tmp_path, tokens_per_minute=200_000)
+    with fronted(keys, clock=lambda: 1.0) as front:
+        body = {
+            "model": MODEL,
+            "max_tokens": 100_000,
+            "user": "x" * 4000,
+            "hold": not stream,
+            "endless": stream,
+        }
+        headers = {"authorization": f"Bearer {key}"}
+        if stream:
+            with front.client.stream("POST", CHAT, json={**body, "stream": True}, headers=headers) as answer:
+                for number, _ in enumerate(answer.iter_bytes()):
+                    if number > 20:
+                        break
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                front.client.post(CHAT, json=body, headers=headers, timeout=0.5)
+        until(front.idle, "it is over", timeout_s=10)
+        left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert 1000 < 200_000 - left < 50_000
+
+
+def test_leaving_max_tokens_out_does_not_let_more_in(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path, tokens_per_minute=10_000)
+    with fronted(keys, clock=lambda: 1.0, engine={"max_num_seqs": 512, "max_model_len": 2048}) as front:
+        answers = [front.post(key, messages=[], fail=False, user=str(number)) for number in range(150)]
+        assert sum(answer.is_success for answer in answers) <= 10_000 / USAGE["total_tokens"] + 1
+
+
+def test_a_stranger_s_limit_buys_no_slices(tmp_path: Path) -> None:
+    key, keys = key_file(tmp_path, requests_per_minute=1)
+    with fronted(keys) as front:
+        for _ in range(5):
+            front.post(key)
+        assert [front.count(what) for what in ("arrived", "refused")] == [1, 0]

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from serving.config import QueueSpec
 from serving.errors import NoSliceError, OverloadedError, RateLimitError
-from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, seats
+from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account
 from serving.router.http.auth import Key
 from serving.state.records import SliceRecord, SliceState
@@ -20,7 +20,7 @@ WHY = "No slice of 'llama' is ready: it waits for a free v6e 2x4 slice."
 def account(name: str = "batch", **limits: Any) -> Account:
     key = Key.model_validate({"name": name, "sha256": "0" * 64, **limits})
     made = Account(key)
-    made.set(key, 1.0, 0.0)
+    made.set(key, 0.0)
     return made
 
 
@@ -135,13 +135,12 @@ def test_without_a_queue_a_request_is_refused_at_once() -> None:
 
 
 def test_in_a_full_queue_another_key_s_request_makes_room_for_a_quiet_one() -> None:
-    on, loud, quiet = admission(1, requests=3), account("loud", concurrency=9), account("quiet")
+    on, loud, quiet = admission(1, requests=3), account("loud"), account("quiet")
     flood = [ticket(loud) for _ in range(4)]
     asked(on, *flood)
     one = ticket(quiet)
     assert on.enter(one, 0.0) == [flood[3]]
     assert (one.where, flood[3].where) == (Where.HELD, Where.REFUSED)
-    assert loud.open == 3
     assert on.leave(flood[0], 1.0) == [flood[1]]
     assert on.leave(flood[1], 1.0) == [one]
 
@@ -155,22 +154,22 @@ def test_bodies_that_wait_have_a_limit_in_bytes_too() -> None:
 
 
 def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
-    on, who = admission(0), account(tokens_per_minute=100, concurrency=1)
+    on, who = admission(0), account(tokens_per_minute=100)
     one = ticket(who, tokens=90)
     asked(on, one)
     assert on.leave(one, 1.0) == []
-    assert (on.counts(LLAMA)["held"], who.open) == (0, 0)
+    assert on.counts(LLAMA)["held"] == 0
     assert asked(on, ticket(who, 1.0, tokens=90)) == [Where.HELD]
 
 
-def test_a_key_over_its_limits_is_refused_and_takes_no_place() -> None:
-    on, who = admission(0), account(requests_per_minute=1)
-    first, second = ticket(who), ticket(who)
+def test_what_a_key_s_own_limit_refuses_takes_no_place_and_is_no_demand() -> None:
+    on, who = admission(0), account(tokens_per_minute=100)
+    first, second = ticket(who, tokens=100), ticket(who, tokens=100)
     assert asked(on, first, second) == [Where.HELD, Where.REFUSED]
     assert second.refusal is not None
     assert isinstance(second.refusal.error, RateLimitError)
     assert on.leave(second, 0.0) == []
-    assert who.open == 1
+    assert on.counts(LLAMA) == {"held": 1, "in_flight": 0, "arrived": 1, "refused": 0, "prompt_bytes": 100}
 
 
 def test_what_a_refused_request_would_have_used_is_given_back() -> None:
@@ -196,7 +195,7 @@ def test_whatever_happens_every_request_is_in_one_place_and_is_told_of_when_it_m
     steps: list[tuple[Any, ...]],
 ) -> None:
     on = admission(2, requests=4, wait_s=5)
-    who = {name: account(name, concurrency=4, tokens_per_minute=1000) for name in "abc"}
+    who = {name: account(name, tokens_per_minute=1000) for name in "abc"}
     now_s, places = 0.0, {}
     alive: list[Ticket] = []
     for step in steps:
@@ -226,8 +225,6 @@ def test_whatever_happens_every_request_is_in_one_place_and_is_told_of_when_it_m
         assert (counts["held"], counts["in_flight"]) == (len(held), len(running))
         assert on.seats_taken(LLAMA) == sum(one.seats for one in running)
         assert on._models[LLAMA].held_bytes == 100 * len(held)
-        for name, its in who.items():
-            assert its.open == sum(one.account.key.name == name for one in running + held)
 
 
 def entry(replica: str, state: SliceState = SliceState.SERVING, **more: Any) -> SliceRecord:
@@ -241,13 +238,29 @@ def test_a_model_has_as_many_seats_as_its_serving_slices_run_at_once() -> None:
         entry("c", SliceState.STARTING),
         entry("d", SliceState.DRAINING),
     ]
-    assert seats(entries, {"": 8, "second": 16}, frozenset(), taken=0) == 24
+    assert capacity(entries, {"": 8, "second": 16}) == 24
 
 
-def test_routers_leave_each_other_what_they_use_and_at_least_their_share() -> None:
-    entries = [entry("a")]
-    assert seats(entries, {"": 9}, frozenset(), taken=0, elsewhere=2, routers=2) == 7
-    assert seats(entries, {"": 9}, frozenset(), taken=0, elsewhere=9, routers=2) == 5
+def test_requests_wait_for_a_seat_that_other_routers_have_now() -> None:
+    on, who = admission(0, coming=False), account()
+    on.update(LLAMA, Outlook(0, coming=False, why_none=WHY, serves=True), 0.0)
+    one = ticket(who)
+    assert asked(on, one) == [Where.HELD]
+    assert on.seats_wanted(LLAMA) == 1
+    assert on.update(LLAMA, outlook(1), 1.0) == [one]
+    assert on.seats_wanted(LLAMA) == 0
+
+
+def test_a_key_whose_answers_turn_out_long_waits_for_those_whose_were_short() -> None:
+    """Both keys' requests looked alike when they came; only the end tells."""
+    on, long, short = admission(1, requests=100), account("long"), account("short")
+    running, order = ticket(long), []
+    asked(on, running, *(ticket(who) for _ in range(20) for who in (long, short)))
+    for _ in range(20):
+        running.used_tokens = 100 if running.account is long else 1
+        (running,) = on.leave(running, 1.0)
+        order.append(running.account.key.name)
+    assert order.count("long") <= 2
 
 
 def test_engines_that_have_a_queue_get_less_until_it_has_gone() -> None:
@@ -256,6 +269,6 @@ def test_engines_that_have_a_queue_get_less_until_it_has_gone() -> None:
     backlog = Backlog()
     assert [bool(backlog.observe(entries)) for _ in range(3)] == [False, False, True]
     queued = backlog.observe(entries)
-    assert seats(entries, {"": 256}, queued, taken=100) == 80
-    assert seats([*entries, entry("b")], {"": 256}, queued, taken=100) == 512  # the other one has room
+    assert seats(entries, 256, queued, taken=100) == 80
+    assert seats([*entries, entry("b")], 512, queued, taken=100) == 512  # the other one has room
     assert not backlog.observe([entry("a", running=60)])

@@ -8,10 +8,10 @@ from serving.router.http.auth import Key
 pytestmark = pytest.mark.unit
 
 
-def account(share: float = 1.0, **limits: float) -> Account:
+def account(**limits: float) -> Account:
     key = Key.model_validate({"name": "batch", "sha256": "0" * 64, **limits})
     made = Account(key)
-    made.set(key, share, 0.0)
+    made.set(key, 0.0)
     return made
 
 
@@ -42,34 +42,32 @@ def test_who_waits_as_long_as_told_is_let_through(per_minute: float, used: float
 def test_requests_a_minute_are_counted_and_come_back_one_by_one() -> None:
     one = account(requests_per_minute=2)
     for _ in range(2):
-        assert one.refusal(10, 0.0) is None
-        one.begin(10, 0.0)
-    refusal = one.refusal(10, 0.0)
+        assert one.arrive(0.0) is None
+    refusal = one.arrive(0.0)
     assert refusal is not None
     assert (
         refusal.error.message == "Key 'batch' has used its 2 requests a minute; there is room again in 30s."
     )
     assert refusal.retry_after_s == 30
-    assert one.refusal(10, 30.0) is None
+    assert one.arrive(30.0) is None
 
 
 def test_tokens_are_held_when_a_request_comes_and_put_right_when_it_has_gone() -> None:
     one = account(tokens_per_minute=600)
-    one.begin(500, 0.0)
-    refusal = one.refusal(200, 0.0)
+    assert one.reserve(500, 0.0) is None
+    refusal = one.reserve(200, 0.0)
     assert refusal is not None
     assert refusal.retry_after_s == pytest.approx(10)
-    one.end(500, 50, 1.0, 0.0)
-    assert one.refusal(200, 0.0) is None
-    one.begin(10, 0.0)
-    one.end(10, 2000, 1.0, 0.0)  # it wrote more than anybody knew: paid back before the next
-    refusal = one.refusal(1, 0.0)
+    one.settle(500, 50, 0.0)
+    assert one.reserve(200, 0.0) is None
+    one.settle(200, 2000, 0.0)  # it wrote more than anybody knew: paid back before the next
+    refusal = one.reserve(1, 0.0)
     assert refusal is not None
     assert refusal.retry_after_s == pytest.approx(145.1)
 
 
 def test_a_request_that_no_minute_has_room_for_is_not_told_to_come_back() -> None:
-    refusal = account(tokens_per_minute=600).refusal(601, 0.0)
+    refusal = account(tokens_per_minute=600).reserve(601, 0.0)
     assert refusal is not None
     assert refusal.retry_after_s is None
     assert "asks for 601 tokens" in refusal.error.message
@@ -77,64 +75,31 @@ def test_a_request_that_no_minute_has_room_for_is_not_told_to_come_back() -> Non
 
 def test_requests_at_once_are_counted_until_they_end() -> None:
     one = account(concurrency=2)
-    one.begin(1, 0.0)
-    one.begin(1, 0.0)
-    refusal = one.refusal(1, 0.0)
+    assert [one.arrive(0.0), one.arrive(0.0)] == [None, None]
+    refusal = one.arrive(0.0)
     assert refusal is not None
     assert "may have 2 at once" in refusal.error.message
-    one.end(1, 1, 8.0, 8.0)
-    assert one.refusal(1, 8.0) is None
-    one.begin(1, 8.0)
-    refusal = one.refusal(1, 8.0)
+    one.leave(8.0)
+    assert one.arrive(8.0) is None
+    refusal = one.arrive(8.0)
     assert refusal is not None
     assert refusal.retry_after_s == 4  # two at once that take 8 s each: one ends every 4
-
-
-@pytest.mark.parametrize("routers", [1, 2, 3, 5])
-def test_routers_that_share_a_limit_keep_it_together(routers: int) -> None:
-    """For ten minutes everybody asks every router all the time."""
-    shares = [account(1 / routers, requests_per_minute=60, concurrency=6) for _ in range(routers)]
-    through = 0
-    for second in range(600):
-        for one in shares:
-            while one.refusal(0, second) is None:
-                one.begin(0, second)
-                one.end(0, 0, 0.1, second)
-                through += 1
-    assert 0.98 * 60 * 11 <= through <= 60 * 11
-
-
-def test_a_share_below_one_request_still_lets_one_through_now_and_then() -> None:
-    one = account(1 / 4, requests_per_minute=1)
-    one.begin(0, 0.0)
-    refusal = one.refusal(0, 0.0)
-    assert refusal is not None
-    assert refusal.retry_after_s == pytest.approx(240)
-    assert one.refusal(0, 240.0) is None
-
-
-def test_more_tokens_than_a_share_has_room_for_wait_for_a_full_bucket() -> None:
-    one = account(1 / 2, tokens_per_minute=600)
-    assert one.refusal(600, 0.0) is None
-    one.begin(600, 0.0)
-    refusal = one.refusal(600, 0.0)
-    assert refusal is not None
-    assert refusal.retry_after_s == pytest.approx(120)
 
 
 def test_what_was_used_stays_used_when_the_limit_changes() -> None:
     one = account(requests_per_minute=10)
     for _ in range(10):
-        one.begin(0, 0.0)
-    one.set(one.key.model_copy(update={"requests_per_minute": 12.0}), 1.0, 0.0)
+        one.arrive(0.0)
+    one.set(one.key.model_copy(update={"requests_per_minute": 12.0}), 0.0)
     assert dict(one.headers(0.0))[b"x-ratelimit-remaining-requests"] == b"2"
-    one.set(one.key.model_copy(update={"requests_per_minute": None}), 1.0, 0.0)
-    assert one.refusal(0, 0.0) is None
+    one.set(one.key.model_copy(update={"requests_per_minute": None}), 0.0)
+    assert one.arrive(0.0) is None
 
 
 def test_the_headers_are_those_of_openai() -> None:
     one = account(requests_per_minute=60, tokens_per_minute=6000)
-    one.begin(3000, 0.0)
+    one.arrive(0.0)
+    one.reserve(3000, 0.0)
     assert one.headers(0.0) == [
         (b"x-ratelimit-limit-requests", b"60"),
         (b"x-ratelimit-remaining-requests", b"59"),

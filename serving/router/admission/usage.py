@@ -1,0 +1,72 @@
+"""What requests use in tokens: as far as is known before, while they run, and once they have ended.
+
+A request that sets no bound to its answer is taken to write what its key's answers of late came to.
+"""
+
+from http import HTTPStatus
+from typing import TypeVar
+
+from serving.router.http.validation import Estimate
+from serving.router.http.work import Work
+from serving.router.telemetry.record import RequestRecord
+
+# Before the first answer of a model is known; the mean of public traces of chat.
+_OUTPUT_TOKENS = 256.0
+_TOKENS_PER_S = 30.0
+_WEIGHT = 0.1
+
+
+Name = TypeVar("Name", str, tuple[str, str])
+
+
+class Usage:
+    """How long answers are, by key and model, and how fast each sequence of a model writes."""
+
+    def __init__(self) -> None:
+        self._of_key: dict[tuple[str, str], float] = {}
+        self._of_model: dict[str, float] = {}
+        self._tokens_per_s: dict[str, float] = {}
+
+    def output_tokens(self, key: str, model: str, longest: int) -> float:
+        """About the tokens of one answer to which the request sets no bound; at most `longest`."""
+        of_model = self._of_model.get(model, _OUTPUT_TOKENS)
+        return min(longest, self._of_key.get((key, model), of_model))
+
+    def written_tokens(self, model: str, seconds: float) -> float:
+        """About the tokens of one answer that nobody has seen for so long."""
+        return seconds * self._tokens_per_s.get(model, _TOKENS_PER_S)
+
+    def learn(self, key: str, record: RequestRecord, work: Work) -> None:
+        """Take over what an answer came to, where it is known and came to its end."""
+        if record.outcome or record.output_tokens is None or record.status >= HTTPStatus.BAD_REQUEST:
+            return
+        each = record.output_tokens / work.sequences
+        if work.generates and work.output_tokens is None:
+            _average(self._of_model, record.model, each)
+            _average(self._of_key, (key, record.model), each)
+        if record.leases and record.last_s > record.leases[0].at_s and each > 1:
+            _average(self._tokens_per_s, record.model, each / (record.last_s - record.leases[0].at_s))
+
+
+def used_tokens(record: RequestRecord, estimate: Estimate, usage: Usage, now_s: float) -> float:
+    """What a request used, however it ended: at a hang-up its prompt and what was written until then.
+
+    Without the engine's own count an event of a stream is a token. What an engine refused costs nothing.
+    `now_s` is of the record's clock.
+    """
+    record.read_usage()
+    if not record.leases:
+        return 0.0
+    prompt = estimate.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
+    if record.first_s:
+        refused = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
+        return 0.0 if refused else prompt + (record.output_tokens or 0)
+    if record.outcome == "cancelled":
+        seconds = now_s - record.leases[-1].at_s
+        written = usage.written_tokens(record.model, seconds) * estimate.work.sequences
+        return min(estimate.tokens, prompt + (written if estimate.work.generates else 0.0))
+    return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0
+
+
+def _average(means: dict[Name, float], name: Name, value: float) -> None:
+    means[name] = means[name] + _WEIGHT * (value - means[name]) if name in means else value

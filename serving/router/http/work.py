@@ -1,0 +1,168 @@
+"""What a request makes an engine do, read from its fields: one function a route. Pure.
+
+Every route that a client reaches has one (`serving.router.http.routes`), so that no path of vLLM's passes work by admission.
+Each function is sane whatever types the fields have: the engine refuses a wrong one.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+# vLLM's max_tokens of a completion that names none.
+_COMPLETION_TOKENS = 16
+# The largest number that is counted with: sums of it stay exact.
+_MOST_TOKENS = 1 << 30
+# vLLM cuts audio into pieces of 30 s and decodes each by itself; this is 30 s of speech at 32 kbit/s.
+_AUDIO_BYTES = 120 << 10
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a request asks of an engine.
+
+    `prompts` are read and each is answered `answers` times, with at most `output_tokens` a time; None: with as many as the
+    context has room for. A request that does not `generate` writes no tokens.
+    """
+
+    prompts: int
+    answers: int = 1
+    output_tokens: int | None = 0
+    generates: bool = True
+
+    @property
+    def sequences(self) -> int:
+        return self.prompts * self.answers
+
+
+Extractor = Callable[[Fields, int], Work]
+
+
+def chat(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001  every extractor takes both
+    """One conversation."""
+    return _generating(fields, 1)
+
+
+def chats(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """A list of conversations."""
+    return _generating(fields, _conversations(fields))
+
+
+def completion(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """Prompts as texts, as token ids or as embeddings."""
+    work = _generating(fields, _items(fields.get("prompt")) + _items(fields.get("prompt_embeds")))
+    if work.output_tokens is not None:
+        return work
+    return Work(work.prompts, work.answers, _COMPLETION_TOKENS)
+
+
+def generation(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """Tokens to tokens, where vLLM's own sampling parameters say how many."""
+    sampling = fields.get("sampling_params")
+    sampling = sampling if isinstance(sampling, Mapping) else {}
+    most = _asked(sampling, "max_tokens")
+    return Work(1, _answers(sampling), _COMPLETION_TOKENS if most is None else most)
+
+
+def reading(*names: str) -> Extractor:
+    """Prompts in any of these fields, or conversations, that are read and not answered."""
+
+    def extract(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+        prompts = sum(_items(fields.get(name)) for name in names)
+        return Work(max(1, prompts, _conversations(fields)), generates=False)
+
+    return extract
+
+
+def scoring(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """Items by the next token of a prompt: one token each."""
+    return Work(max(1, _items(fields.get("items"))), output_tokens=1)
+
+
+def rendering(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """Texts or tokens that only the engine's tokenizer sees."""
+    prompts = max(_items(fields.get(name)) for name in ("prompt", "generate_responses", "messages"))
+    texts = fields.get("messages") is None
+    return Work(max(1, prompts if texts else 1), generates=False)
+
+
+def speech(fields: Fields, body_bytes: int) -> Work:
+    """A file of audio, by its size: a form's fields say nothing of its length."""
+    pieces = max(1, -(-body_bytes // _AUDIO_BYTES))
+    most = _asked(fields, "max_completion_tokens", "max_tokens")
+    return Work(pieces, _answers(fields), most)
+
+
+def anything(fields: Fields, body_bytes: int) -> Work:
+    """The most that any of the JSON routes would make of these fields."""
+    extractors = (
+        chat,
+        chats,
+        completion,
+        generation,
+        scoring,
+        reading("input", "texts", "images", "inputs", "data"),
+        reading("text_1", "text_2"),
+        reading("data_1", "data_2"),
+        reading("queries", "query", "documents", "items"),
+    )
+    found = [extract(fields, body_bytes) for extract in extractors]
+    return max(found, key=lambda work: (work.sequences, work.output_tokens is None, work.output_tokens or 0))
+
+
+def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
+    """Every text in a request's fields at any depth, with the object it stands in and its key there.
+
+    A text in a list has the key of the list.
+    """
+    todo: list[tuple[Mapping[str, Any], str, Any]] = [(fields, name, value) for name, value in fields.items()]
+    while todo:
+        holder, name, value = todo.pop()
+        if isinstance(value, str):
+            yield holder, name, value
+        elif isinstance(value, dict):
+            todo.extend((value, inner, item) for inner, item in value.items())
+        elif isinstance(value, list) and not (value and isinstance(value[0], int | float)):  # token ids
+            todo.extend((holder, name, item) for item in value)
+
+
+def _generating(fields: Fields, prompts: int) -> Work:
+    most = _asked(fields, "max_completion_tokens", "max_tokens", "max_output_tokens")
+    return Work(max(1, prompts), _answers(fields), most)
+
+
+def _answers(fields: Fields) -> int:
+    return max(1, _asked(fields, "n", "best_of") or 1)
+
+
+def _asked(fields: Fields, *names: str) -> int | None:
+    """The most output tokens that these fields ask for; None where none of them does."""
+    counts = [min(fields[name], _MOST_TOKENS) for name in names if _is_count(fields.get(name))]
+    return max(counts, default=None)
+
+
+def _items(value: Any) -> int:
+    """The prompts in a field: a text is one, a list of numbers is one, any other list has one an item.
+
+    vLLM scores each part of an object's `content` by itself.
+    """
+    if isinstance(value, Mapping) and isinstance(value.get("content"), list):
+        value = value["content"]
+    if isinstance(value, list):
+        return 1 if value and isinstance(value[0], int | float) else len(value)
+    return 0 if value is None else 1
+
+
+def _conversations(fields: Fields) -> int:
+    """The conversations of `messages` or `input`: lists of messages in a list are several."""
+    found = 1
+    for name in ("messages", "input"):
+        value = fields.get(name)
+        if isinstance(value, list) and value and isinstance(value[0], list):
+            found = max(found, len(value))
+    return found
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,0 +1,273 @@
+"""Routers as a group: what they share, from beat to beat, with records up to two beats old. Twenty real controllers, faked time."""
+
+import heapq
+import itertools
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.config import ModelSpec, RouterSpec
+from serving.planning import plan
+from serving.router.admission.controller import AdmissionController, Visit
+from serving.router.admission.queue import Ticket, Where
+from serving.router.admission.shares import Book, Lease, lease, share
+from serving.router.http.auth import KeyFile, new
+from serving.router.scheduling.slice_table import SliceTable
+from serving.state.records import Demand, SliceRecord, SliceState
+
+pytestmark = pytest.mark.unit
+
+MODEL = "llama"
+PLAN = plan(
+    ModelSpec.model_validate(
+        {
+            "name": MODEL,
+            "model": "meta-llama/Llama-3.1-8B-Instruct",
+            "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
+            "engine": {"max_num_seqs": 256, "max_model_len": 2048},
+        }
+    )
+)
+BEAT_S = 0.5
+BOOKS = st.dictionaries(
+    st.sampled_from("abcdefgh"),
+    st.builds(Book, st.integers(0, 40), st.integers(0, 40), st.integers(0, 40)),
+    min_size=1,
+)
+
+
+@given(total=st.integers(0, 100), books=BOOKS)
+def test_routers_that_read_the_same_lease_no_more_than_there_is_beyond_what_is_held(
+    total: int, books: Mapping[str, Book]
+) -> None:
+    leases = {name: lease(total, name, books) for name in books}
+    held = sum(max(book.leased, book.taken) for book in books.values())
+    assert sum(max(leases[name], min(book.leased, leases[name])) for name, book in books.items()) <= max(
+        total, held
+    )
+    grown = sum(max(0, leases[name] - max(book.leased, book.taken)) for name, book in books.items())
+    assert grown <= max(0, total - held)
+
+
+@given(total=st.integers(0, 100), books=BOOKS)
+def test_leases_settle_on_all_there_is_and_on_fair_parts(total: int, books: Mapping[str, Book]) -> None:
+    """Everybody wants as much as before, and lets go what is not his."""
+    for _ in range(6):
+        leases = {name: lease(total, name, books) for name in books}
+        books = {
+            name: Book(
+                min(book.taken, leases[name]), book.wanting + max(0, book.taken - leases[name]), leases[name]
+            )
+            for name, book in books.items()
+        }
+    assert sum(leases.values()) == total
+    short = [name for name, book in books.items() if book.taken + book.wanting > leases[name]]
+    if short:
+        assert max(leases.values()) <= max(leases[name] for name in short)
+        assert max(leases[name] for name in short) - min(leases[name] for name in short) <= 1
+
+
+def test_a_lease_that_has_grown_waits_until_all_have_seen_it() -> None:
+    one = Lease()
+    others = {"b": Book(), "c": Book(leased=1)}
+    assert one.beat(10, "a", 0, 10, others) == 9
+    one = Lease()
+    others = {"b": Book(leased=4)}
+    assert [one.beat(10, "a", 0, 10, others) for _ in range(2)] == [6, 6]
+    others = {"b": Book()}
+    assert [one.beat(10, "a", 0, 10, others) for _ in range(3)] == [6, 10, 10]
+
+
+def test_routers_agree_on_whose_turn_it_is_and_each_has_one() -> None:
+    asked = {f"r{number}": 1.0 + number % 3 for number in range(5)}
+    turns = []
+    for at_s in range(2, 2000, 4):
+        holders = [own for own in asked if share(own, asked, "batch", at_s).turn]
+        assert len(holders) == 1
+        turns += holders
+    assert set(turns) == set(asked)
+    assert turns.count("r2") > turns.count("r0")
+    parts = [share(own, asked, "batch", 2.0).part for own in asked]
+    assert sum(parts) == pytest.approx(1)
+    assert not any(
+        share(own, asked, "batch", 4.5).turn for own in asked
+    )  # the last one's takings are on their way
+
+
+@dataclass
+class Fleet:
+    """Routers that beat in turn and read what the others wrote last."""
+
+    path: Path
+    key: str
+    capacity: int = 256
+    now_s: float = 0.0
+    routers: dict[str, AdmissionController] = field(default_factory=dict)
+    store: dict[str, Demand] = field(default_factory=dict)
+    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+    admitted_s: list[float] = field(default_factory=list)
+    order: "itertools.count[int]" = field(default_factory=itertools.count)
+    draw: random.Random = field(default_factory=lambda: random.Random(7))
+
+    def join(self, number: int) -> None:
+        for _ in range(number):
+            name = f"r{len(self.routers)}"
+            table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
+            slices = [
+                SliceRecord(f"s{one}", MODEL, SliceState.SERVING, "serving", "v6e 2x4", pool=PLAN.pool)
+                for one in range(self.capacity // 256)
+            ]
+            table.update(slices, 0.0)
+            self.routers[name] = AdmissionController(
+                RouterSpec(),
+                [PLAN],
+                table,
+                KeyFile(self.path),
+                clock=lambda: self.now_s,
+                calendar=lambda: 1e9 + self.now_s,
+            )
+            self.at(
+                self.now_s + self.draw.random() * BEAT_S if number > 1 else self.now_s,
+                lambda n=name: self.beat(n),
+            )
+
+    def at(self, when_s: float, do: Callable[[], None]) -> None:
+        heapq.heappush(self.events, (when_s, next(self.order), do))
+
+    def beat(self, name: str) -> None:
+        """As the store's loop: read, decide, then write; the next beat after that."""
+        router = self.routers[name]
+        router.others(self.store.values(), name)
+        router.refresh()
+        record = Demand(name, MODEL, **router.counts(MODEL), keys=router.key_uses())
+        self.at(self.now_s + 0.1, lambda: self.store.update({name: record}))  # on its way
+        self.at(self.now_s + BEAT_S, lambda: self.beat(name))
+
+    def run(self, until_s: float) -> None:
+        while self.events and self.events[0][0] <= until_s:
+            self.now_s, _, do = heapq.heappop(self.events)
+            do()
+        self.now_s = until_s
+
+    def arrive(self, router: str) -> Visit:
+        visit = self.routers[router].arrive([(b"authorization", b"Bearer " + self.key.encode())])
+        if not visit.refusal:
+            self.admitted_s.append(self.now_s)
+            self.running += 1
+            self.most = max(self.most, self.running)
+        return visit
+
+    def over(self, router: str, visit: Visit) -> None:
+        self.running -= 1
+        self.routers[router].leave(visit)
+
+    def admitted_within(self, from_s: float, to_s: float) -> int:
+        return sum(from_s <= when_s < to_s for when_s in self.admitted_s)
+
+
+def fleet(tmp_path: Path, routers: int, capacity: int = 256, **limits: float) -> Fleet:
+    key, line = new("batch", **limits)
+    path = tmp_path / "keys.yaml"
+    path.write_text(line)
+    made = Fleet(path, key, capacity)
+    made.join(routers)
+    made.run(3.0)
+    return made
+
+
+def flood(some: Fleet, per_s: float, until_s: float, *, lasts_s: float = 0.2, routers: int = 99) -> None:
+    """Requests at a steady rate, each at a router drawn at random."""
+    when_s, names = some.now_s, list(some.routers)[:routers]
+
+    def ask() -> None:
+        name = some.draw.choice(names)
+        visit = some.arrive(name)
+        if not visit.refusal:
+            some.at(some.now_s + lasts_s, lambda: some.over(name, visit))
+
+    while (when_s := when_s + some.draw.expovariate(per_s)) < until_s:
+        some.at(when_s, ask)
+    some.run(until_s)
+
+
+@pytest.mark.parametrize("limit", [30, 600])
+@pytest.mark.parametrize("busy", [20, 1])
+def test_twenty_routers_let_a_minute_s_limit_through_and_no_more_than_a_twentieth_beyond(
+    tmp_path: Path, limit: int, busy: int
+) -> None:
+    some = fleet(tmp_path, 20, requests_per_minute=limit)
+    flood(some, 2 * limit / 60 + 2, 240, routers=busy)
+    steady = some.admitted_within(120, 240)
+    print(f"limit {limit}, {busy} busy: {steady / 2:.0f} a minute; first {some.admitted_within(0, 60)}")
+    assert 0.85 * 2 * limit <= steady <= 1.05 * 2 * limit
+
+
+def test_a_router_that_joins_freezes_nobody_and_brings_nothing_with_it(tmp_path: Path) -> None:
+    some = fleet(tmp_path, 1, requests_per_minute=600)
+    for _ in range(540):
+        some.over("r0", some.arrive("r0"))
+    some.join(19)
+    some.run(some.now_s + 2)
+    before, since_s = len(some.admitted_s), some.now_s
+    flood(some, 40, since_s + 60)
+    assert any(when_s - since_s < 2 for when_s in some.admitted_s[before:])
+    assert 500 <= len(some.admitted_s) - before <= 1.05 * (600 + 60 + 20)
+
+
+@pytest.mark.parametrize(("concurrency", "busy"), [(5, 20), (5, 1), (64, 20)])
+def test_twenty_routers_keep_to_requests_at_once(tmp_path: Path, concurrency: int, busy: int) -> None:
+    some = fleet(tmp_path, 20, concurrency=concurrency)
+    flood(some, 3 * concurrency, 20, lasts_s=2.0, routers=busy)
+    some.most = 0
+    flood(some, 3 * concurrency, 40, lasts_s=2.0, routers=busy)
+    print(f"{concurrency} at once, {busy} busy: {some.most} at most")
+    assert some.most <= 1.05 * concurrency
+    assert some.admitted_within(20, 40) >= 0.4 * concurrency * 20 / 2.0
+
+
+def ticket(router: AdmissionController, some: Fleet) -> Ticket:
+    visit = router.arrive([(b"authorization", b"Bearer " + some.key.encode())])
+    return Ticket(MODEL, visit.account, 1, 1, 100, some.now_s)
+
+
+def in_seats(tickets: list[tuple[str, Ticket]]) -> int:
+    return sum(one.where is Where.ADMITTED for _, one in tickets)
+
+
+def test_a_burst_on_twenty_routers_takes_the_seats_that_there_are(tmp_path: Path) -> None:
+    some = fleet(tmp_path, 20)
+    waiting: list[tuple[str, Ticket]] = []
+    for _ in range(256):
+        for name, router in some.routers.items():
+            waiting.append((name, ticket(router, some)))
+            router.enter(waiting[-1][1])
+    assert in_seats(waiting) <= 256
+    for _ in range(40):
+        some.run(some.now_s + 0.25)
+        assert 0.9 * 256 <= in_seats(waiting) <= 1.05 * 256
+        for name, one in [pair for pair in waiting if pair[1].where is Where.ADMITTED][::10]:
+            some.routers[name]._wake(some.routers[name]._queue.leave(one, some.now_s))
+            waiting.remove((name, one))
+
+
+def test_seats_move_to_the_router_that_is_asked(tmp_path: Path) -> None:
+    some = fleet(tmp_path, 20)
+    router = some.routers["r3"]
+    waiting = [("r3", ticket(router, some)) for _ in range(300)]
+    for _, one in waiting:
+        router.enter(one)
+    some.run(some.now_s + 5)
+    assert in_seats(waiting) == 256
+    late = ticket(some.routers["r5"], some)
+    some.routers["r5"].enter(late)
+    for _, one in waiting[:40]:
+        router._wake(router._queue.leave(one, some.now_s))
+        some.run(some.now_s + 0.2)
+    assert late.where is Where.ADMITTED
