@@ -121,9 +121,9 @@ def _too_many_values(body: bytes) -> BadRequestError | None:
     count, most, what = plain.count(b'"') // 2, _MOST_VALUES, "texts"
     if count <= most:
         outside = b"".join(plain.split(b'"')[::2])
-        count, what = outside.count(b","), "values"
+        count, most, what = _containers(outside), _MOST_CONTAINERS, "lists and objects"
         if count <= most:
-            count, most, what = _containers(outside), _MOST_CONTAINERS, "lists and objects"
+            count, most, what = outside.count(b","), _MOST_VALUES, "values"
     if count <= most:
         return None
     return BadRequestError(f"The request body has {count} {what}; send at most {most} in one request.")
@@ -264,7 +264,7 @@ def _check_grammar(fields: Mapping[str, Any]) -> None:
         if isinstance(text, str):
             most = _LONGEST_REGEX_CHARS if name == "regex" else _LONGEST_GRAMMAR_CHARS
             if len(text) > most:
-                raise BadRequestError(f"{_short(name)} has {len(text)} characters; send at most {most}.")
+                raise BadRequestError(f"{name[:40]} has {len(text)} characters; send at most {most}.")
             if name == "regex" and (repeats := _repeats(text)) > _MOST_REPEATS:
                 raise BadRequestError(
                     f"regex repeats a part {_short(repeats)} times, one count inside another; send at most {_MOST_REPEATS}."
@@ -314,7 +314,7 @@ def _check_length(fields: Mapping[str, Any], prompts: int, max_model_len: int) -
         whole_chars += len(text)
         if len(text) > longest_chars or whole_chars > longest_chars * max(1, prompts):
             raise BadRequestError(
-                f"{_short(name)} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length fits "
+                f"{name[:40]} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length fits "
                 f"the context of {max_model_len} tokens."
             )
 

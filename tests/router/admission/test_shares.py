@@ -68,7 +68,7 @@ def test_leases_settle_on_all_there_is_and_on_fair_parts(total: int, books: Mapp
     assert sum(leases.values()) == total
     short = [name for name, book in books.items() if book.taken + book.wanting > leases[name]]
     if short:
-        assert max(leases.values()) <= max(leases[name] for name in short)
+        assert max(leases.values()) <= max(leases[name] for name in short) + 1
         assert max(leases[name] for name in short) - min(leases[name] for name in short) <= 1
 
 

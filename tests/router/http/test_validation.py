@@ -1,0 +1,219 @@
+"""Bodies that are meant to hurt: measured before they are parsed, and refused with numbers."""
+
+import base64
+import json
+import struct
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from serving.config import ModelSpec, RouterSpec
+from serving.errors import BadRequestError
+from serving.planning import plan
+from serving.router.http.routes import ROUTES
+from serving.router.http.validation import check, kept, parse
+
+pytestmark = pytest.mark.unit
+
+CHAT = "/v1/chat/completions"
+TALK = [{"role": "user", "content": "Hello"}]
+
+
+def planned(**engine: Any) -> Any:
+    return plan(
+        ModelSpec.model_validate(
+            {
+                "name": "llama",
+                "model": "meta-llama/Llama-3.1-8B-Instruct",
+                "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
+                "engine": {"max_num_seqs": 64, "max_model_len": 2048, **engine},
+            }
+        )
+    )
+
+
+PLAN = planned()
+
+
+def checked(path: str, plan: Any = PLAN, **fields: Any) -> Any:
+    body = json.dumps(fields).encode()
+    return check(ROUTES[path], parse(body), body, plan, RouterSpec())
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        pytest.param(b'{"a":[' + b"[]," * 1_300_000 + b"0]}", "1300002 lists and objects", id="wide lists"),
+        pytest.param(b'{"a":[' + b"{}," * 100_000 + b"0]}", "100002 lists and objects", id="wide objects"),
+        pytest.param(b'{"a":[' + b"0," * 1_000_000 + b"0]}", "1000000 values", id="wide numbers"),
+        pytest.param(b'{"a":[' + b'"",' * 1_000_000 + b'""]}', "1000002 texts", id="wide texts"),
+        pytest.param(b'{"a":[' + b'"\\"",' * 1_000_000 + b'""]}', "1000002 texts", id="wide texts of quotes"),
+        pytest.param(b'{"a":' * 100_000, "recursion limit", id="deep"),
+        pytest.param(b"[" * 10_000_000, "recursion limit", id="deep and large"),
+        pytest.param(b'{"temperature":1e999}', "no computer keeps", id="infinity"),
+        pytest.param(b'{"sampling_params":{"n":"256"}}', "whole number", id="sampling_params in a text"),
+    ],
+)
+def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(body: bytes, says: str) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        parse(body)
+
+
+def test_a_text_may_be_of_any_signs() -> None:
+    text = '[]{},"\\' * 300_000
+    assert parse(json.dumps({"prompt": text}).encode()) == {"prompt": text}
+    assert parse(json.dumps({"prompt": list(range(200_000))}).encode())["prompt"][-1] == 199_999
+
+
+@given(
+    st.recursive(
+        st.none() | st.text() | st.integers(-9, 9),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_what_is_small_is_read_as_it_is(value: Any) -> None:
+    assert parse(json.dumps({"metadata": value}).encode()) == {"metadata": value}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "says"),
+    [
+        ("/v1/chat/completions/batch", {"messages": [TALK] * 1000}, "makes 1000 sequences.* at most 128"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"n": 256}},
+            "n is 256; at most 128",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1] * 2049, "sampling_params": {}},
+            "token_ids has 2049 tokens",
+        ),
+        ("/rerank", {"query": "a", "documents": ["b"] * 10_000}, "makes 10001 sequences.* at most 4096"),
+        ("/v2/embed", {"texts": ["b"] * 10_000}, "makes 10000 sequences"),
+        ("/v1/completions", {"prompt": ["b"] * 4096}, "makes 4096 sequences.* at most 128"),
+        (
+            "/tokenize",
+            {"messages": [{"role": "user", "content": "a" * (2048 * 128 + 1)}]},
+            "no text of that length",
+        ),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * 2048 * 64}] * 3}, "no text of that length"),
+        (
+            CHAT,
+            {"messages": TALK, "tools": [{"description": "a" * (2048 * 128 + 1)}]},
+            "no text of that length",
+        ),
+        ("/v2/embed", {"images": ["http://10.0.0.1/a.png"]}, "is not fetched"),
+        (
+            "/v2/embed",
+            {"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1"}}]}]},
+            "is not fetched",
+        ),
+        ("/pooling", {"data": {"data": "http://169.254.169.254/", "data_format": "url"}}, "is not fetched"),
+        ("/score", {"text_1": {"content": [{"image_url": "http://a"}]}, "text_2": "b"}, "is not fetched"),
+        (CHAT, {"messages": TALK, "priority": -1}, "priority is not a client's"),
+        (CHAT, {"messages": TALK, "vllm_xargs": {"continued_token_ids": [1]}}, "continued_token_ids is not"),
+        (CHAT, {"messages": TALK, "kv_transfer_params": {"remote_host": "a"}}, "kv_transfer_params is not"),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"extra_args": {"continued_token_ids": [1]}}},
+            "continued_token_ids is not",
+        ),
+        ("/v1/responses", {"input": "a", "background": True}, "background is not"),
+        (CHAT, {"messages": TALK, "logit_bias": {str(one): 1 for one in range(2000)}}, "logit_bias has 2000"),
+        (CHAT, {"messages": TALK, "tools": [{}] * 513}, "tools has 513 entries"),
+        (CHAT, {"messages": TALK, "structured_outputs": {"regex": "a" * 5000}}, "regex has 5000 characters"),
+        (
+            CHAT,
+            {"messages": TALK, "structured_outputs": {"regex": "((a{1,99}){1,99}){9,99}"}},
+            "970299 times",
+        ),
+        (CHAT, {"messages": TALK, "structured_outputs": {"grammar": "a" * 70_000}}, "grammar has 70000"),
+        (
+            CHAT,
+            {"messages": TALK, "response_format": {"json_schema": [0] * 10_001}},
+            "response_format has 10003",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"stop": ["a"] * 65}},
+            "stop has 65 entries",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"structured_outputs": {"regex": "a" * 5000}}},
+            "regex has 5000",
+        ),
+    ],
+)
+def test_what_would_cost_an_engine_is_refused_on_every_route(
+    path: str, fields: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(BadRequestError, match=says):
+        checked(path, **fields)
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        (CHAT, {"messages": TALK, "priority": 0, "kv_transfer_params": None, "vllm_xargs": {"other": 1}}),
+        (
+            CHAT,
+            {"messages": TALK, "structured_outputs": {"regex": r"\d{4}-\d{2}-\d{2}"}, "logit_bias": {"1": 2}},
+        ),
+        ("/v1/embeddings", {"input": ["a"] * 2048}),
+        ("/rerank", {"query": "a", "documents": ["b"] * 1000}),
+        ("/v1/completions", {"prompt": ["a"] * 100}),
+        ("/v2/embed", {"images": ["data:image/png;base64,aGVsbG8="]}),
+    ],
+)
+def test_what_clients_send_passes(path: str, fields: dict[str, Any]) -> None:
+    checked(path, **fields)
+
+
+def png(width: int, height: int) -> str:
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
+    return "data:image/png;base64," + base64.b64encode(head + b"\0" * 40).decode()
+
+
+def test_an_image_of_more_pixels_than_anybody_unpacks_is_refused() -> None:
+    def asked(*urls: str) -> Any:
+        parts = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        return checked(CHAT, messages=[{"role": "user", "content": parts}])
+
+    asked(png(4000, 3000))
+    with pytest.raises(BadRequestError, match="900000000 pixels"):
+        asked(png(30_000, 30_000))
+    with pytest.raises(BadRequestError, match="72000000 pixels"):
+        asked(*[png(4000, 3000)] * 6)
+    gif = "data:image/gif;base64," + base64.b64encode(b"GIF89a\xff\xff\xff\xff" + b"\0" * 40).decode()
+    with pytest.raises(BadRequestError, match="4294836225 pixels"):
+        asked(gif)
+
+
+def test_an_empty_list_of_domains_allows_none() -> None:
+    url = {"messages": [{"role": "user", "content": [{"image_url": {"url": "https://example.com/a"}}]}]}
+    checked(CHAT, planned(allowed_media_domains=["example.com"]), **url)
+    with pytest.raises(BadRequestError, match="is not fetched"):
+        checked(CHAT, planned(allowed_media_domains=None), **url)
+
+
+def test_only_what_the_router_looks_at_stays_in_memory() -> None:
+    fields = {
+        "model": "llama",
+        "messages": TALK,
+        "logit_bias": {"1": 2},
+        "metadata": {"a": "b"},
+        "structured_outputs": {"json": {"type": "object"}},
+        "response_format": {"type": "json_schema", "json_schema": {}},
+        "modalities": 5,
+        "stream_options": "no",
+    }
+    assert kept(fields) == {
+        "model": "llama",
+        "messages": TALK,
+        "structured_outputs": True,
+        "response_format": {"type": "json_schema"},
+    }
