@@ -1,0 +1,359 @@
+"""A router under 200 hostile connections, as a well-behaved key sees it.
+
+    make abuse                                   # every attack, 20 s each
+    python -m benchmarks.abuse --only wide deep  # some of them
+
+One real router process stands before an engine that takes no time; nothing else of the service runs. The well-behaved key asks
+for 32 streamed tokens ten times a second, on connections of its own. Each attack has 200 connections that show a key of
+600 requests a minute and 32 at once, or none. Router and attackers share the machine: attackers run with the lowest priority.
+"""
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from serving.config import ModelSpec, RouterSpec
+from serving.planning import plan
+from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile, new
+from serving.state.records import SliceRecord, SliceState, Snapshot
+
+MODEL = "llama"
+CONNECTIONS = 200
+_CHAT = "/v1/chat/completions"
+_MIB = 1 << 20
+_TALK = [{"role": "user", "content": "word " * 200}]
+
+
+@dataclass
+class Seen:
+    """What the well-behaved key saw, seconds; what the hostile one was told, by status; the router's memory and CPU."""
+
+    times_s: list[float] = field(default_factory=list)
+    failed: int = 0
+    statuses: Counter[int] = field(default_factory=Counter)
+    most_mib: float = 0.0
+    cpu: float = 0.0
+
+    def at(self, percent: int) -> float:
+        return 1e3 * statistics.quantiles(self.times_s, n=100)[percent - 1]
+
+
+async def serve(upstream: str, keys: str) -> None:
+    """The router's process: prints its port, ends with its input."""
+    plans = [
+        plan(
+            ModelSpec.model_validate(
+                {
+                    "name": MODEL,
+                    "model": "meta-llama/Llama-3.1-8B-Instruct",
+                    "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
+                    "engine": {"max_num_seqs": 256, "max_model_len": 8192},
+                }
+            )
+        )
+    ]
+
+    async def no_metrics() -> str:
+        return ""
+
+    core = RouterCore(plans, RouterSpec(), KeyFile(Path(keys)), no_metrics)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+    server = uvicorn.Server(uvicorn.Config(core.app(), log_level="critical", timeout_graceful_shutdown=1))
+
+    async def beat() -> None:
+        for number in itertools.count():
+            record = SliceRecord(
+                "a",
+                MODEL,
+                SliceState.SERVING,
+                "serving",
+                "v6e 2x4",
+                pool=plans[0].pool,
+                address=upstream,
+                max_model_len=8192,
+                beat=number,
+            )
+            core.take(Snapshot(slices=(record,)), time.monotonic())
+            await asyncio.sleep(0.5)
+
+    beating = [asyncio.create_task(beat()), asyncio.create_task(core.admission.run())]
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    print(listener.getsockname()[1], flush=True)
+    loop = asyncio.get_running_loop()
+    ended = asyncio.Event()
+    threading.Thread(
+        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(ended.set)), daemon=True
+    ).start()
+    await ended.wait()
+    server.should_exit = True
+    await serving
+    for task in beating:
+        task.cancel()
+    await core.close()
+
+
+def head(key: str, length: int | None, path: str = _CHAT) -> bytes:
+    shown = f"Authorization: Bearer {key}\r\n" if key else ""
+    body = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{shown}{body}\r\n\r\n".encode()
+    )
+
+
+def whole(key: str, body: bytes, path: str = _CHAT) -> bytes:
+    return head(key, len(body), path) + body
+
+
+def chat(**fields: object) -> bytes:
+    return json.dumps({"model": MODEL, "messages": _TALK, **fields}).encode()
+
+
+@asynccontextmanager
+async def connected(port: int) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        yield reader, writer
+    finally:
+        writer.close()
+
+
+Attack = Callable[[int, str, Counter[int]], Awaitable[None]]
+
+
+def sends(*requests: Callable[[str], bytes], pause_s: float = 0.0) -> Attack:
+    """Whole requests, one after the other on each connection, as fast as they are answered."""
+
+    async def attack(port: int, key: str, statuses: Counter[int]) -> None:
+        made = [request(key) for request in requests]
+        for request in itertools.cycle(made):
+            async with connected(port) as (reader, writer):
+                writer.write(request)
+                line = await reader.readline()
+                statuses[int(line.split()[1]) if line else 0] += 1
+            await asyncio.sleep(pause_s)
+
+    return attack
+
+
+async def silent(port: int, key: str, statuses: Counter[int]) -> None:  # noqa: ARG001  as Attack has it
+    """Connects, and says nothing."""
+    async with connected(port) as (reader, _):
+        await reader.read()
+
+
+async def slow(port: int, key: str, statuses: Counter[int]) -> None:
+    """A body of a byte a second."""
+    async with connected(port) as (reader, writer):
+        writer.write(head(key, 1000) + b"{")
+        reading = asyncio.create_task(reader.readline())
+        while not reading.done():
+            await asyncio.sleep(1)
+            writer.write(b" ")
+        statuses[int(reading.result().split()[1]) if reading.result() else 0] += 1
+
+
+async def unread(port: int, key: str, statuses: Counter[int]) -> None:
+    """A long answer, of which nothing is read."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    connection.setblocking(False)
+    loop = asyncio.get_running_loop()
+    try:
+        await loop.sock_connect(connection, ("127.0.0.1", port))
+        await loop.sock_sendall(connection, whole(key, chat(stream=True, max_tokens=2_000_000, n=2)))
+        statuses[int((await loop.sock_recv(connection, 12)).split()[1])] += 1
+        await asyncio.sleep(3600)
+    finally:
+        connection.close()
+
+
+def large(value: bytes, size: int) -> bytes:
+    """A chat with a field of as many values as fit."""
+    return b'{"model":"llama","messages":[],"a":[' + value * (size // len(value)) + b"0]}"
+
+
+ATTACKS: dict[str, Attack] = {
+    "silent": silent,
+    "slow bodies": slow,
+    "deep": sends(lambda key: whole(key, b'{"a":' * 100_000)),
+    "wide, 4 MiB": sends(lambda key: whole(key, large(b"[],", 4 * _MIB))),
+    "wide, 32 MiB": sends(lambda key: whole(key, large(b"[],", 31 * _MIB)), pause_s=1.0),
+    "many values": sends(lambda key: whole(key, large(b"1000,", _MIB))),
+    "many requests": sends(
+        lambda key: whole(key, chat(max_tokens=1)),
+        lambda key: whole(key, b'{"model":"other"}'),
+        lambda key: whole(key, b"{"),
+        lambda key: whole(key, chat(n=10**6)),
+        lambda key: whole(key, chat(), "/v1//chat/completions/"),
+    ),
+    "no key": sends(lambda _: whole("", chat(max_tokens=1)), lambda _: whole("sk-wrong", chat(max_tokens=1))),
+    "unread streams": unread,
+}
+
+
+async def well_behaved(port: int, key: str, seconds: float, seen: Seen) -> None:
+    """Ten requests a second, however long each takes."""
+    request = whole(key, chat(stream=True, max_tokens=32))
+
+    async def ask() -> None:
+        began_s = time.perf_counter()
+        try:
+            async with asyncio.timeout(30), connected(port) as (reader, writer):
+                writer.write(request)
+                answer = await reader.readuntil(b"[DONE]")
+        except (TimeoutError, OSError, asyncio.IncompleteReadError):
+            answer = b""
+        if answer.startswith(b"HTTP/1.1 200"):
+            seen.times_s.append(time.perf_counter() - began_s)
+        else:
+            seen.failed += 1
+
+    asking = []
+    for _ in range(int(10 * seconds)):
+        asking.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0.1)
+    await asyncio.gather(*asking)
+
+
+async def hostile(port: int, key: str, name: str) -> None:
+    """The attackers' process: 200 connections until it is ended, then the statuses."""
+    statuses: Counter[int] = Counter()
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    threading.Thread(
+        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(ended.set)), daemon=True
+    ).start()
+
+    async def again() -> None:
+        while True:
+            with suppress(OSError, asyncio.IncompleteReadError, IndexError, ValueError):
+                await ATTACKS[name](port, key, statuses)
+            await asyncio.sleep(0.1)
+
+    tasks = [asyncio.create_task(again()) for _ in range(CONNECTIONS)]
+    await ended.wait()
+    for task in tasks:
+        task.cancel()
+    print(json.dumps(statuses))
+
+
+def child(*arguments: str, priority: int = 0) -> subprocess.Popen[str]:
+    nice = ["nice", "-n", str(priority)] if priority else []
+    return subprocess.Popen(
+        [*nice, sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+
+
+def resident_mib(pid: int) -> float:
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
+
+
+def cpu_s(pid: int) -> float:
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure(router: subprocess.Popen[str], port: int, good: str, bad: str, name: str, seconds: float) -> Seen:
+    """One attack; none where the name is empty."""
+    seen = Seen()
+    attackers = (
+        child("-m", "benchmarks.abuse", "--hostile", str(port), bad, name, priority=19) if name else None
+    )
+    if attackers:
+        time.sleep(3)
+    before_s, cpu_before_s = time.monotonic(), cpu_s(router.pid)
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(0.05):
+            seen.most_mib = max(seen.most_mib, resident_mib(router.pid))
+
+    watching = threading.Thread(target=watch)
+    watching.start()
+    uvloop.run(well_behaved(port, good, seconds, seen))
+    over.set()
+    watching.join()
+    seen.cpu = (cpu_s(router.pid) - cpu_before_s) / (time.monotonic() - before_s)
+    if attackers:
+        told, _ = attackers.communicate(timeout=30)
+        seen.statuses.update({int(status): count for status, count in json.loads(told).items()})
+    return seen
+
+
+def table(rows: list[tuple[str, Seen]]) -> str:
+    quiet = rows[0][1].at(99)
+    lines = [
+        "| 200 connections | answered | p50, ms | p99, ms | p99 against quiet | router, MiB | router, cores | hostile answers |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, seen in rows:
+        told = ", ".join(f"{count} x {status or 'cut'}" for status, count in sorted(seen.statuses.items()))
+        lines.append(
+            f"| {name or 'quiet'} | {len(seen.times_s)} of {len(seen.times_s) + seen.failed} | {seen.at(50):.1f} | "
+            f"{seen.at(99):.1f} | {seen.at(99) / quiet:.1f} | {seen.most_mib:.0f} | {seen.cpu:.2f} | {told} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
+    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.serve:
+        uvloop.run(serve(*given.serve))
+        return
+    if given.hostile:
+        port, key, name = given.hostile
+        uvloop.run(hostile(int(port), key, name))
+        return
+    (good, good_line), (bad, bad_line) = new("good"), new("bad", requests_per_minute=600, concurrency=32)
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Path(folder, "keys.yaml")
+        keys.write_text(f"{good_line}\n{bad_line}\n")
+        engine = child("-m", "benchmarks.instant")
+        upstream = f"http://127.0.0.1:{_port(engine)}"
+        router = child("-m", "benchmarks.abuse", "--serve", upstream, str(keys))
+        port = _port(router)
+        try:
+            measure(router, port, good, bad, "", 3)  # the first requests import what is needed
+            rows = []
+            for name in ("", *given.only, ""):
+                rows.append((name, measure(router, port, good, bad, name, given.seconds)))
+                print(table(rows[:1] + rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
+            print(table(rows))
+        finally:
+            for process in (router, engine):
+                process.communicate(timeout=60)
+
+
+def _port(process: subprocess.Popen[str]) -> int:
+    assert process.stdout is not None  # noqa: S101  it was asked for
+    return int(process.stdout.readline())
+
+
+if __name__ == "__main__":
+    main()
