@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing chaos loadtest lock format
+.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -64,6 +64,10 @@ loadtest: install
 
 bench-routing: install
 	$(BIN)/python -m benchmarks.routing --svg docs/benchmarks/routing.svg $(ARGS)
+
+# One router under 200 hostile connections, as a well-behaved key sees it; ARGS="--only deep --seconds 5" for a part.
+abuse: install
+	$(BIN)/python -m benchmarks.abuse $(ARGS)
 
 lock: install
 	lock/compile.sh $(ARGS)
