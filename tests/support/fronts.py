@@ -39,17 +39,20 @@ class Front:
 
 
 @contextmanager
-def front(**spec: Any) -> Iterator[Front]:
+def front(journal: Journal | None = None, keys: KeyFile | None = None, **spec: Any) -> Iterator[Front]:
+    """`journal` and `keys` are the router's; `spec` is what the YAML says of it."""
     one = small_plan()
     table = SliceTable({MODEL: 1}, {MODEL: str(one.slice)})
-    gate = AdmissionController(RouterSpec.model_validate(spec), [one], table, KeyFile(None))
+    gate = AdmissionController(RouterSpec.model_validate(spec), [one], table, keys or KeyFile(None))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         relay = Dispatcher(table)
         beating = asyncio.create_task(gate.run(0.05))
         # Not mounted: a mount takes no path with a line break.
-        app.router.default = Api([one], table, relay, gate, Journal(Recorder()), _status, _metrics).app()
+        app.router.default = Api(
+            [one], table, relay, gate, journal or Journal(Recorder()), _status, _metrics
+        ).app()
         yield
         beating.cancel()
         await relay.close()

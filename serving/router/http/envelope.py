@@ -7,6 +7,7 @@ the words of the part that found it; an engine's words on its own failure stay i
 import asyncio
 import json
 import logging
+import re
 from collections.abc import Awaitable
 from http import HTTPStatus
 from http.client import responses
@@ -24,6 +25,9 @@ from serving.router.telemetry.record import RequestRecord
 logger = logging.getLogger("ray.serve")
 
 ID_HEADER = b"x-request-id"
+# vLLM passes on what pydantic says of a wrong field, a line each, with all of the input.
+_INPUT = re.compile(r", 'input': .*", re.MULTILINE)
+_LONGEST_MESSAGE = 4000
 # The key of the exchange in a request's scope; the surface gives the exchange the request's record.
 EXCHANGE = "serving.exchange"
 _ANTHROPIC_KINDS: dict[int, str] = {
@@ -152,7 +156,7 @@ def told(body: bytes, status: int) -> dict[str, Any]:
     if not ours:
         kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else ServingError.kind
     return {
-        "message": message,
+        "message": _INPUT.sub("}", message)[:_LONGEST_MESSAGE],
         "type": kind,
         "param": error.get("param"),
         "code": code if ours else _code(status),

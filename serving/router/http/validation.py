@@ -104,7 +104,7 @@ def parse(body: bytes) -> dict[str, Any]:
             raise too_many
         fields = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise BadRequestError(f"The request body is not JSON: {str(error)[:200]}.") from None
+        raise BadRequestError(f"The request body is not JSON: {_without_names(str(error))}.") from None
     if not isinstance(fields, dict):
         raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
     _check_types(fields)
@@ -140,9 +140,9 @@ def _check_types(fields: dict[str, Any]) -> None:
         if isinstance(value, float) and value.is_integer():
             fields[name] = int(value)  # JSON takes 16.0 for an integer
         elif value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise BadRequestError(f"{name} is {_short(value)}; send a whole number.")
+            raise BadRequestError(f"{name} is {_kind(value)}; send a whole number.")
     if not isinstance(streams := fields.get("stream"), bool | None):
-        raise BadRequestError(f"stream is {_short(streams)}; send true or false.")
+        raise BadRequestError(f"stream is {_kind(streams)}; send true or false.")
     for name, value in fields.items():
         if isinstance(value, float) and not math.isfinite(value):  # 1e999 is JSON
             raise BadRequestError(f"{_short(name)} is a number that no computer keeps; send a smaller one.")
@@ -354,12 +354,14 @@ def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:
         parts = urlsplit(url.strip()) if len(url) < _SMALL_BYTES else urlsplit(url[:_LONGEST_STOP_CHARS])
         scheme, host = parts.scheme.lower(), parts.hostname
     except ValueError:
-        raise BadRequestError(f"{_short(url)} is not a URL.") from None
+        raise BadRequestError(
+            "The URL of a picture or recording is not one; send media as data: URLs."
+        ) from None
     if scheme == "data" or (scheme == "file" and local) or (scheme in ("http", "https") and host in allowed):
         return
     domains = ", ".join(allowed) or "none"
     raise BadRequestError(
-        f"{_short(url)} is not fetched: send media as a data: URL. Domains this service fetches from: {domains} "
+        f"Media of {_short(host or scheme)} is not fetched: send media as a data: URL. Domains this service fetches from: {domains} "
         "(engine.allowed_media_domains)."
     )
 
@@ -382,6 +384,25 @@ def _pixels(url: str) -> int:
     except (ValueError, struct.error):
         return 0
     return int(width * height)
+
+
+def _without_names(problem: str) -> str:
+    """jiter's words on a body: the name of a key that stands there twice may be anything, also a client's text."""
+    return re.sub(r'"(?s:.*)"', "a name", problem)[:200]
+
+
+def _kind(value: Any) -> str:
+    """What a client sent in the place of a number: its own words stay out of errors, which clients log."""
+    match value:
+        case str() if value.isdecimal():
+            return _short(value)
+        case str():
+            return f"a text of {len(value)} characters"
+        case list():
+            return "a list"
+        case dict():
+            return "an object"
+    return _short(value)
 
 
 def _short(value: Any) -> str:
