@@ -100,6 +100,16 @@ _ENGINE = (
         "counts the requests that run or wait",
         "",
     ),
+    Name(
+        "vllm.v1.engine.output_processor:OutputProcessor.request_states",
+        "has the requests that run or wait",
+        None,
+    ),
+    Name(
+        "vllm.v1.engine.output_processor:RequestState.is_prefilling",
+        "tells whether a request has no token yet",
+        None,
+    ),
     *_members(
         "vllm.config.parallel:ParallelConfig",
         ("placement_group", "pipeline_parallel_size", "worker_cls", "distributed_executor_backend"),

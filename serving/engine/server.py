@@ -25,12 +25,13 @@ _KEEP_ALIVE_S = 120
 class Load:
     """An engine's load now, and its totals since its start.
 
-    `kv_usage` is a share of 1, `last_output_s` the monotonic time of its last token. Of `prompt_tokens`, `cached_tokens`
-    came from the prefix cache.
+    `reading`: requests, running or waiting, that have no token yet. `kv_usage` is a share of 1, `last_output_s` the monotonic
+    time of its last token. Of `prompt_tokens`, `cached_tokens` came from the prefix cache.
     """
 
     running: int = 0
     waiting: int = 0
+    reading: int = 0
     kv_usage: float = 0.0
     last_output_s: float = 0.0
     prompt_tokens: int = 0

@@ -95,12 +95,14 @@ class VllmServer:
     @property
     def load(self) -> Load:
         """EngineCore's report of its last step, less requests that ended since: an idle engine reports nothing."""
-        unfinished = self._engine.output_processor.get_num_unfinished_requests()
+        processor = self._engine.output_processor
+        unfinished = processor.get_num_unfinished_requests()
         running = min(self._load.running, unfinished)
         return dataclasses.replace(
             self._load,
             running=running,
             waiting=unfinished - running,
+            reading=sum(state.is_prefilling for state in tuple(processor.request_states.values())),
             kv_usage=self._load.kv_usage if unfinished else 0.0,
         )
 

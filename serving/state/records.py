@@ -24,7 +24,8 @@ class SliceState(StrEnum):
 class SliceRecord:
     """One slice replica.
 
-    `pool` is the key of its pool: the slice's shape and the way it is bought. `kv_usage` is a share of 1.
+    `pool` is the key of its pool: the slice's shape and the way it is bought. `reading`: requests, running or waiting, that
+    have no token yet. `kv_usage` is a share of 1.
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
     its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`.
@@ -45,6 +46,7 @@ class SliceRecord:
     reason: str = ""
     running: int = 0
     waiting: int = 0
+    reading: int = 0
     kv_usage: float = 0.0
     prompt_tokens: int = 0
     cached_tokens: int = 0

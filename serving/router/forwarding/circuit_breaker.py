@@ -2,7 +2,8 @@
 
 A slice is left out at once when it breaks off a connection, and after FAILURES errors in a row. After `circuit_open_s` a
 single request tries the slice again. An answer brings the slice back; a failure leaves it out for twice as long as before, up
-to `circuit_longest_s`.
+to `circuit_longest_s`. Any token that the slice gives while it is tried brings it back too: a long answer in one piece would
+keep the slice out for minutes.
 """
 
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ class _Circuit:
     open_s: float = 0.0
     until_s: float = 0.0
     trying: bool = False
+    tried_s: float = 0.0
 
 
 class CircuitBreaker:
@@ -39,13 +41,24 @@ class CircuitBreaker:
         """Note a sent request; true where it tries a slice that was left out."""
         circuit = self._circuits.get(replica)
         if circuit and circuit.open_s and now_s >= circuit.until_s:
-            circuit.trying = True
+            circuit.trying, circuit.tried_s = True, now_s
             return True
         return False
 
     def answered(self, replica: str) -> None:
         """The slice gave an answer, or the beginning of one."""
         self._circuits.pop(replica, None)
+
+    def worked(self, replica: str, at_s: float) -> None:
+        """The slice gave a token to some request then, or later."""
+        circuit = self._circuits.get(replica)
+        if circuit and circuit.trying and circuit.tried_s <= at_s:
+            self.answered(replica)
+
+    @property
+    def on_trial(self) -> list[str]:
+        """Slices that one request tries now."""
+        return [replica for replica, circuit in self._circuits.items() if circuit.trying]
 
     def ended(self, replica: str) -> None:
         """A request ended before its answer, by nobody's fault: it tells nothing of the slice."""

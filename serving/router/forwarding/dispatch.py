@@ -224,8 +224,11 @@ class Dispatcher:
         others have the slice's `drain_s` to end.
         """
         replicas = {entry.replica for entry in entries}
-        self.timing.settle(replicas)
+        self.timing.settle(entries, time.monotonic())
         self.breaker.keep(replicas)
+        for replica in self.breaker.on_trial:
+            # The report that a slice's tokens are counted from may be a beat old.
+            self.breaker.worked(replica, self.timing.moved_s(replica) - self._timings.beat_s)
         for gone in self._verdicts.keys() - replicas:
             del self._verdicts[gone]
         forgotten = self._lost - replicas

@@ -1,30 +1,62 @@
 """How fast slices answer, and from when on their silence is a stall. Pure; times are given.
 
-The router keeps the latest KEPT times of each slice and works out once a beat what is normal there. A slice has stalled when all
-its streams are silent for TIMES_NORMAL times the slice's own long gap; no fixed time decides. One stream that waits while others go on has been preempted. A prompt being read holds up every stream; meanwhile the slice may also be silent for
-as long as its slow first tokens take.
+The router keeps the latest KEPT times of each slice, and works out now and then what is normal there. A slice has stalled when
+all its streams are silent for TIMES_NORMAL times the slice's own long gap; no fixed time decides. One stream that waits while
+others go on has been preempted. A prompt being read holds up every stream; meanwhile the slice may also be silent for as long
+as its slow first tokens take. Streams and prompts of other routers count too: the slice's record tells of them.
 """
 
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from serving.state.records import SliceRecord
 from serving.timings import TIMINGS, Timings
 
 KEPT = 256
 TIMES_NORMAL = 20
 LEAST_KNOWN = 20  # fewer gaps do not tell what is normal on a slice
+RENEWED = 32  # new times after which what is normal is worked out again: sorting takes 20 µs
 
 
 class _Slice:
-    def __init__(self, unknown_s: float) -> None:
+    def __init__(self, timings: Timings) -> None:
+        self._timings = timings
         self.firsts: deque[float] = deque(maxlen=KEPT)
         self.gaps: deque[float] = deque(maxlen=KEPT)
-        self.silence_s = unknown_s
-        self.first_s = unknown_s
+        self._new = 0
+        self._silence_s = self._first_s = timings.unknown_stall_s
+        # What the slice's record says of all routers' requests.
+        self.beat = -1
+        self.output_tokens = 0
+        self.reported_s = 0.0
+        self.moved_s = 0.0
+        self.reading = 0
+
+    def note(self, times_s: deque[float], seconds: float) -> None:
+        times_s.append(seconds)
+        self._new += 1
+        if self._new >= RENEWED or len(times_s) <= LEAST_KNOWN:
+            self._renew()
+
+    def _renew(self) -> None:
+        self._new = 0
+        shortest_s = self._timings.shortest_stall_s
+        if len(self.gaps) >= LEAST_KNOWN:
+            self._silence_s = max(shortest_s, TIMES_NORMAL * quantile(self.gaps, 0.99))
+        if self.firsts:
+            self._first_s = max(shortest_s, 3 * quantile(self.firsts, 0.99))
+
+    @property
+    def silence_s(self) -> float:
+        return self._silence_s
+
+    @property
+    def first_s(self) -> float:
+        return self._first_s
 
 
 class SliceTiming:
-    """What one router has measured of its slices."""
+    """What one router has measured of its slices, and what they say of themselves."""
 
     def __init__(self, timings: Timings = TIMINGS) -> None:
         self._timings = timings
@@ -32,27 +64,30 @@ class SliceTiming:
 
     def first(self, replica: str, seconds: float) -> None:
         """Note the time from asking a slice to the first tokens of its answer."""
-        self._of(replica).firsts.append(seconds)
+        slice_ = self._of(replica)
+        slice_.note(slice_.firsts, seconds)
 
     def gap(self, replica: str, seconds: float) -> None:
         """Note the time between two pieces of one stream."""
-        self._of(replica).gaps.append(seconds)
+        slice_ = self._of(replica)
+        slice_.note(slice_.gaps, seconds)
 
-    def settle(self, replicas: Iterable[str]) -> None:
-        """Work out what is normal; forget slices that are not among these."""
-        known = set(replicas)
-        self._slices = {name: slice_ for name, slice_ in self._slices.items() if name in known}
-        for slice_ in self._slices.values():
-            if len(slice_.gaps) >= LEAST_KNOWN:
-                silence_s = TIMES_NORMAL * quantile(slice_.gaps, 0.99)
-                slice_.silence_s = max(self._timings.shortest_stall_s, silence_s)
-            if slice_.firsts:
-                slice_.first_s = max(self._timings.shortest_stall_s, 3 * quantile(slice_.firsts, 0.99))
+    def settle(self, entries: Iterable[SliceRecord], now_s: float) -> None:
+        """Take over the slices' own counters; forget slices that are gone."""
+        slices = {}
+        for entry in entries:
+            slice_ = slices[entry.replica] = self._of(entry.replica)
+            if entry.beat != slice_.beat:
+                if entry.output_tokens != slice_.output_tokens:
+                    slice_.moved_s = slice_.reported_s  # after the report before, that is
+                slice_.beat, slice_.output_tokens, slice_.reported_s = entry.beat, entry.output_tokens, now_s
+                slice_.reading = entry.reading
+        self._slices = slices
 
     def silence_s(self, replica: str, *, reading: bool) -> float:
-        """How long all of a slice's streams may be silent; `reading`: the slice may be reading a prompt."""
+        """How long all of a slice's streams may be silent; `reading`: the slice may be reading a prompt of this router."""
         slice_ = self._of(replica)
-        if not reading:
+        if not reading and not slice_.reading:
             return slice_.silence_s
         return max(slice_.silence_s, slice_.first_s, self._timings.shortest_prefill_stall_s)
 
@@ -60,10 +95,14 @@ class SliceTiming:
         """How long a slice that has failed may take for the first token of the request that tries it again."""
         return self._of(replica).first_s
 
+    def moved_s(self, replica: str) -> float:
+        """Since when, at the latest, the slice has given a token to somebody; 0 where nothing is known of that."""
+        return self._of(replica).moved_s
+
     def _of(self, replica: str) -> _Slice:
         slice_ = self._slices.get(replica)
         if slice_ is None:
-            slice_ = self._slices[replica] = _Slice(self._timings.unknown_stall_s)
+            slice_ = self._slices[replica] = _Slice(self._timings)
         return slice_
 
 

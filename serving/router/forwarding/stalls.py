@@ -74,7 +74,7 @@ def stalled(
         begun = [stream for stream in open_streams if stream.heard_s]
         limit_s = timing.silence_s(replica, reading=len(begun) < in_flight(replica))
         heard_s = [stream.heard_s for stream in begun if not stream.telling]
-        silent = heard_s and now_s - max(heard_s) > limit_s
+        silent = heard_s and now_s - max(*heard_s, timing.moved_s(replica)) > limit_s
         # A stream without a token is only late, unless its slice is silent or is on trial after a failure.
         late_s = timing.first_s(replica)
         late += [

@@ -51,6 +51,9 @@ class SimulatorServer:
         return Load(
             running=len(scheduler.running),
             waiting=len(scheduler.waiting),
+            reading=sum(
+                request.first_token_s is None for request in (*scheduler.running, *scheduler.waiting)
+            ),
             kv_usage=scheduler.pool.usage,
             last_output_s=self._engine.last_output_s,
             prompt_tokens=scheduler.totals.prompt_tokens,

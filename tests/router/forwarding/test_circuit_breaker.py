@@ -53,6 +53,26 @@ def test_a_try_that_nobody_waited_for_is_given_to_the_next(breaker: CircuitBreak
     assert breaker.left_out(OPEN_S) == set()
 
 
+def test_a_long_answer_that_tries_a_slice_does_not_keep_it_out_while_the_slice_gives_tokens(
+    breaker: CircuitBreaker,
+) -> None:
+    """An answer in one piece comes with its last token, minutes after the first."""
+    breaker.failed("a", 0, broken=True)
+    breaker.began("a", OPEN_S)
+    assert breaker.on_trial == ["a"]
+    breaker.worked("a", OPEN_S - 0.1)  # before it was tried
+    assert breaker.left_out(OPEN_S + 1) == {"a"}
+    breaker.worked("a", OPEN_S + 0.5)
+    assert breaker.left_out(OPEN_S + 1) == set()
+    assert breaker.on_trial == []
+
+
+def test_tokens_do_not_bring_a_slice_back_that_nobody_tries(breaker: CircuitBreaker) -> None:
+    breaker.failed("a", 0, broken=True)
+    breaker.worked("a", 0.5)
+    assert breaker.left_out(0.9) == {"a"}
+
+
 def test_all_the_requests_that_broke_with_it_count_as_one(breaker: CircuitBreaker) -> None:
     for _ in range(16):
         breaker.failed("a", 0, broken=True)

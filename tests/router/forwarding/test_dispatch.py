@@ -493,8 +493,7 @@ def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Fro
     front.serve(raw.start(slowly), raw.start(answering(whole(b"from b"))))
     relay: Dispatcher = front.state.relay
     relay.breaker.failed("a", time.monotonic() - 10, broken=True)
-    relay.timing.settle({"a", "b"})
-    relay.timing._of("a").first_s = 0.1
+    relay.timing._of("a")._first_s = 0.1
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
         assert asked.wait(2)

@@ -6,6 +6,7 @@ import pytest
 from serving.router.forwarding.slice_timing import (
     KEPT,
     LEAST_KNOWN,
+    RENEWED,
     TIMES_NORMAL,
     SliceTiming,
 )
@@ -23,7 +24,6 @@ def timing(gap_s: float = 0.2, first_s: float = 0.5, count: int = LEAST_KNOWN) -
     for _ in range(count):
         made.gap("a", gap_s)
         made.first("a", first_s)
-    made.settle({"a"})
     return made
 
 
@@ -45,11 +45,10 @@ def test_while_a_prompt_is_read_a_slice_may_be_as_silent_as_its_slow_first_token
 
 def test_only_the_latest_are_kept_and_only_of_slices_there_are() -> None:
     made = timing(5.0, count=10 * KEPT)
-    for _ in range(KEPT):
+    for _ in range(KEPT + RENEWED):
         made.gap("a", 0.2)
-    made.settle({"a"})
     assert made.silence_s("a", reading=False) == pytest.approx(4)
-    made.settle(set())
+    made.settle([], 0.0)
     assert made._slices == {}
 
 
@@ -109,6 +108,41 @@ def test_what_can_t_go_on_elsewhere_stays() -> None:
     stays = stream(heard=10, movable=False)
     goes = stream(heard=10)
     assert found([stays, goes], 30) == [goes]
+
+
+def report(beat: int, **load: int) -> SliceRecord:
+    return SliceRecord("a", "llama", SliceState.SERVING, "serving", "v6e 2x4", beat=beat, **load)  # type: ignore[arg-type]
+
+
+def test_another_router_s_prompt_is_no_stall_either() -> None:
+    """A slice reads a prompt that only its own record tells of: ten seconds, not two."""
+    known = timing(0.01)
+    known.settle([report(1, running=2, reading=1, output_tokens=7)], 10)
+    late = stream(heard=10)
+    assert stalled([late], known, lambda _: 1, 19.9) == []
+    assert stalled([late], known, lambda _: 1, 20.1) == [late]
+    known.settle([report(2, running=1, output_tokens=7)], 20.2)
+    assert stalled([late], known, lambda _: 1, 20.3) == [late]
+
+
+def test_a_stream_that_waits_while_another_router_s_go_on_has_not_stalled() -> None:
+    known = timing(0.01)
+    late = stream(heard=10)
+    for beat in range(1, 30):  # other routers' streams get tokens
+        known.settle([report(beat, running=4, output_tokens=100 * beat)], 10 + beat / 2)
+        assert stalled([late], known, lambda _: 1, 10.2 + beat / 2) == []
+    for beat in range(30, 40):  # and now nobody does
+        known.settle([report(beat, running=4, output_tokens=2900)], 10 + beat / 2)
+    assert stalled([late], known, lambda _: 1, 24.5 + 2.2) == [late]
+
+
+def test_what_an_engine_that_hangs_reports_hides_no_stall() -> None:
+    """Its record beats on from a thread; it is cut half a beat later than by this router's own streams alone."""
+    known = timing(0.01)
+    late = stream(heard=10)
+    for beat in range(1, 9):
+        known.settle([report(beat, running=4, output_tokens=min(beat, 2))], 9 + beat / 2)
+    assert stalled([late], known, lambda _: 1, 12.1) == [late]
 
 
 def test_other_slices_are_none_of_its_business() -> None:
