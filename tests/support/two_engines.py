@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from serving.config import FailoverSpec
+from serving.config import Affinity, FailoverSpec
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import OverAsgi
@@ -55,7 +55,8 @@ class Pair:
 @contextmanager
 def pair(failover: FailoverSpec | None = None, names: str = "ab") -> Iterator[Pair]:
     """A router before one engine for each letter of `names`."""
-    table = SliceTable({MODEL: len(names)}, {MODEL: "v6e 2x4"})
+    # By load alone: a prompt's home may be any of them.
+    table = SliceTable({MODEL: len(names)}, {MODEL: "v6e 2x4"}, affinity=Affinity.NONE)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
