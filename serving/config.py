@@ -207,6 +207,7 @@ class ModelSpec(_Spec):
 
 
 ON_DISK = "rocksdb"  # KubeRay's name for a control store on the head's disk
+OWN_REDIS = "redis"
 
 
 class GatewaySpec(_Spec):
@@ -257,11 +258,13 @@ class GkeSpec(_Spec):
         description="Secret whose key `key` is an API key for the scrape, with router.private_status.",
     )
     control_store: str | None = Field(
-        default=None,
-        description="What keeps Ray's control store, so that slices outlive the head: `rocksdb`, a disk that KubeRay gives "
-        "the head, or host:port of a Redis.",
+        default=OWN_REDIS,
+        description="What keeps Ray's control store, so that slices outlive the head: `redis`, one that the manifest brings; "
+        "host:port of another; `rocksdb`, a disk that KubeRay gives the head; null for the head's memory.",
     )
-    redis_secret: str | None = Field(default=None, description="Secret whose key `password` is that Redis's.")
+    redis_secret: str | None = Field(
+        default=None, description="Secret whose key `password` is that of the Redis at host:port."
+    )
     env: dict[str, str] = Field(
         default_factory=dict,
         description="Environment of the slices' pods, as LIBTPU_INIT_ARGS: it is there before any process starts.",
@@ -301,15 +304,15 @@ class GkeSpec(_Spec):
     @field_validator("control_store")
     @classmethod
     def _is_a_store(cls, value: str | None) -> str | None:
-        if value is None or value == ON_DISK or re.fullmatch(r"[^\s:/]+:\d+", value):
+        if value in (None, ON_DISK, OWN_REDIS) or re.fullmatch(r"[^\s:/]+:\d+", value or ""):
             return value
-        raise ValueError("this is neither rocksdb nor host:port of a Redis")
+        raise ValueError("this is neither redis, rocksdb nor host:port of a Redis")
 
     @model_validator(mode="after")
     def _redis_is_named(self) -> Self:
-        if self.redis_secret and self.control_store in (None, ON_DISK):
+        if self.redis_secret and self.control_store in (None, ON_DISK, OWN_REDIS):
             raise ValueError(
-                "redis_secret is a Redis's, and control_store names none; set it to host:port of the Redis"
+                "redis_secret is of a Redis of yours, and control_store names none; set it to host:port of the Redis"
             )
         return self
 

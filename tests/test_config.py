@@ -126,12 +126,12 @@ def test_a_missing_key_is_named(raw: Any, says: str) -> None:
         (args(stall_s=float("nan")), "models.0.stall_s: a"),
         (args(stall_s=0), "models.0.stall_s: "),
         (
-            args() | {"gke": {"control_store": "redis"}},
-            "gke.control_store: this is neither rocksdb nor host:port of a Redis (got 'redis')",
+            args() | {"gke": {"control_store": "etcd"}},
+            "gke.control_store: this is neither redis, rocksdb nor host:port of a Redis (got 'etcd')",
         ),
         (
             args() | {"gke": {"control_store": "rocksdb", "redis_secret": "redis"}},
-            "gke: redis_secret is a Redis's, and control_store names none; set it to host:port of the Redis",
+            "gke: redis_secret is of a Redis of yours, and control_store names none; set it to host:port of the Redis",
         ),
     ],
 )

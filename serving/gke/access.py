@@ -29,7 +29,7 @@ def objects(app: Application) -> Iterator[dict[str, Any]]:
     yield from _monitoring(app)
 
 
-def _named(app: Application, name: str) -> dict[str, Any]:
+def named(app: Application, name: str) -> dict[str, Any]:
     return {"name": name, "namespace": app.namespace, "labels": {"app": app.label}}
 
 
@@ -53,7 +53,7 @@ def _service_account(app: Application, name: str) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": _named(app, name),
+        "metadata": named(app, name),
         "automountServiceAccountToken": False,
     }
 
@@ -81,7 +81,7 @@ def _network_policies(app: Application) -> Iterator[dict[str, Any]]:
         yield {
             "apiVersion": "networking.k8s.io/v1",
             "kind": "NetworkPolicy",
-            "metadata": _named(app, f"{app.label}-{suffix}"),
+            "metadata": named(app, f"{app.label}-{suffix}"),
             "spec": {
                 "podSelector": {"matchLabels": {"app": app.label, "ray.io/node-type": kind}},
                 "policyTypes": ["Ingress"],
@@ -97,6 +97,20 @@ def _pods_of_namespaces(names: list[str]) -> dict[str, Any]:
 
 def _tcp(port: int) -> dict[str, Any]:
     return {"protocol": "TCP", "port": port}
+
+
+def only_from_ours(app: Application, name: str, labels: dict[str, str]) -> dict[str, Any]:
+    """A policy that lets pods with these labels be reached by the application's own alone."""
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": named(app, name),
+        "spec": {
+            "podSelector": {"matchLabels": labels},
+            "policyTypes": ["Ingress"],
+            "ingress": [{"from": [{"podSelector": {"matchLabels": {"app": app.label}}}]}],
+        },
+    }
 
 
 def _disruption_budgets(app: Application) -> Iterator[dict[str, Any]]:
@@ -116,7 +130,7 @@ def _disruption_budget(app: Application, name: str, labels: dict[str, str], pods
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": _named(app, name),
+        "metadata": named(app, name),
         "spec": {"minAvailable": pods, "selector": {"matchLabels": labels}},
     }
 
@@ -126,7 +140,7 @@ def _service(app: Application) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _named(app, app.label),
+        "metadata": named(app, app.label),
         "spec": {
             "type": "ClusterIP",
             "selector": _head(app),
@@ -142,7 +156,7 @@ def _gateway(app: Application, spec: GatewaySpec) -> Iterator[dict[str, Any]]:
     yield {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "Gateway",
-        "metadata": _named(app, app.label),
+        "metadata": named(app, app.label),
         "spec": {
             "gatewayClassName": spec.class_name,
             "listeners": [
@@ -160,7 +174,7 @@ def _gateway(app: Application, spec: GatewaySpec) -> Iterator[dict[str, Any]]:
     yield {
         "apiVersion": "gateway.networking.k8s.io/v1",
         "kind": "HTTPRoute",
-        "metadata": _named(app, app.label),
+        "metadata": named(app, app.label),
         "spec": {
             "parentRefs": [{"name": app.label, "sectionName": "https"}],
             "hostnames": [spec.hostname],
@@ -172,13 +186,13 @@ def _gateway(app: Application, spec: GatewaySpec) -> Iterator[dict[str, Any]]:
     yield {
         "apiVersion": "networking.gke.io/v1",
         "kind": "HealthCheckPolicy",
-        "metadata": _named(app, app.label),
+        "metadata": named(app, app.label),
         "spec": {"default": {"config": check}, "targetRef": service},
     }
     yield {
         "apiVersion": "networking.gke.io/v1",
         "kind": "GCPBackendPolicy",
-        "metadata": _named(app, app.label),
+        "metadata": named(app, app.label),
         "spec": {"default": {"timeoutSec": _LONGEST_ANSWER_S}, "targetRef": service},
     }
 
@@ -197,7 +211,7 @@ def _monitoring(app: Application) -> Iterator[dict[str, Any]]:
         yield {
             "apiVersion": "monitoring.googleapis.com/v1",
             "kind": "PodMonitoring",
-            "metadata": _named(app, name),
+            "metadata": named(app, name),
             "spec": {"selector": {"matchLabels": labels}, "endpoints": [endpoint]},
         }
 
@@ -209,13 +223,13 @@ def _collectors_read(app: Application, secret: str) -> Iterator[dict[str, Any]]:
     yield {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": _named(app, name),
+        "metadata": named(app, name),
         "rules": [rule],
     }
     yield {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": _named(app, name),
+        "metadata": named(app, name),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
         "subjects": [{"kind": "ServiceAccount", "name": "collector", "namespace": "gmp-system"}],
     }

@@ -10,8 +10,8 @@ from typing import Any
 
 import yaml
 
-from serving.config import ON_DISK, GkeSpec, RouterSpec
-from serving.gke import access, nodepools, pods
+from serving.config import ON_DISK, OWN_REDIS, GkeSpec, RouterSpec
+from serving.gke import access, nodepools, pods, redis
 from serving.gke.application import Application, application
 from serving.planning.plan import Plan
 from serving.tpu import POD_TYPE_LABEL
@@ -87,6 +87,8 @@ def _objects(app: Application, serve_config: str) -> Iterator[dict[str, Any]]:
         if nodepools.needs_network_claims(pool.plan, app.gke):
             yield nodepools.network_claims(pool.name, app.namespace)
     yield from access.objects(app)
+    if app.gke.control_store == OWN_REDIS:
+        yield from redis.objects(app)
     yield _ray_service(app, serve_config)
 
 
@@ -173,7 +175,7 @@ def _ray_service(app: Application, serve_config: str) -> dict[str, Any]:
                 "rayVersion": RAY_VERSION,
                 # Ray's processes and its REST API ask for a token, which KubeRay makes.
                 "authOptions": {"mode": "token"},
-                **_control_store(app.gke),
+                **_control_store(app),
                 "enableInTreeAutoscaling": True,
                 "autoscalerOptions": {
                     "version": "v2",
@@ -188,15 +190,22 @@ def _ray_service(app: Application, serve_config: str) -> dict[str, Any]:
     }
 
 
-def _control_store(gke: GkeSpec) -> dict[str, Any]:
+def _control_store(app: Application) -> dict[str, Any]:
     """With a lasting store, KubeRay's workers wait 10 minutes for a head; Ray's own minute would end their slices."""
-    if gke.control_store is None:
-        return {}
-    if gke.control_store == ON_DISK:
-        return {"gcsFaultToleranceOptions": {"backend": ON_DISK}}
-    secret = {"name": gke.redis_secret, "key": "password"}
-    password = {"redisPassword": {"valueFrom": {"secretKeyRef": secret}}} if gke.redis_secret else {}
-    return {"gcsFaultToleranceOptions": {"redisAddress": gke.control_store, **password}}
+    match app.gke.control_store:
+        case None:
+            return {}
+        case store if store == ON_DISK:
+            return {"gcsFaultToleranceOptions": {"backend": ON_DISK}}
+        case store if store == OWN_REDIS:
+            address, password = redis.address(app), redis.password(app)
+        case store:
+            address = store
+            password = {"name": app.gke.redis_secret, "key": "password"} if app.gke.redis_secret else {}
+    options: dict[str, Any] = {"redisAddress": address}
+    if password:
+        options["redisPassword"] = {"valueFrom": {"secretKeyRef": password}}
+    return {"gcsFaultToleranceOptions": options}
 
 
 def _worker_groups(app: Application) -> list[dict[str, Any]]:

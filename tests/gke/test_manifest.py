@@ -95,7 +95,7 @@ def test_a_wrong_key_of_google_s_is_a_problem() -> None:
 
 def test_the_door_is_on_the_head_alone() -> None:
     found = objects(port=9000)
-    (service,) = found["Service"]
+    service = found["Service"][0]
     assert service["spec"]["selector"] == {"app": "app", "ray.io/node-type": "head"}
     assert service["spec"]["ports"][0]["port"] == 9000
     head, host = pods(found)
@@ -113,6 +113,7 @@ def test_ray_is_closed_to_everybody_but_its_own_pods_and_kuberay() -> None:
     by_kind = {
         policy["spec"]["podSelector"]["matchLabels"]["ray.io/node-type"]: policy["spec"]["ingress"]
         for policy in found["NetworkPolicy"]
+        if "ray.io/node-type" in policy["spec"]["podSelector"]["matchLabels"]
     }
     ours = {"from": [{"podSelector": {"matchLabels": {"app": "app"}}}]}
     assert ours in by_kind["head"]
@@ -376,7 +377,16 @@ def test_kueue_admits_the_service_as_an_elastic_job() -> None:
 @pytest.mark.parametrize(
     ("gke", "options"),
     [
-        ({}, None),
+        (
+            {},
+            {
+                "redisAddress": "app-redis:6379",
+                "redisPassword": {
+                    "valueFrom": {"secretKeyRef": {"name": "serving-cluster", "key": "secret"}}
+                },
+            },
+        ),
+        ({"control_store": None}, None),
         ({"control_store": "rocksdb"}, {"backend": "rocksdb"}),
         ({"control_store": "redis:6379"}, {"redisAddress": "redis:6379"}),
         (
@@ -393,6 +403,21 @@ def test_the_control_store_is_kept_where_it_is_asked_to(
 ) -> None:
     cluster = objects(**gke)["RayService"][0]["spec"]["rayClusterConfig"]
     assert cluster.get("gcsFaultToleranceOptions") == options
+
+
+def test_the_manifest_brings_a_redis_that_keeps_what_it_was_told() -> None:
+    found = objects()
+    (store,) = found["StatefulSet"]
+    (container,) = store["spec"]["template"]["spec"]["containers"]
+    assert "--appendonly yes" in container["command"][-1]
+    (claim,) = store["spec"]["volumeClaimTemplates"]
+    assert claim["metadata"]["name"] == container["volumeMounts"][0]["name"]
+    services = {service["metadata"]["name"]: service["spec"] for service in found["Service"]}
+    assert services["app-redis"]["selector"] == store["spec"]["template"]["metadata"]["labels"]
+    (policy,) = [each for each in found["NetworkPolicy"] if each["metadata"]["name"] == "app-redis"]
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "app"}}}]}]
+    for other in (None, "rocksdb", "redis.default:6379"):
+        assert "StatefulSet" not in objects(control_store=other)
 
 
 # What is refused.
@@ -418,6 +443,7 @@ def test_the_longest_name_fits_everywhere() -> None:
     # KubeRay clips service accounts at 50, GKE takes 40 for a node pool and says so as a label.
     assert len(head["spec"]["serviceAccountName"]) <= 50
     assert len(head["spec"]["nodeSelector"]["cloud.google.com/gke-nodepool"]) <= 40
+    assert len(found["StatefulSet"][0]["metadata"]["name"]) <= 52  # a hash stands behind it in a label
     groups = [
         group["groupName"] for group in found["RayService"][0]["spec"]["rayClusterConfig"]["workerGroupSpecs"]
     ]

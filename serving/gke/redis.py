@@ -1,0 +1,100 @@
+"""A Redis for Ray's control store, so that slices outlive the head: one pod, whose disk outlives it too."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from serving.gke import access
+from serving.gke.application import Application
+
+_IMAGE = "redis:7.2-bookworm"
+_PORT = 6379
+_USER = 999  # redis, in that image
+_DATA = "/data"
+# Each write is on disk within a second: what a head that starts again would miss at most.
+_COMMAND = (
+    f'exec redis-server --dir {_DATA} --appendonly yes --appendfsync everysec --requirepass "$PASSWORD"'
+)
+
+
+def name(app: Application) -> str:
+    """At most 52 characters: Kubernetes labels the pods of a StatefulSet with its name and a hash, and labels end at 63."""
+    return f"{app.label[:46].rstrip('-')}-redis"
+
+
+def address(app: Application) -> str:
+    return f"{name(app)}:{_PORT}"
+
+
+def password(app: Application) -> dict[str, str]:
+    """Key of a secret: who knows the cluster's has every right in it anyhow."""
+    return {"name": app.gke.cluster_secret, "key": "secret"}
+
+
+def objects(app: Application) -> Iterator[dict[str, Any]]:
+    """A Service, a StatefulSet with a disk, and who may reach it."""
+    labels = {"app": name(app)}
+    yield access.only_from_ours(app, name(app), labels)
+    yield {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": access.named(app, name(app)),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": labels,
+            "ports": [{"name": "redis", "port": _PORT, "protocol": "TCP"}],
+        },
+    }
+    yield {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": access.named(app, name(app)),
+        "spec": {
+            "serviceName": name(app),
+            "replicas": 1,
+            "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": _pod(app)},
+            "volumeClaimTemplates": [
+                {
+                    "metadata": {"name": "data"},
+                    "spec": {
+                        "accessModes": ["ReadWriteOnce"],
+                        "resources": {"requests": {"storage": "10Gi"}},
+                    },
+                }
+            ],
+        },
+    }
+
+
+def _pod(app: Application) -> dict[str, Any]:
+    size = {"cpu": "250m", "memory": "1Gi"}
+    check = {"tcpSocket": {"port": _PORT}, "periodSeconds": 5}
+    container = {
+        "name": "redis",
+        "image": _IMAGE,
+        "command": ["sh", "-c", _COMMAND],
+        "env": [{"name": "PASSWORD", "valueFrom": {"secretKeyRef": password(app)}}],
+        "ports": [{"name": "redis", "containerPort": _PORT}],
+        "resources": {"requests": size, "limits": {"memory": size["memory"]}},
+        "securityContext": {
+            "runAsNonRoot": True,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": [{"name": "data", "mountPath": _DATA}],
+        "livenessProbe": {**check, "initialDelaySeconds": 30, "failureThreshold": 12},
+        "readinessProbe": check,
+    }
+    return {
+        "automountServiceAccountToken": False,
+        "priorityClassName": app.priority_class,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": _USER,
+            "runAsGroup": _USER,
+            "fsGroup": _USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "containers": [container],
+    }
