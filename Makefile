@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock format
+.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock audit sbom format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -72,3 +72,11 @@ abuse: install
 lock: install
 	lock/compile.sh $(ARGS)
 	TORCH_INDEX="$(TORCH_INDEX)" lock/compile-image.sh $(ARGS)
+
+# Every lock against the known vulnerabilities of PyPI or OSV; status 2 where neither answers.
+audit: install
+	lock/audit.sh audit
+
+# What the image and .venv are made of, as CycloneDX in dist/.
+sbom: install
+	lock/audit.sh sbom

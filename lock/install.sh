@@ -12,18 +12,20 @@ began=$SECONDS
 say() { echo "install $((SECONDS - began)) s: $*"; }
 [ -x "$venv/bin/python" ] || { say "virtual environment"; "$python" -m venv "$venv"; }
 pip() { "$venv/bin/python" -m pip --disable-pip-version-check "$@"; }
-torch=$(grep '^torch==' "$lock")
+# Its wheel is another wherever it comes from, so that it alone is held to no hash.
+torch=$(grep '^torch==' "$lock" | cut -d ' ' -f 1)
 say "$torch"
 pip install --quiet --no-deps "$torch" 2>/dev/null || pip install --no-deps --index-url "$TORCH_INDEX" "$torch"
 say "$(grep -c '==' "$lock") pinned packages (3 GB on disk; about half a minute on a fast network)"
-rest=$(mktemp)
-trap 'rm -f "$rest"' EXIT
+rest=$(mktemp) uv=$(mktemp)
+trap 'rm -f "$rest" "$uv"' EXIT
 grep -v '^torch==' "$lock" > "$rest"
+grep '^uv==' "$lock" > "$uv"
 # uv takes 20 s where pip takes three minutes; it knows nothing of pip's settings, so where it fails pip tries.
-pip install --quiet --no-deps "$(grep '^uv==' "$lock")"
-"$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --only-binary :all: -r "$rest" || {
+pip install --quiet --no-deps --require-hashes -r "$uv"
+"$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --only-binary :all: -r "$rest" || {
   say "uv could not; pip takes about three minutes"
-  pip install --no-deps --only-binary :all: --progress-bar off -r "$rest" |
+  pip install --no-deps --require-hashes --only-binary :all: --progress-bar off -r "$rest" |
     { grep --line-buffered -E '^(Collecting|Installing)' || true; } | # nothing where all of it is there
     awk '{ if (/^Collecting/) n++; if (n % 25 == 0 || /^Installing/) { print "  " n " collected"; fflush() } }' | uniq
 }

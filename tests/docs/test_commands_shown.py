@@ -101,6 +101,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"make (check|docs)": ByCI(),
     r"make test(-all)?": ByCI(),
     r"python -m pytest -n 2 -m unit": ByCI(),
+    r"make (audit|sbom)": InPart("it asks the network", "test_every_package_of_every_lock_has_hashes"),
     r"make lock": InPart("it asks the network for every package"),
     r"make loadtest( ARGS=.*)?": RunBy("test_simulated_slices_are_loaded_and_judged_and_nothing_stays"),
     r"make bench( ARGS=.*)?": InPart(MINUTES, "test_every_report_has_its_place_on_a_page"),
