@@ -40,7 +40,9 @@ def image() -> dict[str, re.Match[str]]:
 
 
 def versions(file: str) -> dict[str, str]:
-    return pins([re.split(r" ;| --hash", line)[0] for line in (ROOT / "lock" / file).read_text().splitlines()])
+    return pins(
+        [re.split(r" ;| --hash", line)[0] for line in (ROOT / "lock" / file).read_text().splitlines()]
+    )
 
 
 def constraints() -> dict[str, SpecifierSet]:
