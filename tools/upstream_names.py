@@ -455,5 +455,6 @@ _RAY = (
     Name("ray._raylet:GcsClient", "reads and writes the control store without joining the cluster"),
     Name("ray._raylet:AuthenticationTokenLoader", "has the token read anew where it is another cluster's"),
     Name("ray._raylet:Config", "has the mode of authentication read anew"),
+)
 
 NAMES: tuple[Name, ...] = (*_ENGINE, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_RAY)
