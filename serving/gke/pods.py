@@ -4,6 +4,7 @@ They meet Kubernetes' "restricted" Pod Security Standard. No program is root, th
 has to be written goes to volumes with a limit.
 """
 
+import math
 from typing import Any
 
 from serving.gke import nodepools
@@ -21,7 +22,7 @@ _NOTICE_S, _GRACE_S = 30, 60
 # With Ray's autoscaler (0.5) and the GCS FUSE sidecar (0.25) 6.75 of the 7.9 that an 8-vCPU node has for pods.
 _HEAD_CPU, _HEAD_MEMORY_GB = 6, 16
 _CPUS_PER_CHIP = 6  # asked for, no limit: Google's samples ask for 20 to 24 on 4 chips
-_MEMORY_SHARE = 0.75  # of the VM's memory; the rest is the node's own and the file cache's
+_SYSTEM_PODS_BYTES = 4 * GB  # what GKE's own pods ask for on a node, and the file cache's sidecar
 _SHARED_MEMORY_SHARE = 0.2  # of the pod's memory, for /dev/shm, which counts as the pod's
 # tpu-inference compiles one program after the other by default; each needs a core and, for a while, memory.
 _VCPUS_PER_COMPILATION, _MOST_COMPILATIONS, _COMPILATIONS = 8, 16, 8
@@ -305,9 +306,25 @@ def _container_security(app: Application) -> dict[str, Any]:
 
 
 def _memory_bytes(pool: Pool) -> int:
-    """What the pod asks for and may have; 0 where no page gives the machine's memory."""
+    """What the pod asks for and may have: the node's memory but for GKE, its pods and a file cache in memory.
+
+    A loader may hold a whole checkpoint on each host. 0 where no page gives the machine's memory.
+    """
     machine = pool.plan.slice.hardware.machine(pool.plan.slice.machine_type)
-    return int(machine.memory_gb * _MEMORY_SHARE) * GB if machine and machine.memory_gb else 0
+    if machine is None or machine.memory_gb is None:
+        return 0
+    cache = pool.storage.file_cache_bytes * 11 // 10 if pool.storage.file_cache_in_memory else 0
+    return int(_allocatable_gb(machine.memory_gb) * GB) - _SYSTEM_PODS_BYTES - cache
+
+
+def _allocatable_gb(memory_gb: float) -> float:
+    """What GKE leaves of a node's memory (https://cloud.google.com/kubernetes-engine/docs/concepts/plan-node-sizes)."""
+    kept, rest = 0.1, memory_gb  # what is kept for eviction, to begin with
+    for size_gb, share in ((4, 0.25), (4, 0.2), (8, 0.1), (112, 0.06), (math.inf, 0.02)):
+        part = min(rest, size_gb)
+        kept += part * share
+        rest -= part
+    return memory_gb - kept
 
 
 def _shared_memory(pool: Pool) -> int:

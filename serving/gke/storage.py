@@ -22,7 +22,7 @@ _BESIDE_WEIGHTS = 1.05
 # The image unpacked, and the next one before the old one is collected.
 _IMAGE_BYTES = 15 * GB
 _SMALLEST_DISK_GB = 100  # what GKE gives a node by itself
-# Of the host's memory, beside the share that the engine's pod asks for.
+# Of the host's memory. What the cache takes, the engine's pod does not get.
 _FILE_CACHE_SHARE = 0.15
 
 
