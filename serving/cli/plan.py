@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from serving import hub
-from serving.cli.plan_view import show_candidates, show_plans
+from serving.cli.plan_view import offer_summary, show_candidates, show_offers, show_plans
 from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
 from serving.gke.manifest import kustomize, render
@@ -26,6 +26,7 @@ from serving.planning.plan import plan
 from serving.planning.prices import check as check_prices
 from serving.planning.shapes import shape_of
 from serving.planning.summary import candidate_summary, summary
+from serving.scaling.sizing import offers, read_workload
 
 OK, REFUSED, UNREADABLE = 0, 1, 2
 
@@ -42,6 +43,11 @@ def add_commands(commands: Any) -> None:
     )
     planning.add_argument(
         "--engine", action="append", default=[], metavar="KEY=VALUE", help="an engine option for --what-fits"
+    )
+    planning.add_argument(
+        "--workload",
+        metavar="in=TOKENS,out=TOKENS,rate=REQUESTS_A_SECOND",
+        help="how many slices of which shape a load takes within slo, at what price, instead of the plans",
     )
     planning.add_argument("--json", action="store_true", help="print every figure as JSON")
     planning.set_defaults(run=_plan)
@@ -62,6 +68,8 @@ def add_commands(commands: Any) -> None:
 def _plan(options: Namespace) -> int:
     if options.what_fits:
         return what_fits(options.what_fits, Console(), engine=options.engine, as_json=options.json)
+    if options.workload:
+        return workload_file(options.yaml, options.workload, Console(), as_json=options.json)
     return plan_file(options.yaml, Console(), as_json=options.json)
 
 
@@ -88,6 +96,35 @@ def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
         for entry in refused:
             _refuse(console, entry["error"])
     return REFUSED if refused else OK
+
+
+def workload_file(path: str, text: str, console: Console, *, as_json: bool = False) -> int:
+    """How many slices of its pools, and of others, every model of a file takes for a workload."""
+    try:
+        workload = read_workload(text)
+        services = load(Path(path)).services.values()
+        for service in services:
+            check_prices(service.prices)
+        found = [
+            (spec.name, offers(spec, workload, service.prices, hub.config_of))
+            for service in services
+            for spec in service.models
+        ]
+    except (PlanError, TopologyError) as error:
+        _refuse(console, error.message)
+        return REFUSED
+    except ConfigError as error:
+        return _fail(console, error, as_json=as_json)
+    if as_json:
+        console.print_json(
+            json.dumps(
+                [{"model": name, "offers": [offer_summary(offer) for offer in rows]} for name, rows in found]
+            )
+        )
+    else:
+        for name, rows in found:
+            show_offers(console, name, workload, rows)
+    return OK if all(rows[0].slices for _, rows in found) else REFUSED
 
 
 def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_json: bool = False) -> int:

@@ -1,6 +1,7 @@
 """Plans for a terminal: the figures of `summary`, as tables."""
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 from rich import box
@@ -9,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from serving.planning.fit import gib
+from serving.scaling.sizing import Offer, Workload
 
 _BAR = 48  # cells of an HBM bar
+_OFFERS = 8  # other shapes that are shown
 _WIDEST = 1000  # columns that no table needs
 
 
@@ -50,6 +53,63 @@ def _candidates(model: str, rows: Sequence[dict[str, Any]], *, narrow: bool = Fa
             f"{price:,.2f} {option}",
         )
     return table
+
+
+def offer_summary(offer: Offer) -> dict[str, Any]:
+    """An offer as plain data; prices are of an hour, on demand or as the YAML buys it."""
+    slice_ = offer.plan.slice
+    return {
+        "own": offer.own,
+        "slice": f"{slice_.generation} {slice_.topology}",
+        "hosts": slice_.hosts,
+        "slices": offer.slices,
+        "slices_range": [offer.least, offer.most],
+        "slice_requests_per_s": round(offer.slice_requests_per_s, 3),
+        "sequences": round(offer.sequences, 1),
+        "itl_s": round(offer.itl_s, 4),
+        "ttft_s": round(offer.ttft_s, 3),
+        "slice_hour": round(offer.dollars_per_hour, 2),
+        "per_hour": None if offer.slices is None else round(offer.slices * offer.dollars_per_hour, 2),
+        "missed": offer.missed,
+    }
+
+
+def show_offers(console: Console, model: str, workload: Workload, rows: Sequence[Offer]) -> None:
+    """The model's own pools, marked, and the cheapest other shapes."""
+    table = Table(
+        title=f"{model}: {workload.requests_per_s:g} requests/s of {workload.prompt}+{workload.answer} tokens",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
+    for column in ("slice", "slices (range)"):
+        table.add_column(column, no_wrap=True)
+    for column in ("requests/s each", "itl ms", "ttft ms", "USD/h"):
+        table.add_column(column, justify="right", no_wrap=True)
+    own = [offer for offer in rows if offer.own]
+    for offer in [*own, *[offer for offer in rows if not offer.own and offer.slices][:_OFFERS]]:
+        slice_ = offer.plan.slice
+        name = f"{'*' if offer.own else ' '} {slice_.generation} {slice_.topology} ({slice_.hosts}h)"
+        if offer.slices is None:
+            table.add_row(name, "none", "-", "-", "-", "-")
+            continue
+        table.add_row(
+            name,
+            f"{offer.slices} ({offer.least or '-'} to {offer.most or 'none'})",
+            f"{offer.slice_requests_per_s:.2f}",
+            f"{offer.itl_s * 1e3:.1f}",
+            f"{offer.ttft_s * 1e3:.0f}",
+            f"{offer.slices * offer.dollars_per_hour:,.2f}",
+        )
+    console.print(table)
+    for offer in own:
+        if offer.missed:
+            console.print(f"  {offer.plan.slice}: {offer.missed}", highlight=False, soft_wrap=True)
+        elif offer.slices and offer.slices > offer.plan.model.replicas.max:
+            console.print(
+                f"  {offer.plan.slice}: replicas.max is {offer.plan.model.replicas.max}; set it to {offer.slices}",
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def _plan(plan: dict[str, Any]) -> RenderableType:
@@ -116,24 +176,35 @@ def _hbm(hbm: dict[str, int]) -> RenderableType:
 
 
 def _speed(speed: dict[str, Any]) -> str:
+    least, most = speed["prefill_tokens_per_s_range"]
+    if "output_tokens_per_s" not in speed:
+        return f"{least:,} to {most:,} prompt tokens/s; it writes no tokens"
+    low, high = speed["output_tokens_per_s_range"]
     return (
-        f"{speed['output_tokens_per_s']:,} output tokens/s by roofline: {speed['sequences']} sequences of "
+        f"{low:,} to {high:,} output tokens/s, {speed['output_tokens_per_s']:,} in the middle: {speed['sequences']} sequences of "
         f"{speed['prompt_tokens']}+{speed['answer_tokens']} tokens, a step of {speed['step_s'] * 1e3:.1f} ms, "
         f"prefill {speed['prefill_tokens_per_s']:,} tokens/s"
     )
 
 
 def _measured(rows: Sequence[dict[str, Any]]) -> str:
-    return "\n".join(
-        f"{row['output_tokens_per_s']:,.0f} tokens/s at {row['sequences']} x {row['prompt_tokens']}+{row['answer_tokens']}, "
-        f"where the roofline says {row['predicted_tokens_per_s']:,} ({row['off_by']:+.0%}): {row['source']}"
-        for row in rows
-    )
+    """The rates and what was planned; each source once, behind its rates."""
+    lines: list[str] = []
+    for source, group in groupby(rows, lambda row: row["source"]):
+        lines += [
+            f"{row['output_tokens_per_s']:,.0f} tokens/s at {row['sequences']} x {row['prompt_tokens']}+{row['answer_tokens']}, "
+            f"where this plan says {row['predicted_tokens_per_s']:,} ({row['off_by']:+.0%})"
+            for row in group
+        ]
+        lines.append(f"  {source}")
+    return "\n".join(lines)
 
 
 def _prices(options: dict[str, dict[str, float]]) -> RenderableType:
     table = Table.grid(padding=(0, 2))
-    table.add_row("", "a slice-hour", "a million output tokens", style="dim")
+    kind = next(iter(options.values())).keys() - {"slice_hour"}
+    million = next(iter(kind))
+    table.add_row("", "a slice-hour", f"a {million.replace('_', ' ')}", style="dim")
     for option, cost in options.items():
-        table.add_row(option, f"{cost['slice_hour']:,.2f}", f"{cost['million_output_tokens']:,.2f}")
+        table.add_row(option, f"{cost['slice_hour']:,.2f}", f"{cost[million]:,.2f}")
     return table

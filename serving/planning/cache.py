@@ -63,6 +63,8 @@ def attention_data_size(shape: ModelShape, sizes: EngineSizes, tensor: int) -> i
     """Devices that share attention by requests, because the heads can't fill them (ShardingConfigManager)."""
     if not sizes.attention_data_parallel:
         return 1
+    if sizes.attention_data:
+        return sizes.attention_data
     heads = 1 if shape.latent else shape.num_key_value_heads
     packing = _SUBLANE_BYTES // sizes.cache_itemsize * (2 if shape.head_dim == 64 else 1)
     return max(int(tensor // max(1, heads * 2 / packing)), 1)

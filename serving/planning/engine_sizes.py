@@ -38,6 +38,7 @@ class EngineSizes:
     quantization: Quantization | None
     loads_full_size: bool  # weights lie in HBM at full size before they are quantised
     attention_data_parallel: bool
+    attention_data: int | None  # devices that share attention by requests; None: as the heads allow
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
     draft: ModelShape | None  # the draft model of speculative decoding
@@ -82,6 +83,7 @@ def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub
         # tpu-inference refuses latent attention without it (tpu_platform.py)
         attention_data_parallel=shape.latent is not None
         or _nested(engine, "sharding", "sharding_strategy").get("enable_dp_attention") is True,
+        attention_data=_attention_data(engine),
         towers=towers,
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
@@ -151,6 +153,18 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
         if isinstance(rule, Mapping) and rule.get("module_path") == ".*"
     ]
     return next((Quantization(name) for name in formats if name), None)
+
+
+def _attention_data(engine: Mapping[str, Any]) -> int | None:
+    strategy = _nested(engine, "sharding", "sharding_strategy")
+    size = strategy.get("attn_dp_size")
+    if size is None or strategy.get("enable_dp_attention") is not True:
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigError(
+            f"engine.additional_config.sharding.sharding_strategy.attn_dp_size: a whole number of at least 1 (got {size!r})"
+        )
+    return size
 
 
 def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:

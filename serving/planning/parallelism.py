@@ -22,6 +22,8 @@ def derive(
         raise PlanError(f"{'; '.join(problems)}; {_what_works(shape, slice_)}")
     tensor, pipeline, data = mesh
     attention_data = attention_data_size(shape, sizes, tensor)
+    if tensor % attention_data:
+        raise PlanError(f"attn_dp_size={attention_data} does not divide tensor={tensor}")
     layout = Layout(tensor=tensor, pipeline=pipeline, data=data, attention_data=attention_data)
     return layout, (why, *_notes(shape, slice_, layout))
 

@@ -1,31 +1,81 @@
-"""The speed of a slice: a roofline of one step, from bytes moved, operations done and tokens exchanged.
+"""The speed of a slice: what one step takes, part by part, and the rate of a steady load made of such steps.
 
-Assumptions, each a constant below: HBM and matrix units reach the share of their peak that was measured on a real chip;
-a step reads every weight once (of the experts, those the batch reaches) and the cache of all its sequences; two
-all-reduces a layer run over the links at full rate, each after a fixed delay; the host adds a fixed time a step. Nothing
-overlaps and nothing queues. A plan shows published measurements (`MEASURED`) and the roofline's error.
+A part is counted at the hardware's peak, from bytes moved, operations done and tokens exchanged, or counts how often the
+engine pays a fixed time. `COSTS` has the price of each part: it is fitted to published rates (`python -m benchmarks.plans
+--fit`), each price held near what physics and microbenchmarks say of it. Nothing overlaps and nothing queues. A rate comes
+with a range: how far rates of families that the fit had not seen were off.
 """
 
-from dataclasses import dataclass
+import math
+from dataclasses import astuple, dataclass, fields
 
-from serving.planning.cache import sequence_bytes
+from serving.planning.cache import sequence_bytes, state_bytes
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
-from serving.planning.shapes import ModelShape
+from serving.planning.published import PUBLISHED, Published
+from serving.planning.shapes import ModelShape, shape_of
 from serving.planning.weights import TensorGroup, tensor_groups
 from serving.tpu import Slice
 
-# Share of peak reached: v6e 1185 of 1638 GB/s and 805 of 918 TFLOP/s (ct6e-standard-1t, 2026-10); v7x 6420 of 7380 GB/s
-# and 2 x 956 of 2307 TFLOP/s (tpu-recipes microbenchmarks/ironwood). The others are assumed to reach v6e's shares.
-_HBM_SHARE = {"v7x": 0.87}
-_MXU_SHARE = {"v7x": 0.83}
-_HBM_SHARE_V6E = 0.72
-_MXU_SHARE_V6E = 0.88
-_ALL_REDUCE_S = 5e-6  # not measured: a few microseconds a hop
 _ALL_REDUCES_A_LAYER = 2
-# A step's time beside the chips' work: scheduling, sampling, input and output. It is the one fitted figure, to Llama
-# 3.3 70B on v6e-8 at 64 sequences (25 ms a step where the roofline has 21); the other measurements test it.
-_HOST_S = 4e-3
+_LINEAR_KERNELS = (
+    2  # a linear-attention layer starts convolution, recurrence and gates beside what a layer starts
+)
+_SMALLEST_BUCKET = 16  # tpu-inference pads the tokens of a step to powers of two from here
+# A grouped product waits for its expert's weights, and takes this long if they come sooner.
+_EXPERT_FLOOR_S = 4e-6
+_ROW_COPIES = 4  # times that a row of experts is moved: gathered, through both products, combined
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of steps, or their prices. Seconds at peak rates come after counts of what takes a fixed time."""
+
+    steps: float = 0.0  # scheduling, input, output, sampling
+    layers: float = 0.0  # kernels that a layer starts
+    expert_layers: float = 0.0  # routing and sorting of a layer with experts
+    collectives: float = 0.0  # latency of all-reduces, by the levels of a tree over the devices
+    answers: float = 0.0  # tokens that the host gives to clients
+    weights_s: float = 0.0
+    cache_s: float = 0.0
+    products_s: float = 0.0
+    attention_s: float = 0.0
+    links_s: float = 0.0
+    rows_s: float = 0.0  # rows of experts moved
+    groups_s: float = 0.0  # grouped products of experts too small to hide their start
+
+    def __add__(self, other: "Parts") -> "Parts":
+        return Parts(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
+
+    def times(self, count: float) -> "Parts":
+        return Parts(*(count * part for part in astuple(self)))
+
+    def seconds(self, costs: "Parts") -> float:
+        return float(sum(part * cost for part, cost in zip(astuple(self), astuple(costs), strict=True)))
+
+
+PARTS = tuple(part.name for part in fields(Parts))
+
+# Seconds of what is counted, and the time of the rest over its time at peak.
+COSTS = Parts(
+    steps=0.00244,
+    layers=1.54e-5,
+    expert_layers=4.3e-5,
+    collectives=7.69e-6,
+    answers=8.14e-6,
+    weights_s=1.27,
+    cache_s=1.43,
+    products_s=2.25,
+    attention_s=3.71,
+    links_s=1.77,
+    rows_s=1.18,
+    groups_s=1.86,
+)
+# Ranges, as factors. Nine of ten published rates are within the first of what the fit to all of them says, and within the
+# second of what a fit to other families says. Generations without a published rate get half as much again.
+SPREAD_MEASURED = 1.4
+SPREAD_FAMILY = 1.6
+SPREAD_GENERATION = 1.5
 
 
 @dataclass(frozen=True)
@@ -40,60 +90,28 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """Published output rates of one model on one slice: (prompt, answer, sequences in flight) -> tokens a second."""
+class Rate:
+    """Output tokens a second of a slice under a steady load, and the range that the true rate should be in."""
 
-    architecture: str
-    layers: int
-    quantized: bool
-    slice: str
-    source: str
-    tokens_per_s: dict[tuple[int, int, int], float]
+    tokens_per_s: float
+    low: float
+    high: float
+    sequences: int
 
 
-_RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes inference"
-MEASURED = (
-    Measured(
-        architecture="LlamaForCausalLM",
-        layers=80,
-        quantized=False,
-        slice="v6e 2x4",
-        source=f"{_RECIPES}/trillium/vLLM/Llama3.x",
-        tokens_per_s={(1000, 1000, 64): 2495, (1000, 1000, 128): 3544},
-    ),
-    Measured(
-        architecture="Gemma4ForConditionalGeneration",
-        layers=35,
-        quantized=False,
-        slice="v6e 1x1",
-        source="a run on ct6e-standard-1t, 2026-07, not by Google",
-        tokens_per_s={(1024, 128, 64): 2140},
-    ),
-    Measured(
-        architecture="Qwen3ForCausalLM",
-        layers=64,
-        quantized=True,
-        slice="v7x 1x1x1",
-        source=f"{_RECIPES}/ironwood/vLLM/Qwen3-32B",
-        tokens_per_s={(1024, 1024, 320): 6557, (1024, 8192, 320): 3960, (8192, 1024, 320): 1382},
-    ),
-    Measured(
-        architecture="Qwen3MoeForCausalLM",
-        layers=62,
-        quantized=True,
-        slice="v7x 2x2x1",
-        source=f"{_RECIPES}/ironwood/vLLM/Qwen3-Coder-480B-A35B",
-        tokens_per_s={(1024, 1024, 64): 1996, (1024, 8192, 64): 2075, (8192, 1024, 64): 1053},
-    ),
-    Measured(
-        architecture="Qwen3_5MoeForConditionalGeneration",
-        layers=60,
-        quantized=True,
-        slice="v7x 2x2x1",
-        source=f"{_RECIPES}/ironwood/vLLM/Qwen3.5-397B",
-        tokens_per_s={(1024, 8192, 128): 5172, (8192, 1024, 128): 2281},
-    ),
-)
+@dataclass(frozen=True)
+class Engine:
+    """A model in an engine on a slice: all that decides how long a step takes."""
+
+    shape: ModelShape
+    sizes: EngineSizes
+    slice: Slice
+    layout: Layout
+
+    @property
+    def chunk(self) -> int:
+        """Tokens that a step of one copy of the model can take."""
+        return self.sizes.batched_tokens * self.layout.attention_data
 
 
 def predict(
@@ -106,100 +124,198 @@ def predict(
     context: int,
 ) -> Speed:
     """Decode with `sequences` of `context` tokens in flight; prefill of full batches."""
-    rates = _Rates(slice_)
-    groups = tensor_groups(shape, sizes, layout)
-    per_copy = max(1, sequences // layout.data)
-    cache = sequence_bytes(shape, sizes, layout, context) * layout.tensor * layout.pipeline * per_copy
-    cache /= layout.attention_data
-    read = (_weights_read(groups, shape, per_copy) + cache) / (layout.tensor * layout.pipeline)
-    step = (
-        read / rates.hbm
-        + _compute_s(groups, rates, layout, per_copy)
-        + _attend_s(shape, rates, layout, per_copy, context)
-        + _exchange_s(shape, rates, layout, per_copy)
-        + _HOST_S
-    )
-    batch = sizes.batched_tokens
-    prefill = (
-        max(
-            _weights_read(groups, shape, batch) / (layout.tensor * layout.pipeline) / rates.hbm,
-            _compute_s(groups, rates, layout, batch),
-        )
-        + _attend_s(shape, rates, layout, batch, context // 2)
-        + _exchange_s(shape, rates, layout, batch)
-        + _HOST_S
-    )
+    engine = Engine(shape, sizes, slice_, layout)
+    per_copy = max(1.0, sequences / layout.data)
+    decode_s = step(engine, decodes=per_copy, context=context).seconds(COSTS)
+    prefill_s = step(engine, prompt_tokens=engine.chunk, prompt=context).seconds(COSTS)
     return Speed(
         sequences=sequences,
         context=context,
-        step_s=step,
-        decode_tokens_per_s=per_copy * layout.data / step,
-        prefill_tokens_per_s=batch * layout.data / prefill,
+        step_s=decode_s,
+        decode_tokens_per_s=per_copy * layout.data / decode_s,
+        prefill_tokens_per_s=engine.chunk * layout.data / prefill_s,
     )
 
 
-def measured_for(shape: ModelShape, sizes: EngineSizes, slice_: Slice) -> tuple[Measured, ...]:
-    """The published measurements of this model on this slice."""
-    same = (shape.architecture, shape.layers, sizes.quantization is not None)
+def rate(engine: Engine, *, prompt: int, answer: int, sequences: int) -> Rate:
+    """The rate at which `sequences` in flight are answered; as each ends, another begins."""
+    spent = per_answer_token(engine, prompt=prompt, answer=answer, sequences=sequences)
+    tokens_per_s = engine.layout.data / spent.seconds(COSTS)
+    off = spread(engine)
+    return Rate(tokens_per_s, tokens_per_s / off, tokens_per_s * off, sequences)
+
+
+def per_answer_token(engine: Engine, *, prompt: int, answer: int, sequences: int) -> Parts:
+    """What one output token of one copy of the model costs, its share of the prompt included.
+
+    Every step writes a token of all sequences, and prompts ride along as others end: by chance none, one or several in a
+    step. Where prompts fill every step, there are more steps than the answers need, each with fewer of them.
+    """
+    per_copy = max(1.0, sequences / engine.layout.data)
+    groups = engine.layout.attention_data
+    room = max(engine.chunk - per_copy, 1.0)
+    unit = min(room, prompt * (groups if sequences > groups else 1))  # each group takes a prompt of its own
+    prompt_tokens = prompt / answer
+    steps = max(1 / per_copy, prompt_tokens / room)
+    decodes, context = 1 / steps, prompt + answer // 2
+    cost = Parts()
+    for share, tokens in _prompts_of_a_step(prompt_tokens / steps, unit, room):
+        one = step(engine, decodes=decodes, context=context, prompt_tokens=tokens, prompt=prompt)
+        cost = cost + one.times(share * steps)
+    return cost
+
+
+def _prompts_of_a_step(mean: float, unit: float, room: float) -> list[tuple[float, float]]:
+    """(share of steps, tokens of prompts): units come by chance (Poisson), no step takes more than its room."""
+    if mean >= room:
+        return [(1.0, room)]
+    most = math.ceil(room / unit)
+    shares = [math.exp(-mean / unit)]
+    for count in range(1, most):
+        shares.append(shares[-1] * mean / unit / count)
+    shares.append(max(0.0, 1 - sum(shares)))
+    tokens = [min(count * unit, room) for count in range(most + 1)]
+    taken = sum(share * size for share, size in zip(shares, tokens, strict=True))
+    # What a full step leaves for the next one fills that one's room.
+    return [
+        (share, min(size * mean / taken, room))
+        for share, size in zip(shares, tokens, strict=True)
+        if share > 1e-4
+    ]
+
+
+def step(
+    engine: Engine, *, decodes: float = 0.0, context: int = 0, prompt_tokens: float = 0.0, prompt: int = 0
+) -> Parts:
+    """A step of one copy: `decodes` sequences of `context` tokens write one each, and `prompt_tokens` of prompts are read."""
+    shape, sizes, layout = engine.shape, engine.sizes, engine.layout
+    row, devices = engine.slice.hardware, layout.tensor * layout.pipeline
+    hbm = row.hbm_bytes_per_s / row.devices_per_chip * devices
+    padded = _padded(engine, decodes + prompt_tokens)
+    groups = tensor_groups(shape, sizes, layout)
+    written = max(decodes, 1.0)
+    products_s = sum(_product_s(engine, group, padded, written) for group in groups) / devices
+    read = sum(_read_bytes(shape, group, decodes + prompt_tokens) for group in groups)
+    links_s = collectives = 0.0
+    if layout.tensor > 1:
+        moved = 2 * (layout.tensor - 1) / layout.tensor * padded * shape.hidden_size * 2
+        links_s = shape.layers * _ALL_REDUCES_A_LAYER * moved / (row.ici_bytes_per_s / row.devices_per_chip)
+        collectives = shape.layers * _ALL_REDUCES_A_LAYER * math.log2(layout.tensor) / 3
+    expert_layers = rows_s = groups_s = 0.0
+    if experts := shape.experts:
+        expert_layers = float(experts.layers)
+        one_device = row.hbm_bytes_per_s / row.devices_per_chip
+        rows = padded * experts.per_token * shape.hidden_size * 2
+        rows_s = experts.layers * rows * _ROW_COPIES / one_device
+        groups_s = _groups_s(engine, groups, decodes + prompt_tokens, one_device)
+    return Parts(
+        steps=1.0,
+        layers=float(shape.layers + _LINEAR_KERNELS * (shape.linear.count if shape.linear else 0)),
+        expert_layers=expert_layers,
+        collectives=collectives,
+        answers=decodes,
+        weights_s=read / hbm,
+        cache_s=_cache_bytes(engine, decodes, context, prompt_tokens, prompt) / hbm,
+        products_s=products_s,
+        attention_s=_attend_s(engine, prompt_tokens, prompt // 2),
+        links_s=links_s,
+        rows_s=rows_s,
+        groups_s=groups_s,
+    )
+
+
+def spread(engine: Engine) -> float:
+    """The factor by which a rate may be off: small where its like was measured, large where its generation never was."""
+    measured = [(published, shape_of(published.model)) for published in PUBLISHED]
+    here = [shape for published, shape in measured if published.slice.split()[0] == engine.slice.generation]
+    if not here:
+        return SPREAD_FAMILY * SPREAD_GENERATION
+    alike = (engine.shape.architecture, engine.shape.experts is not None)
+    known = any((shape.architecture, shape.experts is not None) == alike for shape in here)
+    return SPREAD_MEASURED if known else SPREAD_FAMILY
+
+
+def measured_for(shape: ModelShape, sizes: EngineSizes, slice_: Slice) -> tuple[Published, ...]:
+    """The published measurements of this model on this slice; floors are none."""
     return tuple(
         row
-        for row in MEASURED
-        if (row.architecture, row.layers, row.quantized) == same
-        and row.slice == f"{slice_.generation} {slice_.topology}"
+        for row in PUBLISHED
+        if not row.floor
+        and row.slice.split()[:2] == [slice_.generation, slice_.topology]
+        and row.quantized == (sizes.quantization is not None)
+        and _same_layers(shape_of(row.model), shape)
     )
 
 
-def output_rate(speed: Speed, prompt: int, answer: int) -> float:
-    """Output tokens a second when every answer needs its prompt prefilled by the same slice."""
-    return answer / (answer / speed.decode_tokens_per_s + prompt / speed.prefill_tokens_per_s)
+def _same_layers(one: ModelShape, other: ModelShape) -> bool:
+    sizes = [(shape.architecture, shape.layers, shape.hidden_size) for shape in (one, other)]
+    return sizes[0] == sizes[1]
 
 
-class _Rates:
-    """Rates a device of a slice reaches: the measured shares of its peak."""
-
-    def __init__(self, slice_: Slice) -> None:
-        row = slice_.hardware
-        devices = row.devices_per_chip
-        self.hbm = row.hbm_bytes_per_s / devices * _HBM_SHARE.get(row.name, _HBM_SHARE_V6E)
-        self.mxu_share = _MXU_SHARE.get(row.name, _MXU_SHARE_V6E)
-        self.bf16 = row.bf16_flops / devices * self.mxu_share
-        self.fp8 = (row.fp8_flops or row.bf16_flops) / devices * self.mxu_share
-        self.int8 = (row.int8_flops or row.bf16_flops) / devices * self.mxu_share
-        self.ici = row.ici_bytes_per_s / devices
-
-    def flops(self, weight_format: str) -> float:
-        """Rate of products with weights of this format; 4-bit weights are widened to bf16 first."""
-        return {"fp8": self.fp8, "int8": self.int8}.get(weight_format, self.bf16)
+def _padded(engine: Engine, tokens: float) -> float:
+    """Tokens that a step computes: those of each group of devices are padded to a bucket it is compiled for."""
+    groups = engine.layout.attention_data
+    bucket = max(_SMALLEST_BUCKET, 1 << (math.ceil(tokens / groups) - 1).bit_length())
+    return max(tokens, min(float(bucket * groups), engine.chunk))
 
 
-def _weights_read(groups: tuple[TensorGroup, ...], shape: ModelShape, tokens: int) -> float:
-    read = 0.0
-    for group in groups:
-        if group.name == "experts" and shape.experts:
-            missed = (1 - shape.experts.per_token / shape.experts.count) ** tokens
-            read += group.bytes * (1 - missed)
-        elif group.name == "embedding" or group.active == 0:
-            read += group.active_bytes
-        else:
-            read += group.bytes * group.copies
-    return read
+def _product_s(engine: Engine, group: TensorGroup, tokens: float, written: float) -> float:
+    """Seconds of a group's products at peak on one device; logits are computed of written tokens alone.
+
+    Weights of 4 bits are widened to bf16 first.
+    """
+    row = engine.slice.hardware
+    flops = {"fp8": row.fp8_flops, "int8": row.int8_flops}.get(group.format) or row.bf16_flops
+    is_table = group.name == "embedding"
+    if is_table and not engine.shape.tied_embeddings:
+        return 0.0
+    computed = written if is_table or group.name == "output head" else tokens
+    return 2 * group.active * computed / (max(flops, row.bf16_flops) / row.devices_per_chip)
 
 
-def _compute_s(groups: tuple[TensorGroup, ...], rates: _Rates, layout: Layout, tokens: int) -> float:
-    devices = layout.tensor * layout.pipeline
-    return sum(2 * group.active * tokens / rates.flops(group.format) for group in groups) / devices
+def _hit(shape: ModelShape, tokens: float) -> float:
+    """The share of experts that some token is routed to."""
+    return 1 - (1 - shape.experts.per_token / shape.experts.count) ** tokens if shape.experts else 0.0
 
 
-def _attend_s(shape: ModelShape, rates: _Rates, layout: Layout, tokens: int, context: int) -> float:
-    """Scores and weighted sums of attention over the context."""
+def _read_bytes(shape: ModelShape, group: TensorGroup, tokens: float) -> float:
+    if group.name == "experts":
+        return group.bytes * _hit(shape, tokens)
+    if group.name == "embedding" or group.active == 0:
+        return group.active_bytes
+    return group.bytes * group.copies
+
+
+def _groups_s(engine: Engine, groups: tuple[TensorGroup, ...], tokens: float, hbm: float) -> float:
+    """What grouped products take beyond the reading of their weights, because each takes at least the floor."""
+    experts, layout = engine.shape.experts, engine.layout
+    if experts is None or not experts.layers:
+        return 0.0
+    here = experts.count / (layout.tensor if engine.sizes.expert_parallel else 1)
+    weights = next(group.bytes for group in groups if group.name == "experts")
+    read_s = weights / experts.layers / layout.tensor / layout.pipeline / here / hbm
+    floor_s = max(0.0, _EXPERT_FLOOR_S - COSTS.weights_s * read_s)
+    return floor_s * experts.layers * here * _hit(engine.shape, tokens)
+
+
+def _cache_bytes(engine: Engine, decodes: float, context: int, prompt_tokens: float, prompt: int) -> float:
+    """Bytes of the whole copy: a decode reads its sequence, a chunk of a prompt what came before, all read states."""
+    shape, sizes, layout = engine.shape, engine.sizes, engine.layout
+    share = layout.tensor * layout.pipeline / layout.attention_data
+    read = decodes * sequence_bytes(shape, sizes, layout, context)
+    chunks = prompt_tokens / min(sizes.batched_tokens, prompt or sizes.batched_tokens)
+    read += chunks * sequence_bytes(shape, sizes, layout, prompt // 2)
+    if shape.linear:
+        state = state_bytes(shape, sizes, layout) / (sizes.sequences + 1)
+        read += 2 * state * (decodes + chunks)
+    return read * share
+
+
+def _attend_s(engine: Engine, tokens: float, context: int) -> float:
+    """Scores and weighted sums of a prompt's tokens over those before them, on one device at peak."""
+    shape, layout, row = engine.shape, engine.layout, engine.slice.hardware
     attended = sum(
         kind.count * kind.head_dim * min(context, kind.window or context) for kind in shape.attention
     )
-    return 4 * tokens * attended * shape.num_attention_heads / rates.bf16 / (layout.tensor * layout.pipeline)
-
-
-def _exchange_s(shape: ModelShape, rates: _Rates, layout: Layout, tokens: int) -> float:
-    if layout.tensor == 1:
-        return 0.0
-    moved = 2 * (layout.tensor - 1) / layout.tensor * tokens * shape.hidden_size * 2
-    return shape.layers * _ALL_REDUCES_A_LAYER * (moved / rates.ici + _ALL_REDUCE_S)
+    flops = 4 * tokens * attended * shape.num_attention_heads
+    return flops / (row.bf16_flops / row.devices_per_chip) / (layout.tensor * layout.pipeline)

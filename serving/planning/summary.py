@@ -70,9 +70,7 @@ def summary(plan: Plan, prices: Prices) -> dict[str, Any]:
         "prices": {
             "currency": CURRENCY,
             "as_of": AS_OF,
-            "options": _costs(
-                slice_.chips, chip_hour(slice_.generation, prices), predicted["output_tokens_per_s"]
-            ),
+            "options": _costs(slice_.chips, chip_hour(slice_.generation, prices), predicted),
         },
     }
 
@@ -99,55 +97,81 @@ def _speed(plan: Plan) -> dict[str, Any]:
     length = plan.fit.max_model_len
     answer = min(ANSWER_TOKENS, max(length // 2, 1))
     prompt = min(PROMPT_TOKENS, max(length - answer, 1))
-    predicted = _predict(plan, prompt, answer, plan.most_sequences)
-    return {
+    sequences = sequences_at_once(plan, prompt, answer, plan.most_sequences)
+    engine = speed.Engine(plan.shape, plan.sizes, plan.slice, plan.layout)
+    predicted = speed.predict(
+        plan.shape,
+        plan.sizes,
+        plan.slice,
+        plan.layout,
+        sequences=sequences,
+        context=prompt + answer // 2,
+    )
+    off = speed.spread(engine)
+    figures = {
         "prompt_tokens": prompt,
+        "prefill_tokens_per_s": round(predicted.prefill_tokens_per_s),
+        "prefill_tokens_per_s_range": _range(predicted.prefill_tokens_per_s, off),
+    }
+    if plan.sizes.pools:
+        return figures
+    rate = speed.rate(engine, prompt=prompt, answer=answer, sequences=sequences)
+    return {
+        **figures,
         "answer_tokens": answer,
-        "sequences": predicted.sequences,
+        "sequences": sequences,
         "step_s": predicted.step_s,
         "decode_tokens_per_s": round(predicted.decode_tokens_per_s),
-        "prefill_tokens_per_s": round(predicted.prefill_tokens_per_s),
-        "output_tokens_per_s": round(speed.output_rate(predicted, prompt, answer)),
+        "output_tokens_per_s": round(rate.tokens_per_s),
+        "output_tokens_per_s_range": [round(rate.low), round(rate.high)],
     }
 
 
+def _range(value: float, off: float) -> list[int]:
+    return [round(value / off), round(value * off)]
+
+
 def _measured(plan: Plan) -> list[dict[str, Any]]:
+    if plan.sizes.pools:
+        return []
+    engine = speed.Engine(plan.shape, plan.sizes, plan.slice, plan.layout)
     rows = []
     for published in speed.measured_for(plan.shape, plan.sizes, plan.slice):
-        for (prompt, answer, sequences), measured in published.tokens_per_s.items():
-            predicted = speed.output_rate(_predict(plan, prompt, answer, sequences), prompt, answer)
+        for (prompt, answer, load), measured in published.rates.items():
+            sequences = sequences_at_once(plan, prompt, answer, load)
+            predicted = speed.rate(engine, prompt=prompt, answer=answer, sequences=sequences)
             rows.append(
                 {
                     "prompt_tokens": prompt,
                     "answer_tokens": answer,
-                    "sequences": sequences,
+                    "sequences": load,
                     "output_tokens_per_s": measured,
-                    "predicted_tokens_per_s": round(predicted),
-                    "off_by": round(predicted / measured - 1, 2),
+                    "predicted_tokens_per_s": round(predicted.tokens_per_s),
+                    "off_by": round(predicted.tokens_per_s / measured - 1, 2),
                     "source": published.source,
                 }
             )
     return rows
 
 
-def _predict(plan: Plan, prompt: int, answer: int, sequences: int) -> speed.Speed:
-    """Speed at `sequences`, or at as many as engine and cache allow, with half of each answer written."""
-    context = prompt + answer // 2
-    per_sequence = sequence_bytes(plan.shape, plan.sizes, plan.layout, context)
-    held = (
-        int(plan.fit.cache_bytes / per_sequence) * separate_batches(plan.layout)
-        if per_sequence
-        else sequences
-    )
-    at_once = max(1, min(sequences, plan.most_sequences, held))
-    return speed.predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=at_once, context=context)
+def sequences_at_once(plan: Plan, prompt: int, answer: int, load: int) -> int:
+    """Of a load, as many sequences as engine and cache hold, with half of each answer written."""
+    per_sequence = sequence_bytes(plan.shape, plan.sizes, plan.layout, prompt + answer // 2)
+    held = int(plan.fit.cache_bytes / per_sequence) * separate_batches(plan.layout) if per_sequence else load
+    return max(1, min(load, plan.most_sequences, held))
 
 
-def _costs(chips: int, per_chip: Mapping[str, float], tokens_per_s: float) -> dict[str, dict[str, float]]:
+def _costs(
+    chips: int, per_chip: Mapping[str, float], predicted: Mapping[str, Any]
+) -> dict[str, dict[str, float]]:
+    """What a slice-hour and a million tokens cost: output tokens, or prompt tokens of a model that writes none."""
+    kind = "output" if "output_tokens_per_s" in predicted else "prefill"
+    tokens_per_s = max(predicted[f"{kind}_tokens_per_s"], 1)
+    name = "million_output_tokens" if kind == "output" else "million_prompt_tokens"
     return {
         option: {
             "slice_hour": round(price * chips, 2),
-            "million_output_tokens": round(price * chips / (tokens_per_s * 3600) * 1e6, 3),
+            name: round(price * chips / (tokens_per_s * 3600) * 1e6, 3),
         }
         for option, price in per_chip.items()
     }

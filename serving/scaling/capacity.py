@@ -18,6 +18,8 @@ from serving.planning.speed import predict
 _CHANCE = 2.0
 # Beyond this share of the cache, vLLM preempts sequences and computes them anew.
 _CACHE_SHARE = 0.95
+# A need of this share of a slice is not worth one more slice.
+NOT_WORTH = 0.02
 # Measured over planned speed; outside these bounds something else is wrong, and the bound is taken.
 SLOWEST, FASTEST = 0.5, 2.0
 
@@ -113,10 +115,17 @@ def with_room(requests_per_s: float, slice_capacity: Capacity) -> float:
     return requests_per_s * (1 + _CHANCE / math.sqrt(max(1.0, sequences)))
 
 
-def pool_of(plan: Plan, dollars_per_hour: float) -> Pool:
-    """The pool of a plan: its steps at half the longest context, for powers of two up to the engine's limit."""
+def whole_slices(requests_per_s: float, slice_requests_per_s: float) -> int:
+    """Slices for a rate; what is missing may be a share of a slice that is not worth one more."""
+    if requests_per_s <= 0:
+        return 0
+    return max(0, math.ceil(min(requests_per_s / slice_requests_per_s, 1e9) - NOT_WORTH))
+
+
+def pool_of(plan: Plan, dollars_per_hour: float, context: int | None = None) -> Pool:
+    """The pool of a plan: its steps for powers of two up to the engine's limit, at a context or half the longest."""
     most = plan.most_sequences
-    context = plan.fit.max_model_len // 2
+    context = plan.fit.max_model_len // 2 if context is None else context
     batches = sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)})
     speeds = [
         predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)

@@ -11,15 +11,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from serving.scaling.capacity import FASTEST, SLOWEST, Capacity, Pool, capacity, itl_s, with_room
+from serving.scaling.capacity import (
+    FASTEST,
+    NOT_WORTH,
+    SLOWEST,
+    Capacity,
+    Pool,
+    capacity,
+    itl_s,
+    whole_slices,
+    with_room,
+)
 from serving.scaling.traffic import NonsenseError, Sums, Traffic, add_up, follow
 from serving.state.records import Demand, SliceRecord
 
 # The lead time before the first slice has arrived: a warm node pool and a large model's start.
 _ASSUMED_LEAD_S = 300.0
 _SHORTEST_LEAD_S = 30.0
-# A need of this share of a slice is not worth one more slice.
-_NOT_WORTH = 0.02
 # Reports further apart than this say nothing of rates: the process slept, or its clock jumped.
 _LONGEST_STEP_S = 60.0
 # Points kept of the needs within the cool-down.
@@ -301,7 +309,7 @@ def _need(
     elif boost and not missed and now_s - boosted_s > settings.cool_down_s:
         boost, boosted_s = boost - 1, now_s
     # A model in use keeps a slice, however light its load.
-    least = capacities[0].requests_per_s * 2 * _NOT_WORTH
+    least = capacities[0].requests_per_s * 2 * NOT_WORTH
     need = max(with_room(ahead, capacities[0]), ahead + backlog, least) + boost * capacities[0].requests_per_s
     # Remembered in slices: capacity is measured anew all the time, and would move a remembered rate across a border.
     slices = need / capacities[0].requests_per_s
@@ -383,7 +391,7 @@ def _fill(
         if known.orders:
             waited = f"{pool.name}: {len(known.orders)} on order for {now_s - known.orders[0]:.0f} s"
             remarks.append(waited + (", out of patience" if known.late else ""))
-    if short := missing > _NOT_WORTH * rates[0]:
+    if short := missing > NOT_WORTH * rates[0]:
         remarks.append(f"{missing:.2g} requests/s above what replicas.max can take")
     before_cut = sum(wanted)
     wanted = _within(settings, state, room, wanted)
@@ -394,9 +402,7 @@ def _fill(
 
 
 def _slices(rate: float, slice_rate: float, most: int) -> int:
-    if rate <= 0:
-        return 0
-    return min(most, max(0, math.ceil(min(rate / slice_rate, 1e9) - _NOT_WORTH)))
+    return min(most, whole_slices(rate, slice_rate))
 
 
 def _within(settings: Settings, state: PolicyState, room: Room, wanted: list[int]) -> list[int]:

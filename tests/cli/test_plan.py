@@ -59,7 +59,7 @@ def test_the_table_says_where_the_hbm_goes_and_what_it_costs(tmp_path: Path, con
         assert words in text
     for words in (
         "sequences of 8,192",
-        "output tokens/s by roofline",
+        "in the middle: ",
         "a million output tokens",
         "on-demand",
     ):
@@ -68,7 +68,7 @@ def test_the_table_says_where_the_hbm_goes_and_what_it_costs(tmp_path: Path, con
 
 def test_a_published_figure_stands_beside_the_prediction(console: Console) -> None:
     assert plan_file(str(ROOT / "deployments" / "llama-70b-v6e-8.yaml"), console) == OK
-    assert "2,495 tokens/s at 64 x 1000+1000, where the roofline says" in printed(console)
+    assert "2,495 tokens/s at 64 x 1000+1000, where this plan says" in printed(console)
 
 
 def test_a_refusal_ends_with_a_status_and_shows_the_rest(tmp_path: Path, console: Console) -> None:
@@ -195,6 +195,23 @@ def test_slices_are_listed_by_price(console: Console) -> None:
     table = Console(file=io.StringIO(), width=160)
     assert what_fits(model, table, engine=["max_model_len=8192"]) == OK
     assert "tpu7x-standard-1t" in printed(table)
+
+
+def test_a_workload_is_answered_in_slices_and_prices(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = deployment(tmp_path, LLAMA)
+    assert main(["plan", path, "--workload", "in=1024,out=256,rate=400", "--json"]) == OK
+    (found,) = json.loads(capsys.readouterr().out)
+    first = found["offers"][0]
+    assert (first["slice"], first["own"]) == ("v6e 2x2", True)
+    assert first["per_hour"] == pytest.approx(first["slices"] * first["slice_hour"])
+    assert main(["plan", path, "--workload", "in=1024,out=256,rate=400"]) == OK
+    table = capsys.readouterr().out
+    assert "* v6e 2x2 (1h)" in table
+    assert f"replicas.max is 1; set it to {first['slices']}" in table
+    assert main(["plan", path, "--workload", "in=1024"]) == UNREADABLE
+    assert main(["plan", deployment(tmp_path, TOO_LARGE), "--workload", "in=8,out=8,rate=1"]) == REFUSED
 
 
 @pytest.mark.parametrize(("terminal", "machines"), [(False, True), (True, False)])

@@ -75,6 +75,7 @@ CLOUD = "it needs a project of Google's"
 # As a command is typed, with `.venv/bin/` left out, to how it is kept right.
 ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving plan deployments/\S+\.yaml( --json)?": Here(),
+    r"serving plan \S+ --workload \S+": Here(),
     r"serving plan --what-fits \S+( --engine \S+)*": Here(),
     r"serving manifest deployments/\S+\.yaml --image REGISTRY/tpu-serving:0\.1\.0": Here(),
     r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
@@ -138,6 +139,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
         "test_open_loop_counts_latency_from_the_intended_start"
     ),
     r"python -m pytest -m browser -s": RunBy("test_the_page_paints_and_says_when"),
+    r"python -m benchmarks\.plans": RunBy("test_the_tables_have_every_rate_and_every_model"),
     r"python -m benchmarks\.calibration": RunBy("test_the_table_and_the_plot_show_every_row"),
     r"python -m benchmarks\.routers": InPart(
         MINUTES, "test_the_report_on_routers_has_every_load_and_names_who_is_missing"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from serving.planning import ModelShape, Plan
-from serving.planning.speed import predict
+from serving.planning.speed import COSTS, Engine, step
 
 _SMALLEST_BUCKET = 16  # tpu-inference's MIN_TOKEN_BUCKET; from there on buckets double
 _CONTEXT_STEP = 64  # contexts are rounded to this, so that few predictions are computed
@@ -64,7 +64,9 @@ class Physics:
     def __init__(self, plan: Plan, factors: Factors) -> None:
         self._plan = plan
         self._factors = factors
-        self._pair_s = _pair_flops(plan.shape) / (plan.slice.hardware.bf16_flops * plan.slice.chips)
+        self._engine = Engine(plan.shape, plan.sizes, plan.slice, plan.layout)
+        peak = plan.slice.hardware.bf16_flops * plan.slice.chips
+        self._pair_s = COSTS.attention_s * _pair_flops(plan.shape) / peak
         self._tokens_s = lru_cache(maxsize=None)(self._read_tokens_s)
         self._cache_s = lru_cache(maxsize=None)(self._read_cache_s)
 
@@ -75,8 +77,9 @@ class Physics:
         """Raises ValueError for a batch without a token: the engine takes no such step."""
         if batch.decodes + batch.prefill_tokens < 1:
             raise ValueError("an empty batch takes no step")
-        decode_s = self._tokens_s(_bucket(batch.decodes)) if batch.decodes else 0.0
-        all_s = self._tokens_s(_bucket(batch.decodes + batch.prefill_tokens))
+        decodes = _bucket(batch.decodes) if batch.decodes else 0
+        decode_s = self._tokens_s(decodes, 0) if decodes else 0.0
+        all_s = self._tokens_s(decodes, max(0, _bucket(batch.decodes + batch.prefill_tokens) - decodes))
         context = batch.context_tokens / batch.sequences
         return Parts(
             decode_s=decode_s,
@@ -85,19 +88,17 @@ class Physics:
             attention_s=batch.pairs * self._pair_s,
         )
 
-    def _read_tokens_s(self, tokens: int) -> float:
-        """Seconds of weights, products and exchanges of tokens that look back at nothing."""
-        return self._predict(tokens, 0)
+    def _read_tokens_s(self, decodes: int, prompt_tokens: int) -> float:
+        """Seconds of weights, products and exchanges of tokens that look back at nothing; copies share them."""
+        copies = self._plan.layout.data
+        parts = step(self._engine, decodes=decodes / copies, prompt_tokens=prompt_tokens / copies)
+        return parts.seconds(COSTS)
 
     def _read_cache_s(self, context_steps: int) -> float:
         """Seconds to read one sequence's cache; copies of the model read at the same time."""
         context = context_steps * _CONTEXT_STEP
-        return (self._predict(1, context) - self._predict(1, 0)) / self._plan.layout.data
-
-    def _predict(self, sequences: int, context: int) -> float:
-        plan = self._plan
-        speed = predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)
-        return speed.step_s
+        there, nothing = (step(self._engine, decodes=1, context=tokens) for tokens in (context, 0))
+        return (there.seconds(COSTS) - nothing.seconds(COSTS)) / self._plan.layout.data
 
 
 def _bucket(tokens: int) -> int:

@@ -1,0 +1,208 @@
+"""Published output rates of vLLM with tpu-inference on TPUs: what speeds are fitted to and held against.
+
+A row is one server and the loads it was measured under. `floor` rows are what tpu-inference's CI demands of a run: CI sets
+its bars at 0.85 to 0.94 of what ran (PR 3408, PR 1006), so the rate is taken as the bar over 0.9.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+_FLOOR = 0.9
+
+# (prompt, answer, requests in flight) -> output tokens a second
+Rates = Mapping[tuple[int, int, int], float]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A published run: the server's options as a YAML has them, and output tokens a second by load."""
+
+    model: str
+    slice: str  # generation, topology, hosts
+    source: str
+    rates: Rates
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    parallel: Mapping[str, int] = field(default_factory=dict)
+    floor: bool = False
+
+    @property
+    def family(self) -> str:
+        """The models that are measured or not as one: of one maker and generation, dense or not."""
+        return _FAMILIES[self.model]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether weights are smaller than bf16, in the checkpoint or while it is loaded."""
+        return "FP8" in self.model or "quantization" in self.engine.get("additional_config", {})
+
+
+_FAMILIES = {
+    "meta-llama/Llama-3.1-8B-Instruct": "Llama 3",
+    "meta-llama/Llama-3.3-70B-Instruct": "Llama 3",
+    "google/gemma-3-27b-it": "Gemma 3",
+    "google/gemma-4-E2B-it": "Gemma 4 E",
+    "Qwen/Qwen3-4B": "Qwen3",
+    "Qwen/Qwen3-32B": "Qwen3",
+    "Qwen/Qwen3-30B-A3B": "Qwen3 MoE",
+    "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": "Qwen3 MoE",
+    "Qwen/Qwen3.5-397B-A17B-FP8": "Qwen3.5 MoE",
+}
+
+_RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes inference"
+_PULLS = "https://github.com/vllm-project/tpu-inference/pull"
+_CI = "https://github.com/vllm-project/tpu-inference .buildkite/models, 2026-08"
+
+
+def _bar(prompt: int, answer: int, sequences: int, requests_per_s: float) -> Rates:
+    """CI sends 1000 prompts at once: as many run as the engine allows."""
+    return {(prompt, answer, sequences): requests_per_s * answer / _FLOOR}
+
+
+def _inferencex(sharding: str, prompt: int, rates: Mapping[int, float]) -> Published:
+    """A sharding of PR 3079's sweep; the pull request gives prompt and output tokens a second together."""
+    data = {"TP8": 1, "DP4TP2": 4, "DP8": 8}[sharding]
+    attention: dict[str, Any] = {"enable_dp_attention": data > 1}
+    if data > 1:
+        attention["attn_dp_size"] = data
+    most = max(rates)
+    return Published(
+        "Qwen/Qwen3.5-397B-A17B-FP8",
+        "v7x 2x2x1",
+        f"{_PULLS}/3079",
+        {(prompt, 1024, load): total * 1024 / (prompt + 1024) for load, total in rates.items()},
+        {
+            "max_model_len": prompt + 1044,
+            "max_num_seqs": max(1, 2 * most // data),
+            "max_num_batched_tokens": max(min(max(prompt // data, 1024), 2048), 2 * most // data),
+            "gpu_memory_utilization": 0.9,
+            "kv_cache_dtype": "fp8",
+            "enable_expert_parallel": True,
+            "language_model_only": True,
+            "additional_config": {"sharding": {"sharding_strategy": attention}},
+        },
+    )
+
+
+PUBLISHED = (
+    Published(
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "v6e 2x4 1",
+        f"{_RECIPES}/trillium/vLLM/Llama3.x",
+        {(1000, 1000, 64): 2495, (1000, 1000, 128): 3544},
+        {
+            "max_model_len": 2048,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 512,
+            "gpu_memory_utilization": 0.98,
+        },
+    ),
+    Published(
+        "google/gemma-4-E2B-it",
+        "v6e 1x1",
+        "a run on ct6e-standard-1t, 2026-07, not by Google",
+        {(1024, 128, 64): 2140, (1024, 128, 100): 2215},
+        {
+            "max_model_len": 8192,
+            "max_num_batched_tokens": 4096,
+            "gpu_memory_utilization": 0.9,
+            "kv_cache_dtype": "fp8",
+        },
+    ),
+    Published(
+        "Qwen/Qwen3-32B",
+        "v7x 1x1x1",
+        f"{_RECIPES}/ironwood/vLLM/Qwen3-32B",
+        {(1024, 1024, 320): 6557, (1024, 8192, 320): 3960, (8192, 1024, 320): 1382},
+        {
+            "max_model_len": 9216,
+            "max_num_seqs": 135,
+            "max_num_batched_tokens": 4096,
+            "gpu_memory_utilization": 0.98,
+            "kv_cache_dtype": "fp8",
+            "additional_config": {
+                "quantization": {"qwix": {"rules": [{"module_path": ".*", "weight_qtype": "float8_e4m3fn"}]}}
+            },
+        },
+    ),
+    Published(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+        "v7x 2x2x1",
+        f"{_RECIPES}/ironwood/vLLM/Qwen3-Coder-480B-A35B",
+        {(1024, 1024, 64): 1996, (1024, 8192, 64): 2075, (8192, 1024, 64): 1053},
+        {
+            "max_model_len": 10240,
+            "max_num_seqs": 512,
+            "max_num_batched_tokens": 8192,
+            "gpu_memory_utilization": 0.8,
+            "kv_cache_dtype": "fp8",
+            "enable_expert_parallel": True,
+        },
+    ),
+    Published(
+        "Qwen/Qwen3.5-397B-A17B-FP8",
+        "v7x 2x2x1",
+        f"{_RECIPES}/ironwood/vLLM/Qwen3.5-397B",
+        {(1024, 8192, 128): 5172, (8192, 1024, 128): 2281},
+        {
+            "max_model_len": 9216,
+            "max_num_seqs": 64,
+            "max_num_batched_tokens": 1024,
+            "enable_expert_parallel": True,
+            "additional_config": {"sharding": {"sharding_strategy": {"enable_dp_attention": True}}},
+        },
+    ),
+    _inferencex("TP8", 1024, {4: 666.3, 8: 1213.1}),
+    _inferencex("DP4TP2", 1024, {16: 2229.0, 32: 3659.5, 64: 5988.5, 128: 9146.1}),
+    _inferencex("TP8", 8192, {4: 2717.4, 8: 4860.2}),
+    _inferencex("DP4TP2", 8192, {16: 8348.7, 32: 12504.3}),
+    _inferencex("DP8", 8192, {64: 17825.2, 128: 24904.6, 256: 32584.8}),
+    Published(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "v6e 1x1",
+        _CI,
+        _bar(1800, 128, 256, 10.77),
+        {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 1024},
+        floor=True,
+    ),
+    Published(
+        "meta-llama/Llama-3.3-70B-Instruct",
+        "v6e 2x4 1",
+        _CI,
+        _bar(1800, 128, 256, 7.0),
+        {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 4096},
+        floor=True,
+    ),
+    Published(
+        "Qwen/Qwen3-4B",
+        "v6e 1x1",
+        _CI,
+        _bar(1800, 128, 94, 11.0),
+        {"max_model_len": 2048, "max_num_seqs": 94, "max_num_batched_tokens": 4096},
+        floor=True,
+    ),
+    Published(
+        "Qwen/Qwen3-32B",
+        "v6e 2x4 1",
+        _CI,
+        _bar(1800, 128, 512, 12.46),
+        {"max_model_len": 2048, "max_num_seqs": 512, "max_num_batched_tokens": 4096},
+        floor=True,
+    ),
+    Published(
+        "Qwen/Qwen3-30B-A3B",
+        "v6e 2x4 1",
+        _CI,
+        _bar(1800, 128, 94, 7.2),
+        {"max_model_len": 2048, "max_num_seqs": 94, "max_num_batched_tokens": 1024},
+        floor=True,
+    ),
+    Published(
+        "google/gemma-3-27b-it",
+        "v6e 2x4 1",
+        _CI,
+        _bar(1000, 100, 512, 21.0),
+        {"max_model_len": 1280, "max_num_seqs": 512, "max_num_batched_tokens": 2048},
+        floor=True,
+    ),
+)

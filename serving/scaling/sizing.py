@@ -1,0 +1,148 @@
+"""How many slices a workload takes, by shape: what scaling would buy for it, asked before there is any traffic. Pure."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from serving.config import ModelSpec, SliceSpec
+from serving.errors import ConfigError, ServingError
+from serving.planning import Plan
+from serving.planning.alternatives import slices_that_fit
+from serving.planning.checkpoints import Hub, no_hub
+from serving.planning.plan import plan
+from serving.planning.prices import slice_hour
+from serving.planning.speed import Engine, spread
+from serving.scaling.capacity import Lengths, Pool, capacity, itl_s, pool_of, whole_slices, with_room
+
+_KEYS = ("in", "out", "rate")
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Requests of so many tokens in and out, and how many of them come a second."""
+
+    prompt: int
+    answer: int
+    requests_per_s: float
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Slices of one shape that take a workload within its targets. `slices` is None where none do.
+
+    The range is that of the plan's speed: as many slices as it takes if slices are as fast or as slow as may be.
+    """
+
+    plan: Plan
+    slices: int | None
+    least: int | None
+    most: int | None
+    slice_requests_per_s: float
+    sequences: float
+    itl_s: float
+    ttft_s: float
+    dollars_per_hour: float  # of one slice
+    own: bool  # a pool of the YAML
+    missed: str = ""
+
+
+def read_workload(text: str) -> Workload:
+    """`in=1024,out=256,rate=20`; raises ConfigError."""
+    pairs = dict(part.strip().partition("=")[::2] for part in text.split(","))
+    if unknown := [key for key in pairs if key not in _KEYS]:
+        raise ConfigError(
+            f"--workload: {unknown[0]!r} is none of {', '.join(_KEYS)}; write in=1024,out=256,rate=20"
+        )
+    numbers = {key: _number(key, pairs.get(key)) for key in _KEYS}
+    return Workload(int(numbers["in"]), int(numbers["out"]), numbers["rate"])
+
+
+def _number(key: str, text: str | None) -> float:
+    try:
+        value = float(text or "")
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf") or (key != "rate" and value != int(value)):
+        kind = "requests a second" if key == "rate" else "a whole number of tokens"
+        raise ConfigError(f"--workload: {key} is {kind}, above 0 (got {text!r})")
+    return value
+
+
+def offers(
+    spec: ModelSpec, workload: Workload, prices: Mapping[str, Mapping[str, float]], hub: Hub = no_hub
+) -> list[Offer]:
+    """What takes the workload: the model's own pools first, then all other slices that it fits, the cheapest first."""
+    own = [plan(pool, hub) for pool in spec.per_pool()]
+    if workload.prompt + workload.answer > own[0].fit.max_model_len:
+        raise ConfigError(
+            f"{spec.name}: a request of {workload.prompt}+{workload.answer} tokens is longer than max_model_len, "
+            f"{own[0].fit.max_model_len}"
+        )
+    others = [found for found in _others(own[0], hub) if found.pool not in {pool.pool for pool in own}]
+    ranked = sorted(
+        (_offer(found, workload, prices, own=False) for found in others),
+        key=lambda offer: (offer.slices is None, (offer.slices or 1) * offer.dollars_per_hour),
+    )
+    return [*(_offer(found, workload, prices, own=True) for found in own), *ranked]
+
+
+def _others(found: Plan, hub: Hub) -> Iterable[Plan]:
+    for candidate in slices_that_fit(found.shape, found.sizes):
+        slice_ = candidate.slice
+        elsewhere = SliceSpec(generation=slice_.generation, topology=slice_.topology, hosts=slice_.hosts)
+        unchanged = {
+            "slice": elsewhere,
+            "parallel": type(found.model.parallel)(),
+            "slo": type(found.model.slo)(),
+        }
+        try:
+            other = plan(found.model.model_copy(update=unchanged), hub)
+        except ServingError:
+            continue
+        yield _with_targets(other, found.model)
+
+
+def _with_targets(other: Plan, spec: ModelSpec) -> Plan:
+    """Targets that a slice misses are told of it, they don't keep it from being planned."""
+    return Plan(**{**vars(other), "model": other.model.model_copy(update={"slo": spec.slo})})
+
+
+def _offer(found: Plan, workload: Workload, prices: Mapping[str, Mapping[str, float]], *, own: bool) -> Offer:
+    lengths = Lengths(float(workload.prompt), float(workload.answer))
+    price = slice_hour(found.model.slice, found.slice, prices)
+    pool = pool_of(found, price, context=workload.prompt + workload.answer // 2)
+    slo = found.model.slo
+    middle = capacity(pool, lengths, slo.itl_s)
+    between_s = itl_s(pool, lengths, middle.sequences)
+    first_s = workload.prompt / pool.prefill_tokens_per_s + pool.step_s(middle.sequences)
+    missed = _missed("itl_s", slo.itl_s, itl_s(pool, lengths, 1.0)) or _missed("ttft_s", slo.ttft_s, first_s)
+    off = spread(Engine(found.shape, found.sizes, found.slice, found.layout))
+    counts = [_slices(pool, lengths, workload, slo.itl_s, speed) for speed in (off, 1.0, 1 / off)]
+    least, slices, most = (None, None, None) if missed else counts
+    return Offer(
+        plan=found,
+        slices=slices,
+        least=least,
+        most=most,
+        slice_requests_per_s=middle.requests_per_s,
+        sequences=middle.sequences,
+        itl_s=between_s,
+        ttft_s=first_s,
+        dollars_per_hour=price,
+        own=own,
+        missed=missed,
+    )
+
+
+def _slices(
+    pool: Pool, lengths: Lengths, workload: Workload, target_itl_s: float | None, speed: float
+) -> int | None:
+    if target_itl_s is not None and itl_s(pool, lengths, 1.0, speed) > target_itl_s:
+        return None
+    one = capacity(pool, lengths, target_itl_s, speed)
+    return max(1, whole_slices(with_room(workload.requests_per_s, one), one.requests_per_s))
+
+
+def _missed(name: str, target_s: float | None, takes_s: float) -> str:
+    if target_s is None or takes_s <= target_s:
+        return ""
+    return f"slo.{name} is {target_s:g} s, a request alone takes {takes_s:.2g} s"
