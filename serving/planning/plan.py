@@ -19,7 +19,7 @@ from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
-from serving.planning.speed import predict
+from serving.planning.speed import Engine, predict, spread
 from serving.tpu import Slice, resolve
 
 
@@ -142,16 +142,17 @@ def plan_pools(spec: ModelSpec, hub: Hub = no_hub) -> list[Plan]:
 def _refuse_missed_targets(
     spec: ModelSpec, shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
 ) -> None:
-    """Refuse targets that even an idle slice misses by the roofline: more slices would not help."""
+    """Refuse targets that even an idle slice misses at the fast end of its range: more slices would not help."""
     alone = predict(shape, sizes, slice_, layout, sequences=1, context=1)
-    if spec.slo.itl_s is not None and alone.step_s > spec.slo.itl_s:
+    least_s = alone.step_s / spread(Engine(shape, sizes, slice_, layout))
+    if spec.slo.itl_s is not None and least_s > spec.slo.itl_s:
         raise PlanError(
-            f"{spec.name}: slo.itl_s is {spec.slo.itl_s:g} s, and one step of {slice_} takes {alone.step_s:.2g} s with a single "
+            f"{spec.name}: slo.itl_s is {spec.slo.itl_s:g} s, and one step of {slice_} takes at least {least_s:.2g} s with a single "
             "request; no number of slices keeps it: raise it, or take a slice of more chips"
         )
-    if spec.slo.ttft_s is not None and alone.step_s > spec.slo.ttft_s:
+    if spec.slo.ttft_s is not None and least_s > spec.slo.ttft_s:
         raise PlanError(
-            f"{spec.name}: slo.ttft_s is {spec.slo.ttft_s:g} s, and the first step of {slice_} takes {alone.step_s:.2g} s; no "
+            f"{spec.name}: slo.ttft_s is {spec.slo.ttft_s:g} s, and the first step of {slice_} takes at least {least_s:.2g} s; no "
             "number of slices keeps it: raise it, or take a slice of more chips"
         )
 

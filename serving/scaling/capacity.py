@@ -1,4 +1,4 @@
-"""What one slice can take within the targets: from the plan's roofline, the traffic's lengths and measurements. Pure.
+"""What one slice can take within the targets: from the plan's speed, the traffic's lengths and measurements. Pure.
 
 A slice with B sequences takes `step(B)` seconds a token and, in between, the prefill of B / answer requests a token. The
 slice is full at the largest B that keeps the inter-token target and fits the cache and the engine's limit. Its capacity

@@ -113,7 +113,7 @@ class PolicyState:
     traffic: Traffic = field(default_factory=Traffic)
     needs: tuple[tuple[float, float], ...] = ()  # (time, slices of the first pool), falling
     backlog: float = 0.0  # requests a second ordered to work off a queue
-    boost: int = 0  # slices beyond the roofline's need, because targets are missed
+    boost: int = 0  # slices beyond the planned need, because targets are missed
     boosted_s: float = -math.inf
     kv_per_sequence: float = 0.0
     hold: str = ""

@@ -1,4 +1,4 @@
-"""The chip use of a simulated slice: a roofline over the tokens its engine has counted.
+"""The chip use of a simulated slice: the plan's speed over the tokens its engine has counted.
 
 On TPU hosts Ray's agent reads it from the chips. Here it is computed, and its series say simulated="true".
 """

@@ -15,7 +15,7 @@ _SEED = 100
 
 @dataclass(frozen=True)
 class Outcome:
-    """The measurements of a run; `parts` is the roofline's time of all steps together."""
+    """The measurements of a run; `parts` is the plan's time of all steps together."""
 
     seconds: float
     tokens_per_s: float
