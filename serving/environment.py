@@ -13,6 +13,7 @@ ENGINE = "SERVING_SIMULATION_ENGINE"  # vllm, or simulated: an engine without a 
 STARTUP = (
     "SERVING_SIMULATION_STARTUP"  # how long the simulated engine takes to start, as download=20,compile=90
 )
+CHIPS = "SERVING_SIMULATION_CHIPS"  # a folder with a file a chip, which a simulated host has in place of /dev/vfio
 REPLICA = "SERVING_REPLICA"  # of the engine's processes: whose they are
 OWNER = "SERVING_REPLICA_PID"
 

@@ -100,6 +100,24 @@ class EngineStartError(ServingError):
     code = "engine_start_failed"
 
 
+class UnfitHostError(EngineStartError):
+    """A host of a slice was found unfit before an engine was started there.
+
+    Do what the message says on the host that it names: end what holds its chips, free disk or memory, mend its network.
+    """
+
+    code = "unfit_host"
+
+
+class QuarantinedError(ServingError):
+    """A slice is left out because engines failed to start there.
+
+    Nothing: the replica goes to another slice. `serving slices release NAME` lets the slice be tried at once.
+    """
+
+    code = "slice_quarantined"
+
+
 class ClusterError(ServingError):
     """No Ray cluster answers at an address.
 
@@ -148,6 +166,15 @@ class UnknownModelError(ServingError):
     code = "model_not_found"
     kind = "invalid_request_error"
     param = "model"
+
+
+class UnknownSliceError(ServingError):
+    """A command names a slice that it can do nothing for.
+
+    Take one of the names in the message; `serving status` lists slices.
+    """
+
+    code = "unknown_slice"
 
 
 class UnknownPathError(ServingError):

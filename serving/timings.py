@@ -34,6 +34,10 @@ class Timings:
         60.0  # a sentinel may still be starting; 18 s were too few at a load of 40 on two cores
     )
     host_notice_s: float = 1.0  # how often Ray is asked for hosts that are to go
+    chips_free_s: float = 10.0  # before a start, for an engine that is just ending to let its chips go
+    quarantine_look_s: float = (
+        2.0  # how often the Serve controller looks whether waiting replicas may be placed elsewhere
+    )
     dead_actors_s: float = 1.0  # how often Ray is asked for dead actors while an engine starts
 
     # engine: the replica's own watch

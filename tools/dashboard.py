@@ -226,6 +226,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             ),
         ),
         Panel("Breakers open", ((f"tpu_serving_breaker_open{{{_SLICE}}}", _PER_SLICE),)),
+        Panel("Slices in quarantine", (("tpu_serving_slice_quarantined", "{{slice}}, {{host}}"),)),
         Panel("Sources that gave no metrics", (("tpu_serving_scrape_sources_unreachable", "sources"),)),
     ),
 }

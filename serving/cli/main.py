@@ -9,6 +9,7 @@ from types import FrameType
 from serving.cli.keys import add_commands as add_keys
 from serving.cli.plan import add_commands as add_planning
 from serving.cli.sim import add_commands as add_simulation
+from serving.cli.slices import add_commands as add_slices
 from serving.cli.status import add_commands as add_status
 from serving.errors import ServingError
 
@@ -40,6 +41,7 @@ def _parser() -> argparse.ArgumentParser:
     add_planning(commands)
 
     add_status(commands)
+    add_slices(commands)
     add_keys(commands)
     add_simulation(commands)
     return parser

@@ -42,7 +42,7 @@ class Event(StrEnum):
 class Action(StrEnum):
     """What a replica does on an event, in this order.
 
-    FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
+    NOTE_FAILED_START: remember it of the slice's host. FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
     the process once clients have their errors. EXIT: end the process now.
     """
 
@@ -50,6 +50,7 @@ class Action(StrEnum):
     SAY_LEAVING = auto()
     KILL = auto()
     SAY_LOST = auto()
+    NOTE_FAILED_START = auto()
     FORGET = auto()
     FINISH = auto()
     HURRY = auto()
@@ -71,8 +72,8 @@ _STAY = {life: Step(life) for life in Life}
 # KILL comes before SAY_LOST: the store may be away, and an engine's remaining processes hold chips.
 TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STARTING, _E.STARTED): Step(_L.SERVING, (_A.SAY_SERVING,)),
-    (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST)),
-    (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.EXIT)),
+    (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILED_START)),
+    (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILED_START, _A.EXIT)),
     (_L.STARTING, _E.NOTICE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.EXIT)),
     (_L.STARTING, _E.ROOM): _STAY[_L.STARTING],
     (_L.STARTING, _E.STOP): Step(_L.OVER, (_A.KILL, _A.FORGET)),

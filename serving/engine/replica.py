@@ -26,12 +26,14 @@ from serving.engine.lifecycle import TABLE, Action, Event, Life
 from serving.engine.server import EngineServer, EngineSite
 from serving.engine.slice_metrics import ChipsOf, SliceMetrics
 from serving.environment import is_simulated
-from serving.errors import ServingError, SliceLostError
+from serving.errors import PlacementError, QuarantinedError, ServingError, SliceLostError, UnfitHostError
 from serving.planning import Plan
 from serving.slices import stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
-from serving.slices.placement import is_waiting, session_logs
+from serving.slices.placement import is_waiting, session_logs, slices_left_out
+from serving.slices.quarantine import failed as failed_start
+from serving.slices.quarantine import until
 from serving.slices.rollout import Yielding
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
@@ -57,6 +59,7 @@ class SliceReplica:
         self._acting = threading.RLock()
         self._over = asyncio.Event()
         self._failure: SliceLostError | None = None
+        self._error: ServingError | None = None  # of a start that failed
         self._reason = ""
         # When a leaving slice ends at the latest, and when its host goes.
         self._until_s = self._notice_s = math.inf
@@ -74,6 +77,7 @@ class SliceReplica:
                 state=SliceState.STARTING,
                 phase="placing",
                 shape=str(plan.slice),
+                pod_type=plan.slice.pod_type,
                 application=ours.app_name,
                 pool=plan.pool,
                 deployment=deployment(ours.app_name, ours.deployment),
@@ -89,9 +93,13 @@ class SliceReplica:
             group = ray.util.get_current_placement_group()
             held = held_slice(group)
             self._record.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
+            await asyncio.to_thread(self._refuse_quarantined)
             self._hosts = HostWatch(held, group, context.get_node_id())
             server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
             self._engine = server
+            self._enter("looking over the hosts")
+            if unfit := await self._hosts.unfit(server.needs()):
+                raise UnfitHostError(unfit)
             self._enter("starting the engine")
             self._record.load = self._starting
             loop = asyncio.get_running_loop()
@@ -99,6 +107,7 @@ class SliceReplica:
             with _serves_log_kept(), watched_in_a_thread(watch, partial(self._on, Event.LOST)):
                 await server.start()
         except ServingError as error:
+            self._error = error
             self._on(Event.FAILED, error.message)
             raise
         self._server = server
@@ -142,6 +151,8 @@ class SliceReplica:
                 self._tasks.append(asyncio.create_task(self._last_words()))
             case Action.FORGET:
                 _within_last_words(self._record.close)
+            case Action.NOTE_FAILED_START:
+                _within_last_words(self._note_failed_start)
             case Action.EXIT:
                 os._exit(1)
             case Action.HURRY:
@@ -171,6 +182,7 @@ class SliceReplica:
                 _within_last_words(partial(self._record.update, **changes))
 
     def _say_serving(self) -> None:
+        _within_last_words(self._forget_slice_failures)
         self._record.load = self._load
         self._enter("serving")
         self._record.update(
@@ -187,6 +199,43 @@ class SliceReplica:
             time.monotonic() - self._started,
             ", simulated" if is_simulated() else "",
         )
+
+    def _refuse_quarantined(self) -> None:
+        """Raises QuarantinedError where the slice has come into quarantine since Serve asked for one."""
+        own, snapshot = self._record.record, self._store.read()
+        if own.slice in slices_left_out(snapshot, own.pod_type, own.version):
+            raise QuarantinedError(f"slice {own.slice} is in quarantine; Serve is to take another")
+
+    def _note_failed_start(self) -> None:
+        """Remember that a start failed on the slice; a slice that fails again and again is left out for a while."""
+        own = self._record.record
+        if not own.slice or isinstance(self._error, PlacementError | QuarantinedError):
+            return
+        snapshot = self._store.read()
+        failed = failed_start(
+            own,
+            self._reason,
+            time.time(),
+            snapshot.slice_failures,
+            snapshot.slices,
+            host_at_fault=isinstance(self._error, UnfitHostError),
+        )
+        self._store.put_slice_failures(failed)
+        if (left_out_s := until(failed) - failed.at) > 0:
+            logger.error(
+                "slice %s is in quarantine for %.0f s: %d starts in a row failed on %s, the last one for: %s",
+                failed.slice,
+                left_out_s,
+                failed.failures,
+                failed.host,
+                failed.reason,
+            )
+
+    def _forget_slice_failures(self) -> None:
+        own = self._record.record
+        for failed in self._store.read().slice_failures:
+            if failed.slice == own.slice and failed.version in ("", own.version):
+                self._store.delete_slice_failures(failed)
 
     def _end_tasks(self) -> None:
         """Cancel the three tasks that watch; a task that ends the process goes on."""

@@ -14,6 +14,7 @@ import uvicorn
 
 from serving import secret
 from serving.slices.held_slice import HeldSlice
+from serving.slices.preflight import Needs
 
 logger = logging.getLogger("ray.serve")
 
@@ -72,6 +73,9 @@ class EngineServer(Protocol):
 
     async def died(self) -> str:
         """Wait until the engine or its HTTP server has ended by itself; returns which."""
+
+    def needs(self) -> Needs:
+        """What the engine needs of each host before it starts."""
 
     def processes(self) -> Mapping[str, Mapping[int, str]]:
         """The processes that a started engine needs: by Ray's node id, each process's name by its pid."""

@@ -204,6 +204,12 @@ SLICE_STATE_SECONDS = _counter(
     "slice_state_seconds", (*_SLICE, "state"), "slices", "Seconds that a slice has spent in each state."
 )
 SLICE_STARTS = _counter("slice_starts", ("model", "pool"), "slices", "Replicas that took a slice.")
+QUARANTINED = _gauge(
+    "slice_quarantined",
+    ("slice", "host"),
+    "slices",
+    "1 for a slice that no engine is placed on for a while, by the host on which starts failed.",
+)
 SLICE_START = _gauge(
     "slice_start_seconds", (*_SLICE, "phase"), "slices", "How long each phase of the slice's start took."
 )
@@ -269,6 +275,7 @@ _ROWS = (
     SLICE_STATE,
     SLICE_STATE_SECONDS,
     SLICE_STARTS,
+    QUARANTINED,
     SLICE_START,
     SLICE_RUNNING,
     SLICE_WAITING,

@@ -58,15 +58,29 @@ def _read_json(path: Path) -> dict[str, Any]:
     return config
 
 
-def _cached(model: str) -> dict[str, Any] | None:
-    """The newest snapshot in Hugging Face's cache."""
+def hub_cache() -> Path:
+    """Where Hugging Face's library keeps what it downloads."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    hub = Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
-    snapshots = sorted(
-        hub.glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"),
+    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+
+
+def snapshot(model: str) -> Path | None:
+    """The newest snapshot with weights of a model in that cache."""
+    configs = _configs(model)
+    return next((path.parent for path in reversed(configs) if [*path.parent.glob("*.safetensors")]), None)
+
+
+def _cached(model: str) -> dict[str, Any] | None:
+    """The config of the newest snapshot in Hugging Face's cache."""
+    configs = _configs(model)
+    return _read_json(configs[-1]) if configs else None
+
+
+def _configs(model: str) -> list[Path]:
+    return sorted(
+        hub_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"),
         key=lambda path: path.stat().st_mtime,
     )
-    return _read_json(snapshots[-1]) if snapshots else None
 
 
 def unknown(model: str, why: str) -> PlanError:

@@ -24,8 +24,17 @@ from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.latency import RecentLatency
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
+from serving.slices import quarantine
 from serving.state.liveness import Liveness
-from serving.state.records import DecisionRecord, Demand, SliceRecord, Snapshot, Suspicion, Wanted
+from serving.state.records import (
+    DecisionRecord,
+    Demand,
+    SliceFailures,
+    SliceRecord,
+    Snapshot,
+    Suspicion,
+    Wanted,
+)
 from serving.status.document import Status, status, told
 from serving.status.rates import Rates
 from serving.timings import TIMINGS, Timings
@@ -78,6 +87,7 @@ class RouterCore:
         self.entries: Sequence[SliceRecord] = ()
         self._demands: Sequence[Demand] = ()
         self._decisions: Sequence[DecisionRecord] = ()
+        self.failures: Sequence[SliceFailures] = ()
         self._metrics = metrics
         self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
         self._liveness = Liveness(timings)
@@ -101,6 +111,7 @@ class RouterCore:
             self.table.want(model, ordered[model])
         self.table.update(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
+        self.failures = snapshot.slice_failures
         self._rates.observe(entries, demands, now_s)
         self.admission.others(demands, self.name)
         others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]
@@ -141,12 +152,16 @@ class RouterCore:
             self._rates,
             time.time(),
             [self.suspicions],
+            self.failures,
         )
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:
         """Hand metrics to Ray and lines to the request log's file; blocks."""
         left_out = self.dispatcher.breaker.left_out(now_s)
-        self.journal.publish(self.entries, self.table.wanted(now_s), demands, left_out)
+        quarantined = [
+            (failed.slice, failed.host) for failed in quarantine.quarantined(self.failures, time.time())
+        ]
+        self.journal.publish(self.entries, self.table.wanted(now_s), demands, left_out, quarantined)
         if self.log:
             self.log.flush()
 

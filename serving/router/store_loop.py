@@ -10,8 +10,9 @@ import time
 from collections.abc import Callable, Mapping
 
 from serving.router.core import Forgotten, RouterCore
+from serving.slices.quarantine import failed
 from serving.state.gcs import Store
-from serving.state.records import Demand, SliceRecord, Suspicion, Wanted
+from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion, Wanted
 from serving.timings import TIMINGS, Timings
 
 logger = logging.getLogger("ray.serve")
@@ -104,6 +105,11 @@ class StoreLoop:
             )
             await asyncio.to_thread(self._end_replica, entry.deployment, entry.tag)
 
+    def _failed_start(self, record: SliceRecord) -> SliceFailures:
+        """Of a replica whose process ended while it started, as by lack of memory: it could not tell itself."""
+        reason = "the replica ended without a word while it started"
+        return failed(record, reason, time.time(), self._core.failures, self._core.entries)
+
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
         """Write this router's records, and delete those of slices and routers that fell silent."""
         for entry in wanted:
@@ -111,6 +117,8 @@ class StoreLoop:
         for demand in demands:
             self._store.put_demand(demand)
         for record in forgotten.slices:
+            if record.state is SliceState.STARTING and record.slice:
+                self._store.put_slice_failures(self._failed_start(record))
             self._store.delete_slice(record)
         for demand in forgotten.demands:
             self._store.delete_demand(demand)

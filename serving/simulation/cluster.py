@@ -24,9 +24,9 @@ from typing import NamedTuple, Self
 import psutil
 
 from serving import secret
-from serving.environment import CACHE, ENGINE, HOST, SIMULATION, STARTUP
+from serving.environment import CACHE, CHIPS, ENGINE, HOST, SIMULATION, STARTUP
 from serving.errors import SimulationError
-from serving.simulation import processes
+from serving.simulation import chips, processes
 from serving.tpu import Slice, resolve
 
 HEAD = "head"
@@ -357,12 +357,15 @@ class SimulatedCluster:
 
     def _start_host(self, entry: SimulatedSlice, worker_id: int) -> "subprocess.Popen[str]":
         shape = entry.shape
+        folder = self.directory / "chips" / f"{entry.name}-{worker_id}"
+        chips.make(folder, shape.chips_per_host)
         environment = (
             self._environment(f"{entry.name}/{worker_id}")
             | shape.host_environment(entry.name, worker_id)
             | (_MALLOC if self.engine == "vllm" else {})
             | {
                 "JAX_PLATFORMS": "cpu",
+                CHIPS: str(folder),
                 "XLA_FLAGS": f"--xla_force_host_platform_device_count={shape.devices_per_host}",
                 "OMP_NUM_THREADS": "1",
                 "SKIP_JAX_PRECOMPILE": "1",

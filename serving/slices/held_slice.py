@@ -17,12 +17,13 @@ RESTART = (
 
 @dataclass(frozen=True)
 class SliceHost:
-    """One VM of a slice as Ray knows it."""
+    """One VM of a slice as Ray knows it; `port` is its raylet's."""
 
     worker_id: int
     bundle: int
     node_id: str
     ip: str
+    port: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ def read_group(bundles_to_node: dict[int, str], nodes: dict[str, dict[str, Any]]
                 "(TPU_NAME, TPU_WORKER_ID, TPU_ACCELERATOR_TYPE and TPU_TOPOLOGY in its environment)"
             )
         slices.add(labels[SLICE_LABEL])
-        hosts.append(SliceHost(int(labels[WORKER_LABEL]), int(bundle), node_id, node["NodeManagerAddress"]))
+        address, port = node["NodeManagerAddress"], node.get("NodeManagerPort", 0)
+        hosts.append(SliceHost(int(labels[WORKER_LABEL]), int(bundle), node_id, address, port))
     hosts.sort(key=lambda host: host.worker_id)
     if len(slices) != 1:
         raise PlacementError(

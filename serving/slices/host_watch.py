@@ -7,10 +7,11 @@ actors needs Ray's dashboard.
 
 import asyncio
 import contextlib
+import dataclasses
 import os
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from serving.slices import stacks
 from serving.slices.held_slice import HeldSlice, SliceHost
+from serving.slices.preflight import Facts, Needs, look, problems
 from serving.slices.process_watch import descendants, first_dead
 from serving.timings import TIMINGS
 
@@ -36,6 +38,9 @@ class _Sentinel:
 
     async def first_dead(self, processes: Mapping[int, str]) -> str:
         return await first_dead(processes)
+
+    async def look(self, needs: Needs) -> Facts:
+        return await asyncio.to_thread(look, needs, TIMINGS.chips_free_s)
 
     async def stacks(self, processes: Mapping[int, str]) -> str:
         return await asyncio.to_thread(stacks.read, processes, TIMINGS.stacks_s)
@@ -99,6 +104,15 @@ class HostWatch:
         if not waits:
             await asyncio.Event().wait()
         return f"{await first(*waits)} of slice {self._slice}"
+
+    async def unfit(self, needs: Needs) -> str:
+        """Have every host look whether it has what an engine needs; returns what is missing where, or nothing."""
+        actors = dict(self._hosts)
+        found = await asyncio.gather(
+            *(_unfit(host, actors.get(host), _beside(needs, host, self._all)) for host in self._all)
+        )
+        missing = "; ".join(filter(None, found))
+        return f"slice {self._slice}: {missing}" if missing else ""
 
     async def stacks(self, processes: Mapping[str, Mapping[int, str]]) -> str:
         """The stacks of these processes, given by node, with what the caller's own process started; hosts in order."""
@@ -179,6 +193,28 @@ def watched_in_a_thread(
         with contextlib.suppress(RuntimeError):  # the loop is closed already: the slice is being given up
             loop.call_soon_threadsafe(waiting.cancel)
         thread.join()
+
+
+def _beside(needs: Needs, host: SliceHost, hosts: Iterable[SliceHost]) -> Needs:
+    """The needs of one host: it has to reach the others."""
+    peers = tuple((other.ip, other.port) for other in hosts if other != host and other.port)
+    return dataclasses.replace(needs, peers=peers)
+
+
+async def _unfit(host: SliceHost, actor: Any, needs: Needs) -> str:
+    """What a host lacks; without an actor it is the caller's own."""
+    name = f"host {host.worker_id} ({host.ip})"
+    if actor is None:
+        facts = await asyncio.to_thread(look, needs, TIMINGS.chips_free_s)
+    else:
+        asked = asyncio.wrap_future(actor.look.remote(needs).future())
+        try:
+            facts = await asyncio.wait_for(asked, TIMINGS.host_first_answer_s)
+        except TimeoutError:
+            return f"{name}: no answer for {TIMINGS.host_first_answer_s:.0f} s"
+        except RayError as error:
+            return f"{name}: it is gone ({type(error).__name__})"
+    return "; ".join(f"{name}: {problem}" for problem in problems(needs, facts))
 
 
 async def _stacks(actor: Any, processes: Mapping[int, str]) -> str:

@@ -19,16 +19,21 @@ version, and pick the replicas to stop. Only this module uses private names of R
 import contextlib
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
 
 from serving.errors import ExtensionPointError
+from serving.slices import quarantine
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
-from serving.state.records import Release, SliceRecord, deployment
+from serving.state.records import Release, SliceRecord, SliceState, Snapshot, deployment
+from serving.timings import TIMINGS
 from serving.tpu import POD_TYPE_LABEL
 
 logger = logging.getLogger("ray.serve")
@@ -56,18 +61,27 @@ def _pod_type(bundle: Mapping[str, float]) -> str | None:
 
 
 def create_slice_group(
-    bundles: Sequence[Mapping[str, float]], *, name: str, lifetime: str | None = None
+    bundles: Sequence[Mapping[str, float]],
+    *,
+    name: str,
+    lifetime: str | None = None,
+    without: Collection[str] = (),
 ) -> Any:
     """One placement group over all hosts of one slice: atomic, and pending until a whole slice is free.
+
+    Slices in `without` are left out.
 
     Ray's autoscaler does not know that the bundles need one slice. Without the selector it puts all but the first on any
     host with the chips, also of another pool. It then orders less than a slice, which KubeRay rounds down to none.
     """
+    selector = {POD_TYPE_LABEL: _pod_type(bundles[0])}
+    if without:
+        selector[SLICE_LABEL] = f"!in({','.join(sorted(without))})"
     return ray.util.placement_group(
         [dict(bundle) for bundle in bundles],
         name=name,
         lifetime=lifetime,
-        bundle_label_selector=[{POD_TYPE_LABEL: _pod_type(bundles[0])}] * len(bundles),
+        bundle_label_selector=[selector] * len(bundles),
         topology_strategy={SLICE_LABEL: "STRICT_PACK", NODE_LABEL: "STRICT_SPREAD"},
     )
 
@@ -91,11 +105,89 @@ def install() -> None:
     def create(request: Any) -> Any:
         if not is_slice(request.bundles):
             return default(request)
-        return create_slice_group(request.bundles, name=request.name, lifetime="detached")
+        without = waiting.left_out(request.name, request.bundles)
+        group = create_slice_group(request.bundles, name=request.name, lifetime="detached", without=without)
+        waiting.add(request.name, request.bundles, group, without)
+        return group
 
+    waiting = _Waiting(lambda: _store())
+    threading.Thread(target=waiting.run, name="quarantine", daemon=True).start()
     setattr(default_impl, _EXTENSION_POINT, create)
     _version_by_engine()
     _stop_the_cheapest(lambda: _store().slices())
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A placement group that Serve asked for, by its bundles, and the slices that it leaves out."""
+
+    bundles: Sequence[Mapping[str, float]]
+    group: Any
+    without: frozenset[str]
+
+
+class _Waiting:
+    """Replicas that wait for a slice. A group can't change which slices it leaves out: it is removed, and Serve asks anew.
+
+    A controller that comes back does not know what the groups leave out that were asked for before: those stay as they are.
+    """
+
+    def __init__(self, store: Callable[[], Store]) -> None:
+        self._store = store
+        self._asked: dict[str, _Asked] = {}
+
+    def add(
+        self, name: str, bundles: Sequence[Mapping[str, float]], group: Any, without: frozenset[str]
+    ) -> None:
+        self._asked[name] = _Asked(bundles, group, without)
+
+    def left_out(self, name: str, bundles: Sequence[Mapping[str, float]]) -> frozenset[str]:
+        """The slices in quarantine for the engine of a replica; none where the store can't be read."""
+        pod_type = _pod_type(bundles[0])
+        assert pod_type is not None  # noqa: S101  as `is_slice` said
+        try:
+            store = self._store()
+            snapshot = store.read()
+            if not snapshot.slice_failures:
+                return frozenset()
+            release = store.release(name.removeprefix(_REPLICA).rpartition("#")[0])
+        except Exception:
+            logger.exception("the store can't be read: no slice is left out for %s", name)
+            return frozenset()
+        return slices_left_out(snapshot, pod_type, release.version if release else "")
+
+    def run(self) -> None:
+        while True:
+            time.sleep(TIMINGS.quarantine_look_s)
+            try:
+                self.look()
+            except Exception:
+                logger.exception("waiting replicas can't be looked at; trying again")
+
+    def look(self) -> None:
+        """Remove groups that still wait and leave out other slices than they should."""
+        known = dict(self._asked)
+        if not known:
+            return
+        table = ray.util.placement_group_table().values()
+        pending = {group["name"] for group in table if group["state"] == "PENDING"}
+        for name, asked in known.items():
+            if name not in pending:
+                del self._asked[name]
+            elif self.left_out(name, asked.bundles) != asked.without:
+                logger.info("%s waits for a slice with other slices left out than before: asking anew", name)
+                del self._asked[name]
+                ray.util.remove_placement_group(asked.group)
+
+
+def slices_left_out(snapshot: Snapshot, pod_type: str, version: str) -> frozenset[str]:
+    """The slices of this type that no engine of this version is to be placed on now."""
+    if not snapshot.slice_failures:
+        return frozenset()
+    held = {entry.slice for entry in snapshot.slices if entry.state is not SliceState.LOST}
+    labels = [node["Labels"] for node in ray.nodes() if node["Alive"]]
+    there = {label[SLICE_LABEL] for label in labels if label.get(POD_TYPE_LABEL) == pod_type}
+    return quarantine.left_out(snapshot.slice_failures, there - held, pod_type, version, time.time())
 
 
 def _version_by_engine() -> None:

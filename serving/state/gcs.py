@@ -22,6 +22,7 @@ from serving.state.records import (
     DecisionRecord,
     Demand,
     Release,
+    SliceFailures,
     SliceRecord,
     Snapshot,
     Suspicion,
@@ -86,6 +87,7 @@ class Store:
                 record["router"]: {name: Suspicion(**fields) for name, fields in record["suspicions"].items()}
                 for record in (json.loads(raw) for _, raw in kinds["suspicions"])
             },
+            slice_failures=tuple(SliceFailures(**json.loads(raw)) for _, raw in kinds["slice-failures"]),
         )
 
     def slices(self, application: str | None = None) -> list[SliceRecord]:
@@ -145,6 +147,12 @@ class Store:
         fields = {name: dataclasses.asdict(suspicion) for name, suspicion in suspicions.items()}
         self._put(key, json.dumps({"router": router, "suspicions": fields}).encode())
 
+    def put_slice_failures(self, failed: SliceFailures) -> None:
+        self._put(_failed_key(failed), dump(failed))
+
+    def delete_slice_failures(self, failed: SliceFailures) -> None:
+        self._delete(_failed_key(failed))
+
     def claim(self, application: str, what: str, by: str, now: float) -> bool:
         """Take something that only one may have at a time; a claim older than CLAIM_S counts no more."""
         key, value = _key(application, "claim", what), json.dumps({"by": by, "at": now}).encode()
@@ -193,6 +201,10 @@ def _demand_key(demand: Demand) -> str:
 
 def _phase_key(replica: str) -> str:
     return _key("", "phase", replica)
+
+
+def _failed_key(failed: SliceFailures) -> str:
+    return _key(failed.application, "slice-failures", f"{failed.slice}/{failed.host}")
 
 
 def _release_key(deployment: str) -> str:

@@ -28,7 +28,8 @@ class SliceRecord:
     have no token yet. `kv_usage` is a share of 1.
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
-    its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`.
+    its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
+    the slice.
     """
 
     replica: str
@@ -59,6 +60,7 @@ class SliceRecord:
     deployment: str = ""
     tag: str = ""
     version: str = ""
+    pod_type: str = ""
     since: float = 0.0
     beat: int = 0
 
@@ -149,6 +151,25 @@ class Suspicion:
 
 
 @dataclass(frozen=True)
+class SliceFailures:
+    """Failures one after the other on one host of a slice, the last of them at `at`, seconds since 1970.
+
+    `replica` is the one that failed last, `pod_type` the slice's as Ray names it. `version` is the engine's where the
+    engine may be at fault, and empty where the host is.
+    """
+
+    slice: str
+    host: str
+    pod_type: str
+    failures: int
+    at: float
+    reason: str
+    version: str
+    replica: str
+    application: str = ""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All records of one application, or of all applications, at one moment.
 
@@ -162,9 +183,10 @@ class Snapshot:
     decisions: tuple[DecisionRecord, ...] = ()
     ordered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     suspicions: Mapping[str, Mapping[str, Suspicion]] = field(default_factory=dict)
+    slice_failures: tuple[SliceFailures, ...] = ()
 
 
-def dump(record: SliceRecord | Wanted | Release | Demand) -> bytes:
+def dump(record: SliceRecord | Wanted | Release | Demand | SliceFailures) -> bytes:
     """A record as the store keeps it."""
     return json.dumps(dataclasses.asdict(record)).encode()
 

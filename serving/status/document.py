@@ -8,7 +8,16 @@ from dataclasses import asdict
 
 from pydantic import BaseModel, ConfigDict
 
-from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState, Suspicion, Wanted
+from serving.slices import quarantine
+from serving.state.records import (
+    DecisionRecord,
+    Demand,
+    SliceFailures,
+    SliceRecord,
+    SliceState,
+    Suspicion,
+    Wanted,
+)
 from serving.status.rates import STEP_S, Point, Rates, slowest
 
 _DECISIONS = 20
@@ -116,6 +125,20 @@ class RefusedStatus(_Document):
     for_s: float
 
 
+class QuarantinedStatus(_Document):
+    """A slice that is left out of placement for so long yet, after so many failures on one host, and the last one's reason.
+
+    `engine_only`: it is left out for the engine that failed there, not for others.
+    """
+
+    slice: str
+    host: str
+    failures: int
+    for_s: float
+    reason: str
+    engine_only: bool
+
+
 class Status(_Document):
     """The whole service. `at` is seconds since 1970."""
 
@@ -123,6 +146,7 @@ class Status(_Document):
     models: tuple[ModelStatus, ...]
     decisions: tuple[DecisionStatus, ...]
     refused: tuple[RefusedStatus, ...] = ()
+    quarantined: tuple[QuarantinedStatus, ...] = ()
 
 
 def status(
@@ -133,6 +157,7 @@ def status(
     window: Rates,
     at: float,
     suspicions: Iterable[Mapping[str, Suspicion]] = (),
+    failures: Iterable[SliceFailures] = (),
 ) -> Status:
     """The document, from one read of the store and what the window remembers; the latest decision first."""
     return Status(
@@ -140,6 +165,22 @@ def status(
         models=tuple(_model(record, entries, demands, window, at) for record in wanted),
         decisions=tuple(sorted(decisions, key=lambda decision: decision.at, reverse=True)[:_DECISIONS]),
         refused=_refused(suspicions, at),
+        quarantined=quarantined(failures, at),
+    )
+
+
+def quarantined(failures: Iterable[SliceFailures], at: float) -> tuple[QuarantinedStatus, ...]:
+    """The slices that are left out of placement now."""
+    return tuple(
+        QuarantinedStatus(
+            slice=failed.slice,
+            host=failed.host,
+            failures=failed.failures,
+            for_s=round(quarantine.until(failed) - at, 1),
+            reason=failed.reason,
+            engine_only=bool(failed.version),
+        )
+        for failed in quarantine.quarantined(failures, at)
     )
 
 

@@ -8,7 +8,15 @@ from rich.table import Table
 from rich.text import Text
 
 from serving.state.records import SliceRecord, SliceState, Wanted
-from serving.status.document import DecisionStatus, Hbm, ModelStatus, SliceStatus, Start, Status
+from serving.status.document import (
+    DecisionStatus,
+    Hbm,
+    ModelStatus,
+    QuarantinedStatus,
+    SliceStatus,
+    Start,
+    Status,
+)
 from serving.tpu.generations import GIB
 
 _COLOURS = {
@@ -59,9 +67,22 @@ def service(status: Status) -> RenderableType:
         )
         for one in status.refused
     ]
+    parts += quarantine(status.quarantined)
     if status.decisions:
         parts += [Text(), decisions(status.decisions, status.at)]
     return Group(*(parts or [Text("no model is served")]))
+
+
+def quarantine(quarantined: Sequence[QuarantinedStatus]) -> list[RenderableType]:
+    """One line a slice that is left out of placement."""
+    return [
+        Text(
+            f"quarantined: slice {entry.slice}, for {_time(entry.for_s)} yet{', for one engine' if entry.engine_only else ''}; "
+            f"{entry.failures} failures on {entry.host}, the last one: {entry.reason}",
+            "red",
+        )
+        for entry in quarantined
+    ]
 
 
 def _model(model: ModelStatus) -> list[RenderableType]:

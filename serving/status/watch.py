@@ -47,6 +47,7 @@ def _looks(store: Store) -> Iterator[Status | str]:
                 rates,
                 time.time(),
                 snapshot.suspicions.values(),
+                snapshot.slice_failures,
             )
         except ClusterError as error:
             yield f"{error.message}; trying again"

@@ -121,6 +121,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"export SERVING_CLUSTER_SECRET=\$\(serving secret\)": RunBy("test_a_secret_is_printed_once_and_is_long"),
     r"serving sim add( --\S+ \S+)*": RunBy(CLUSTER),
     r"serving sim restart head": RunBy("test_slices_outlive_the_head_and_all_works_under_the_new_one"),
+    r"serving slices release slice-\d": RunBy(
+        "test_a_slice_whose_chips_are_held_is_left_out_and_let_go_by_a_command"
+    ),
     r"serving status": RunBy("test_status_shows_the_slice"),
     r"serving status --watch": RunBy("test_the_terminal_shows_the_same_until_interrupted"),
     r"serve run deployments/\S+\.yaml": RunBy("test_every_slice_serves_and_says_that_it_is_simulated"),

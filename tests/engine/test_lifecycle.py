@@ -11,6 +11,7 @@ from serving.engine.lifecycle import TABLE, Action, Event, Life
 pytestmark = pytest.mark.unit
 
 ENDS = {Action.LAST_WORDS, Action.EXIT}
+_ENDS_A_START = (Event.FAILED, Event.LOST, Event.NOTICE, Event.STOP)
 
 
 def lived(events: list[Event]) -> tuple[Life, list[Action]]:
@@ -65,3 +66,17 @@ def test_an_engine_is_killed_before_the_store_hears_of_it() -> None:
         for said in (Action.SAY_LOST, Action.FORGET):
             if said in step.actions:
                 assert step.actions.index(Action.KILL) < step.actions.index(said)
+
+
+@given(st.lists(st.sampled_from(Event)))
+def test_a_failed_start_is_noted_once_and_only_of_a_start_that_nobody_ended_by_plan(
+    events: list[Event],
+) -> None:
+    _, done = lived(events)
+    ending = next((event for event in events if event in (Event.STARTED, *_ENDS_A_START)), None)
+    assert done.count(Action.NOTE_FAILED_START) == (ending in (Event.FAILED, Event.LOST))
+
+
+def test_nothing_comes_after_the_process_has_ended() -> None:
+    for step in TABLE.values():
+        assert Action.EXIT not in step.actions[:-1]

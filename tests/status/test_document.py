@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 from support.page_service import GIB, entry
 
-from serving.state.records import Demand, SliceState, Suspicion, Wanted
+from serving.state.records import Demand, SliceFailures, SliceState, Suspicion, Wanted
 from serving.status.document import DecisionStatus, status
 from serving.status.rates import Rates
 
@@ -87,3 +87,19 @@ def test_a_request_that_is_refused_for_ending_slices_is_shown_once_and_a_suspect
     routers = [{"f00d": guilty, "beef": suspect}, {"f00d": guilty}]
     (refused,) = status([], [], [], [], Rates(), 100.0, routers).refused
     assert (refused.fingerprint, refused.model, refused.for_s) == ("f00d", LLAMA, 10.0)
+
+
+def failures(count: int, at: float, **changes: str) -> SliceFailures:
+    made = SliceFailures("slice-3", "10.0.0.7", "v6e-8", count, at, "its chips are held", "", "r")
+    return dataclasses.replace(made, **changes)
+
+
+def test_only_slices_that_are_left_out_now_are_called_quarantined() -> None:
+    known = [failures(1, 90), failures(3, 0, slice="slice-4"), failures(2, 90, slice="slice-5", version="v")]
+    found = status([], [WANTED], [], [], Rates(), 100.0, failures=known).quarantined
+    assert [(entry.slice, entry.for_s, entry.engine_only) for entry in found] == [
+        ("slice-4", 20.0, False),
+        ("slice-5", 50.0, True),
+    ]
+    assert found[0].reason == "its chips are held"
+    assert found[0].failures == 3

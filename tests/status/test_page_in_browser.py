@@ -22,7 +22,7 @@ from support.page_service import Shown, entry, shown
 from support.servers import asgi_server
 
 from serving.router.http import auth
-from serving.state.records import Demand, SliceState
+from serving.state.records import Demand, SliceFailures, SliceState, Suspicion
 from serving.status.document import DecisionStatus
 
 if TYPE_CHECKING:
@@ -232,6 +232,7 @@ def test_nothing_a_service_says_becomes_markup(browser: "Browser", text: str) ->
         )
         service.entries.append(entry(text, 2, SliceState.STARTING, phase=text, phases=((text, 1.0),)))
         service.decisions = [DecisionStatus(at=1, model=text, wanted=1, reason=text)]
+        service.failures = [SliceFailures(text, text, text, 2, 0.0, text, "", text)]
         with shown(service), opened(browser, service.address) as page:
             page.locator(".slice.lost").wait_for()
             page.get_by_text("The next request as code").click()
@@ -244,6 +245,26 @@ def test_nothing_a_service_says_becomes_markup(browser: "Browser", text: str) ->
                 " document.scripts.length]"
             )
             assert allowed == [None, 0, 1]
+
+
+def test_what_an_operator_should_know_of_is_shown_while_it_holds(browser: "Browser", upstream: str) -> None:
+    from playwright.sync_api import expect
+
+    service = Shown([MODEL], [entry(MODEL, 0, address=upstream)])
+    service.failures = [
+        SliceFailures("slice-3", "10.0.0.7", "v6e-8", 2, 1000.0, "its chips are held by pid 7", "", "r")
+    ]
+    service.suspicions = {"f00d": Suspicion(at=0.0, guilty=True, model=MODEL)}
+    with shown(service), opened(browser, service.address) as page:
+        troubles = page.locator("#troubles li")
+        expect(troubles).to_have_count(2)
+        assert re.fullmatch(
+            "quarantined slice slice-3, for .+ yet; 2 failures on 10.0.0.7, the last one: its chips are held by pid 7",
+            troubles.nth(0).inner_text(),
+        )
+        assert troubles.nth(1).inner_text().startswith(f"refused request f00d of {MODEL}")
+        service.failures, service.suspicions = [], {}
+        expect(page.locator("#troubles")).to_be_hidden()
 
 
 def test_an_error_is_shown_in_the_services_words(browser: "Browser", upstream: str) -> None:

@@ -2,7 +2,7 @@ import pytest
 from rich.console import Console
 from support.page_service import entry
 
-from serving.state.records import Demand, SliceRecord, SliceState, Wanted
+from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion, Wanted
 from serving.status import terminal
 from serving.status.document import DecisionStatus, status
 from serving.status.rates import STEP_S, Rates
@@ -66,3 +66,14 @@ def _plain(shown: object) -> str:
     with console.capture() as capture:
         console.print(shown)
     return capture.get()
+
+
+def test_a_quarantined_slice_and_a_refused_request_are_shown() -> None:
+    failed = SliceFailures("slice-3", "10.0.0.7", "v6e-8", 2, 90.0, "its chips are held [x]", "", "r")
+    suspicions = [{"f00d": Suspicion(at=70.0, guilty=True, model=LLAMA)}]
+    text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, suspicions, [failed])))
+    assert (
+        "quarantined: slice slice-3, for 50 s yet; 2 failures on 10.0.0.7, the last one: its chips are held [x]"
+        in text
+    )
+    assert "refused: request f00d of llama, under which two slices died 30 s ago" in text

@@ -16,7 +16,7 @@ from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
-from serving.state.records import Demand, SliceRecord, SliceState
+from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion
 from serving.status.document import DecisionStatus, Status, status
 from serving.status.rates import STEP_S, Rates
 from support.servers import asgi_server
@@ -52,6 +52,8 @@ class Shown:
     entries: list[SliceRecord] = field(default_factory=list)
     demands: list[Demand] = field(default_factory=list)
     decisions: list[DecisionStatus] = field(default_factory=list)
+    suspicions: dict[str, Suspicion] = field(default_factory=dict)
+    failures: list[SliceFailures] = field(default_factory=list)
     wanted: int = 1
     window: Rates = field(default_factory=Rates)
     keys: str | None = None
@@ -75,7 +77,16 @@ class Shown:
 
     def status(self) -> Status:
         wanted = self.table.wanted(self.now_s)
-        return status(self.entries, wanted, self.demands, self.decisions, self.window, self.now_s)
+        return status(
+            self.entries,
+            wanted,
+            self.demands,
+            self.decisions,
+            self.window,
+            self.now_s,
+            [self.suspicions],
+            self.failures,
+        )
 
     def app(self) -> FastAPI:
         @asynccontextmanager

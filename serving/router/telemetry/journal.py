@@ -62,9 +62,14 @@ class Journal:
         wanted: Iterable[Wanted],
         demands: Iterable[Demand],
         left_out: Collection[str] = (),
+        quarantined: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Once a beat: hand Ray the metrics of slices and of this router's own demand."""
+        """Once a beat: hand Ray the metrics of slices and of this router's own demand.
+
+        `left_out` has the replicas that get no request, `quarantined` slice and host of slices that get no engine.
+        """
         recorder = self._recorder
+        recorder.only(table.QUARANTINED, dict.fromkeys(quarantined, 1.0))
         recorder.only(
             table.SLICE_STATE,
             {(entry.model, entry.slice, entry.pool, entry.state.value): 1.0 for entry in entries},

@@ -9,6 +9,8 @@ from tpu_inference.worker import tpu_worker
 from tpu_inference.worker.tpu_worker import TPUWorker
 from vllm.logger import init_logger
 
+from serving.simulation import chips
+
 logger = init_logger("vllm.serving")
 
 
@@ -41,6 +43,7 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
                 process_id=self.rank,
             )
             _see_own_cpus()
+        chips.hold()
         super().init_device(*args, **kwargs)
         logger.info(
             "simulated host %s: worker %s, %d of %d devices",

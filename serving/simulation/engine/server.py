@@ -7,6 +7,7 @@ from serving import tracing
 from serving.engine.server import EngineSite, HttpServer, Load
 from serving.errors import EngineStartError
 from serving.planning import Plan
+from serving.simulation import chips
 from serving.simulation.engine.calibration import factors_for
 from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.http import EngineApi
@@ -14,6 +15,7 @@ from serving.simulation.engine.physics import Physics
 from serving.simulation.engine.spans import EngineSpans
 from serving.simulation.engine.startup import Startup
 from serving.slices.host_watch import first
+from serving.slices.preflight import Needs
 from serving.state.gcs import Store
 
 
@@ -38,6 +40,7 @@ class SimulatorServer:
     async def start(self) -> None:
         """Go through the phases of a start, then open the HTTP server; raises EngineStartError."""
         _refuse_what_vllm_refuses(self._plan)
+        chips.hold()
         await self._go_through_phases(Startup.parse(self._startup))
         app = EngineApi(self._plan, self._engine, self._spans).app()
         self._http = HttpServer(app, self._site.held.hosts[0].ip)
@@ -69,6 +72,10 @@ class SimulatorServer:
     async def probe(self) -> None:
         """Returns while the engine takes steps; raises SliceLostError once it is dead."""
         await self._engine.probe()
+
+    def needs(self) -> Needs:
+        """Nothing: it has no weights and no process of its own."""
+        return Needs()
 
     def processes(self) -> dict[str, dict[int, str]]:
         """None but the replica's own."""

@@ -53,6 +53,8 @@ function said(state, text) {
 
 function draw(status) {
   become($("models"), status.models.map((model) => drawModel(model)));
+  become($("troubles"), drawTroubles(status));
+  $("troubles").hidden = !$("troubles").childNodes.length;
   become($("decisions"), drawDecisions(status));
   news(status);
   offer(status.models);
@@ -138,6 +140,16 @@ function drawLoad(slice) {
 function meter(name, value, share, hint = "") {
   return h("div", { title: hint || null }, h("dt", {}, name), h("dd", {}, value, " ",
     h("meter", { min: 0, max: 1, high: 0.9, value: share.toFixed(3), "aria-label": `${name} ${value}` })));
+}
+
+/** What an operator should know of: slices that are left out, and requests that are refused. */
+function drawTroubles(status) {
+  const quarantined = status.quarantined.map((slice) => h("li.error", { "data-id": `${slice.slice}/${slice.host}` },
+    h("strong", {}, "quarantined"), ` slice ${slice.slice}, for ${time(slice.for_s)} yet`, slice.engine_only && ", for one engine",
+    `; ${slice.failures} failures on ${slice.host}, the last one: ${slice.reason}`));
+  const refused = status.refused.map((request) => h("li.error", { "data-id": request.fingerprint },
+    h("strong", {}, "refused"), ` request ${request.fingerprint} of ${request.model}, under which two slices died ${time(request.for_s)} ago`));
+  return [...quarantined, ...refused];
 }
 
 function drawDecisions(status) {

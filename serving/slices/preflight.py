@@ -1,0 +1,124 @@
+"""What a host lacks for an engine, found before the engine starts there and said in words.
+
+`look` reads facts on the host itself, `problems` decides on plain data.
+"""
+
+import os
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from serving.environment import CHIPS
+from serving.tpu.generations import GIB
+
+_DEVICES = ((Path("/dev/vfio"), "[0-9]*"), (Path("/dev"), "accel[0-9]*"))
+_LOOK_S = 0.5
+_REACH_S = 3.0
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What an engine needs of each host: bytes on the disk under a folder, bytes of memory, and peers by address and port."""
+
+    folder: str = "/"
+    disk_bytes: int = 0
+    memory_bytes: int = 0
+    peers: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a host has. `holders` are processes that hold its chips, by device; `unreached` peers with the error of each."""
+
+    holders: Mapping[str, str]
+    disk_bytes: int
+    memory_bytes: int
+    unreached: Mapping[str, str]
+
+
+def problems(needs: Needs, facts: Facts) -> list[str]:
+    """What the host lacks, each with what to change."""
+    found = []
+    if facts.holders:
+        held = [f"{device} by {holder}" for device, holder in sorted(facts.holders.items())]
+        more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
+        found.append(f"its chips are held: {', '.join(held[:_SHOWN])}{more}; end that process")
+    if facts.disk_bytes < needs.disk_bytes:
+        found.append(
+            f"{_gib(facts.disk_bytes)} of disk are free under {needs.folder}, and the weights take "
+            f"{_gib(needs.disk_bytes)}; free some, or point HF_HOME at a larger disk"
+        )
+    if facts.memory_bytes < needs.memory_bytes:
+        found.append(
+            f"{_gib(facts.memory_bytes)} of memory are available, and an engine's processes take "
+            f"{_gib(needs.memory_bytes)}; end what uses it, or raise the pod's limit"
+        )
+    if facts.unreached:
+        peers = [f"{peer} ({error})" for peer, error in sorted(facts.unreached.items())]
+        found.append(f"it does not reach {', '.join(peers)}; see network and firewall between the hosts")
+    return found
+
+
+def look(needs: Needs, until_free_s: float) -> Facts:
+    """Facts of this host; blocks. Waits up to `until_free_s` for an engine that is just ending to let its chips go."""
+    until_s = time.monotonic() + until_free_s
+    while (holders := chip_holders(_devices())) and time.monotonic() < until_s:
+        time.sleep(_LOOK_S)
+    unreached = {}
+    for address, port in needs.peers:
+        try:
+            socket.create_connection((address, port), timeout=_REACH_S).close()
+        except OSError as error:
+            unreached[f"{address}:{port}"] = str(error)
+    return Facts(holders, free_disk_bytes(needs.folder), available_memory_bytes(), unreached)
+
+
+def chip_holders(devices: Iterable[str]) -> dict[str, str]:
+    """Processes that this one can see and that have a device open, by device."""
+    there = set(devices)
+    holders: dict[str, str] = {}
+    for process in psutil.process_iter() if there else ():
+        with suppress(OSError, psutil.Error):
+            for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+                with suppress(OSError):
+                    if (target := str(descriptor.readlink())) in there:
+                        holders[target] = f"pid {process.pid} ({process.name()})"
+    return holders
+
+
+def free_disk_bytes(folder: str) -> int:
+    """Of the disk that a folder lies on, or will."""
+    path = Path(folder).expanduser()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
+
+
+def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Of the host, or of the container where that is less."""
+    available = psutil.virtual_memory().available
+    with suppress(OSError, ValueError):
+        limit = int((cgroup / "memory.max").read_text())
+        lines = (cgroup / "memory.stat").read_text().splitlines()
+        cache = next(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        used = int((cgroup / "memory.current").read_text())
+        return min(available, limit - used + cache)
+    return available
+
+
+def _devices() -> list[str]:
+    """The chips of this host, each a file; a simulated host has a folder of its own for them."""
+    folder = os.environ.get(CHIPS)
+    patterns = ((Path(folder), "*"),) if folder else _DEVICES
+    return [str(device) for there, pattern in patterns for device in there.glob(pattern)]
+
+
+def _gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

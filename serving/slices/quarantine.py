@@ -1,0 +1,94 @@
+"""Which slices are left out of placement because engines failed to start there. Decisions only; time is given.
+
+A slice on one of whose hosts two starts failed, with none between that served, is in quarantine: for a minute, after a third for
+two, and so on up to an hour. Then it is tried again. Where the engine may be at fault (no other slice serves the same version),
+the slice is left out for that version alone, and only while another slice is free to be tried. So a changed YAML is tried at once,
+and an engine that starts nowhere still fails as often as Serve lets it.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from serving.state.records import SliceFailures, SliceRecord
+
+FAILURES = 2
+FIRST_S = 60.0
+LONGEST_S = 3600.0
+# Of a slice that has not been tried since: it may be gone, and an autoscaled one comes back under another name.
+FORGOTTEN_S = 24 * 3600.0
+
+
+def failed(
+    own: SliceRecord,
+    reason: str,
+    now: float,
+    known: Iterable[SliceFailures],
+    entries: Iterable[SliceRecord],
+    *,
+    host_at_fault: bool = False,
+) -> SliceFailures:
+    """The record of a start that failed now on `own`'s slice. `known` has those before, `entries` all slices there are."""
+    host = blamed(reason, own.hosts)
+    version = "" if host_at_fault or _serves_elsewhere(own, entries) else own.version
+    before = next(
+        (
+            record
+            for record in known
+            if (record.slice, record.host, record.application) == (own.slice, host, own.application)
+        ),
+        None,
+    )
+    if before and before.replica == own.replica:
+        return before
+    again = before is not None and before.version in ("", version)
+    return SliceFailures(
+        slice=own.slice,
+        host=host,
+        pod_type=own.pod_type,
+        failures=before.failures + 1 if before and again else 1,
+        at=now,
+        reason=reason,
+        version=version,
+        replica=own.replica,
+        application=own.application,
+    )
+
+
+def blamed(reason: str, hosts: Sequence[str]) -> str:
+    """The host whose address the reason names; else worker 0, where EngineCore runs."""
+    words = reason.replace("(", " ").replace(")", " ").replace(",", " ").replace(":", " ").split()
+    return next((host for host in hosts if host in words), hosts[0])
+
+
+def until(record: SliceFailures) -> float:
+    """When the slice is tried again, seconds since 1970; 0 where it is not in quarantine."""
+    if record.failures < FAILURES:
+        return 0.0
+    return record.at + min(LONGEST_S, FIRST_S * 2.0 ** (record.failures - FAILURES))
+
+
+def quarantined(known: Iterable[SliceFailures], now: float) -> list[SliceFailures]:
+    """Those in quarantine now, by slice and host."""
+    return sorted(
+        (record for record in known if until(record) > now), key=lambda record: (record.slice, record.host)
+    )
+
+
+def left_out(
+    known: Iterable[SliceFailures], free: Iterable[str], pod_type: str, version: str, now: float
+) -> frozenset[str]:
+    """The slices that no engine of this version is to be placed on; `free` has those of this pod type without an engine."""
+    records = [record for record in quarantined(known, now) if record.pod_type == pod_type]
+    unfit = frozenset(record.slice for record in records if not record.version)
+    suspected = frozenset(record.slice for record in records if record.version == version)
+    others = set(free) - unfit - suspected
+    return unfit | suspected if others else unfit
+
+
+def forgotten(known: Iterable[SliceFailures], now: float) -> list[SliceFailures]:
+    return [record for record in known if now - record.at > FORGOTTEN_S]
+
+
+def _serves_elsewhere(own: SliceRecord, entries: Iterable[SliceRecord]) -> bool:
+    return any(
+        entry.serves and entry.version == own.version and entry.slice != own.slice for entry in entries
+    )
