@@ -36,8 +36,8 @@ from serving.state.liveness import Liveness
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
 SHAPE = {"generation": "v6e", "topology": "2x4", "hosts": 2}
-SLICES = 2
 ROUTERS = 2
+SENTINEL_SHARE = 0.2
 LEAD_S = 3.0  # of load before the fault, and after the service has recovered
 LONGEST_S = 240.0
 LOOK_S = 0.1
@@ -223,7 +223,7 @@ async def play(trial: SimulatedService, fault: Fault) -> Outcome:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=60)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     until_s = time.monotonic() + LONGEST_S
-    while not await asyncio.to_thread(whole, trial) and time.monotonic() < until_s:  # noqa: ASYNC110
+    while not await asyncio.to_thread(whole, trial, fault.slices) and time.monotonic() < until_s:  # noqa: ASYNC110
         await asyncio.sleep(1)  # a busy machine loses slices of itself
     async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
         await load.learn(session)
@@ -232,7 +232,7 @@ async def play(trial: SimulatedService, fault: Fault) -> Outcome:
         clients = [asyncio.create_task(load.client(session, number)) for number in range(scale.clients)]
         await asyncio.sleep(LEAD_S)
         victim = max((one for one in trial.store.slices() if one.serves), key=lambda one: one.running)
-        belongings = await asyncio.to_thread(Belongings, trial, victim, SLICES)
+        belongings = await asyncio.to_thread(Belongings, trial, victim, fault.slices)
         watch = Watch(trial.store, victim.replica)
         began_s = time.monotonic()
         await asyncio.to_thread(fault.happens, trial, victim)
@@ -240,7 +240,7 @@ async def play(trial: SimulatedService, fault: Fault) -> Outcome:
         await asyncio.to_thread(fault.follows, trial, victim)
         while time.monotonic() - began_s < LONGEST_S:
             gone = watch.seen_s is not None or not fault.takes_slice
-            if gone and await asyncio.to_thread(whole, trial):
+            if gone and await asyncio.to_thread(whole, trial, fault.slices):
                 outcome.recovered_s = time.monotonic() - began_s
                 break
             await asyncio.sleep(0.2)
@@ -261,13 +261,13 @@ async def play(trial: SimulatedService, fault: Fault) -> Outcome:
     return outcome
 
 
-def whole(trial: SimulatedService) -> bool:
+def whole(trial: SimulatedService, slices: int) -> bool:
     """As many slices and routers as the YAML asks for, a Serve controller, and a front door that answers."""
     serving = [one for one in trial.store.slices() if one.serves]
     healthy = [one for one in serving if answers(f"{one.address}/health", LOOK_AT_S)]
     there = len(routers(trial.cluster)) == ROUTERS and len(controllers(trial.cluster)) == 1
     return (
-        len(healthy) == len(serving) == SLICES and there and answers(f"{trial.address}/v1/models", LOOK_AT_S)
+        len(healthy) == len(serving) == slices and there and answers(f"{trial.address}/v1/models", LOOK_AT_S)
     )
 
 
@@ -283,12 +283,14 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def deployment(path: Path, engine: str) -> None:
+def deployment(path: Path, engine: str, slices: int) -> None:
     raw = yaml.safe_load(LLAMA.read_text())
     raw["http_options"]["port"] = free_port()
     arguments = raw["applications"][0]["args"]
-    arguments["models"][0] |= {"slice": SHAPE, "replicas": SLICES, "stall_s": SCALES[engine].stall_s}
+    arguments["models"][0] |= {"slice": SHAPE, "replicas": slices, "stall_s": SCALES[engine].stall_s}
     arguments["router"] = {"replicas": ROUTERS}
+    if slices > 2:  # fewer can't tell which of them is wrong
+        arguments["router"]["sentinel"] = {"share": SENTINEL_SHARE}
     path.write_text(yaml.safe_dump(raw))
 
 
@@ -307,15 +309,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     console, outcomes = Console(stderr=True), []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chaos.yaml"
-        deployment(path, options.engine)
-        directory = default_directory(options.name)
-        with running(path, spare=1, directory=directory, console=console, engine=options.engine) as trial:
-            for fault in FAULTS:
-                if fault.name in chosen:
-                    outcomes.append(asyncio.run(play(trial, fault)))
-                    console.print(outcomes[-1], highlight=False)
-                    if options.json:
-                        options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
+        for slices in sorted({fault.slices for fault in FAULTS if fault.name in chosen}):
+            deployment(path, options.engine, slices)
+            directory = default_directory(options.name)
+            with running(path, spare=1, directory=directory, console=console, engine=options.engine) as trial:
+                for fault in FAULTS:
+                    if fault.name in chosen and fault.slices == slices:
+                        outcomes.append(asyncio.run(play(trial, fault)))
+                        console.print(outcomes[-1], highlight=False)
+                        if options.json:
+                            options.json.write_text(json.dumps([asdict(one) for one in outcomes], indent=1))
     print(table(outcomes))
 
 

@@ -41,13 +41,14 @@ def _nothing(_: SimulatedService, __: SliceRecord) -> None:
 class Fault:
     """Something that goes wrong, by name: `happens` is done to a running service, to this slice, `follows` some time later.
 
-    `takes_slice`: whether the slice has to be given up, and routers have to be told.
+    `takes_slice`: whether the slice has to be given up, and routers have to be told. `slices`: how many have to serve.
     """
 
     name: str
     tells: str
     happens: Act = _nothing
     takes_slice: bool = True
+    slices: int = 2
     follows: Act = _nothing
     follows_s: float = 1.0
 
@@ -151,6 +152,12 @@ FAULTS = (
         follows_s=NOTICE_S,
     ),
     Fault("poison", "a request that ends engines comes once a second", _poison),
+    Fault(
+        "corrupt",
+        "a slice gives wrong tokens; of three, one of five greedy answers asked again",
+        lambda _, victim: _tell(victim, corrupt=True),
+        slices=3,
+    ),
     Fault("controller", "SIGKILL to the Serve controller", _kill_controller, takes_slice=False),
     Fault("router", "SIGKILL to one of two routers", _kill_router, takes_slice=False),
     Fault(
@@ -167,7 +174,7 @@ FAULTS = (
         follows=lambda trial, victim: _tell(trial, victim, error_rate=0),
     ),
 )
-SIMULATED_ONLY = ("errors", "poison")
+SIMULATED_ONLY = ("errors", "poison", "corrupt")
 
 
 def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
@@ -194,6 +201,8 @@ def mend(trial: SimulatedService, victim: SliceRecord) -> None:
     for one in cluster.status():
         if not all(one.alive):
             cluster.kill_slice(one.name)
+    for failed in trial.store.read().slice_failures:  # as `serving slices release` does
+        trial.store.delete_slice_failures(failed)
     if victim.slice not in {one.name for one in cluster.status()}:
         _add(cluster, victim.slice, shape)
 

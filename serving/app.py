@@ -60,7 +60,9 @@ def _check_names(plans: list[Plan]) -> None:
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
     room = _room(config, plans)
     slices = [
-        _slice_deployment(config, pools, at, room).bind(pools[at], engine_here, chip_use)
+        _slice_deployment(config, pools, at, room).bind(
+            pools[at], engine_here, chip_use, compares=config.router.sentinel.share > 0
+        )
         for pools in plans
         for at in range(len(pools))
     ]

@@ -338,6 +338,17 @@ class Affinity(StrEnum):
     NONE = "none"
 
 
+class SentinelSpec(_Spec):
+    """Greedy answers that are asked again of other slices, to find a slice that gives wrong tokens."""
+
+    share: float = Field(
+        default=0,
+        ge=0,
+        le=1,
+        description="Share of greedy answers, as 0.001; 0 is off. It takes three slices of one engine to find the wrong one.",
+    )
+
+
 class RouterSpec(_Spec):
     """The HTTP front."""
 
@@ -359,6 +370,7 @@ class RouterSpec(_Spec):
         description="prefix: prompts, sessions and adapters go back to the slice that had them, as far as its load allows.",
     )
     failover: FailoverSpec = Field(default=FailoverSpec(), description="Retries and continuation.")
+    sentinel: SentinelSpec = Field(default=SentinelSpec(), description="Search for wrong tokens.")
 
 
 class BudgetSpec(_Spec):

@@ -109,6 +109,15 @@ class UnfitHostError(EngineStartError):
     code = "unfit_host"
 
 
+class WrongTokensError(EngineStartError):
+    """A slice that has just started answers a fixed prompt otherwise than two slices that serve.
+
+    Look for a bad chip or a damaged copy of the weights on its hosts; the slice is in quarantine meanwhile.
+    """
+
+    code = "wrong_tokens"
+
+
 class QuarantinedError(ServingError):
     """A slice is left out because engines failed to start there.
 

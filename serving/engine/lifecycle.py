@@ -2,7 +2,7 @@
 
     STARTING --started--> SERVING --notice, room--> LEAVING --done--> OVER
     SERVING, LEAVING --stop--> STOPPING --done--> OVER
-    any of them --lost--> OVER
+    any of them --lost, wrong--> OVER
 
 A slice leaves by plan where a host is to go, where a changed engine needs room, or where Serve stops it. Such a slice is never
 called lost, even if its engine ends before its last request. Nothing happens after OVER: the first event decides how a replica ends.
@@ -27,12 +27,13 @@ class Event(StrEnum):
     """What happens to a replica.
 
     FAILED: the engine did not come up. LOST: a host, a process or the engine is gone or silent. NOTICE: a host is to go.
-    ROOM: a changed engine waits for this slice. STOP: Serve ends the replica. DONE: no request is open, or time is up.
+    WRONG: the slice gives wrong tokens. ROOM: a changed engine waits for this slice. STOP: Serve ends the replica. DONE: no request is open, or time is up.
     """
 
     STARTED = auto()
     FAILED = auto()
     LOST = auto()
+    WRONG = auto()
     NOTICE = auto()
     ROOM = auto()
     STOP = auto()
@@ -42,7 +43,7 @@ class Event(StrEnum):
 class Action(StrEnum):
     """What a replica does on an event, in this order.
 
-    NOTE_FAILED_START: remember it of the slice's host. FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
+    NOTE_FAILURE: remember it of the slice's host. FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
     the process once clients have their errors. EXIT: end the process now.
     """
 
@@ -50,7 +51,7 @@ class Action(StrEnum):
     SAY_LEAVING = auto()
     KILL = auto()
     SAY_LOST = auto()
-    NOTE_FAILED_START = auto()
+    NOTE_FAILURE = auto()
     FORGET = auto()
     FINISH = auto()
     HURRY = auto()
@@ -72,8 +73,9 @@ _STAY = {life: Step(life) for life in Life}
 # KILL comes before SAY_LOST: the store may be away, and an engine's remaining processes hold chips.
 TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STARTING, _E.STARTED): Step(_L.SERVING, (_A.SAY_SERVING,)),
-    (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILED_START)),
-    (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILED_START, _A.EXIT)),
+    (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE)),
+    (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.EXIT)),
+    (_L.STARTING, _E.WRONG): _STAY[_L.STARTING],
     (_L.STARTING, _E.NOTICE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.EXIT)),
     (_L.STARTING, _E.ROOM): _STAY[_L.STARTING],
     (_L.STARTING, _E.STOP): Step(_L.OVER, (_A.KILL, _A.FORGET)),
@@ -81,6 +83,7 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.SERVING, _E.STARTED): _STAY[_L.SERVING],
     (_L.SERVING, _E.FAILED): _STAY[_L.SERVING],
     (_L.SERVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.LAST_WORDS)),
+    (_L.SERVING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.LAST_WORDS)),
     (_L.SERVING, _E.NOTICE): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
     (_L.SERVING, _E.ROOM): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
     (_L.SERVING, _E.STOP): Step(_L.STOPPING, (_A.SAY_LEAVING, _A.FINISH)),
@@ -88,6 +91,7 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.LEAVING, _E.STARTED): _STAY[_L.LEAVING],
     (_L.LEAVING, _E.FAILED): _STAY[_L.LEAVING],
     (_L.LEAVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.LAST_WORDS)),
+    (_L.LEAVING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.NOTE_FAILURE, _A.LAST_WORDS)),
     (_L.LEAVING, _E.NOTICE): Step(_L.LEAVING, (_A.HURRY,)),
     (_L.LEAVING, _E.ROOM): _STAY[_L.LEAVING],
     (_L.LEAVING, _E.STOP): Step(_L.STOPPING),
@@ -95,6 +99,7 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STOPPING, _E.STARTED): _STAY[_L.STOPPING],
     (_L.STOPPING, _E.FAILED): _STAY[_L.STOPPING],
     (_L.STOPPING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.FORGET)),
+    (_L.STOPPING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.NOTE_FAILURE)),
     (_L.STOPPING, _E.NOTICE): Step(_L.STOPPING, (_A.HURRY,)),
     (_L.STOPPING, _E.ROOM): _STAY[_L.STOPPING],
     (_L.STOPPING, _E.STOP): _STAY[_L.STOPPING],

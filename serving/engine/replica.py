@@ -22,18 +22,26 @@ from typing import Any
 import ray
 from ray import serve
 
+from serving.engine.first_answer import wrong_at_start
 from serving.engine.lifecycle import TABLE, Action, Event, Life
 from serving.engine.server import EngineServer, EngineSite
 from serving.engine.slice_metrics import ChipsOf, SliceMetrics
 from serving.environment import is_simulated
-from serving.errors import PlacementError, QuarantinedError, ServingError, SliceLostError, UnfitHostError
+from serving.errors import (
+    PlacementError,
+    QuarantinedError,
+    ServingError,
+    SliceLostError,
+    UnfitHostError,
+    WrongTokensError,
+)
 from serving.planning import Plan
 from serving.slices import stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
 from serving.slices.placement import is_waiting, session_logs, slices_left_out
+from serving.slices.quarantine import WRONG_TOKENS, until
 from serving.slices.quarantine import failed as failed_start
-from serving.slices.quarantine import until
 from serving.slices.rollout import Yielding
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
@@ -48,8 +56,13 @@ MakeEngine = Callable[[Plan, EngineSite], EngineServer]
 class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
 
-    async def __init__(self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None) -> None:  # type: ignore[misc]  # Serve awaits it
-        """`engine` makes the engine of the host that this replica stands on; `chips_of` works out a simulated slice's chip use."""
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None, *, compares: bool = False
+    ) -> None:
+        """`engine` makes the engine of the host that this replica stands on; `chips_of` works out a simulated slice's chip use.
+
+        `compares`: whether the slice's first answer is compared with those of the slices that serve.
+        """
         stacks.register()
         context = ray.get_runtime_context()
         ours = serve.get_replica_context()
@@ -60,6 +73,7 @@ class SliceReplica:
         self._over = asyncio.Event()
         self._failure: SliceLostError | None = None
         self._error: ServingError | None = None  # of a start that failed
+        self._wrong = False
         self._reason = ""
         # When a leaving slice ends at the latest, and when its host goes.
         self._until_s = self._notice_s = math.inf
@@ -106,14 +120,17 @@ class SliceReplica:
             watch = partial(first, self._hosts.lost, server.worker_died, partial(self._is_late, loop))
             with _serves_log_kept(), watched_in_a_thread(watch, partial(self._on, Event.LOST)):
                 await server.start()
+            self._server = server
+            self._address = f"http://{held.hosts[0].ip}:{server.port}"
+            if compares:
+                await self._compare_first_answer()
         except ServingError as error:
             self._error = error
             self._on(Event.FAILED, error.message)
             raise
-        self._server = server
-        self._address = f"http://{held.hosts[0].ip}:{server.port}"
         self._on(Event.STARTED)
-        self._tasks = [asyncio.create_task(work) for work in (self._watch(), self._notice(), self._room())]
+        watching = (self._watch(), self._notice(), self._room(), self._verdict())
+        self._tasks = [asyncio.create_task(work) for work in watching]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """Take over what the YAML may change while the engine runs; Serve calls this also after the start."""
@@ -151,8 +168,8 @@ class SliceReplica:
                 self._tasks.append(asyncio.create_task(self._last_words()))
             case Action.FORGET:
                 _within_last_words(self._record.close)
-            case Action.NOTE_FAILED_START:
-                _within_last_words(self._note_failed_start)
+            case Action.NOTE_FAILURE:
+                _within_last_words(self._note_failure)
             case Action.EXIT:
                 os._exit(1)
             case Action.HURRY:
@@ -206,11 +223,12 @@ class SliceReplica:
         if own.slice in slices_left_out(snapshot, own.pod_type, own.version):
             raise QuarantinedError(f"slice {own.slice} is in quarantine; Serve is to take another")
 
-    def _note_failed_start(self) -> None:
-        """Remember that a start failed on the slice; a slice that fails again and again is left out for a while."""
+    def _note_failure(self) -> None:
+        """Remember that the slice failed; one that fails again and again is left out for a while."""
         own = self._record.record
         if not own.slice or isinstance(self._error, PlacementError | QuarantinedError):
             return
+        wrong = self._wrong or isinstance(self._error, WrongTokensError)
         snapshot = self._store.read()
         failed = failed_start(
             own,
@@ -218,15 +236,15 @@ class SliceReplica:
             time.time(),
             snapshot.slice_failures,
             snapshot.slices,
-            host_at_fault=isinstance(self._error, UnfitHostError),
+            host_at_fault=wrong or isinstance(self._error, UnfitHostError),
+            counts=WRONG_TOKENS if wrong else 1,
         )
         self._store.put_slice_failures(failed)
         if (left_out_s := until(failed) - failed.at) > 0:
             logger.error(
-                "slice %s is in quarantine for %.0f s: %d starts in a row failed on %s, the last one for: %s",
+                "slice %s is in quarantine for %.0f s: engines failed on %s, the last one for: %s",
                 failed.slice,
                 left_out_s,
-                failed.failures,
                 failed.host,
                 failed.reason,
             )
@@ -238,9 +256,9 @@ class SliceReplica:
                 self._store.delete_slice_failures(failed)
 
     def _end_tasks(self) -> None:
-        """Cancel the three tasks that watch; a task that ends the process goes on."""
+        """Cancel the tasks that watch; a task that ends the process goes on."""
         self._over.set()
-        for task in self._tasks[:3]:
+        for task in self._tasks[:4]:
             task.cancel()
 
     async def _finish(self) -> None:
@@ -291,6 +309,36 @@ class SliceReplica:
                 continue
             seen = seen.next(self._record.record, entries, release, time.monotonic(), waiting=waiting)
         self._on(Event.ROOM, "making room for a changed engine")
+
+    async def _verdict(self) -> None:
+        """Wait until a router finds that this slice gives wrong tokens."""
+        replica, reason = self._record.record.replica, ""
+        while not reason:
+            await asyncio.sleep(TIMINGS.rollout_look_s)
+            with contextlib.suppress(Exception):  # the head restarts
+                reason = await asyncio.to_thread(self._store.verdict, replica)
+        self._wrong = True
+        self._on(Event.WRONG, reason)
+
+    async def _compare_first_answer(self) -> None:
+        """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise."""
+        own = self._record.record
+        entries = await asyncio.to_thread(self._store.slices, own.application)
+        same = [
+            entry
+            for entry in entries
+            if entry.serves and (entry.deployment, entry.version) == (own.deployment, own.version)
+        ]
+        addresses = {entry.replica: entry.address for entry in sorted(same, key=lambda entry: entry.running)}
+        found = await wrong_at_start(own.model, own.replica, {**addresses, own.replica: self._address})
+        if found is None:
+            return
+        slices = {entry.replica: entry.slice for entry in [*same, own]}
+        others = " and ".join(slices[replica] for replica in found.others)
+        reason = f"it answers a fixed prompt otherwise than slices {others}, twice"
+        if found.replica == own.replica:
+            raise WrongTokensError(f"slice {own.slice} gives wrong tokens: {reason}")
+        await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
 
     def _starting(self) -> dict[str, object]:
         """The record's fields during the start. The record's thread calls this: the event loop is blocked."""

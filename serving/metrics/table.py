@@ -188,6 +188,15 @@ POISONOUS = _counter(
     "failover",
     "Requests refused because two slices died of the same request.",
 )
+CHECKED = _counter(
+    "answers_checked", ("model",), "failover", "Greedy answers that another slice was asked for again."
+)
+DIFFERED = _counter(
+    "answers_differed", ("model",), "failover", "Of those, answers that differed by more than a near-tie."
+)
+WRONG = _counter(
+    "wrong_slices", ("model",), "failover", "Slices taken out because they gave other tokens than two others."
+)
 BREAKER_OPEN = _gauge(
     "breaker_open",
     ("model", "slice"),
@@ -271,6 +280,9 @@ _ROWS = (
     RETRIES,
     CONTINUATIONS,
     POISONOUS,
+    CHECKED,
+    DIFFERED,
+    WRONG,
     BREAKER_OPEN,
     SLICE_STATE,
     SLICE_STATE_SECONDS,

@@ -73,7 +73,13 @@ class RouterCore:
         self.log = log
         self.spans = spans
         self.table = _table(plans, spec)
-        self.dispatcher = Dispatcher(self.table, spec.failover, timings=timings, routers=spec.replicas)
+        self.dispatcher = Dispatcher(
+            self.table,
+            spec.failover,
+            timings=timings,
+            routers=spec.replicas,
+            sentinel=spec.sentinel.share,
+        )
         self.admission = AdmissionController(spec, plans, self.table, keys)
         self.latency = RecentLatency()
         self.journal = Journal(
@@ -129,6 +135,11 @@ class RouterCore:
         """The requests that this router suspects of ending slices."""
         return self.dispatcher.suspects.ours
 
+    def wrong_slices(self) -> list[tuple[SliceRecord, str]]:
+        """Slices that were found to give wrong tokens since the last call, and why."""
+        found, self.dispatcher.sentinel.wrong = self.dispatcher.sentinel.wrong, []
+        return found
+
     def demands(self) -> list[Demand]:
         """What this router has to do for each model, under a new beat."""
         self._beats += 1
@@ -162,6 +173,7 @@ class RouterCore:
             (failed.slice, failed.host) for failed in quarantine.quarantined(self.failures, time.time())
         ]
         self.journal.publish(self.entries, self.table.wanted(now_s), demands, left_out, quarantined)
+        self.journal.publish_checks(self.dispatcher.sentinel.counts)
         if self.log:
             self.log.flush()
 

@@ -92,6 +92,8 @@ class StoreLoop:
             self._endings.add(ending)
             ending.add_done_callback(self._endings.discard)
         await asyncio.to_thread(self._write, wanted, demands, forgotten)
+        for entry, reason in core.wrong_slices():
+            await asyncio.to_thread(self._store.put_verdict, entry.replica, reason)
         if (suspicions := dict(core.suspicions)) != self._told:
             await asyncio.to_thread(self._store.put_suspicions, core.application, core.name, suspicions)
             self._told = suspicions

@@ -127,7 +127,8 @@ class _Asked:
 
 
 class _Waiting:
-    """Replicas that wait for a slice. A group can't change which slices it leaves out: it is removed, and Serve asks anew.
+    """Replicas that wait for a slice. A group can't change which slices it leaves out: it ends with its replica, and Serve
+    starts another one.
 
     A controller that comes back does not know what the groups leave out that were asked for before: those stay as they are.
     """
@@ -178,6 +179,7 @@ class _Waiting:
                 logger.info("%s waits for a slice with other slices left out than before: asking anew", name)
                 del self._asked[name]
                 ray.util.remove_placement_group(asked.group)
+                _end(name)  # Ray leaves an actor waiting for a group that is gone
 
 
 def slices_left_out(snapshot: Snapshot, pod_type: str, version: str) -> frozenset[str]:
@@ -249,8 +251,12 @@ def session_logs() -> Path:
 
 def end_replica(deployment: str, tag: str) -> None:
     """End a silent replica, so that Serve starts another: Ray takes a minute to call a stopped host dead."""
-    with contextlib.suppress(ValueError):  # the replica has ended by itself
-        ray.kill(ray.get_actor(f"{_REPLICA}{deployment}#{tag}", namespace=_NAMESPACE))
+    _end(f"{_REPLICA}{deployment}#{tag}")
+
+
+def _end(replica: str) -> None:
+    with contextlib.suppress(ValueError):  # it has ended by itself
+        ray.kill(ray.get_actor(replica, namespace=_NAMESPACE))
 
 
 def http_host() -> str:

@@ -1,7 +1,7 @@
-"""Which slices are left out of placement because engines failed to start there. Decisions only; time is given.
+"""Which slices are left out of placement because engines failed there. Decisions only; time is given.
 
 A slice on one of whose hosts two starts failed, with none between that served, is in quarantine: for a minute, after a third for
-two, and so on up to an hour. Then it is tried again. Where the engine may be at fault (no other slice serves the same version),
+two, and so on up to an hour. Then it is tried again. One that gave wrong tokens is left out for an hour at once. Where the engine may be at fault (no other slice serves the same version),
 the slice is left out for that version alone, and only while another slice is free to be tried. So a changed YAML is tried at once,
 and an engine that starts nowhere still fails as often as Serve lets it.
 """
@@ -13,6 +13,7 @@ from serving.state.records import SliceFailures, SliceRecord
 FAILURES = 2
 FIRST_S = 60.0
 LONGEST_S = 3600.0
+WRONG_TOKENS = 8  # failures that wrong tokens count for: the longest time at once, for a diagnosis
 # Of a slice that has not been tried since: it may be gone, and an autoscaled one comes back under another name.
 FORGOTTEN_S = 24 * 3600.0
 
@@ -25,8 +26,12 @@ def failed(
     entries: Iterable[SliceRecord],
     *,
     host_at_fault: bool = False,
+    counts: int = 1,
 ) -> SliceFailures:
-    """The record of a start that failed now on `own`'s slice. `known` has those before, `entries` all slices there are."""
+    """The record of a failure now on `own`'s slice, which counts for so many starts that failed.
+
+    `known` has the failures before, `entries` all slices there are.
+    """
     host = blamed(reason, own.hosts)
     version = "" if host_at_fault or _serves_elsewhere(own, entries) else own.version
     before = next(
@@ -44,7 +49,7 @@ def failed(
         slice=own.slice,
         host=host,
         pod_type=own.pod_type,
-        failures=before.failures + 1 if before and again else 1,
+        failures=(before.failures if before and again else 0) + counts,
         at=now,
         reason=reason,
         version=version,

@@ -100,6 +100,7 @@ class Store:
     def delete_slice(self, record: SliceRecord) -> None:
         self._delete(_slice_key(record))
         self._delete(_phase_key(record.replica))
+        self._delete(_verdict_key(record.replica))
 
     def put_phase(self, replica: str, phase: str) -> None:
         """What a replica's engine is doing; written by the engine's own process."""
@@ -146,6 +147,14 @@ class Store:
             return
         fields = {name: dataclasses.asdict(suspicion) for name, suspicion in suspicions.items()}
         self._put(key, json.dumps({"router": router, "suspicions": fields}).encode())
+
+    def put_verdict(self, replica: str, reason: str) -> None:
+        """Tell a replica that its slice gives wrong tokens."""
+        self._put(_verdict_key(replica), reason.encode())
+
+    def verdict(self, replica: str) -> str:
+        """Why the replica's slice is wrong; empty where nobody said so."""
+        return (self._get(_verdict_key(replica)) or b"").decode()
 
     def put_slice_failures(self, failed: SliceFailures) -> None:
         self._put(_failed_key(failed), dump(failed))
@@ -205,6 +214,10 @@ def _phase_key(replica: str) -> str:
 
 def _failed_key(failed: SliceFailures) -> str:
     return _key(failed.application, "slice-failures", f"{failed.slice}/{failed.host}")
+
+
+def _verdict_key(replica: str) -> str:
+    return _key("", "verdict", replica)
 
 
 def _release_key(deployment: str) -> str:

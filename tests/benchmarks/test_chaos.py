@@ -65,6 +65,7 @@ def test_every_loss_of_a_slice_is_a_fault() -> None:
     taking = {fault.name for fault in FAULTS if fault.takes_slice}
     assert taking == {
         "engine", "worker", "replica", "host", "first-host", "hung-host", "hung-first-host", "preempted", "notice", "poison",
+            "corrupt",
     }  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from serving.engine.lifecycle import TABLE, Action, Event, Life
 pytestmark = pytest.mark.unit
 
 ENDS = {Action.LAST_WORDS, Action.EXIT}
-_ENDS_A_START = (Event.FAILED, Event.LOST, Event.NOTICE, Event.STOP)
+_ENDS_A_START = (Event.STARTED, Event.FAILED, Event.LOST, Event.NOTICE, Event.STOP)
 
 
 def lived(events: list[Event]) -> tuple[Life, list[Action]]:
@@ -69,12 +69,21 @@ def test_an_engine_is_killed_before_the_store_hears_of_it() -> None:
 
 
 @given(st.lists(st.sampled_from(Event)))
-def test_a_failed_start_is_noted_once_and_only_of_a_start_that_nobody_ended_by_plan(
+def test_a_failure_is_noted_at_most_once_and_never_of_a_start_that_was_ended_by_plan(
     events: list[Event],
 ) -> None:
     _, done = lived(events)
-    ending = next((event for event in events if event in (Event.STARTED, *_ENDS_A_START)), None)
-    assert done.count(Action.NOTE_FAILED_START) == (ending in (Event.FAILED, Event.LOST))
+    assert done.count(Action.NOTE_FAILURE) <= 1
+    ending = next((event for event in events if event in _ENDS_A_START), None)
+    if ending is not Event.STARTED:
+        assert done.count(Action.NOTE_FAILURE) == (ending in (Event.FAILED, Event.LOST))
+
+
+@given(st.lists(st.sampled_from(Event)))
+def test_a_slice_that_gives_wrong_tokens_is_killed_whatever_it_is_about(events: list[Event]) -> None:
+    life, done = lived([Event.STARTED, *events, Event.WRONG])
+    assert life is Life.OVER
+    assert done.count(Action.KILL) == 1
 
 
 def test_nothing_comes_after_the_process_has_ended() -> None:

@@ -116,6 +116,7 @@ FIRES: dict[str, tuple[dict[str, str], int, int]] = {
     "RequestsFail": ({GOOD: "0+80x60", BAD: "0+0x9 0+20x50"}, 20, 9),
     "RequestsFailSlowly": ({GOOD: "0+95x400", BAD: "0+0x9 0+5x400"}, 370, 5),
     "RequestEndsEngines": ({'tpu_serving_poisonous_requests_total{model="m"}': "0x9 0+1x10"}, 12, 8),
+    "WrongTokens": ({'tpu_serving_wrong_slices_total{model="m"}': "0x9 1x10"}, 12, 8),
     "SloMissed": ({MET: "0+100x9 900+10x70", MISSED: "0+0x9 0+90x70"}, 60, 9),
     "SloMissedSlowly": ({MET: "0+100x9 900+80x400", MISSED: "0+0x9 0+20x400"}, 370, 9),
     "SliceQuarantined": ({'tpu_serving_slice_quarantined{slice="s",host="h"}': "_x4 1x10"}, 7, 5),

@@ -53,14 +53,14 @@ class Pair:
 
 
 @contextmanager
-def pair(failover: FailoverSpec | None = None, names: str = "ab") -> Iterator[Pair]:
-    """A router before one engine for each letter of `names`."""
+def pair(failover: FailoverSpec | None = None, names: str = "ab", sentinel: float = 0.0) -> Iterator[Pair]:
+    """A router before one engine for each letter of `names`, and `sentinel` of its greedy answers asked again."""
     # By load alone: a prompt's home may be any of them.
     table = SliceTable({MODEL: len(names)}, {MODEL: "v6e 2x4"}, affinity=Affinity.NONE)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.relay = Dispatcher(table, failover)
+        app.state.relay = Dispatcher(table, failover, sentinel=sentinel)
         yield
         await app.state.relay.close()
 

@@ -21,6 +21,7 @@ from serving.router.http.routes import ROUTES
 # Quotes are escaped inside JSON strings, so a text never contains one of these.
 _IDS, _NO_IDS = b'"token_ids":[', b'"token_ids":null'
 _PROMPT_IDS, _NO_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]'), b'"prompt_token_ids":null'
+_WHOLE_IDS = re.compile(rb'"token_ids":(\[[0-9,]*\])')
 _NO_DELTA, _CALLS = b'"delta":{}', b'"tool_calls":['
 # Options whose effect on a token depends on all tokens before it, or on the whole answer.
 _ALL_OF_IT = (
@@ -59,7 +60,7 @@ class Transcript:
         self._later = False  # whether this slice is not the first
         self._tokens_before = 0
         self._text_before = 0
-        self.body = request.body if self._indivisible or self._shows_ids else _with_ids(request)
+        self.body = request.body if self._indivisible or self._shows_ids else with_ids(request)
 
     @classmethod
     def of(cls, request: InferenceRequest) -> Self | None:
@@ -81,6 +82,11 @@ class Transcript:
     def tokens(self) -> int:
         """Tokens that the client has; zero where nobody counts."""
         return 0 if self._unread else self._ids.count(b",")
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The tokens that the client has; none where nobody knows them."""
+        return () if self._unread else tuple(json.loads(b"[" + self._ids[:-1] + b"]"))
 
     @property
     def prompt_tokens(self) -> int | None:
@@ -262,18 +268,29 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
     return next((reason for reason, holds in reasons.items() if holds), "")
 
 
-def _without_ids(event: bytes) -> bytes:
-    head, mark, rest = event.partition(_IDS)
-    plain = head + _NO_IDS + rest.partition(b"]")[2] if mark else event
-    return _PROMPT_IDS.sub(_NO_PROMPT_IDS, plain)
-
-
-def _with_ids(request: InferenceRequest) -> bytes:
+def with_ids(request: InferenceRequest) -> bytes:
     """The body as it came, but asking for token ids."""
     if "return_token_ids" in request.fields:
         return json.dumps({**request.all_fields(), "return_token_ids": True}).encode()
     before, _, after = request.body.partition(b"{")
     return before + b'{"return_token_ids":true,' + after
+
+
+def ids_of(whole: bytes) -> tuple[int, ...]:
+    """The tokens of an answer in one piece."""
+    found = _WHOLE_IDS.search(whole)
+    return tuple(json.loads(found[1])) if found else ()
+
+
+def without_ids(whole: bytes) -> bytes:
+    """An answer in one piece, as it would be without its token ids."""
+    return _PROMPT_IDS.sub(_NO_PROMPT_IDS, _WHOLE_IDS.sub(_NO_IDS, whole))
+
+
+def _without_ids(event: bytes) -> bytes:
+    head, mark, rest = event.partition(_IDS)
+    plain = head + _NO_IDS + rest.partition(b"]")[2] if mark else event
+    return _PROMPT_IDS.sub(_NO_PROMPT_IDS, plain)
 
 
 def _finishes(body: dict[str, Any]) -> bool:

@@ -16,6 +16,7 @@ from typing import Protocol
 from serving.config import FailoverSpec
 from serving.errors import NoSliceError, PoisonousRequestError, ServingError, SliceLostError
 from serving.router.forwarding.circuit_breaker import CircuitBreaker
+from serving.router.forwarding.sentinel import Sentinel
 from serving.router.forwarding.slice_timing import SliceTiming
 from serving.router.forwarding.stalls import Stream, stalled
 from serving.router.forwarding.suspects import HEARD_S, REFUSED_S, Flight, Suspects, fingerprint
@@ -79,8 +80,9 @@ class Dispatcher:
         *,
         timings: Timings = TIMINGS,
         routers: int = 1,
+        sentinel: float = 0.0,
     ) -> None:
-        """`routers`: how many share the slices."""
+        """`routers`: how many share the slices. `sentinel`: the share of greedy answers that are asked again."""
         self.failover = failover or FailoverSpec()
         self.breaker = CircuitBreaker(timings)
         self.timing = SliceTiming(timings)
@@ -89,6 +91,7 @@ class Dispatcher:
         self._upstream = Upstream(timings.connect_s)
         self.suspects = Suspects(HEARD_S if routers > 1 else 0.0)
         self.claims: Claims = NoClaims()
+        self.sentinel = Sentinel(sentinel, table, self._upstream, routers=routers)
         self._givings: set[asyncio.Task[None]] = set()
         self._asking: dict[asyncio.Timeout, tuple[SliceRecord, InferenceRequest, float]] = {}
         self._verdicts: dict[str, asyncio.Task[None]] = {}
@@ -229,6 +232,7 @@ class Dispatcher:
         for replica in self.breaker.on_trial:
             # The report that a slice's tokens are counted from may be a beat old.
             self.breaker.worked(replica, self.timing.moved_s(replica) - self._timings.beat_s)
+        self.sentinel.settle(replicas, free_seats)
         for gone in self._verdicts.keys() - replicas:
             del self._verdicts[gone]
         forgotten = self._lost - replicas
@@ -277,6 +281,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         self._watching.cancel()
+        self.sentinel.close()
         await self._upstream.close()
 
     async def _watch(self) -> None:

@@ -9,7 +9,7 @@ import time
 from http import HTTPStatus
 
 from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
-from serving.router.forwarding.continuation import Transcript
+from serving.router.forwarding.continuation import Transcript, ids_of, with_ids, without_ids
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.stalls import Stream
 from serving.router.forwarding.upstream import SliceResponse, UpstreamError, returned
@@ -38,6 +38,8 @@ class Forwarding:
         self._tries = dispatcher.tries()
         self._started = False
         self._client: Downstream
+        self._looked_into = dispatcher.sentinel.samples(request)
+        self._slices: set[str] = set()
 
     async def run(self, client: Downstream) -> None:
         """Answer the client. Cancelled where the client has gone."""
@@ -55,11 +57,14 @@ class Forwarding:
         over = False
         while not over:
             body = self._transcript.body if self._transcript else None
+            if self._looked_into and not self._request.streams:
+                body = with_ids(self._request)
             try:
                 stream = await self._dispatcher.open(self._request, self._record, body, self._tries)
             except ServingError as error:
                 self._end_with(error)
                 return
+            self._slices.add(stream.entry.replica)
             streamed = stream.response.content_type == _EVENTS
             self._record.answered(stream.response.status, streamed=streamed)
             try:
@@ -84,6 +89,8 @@ class Forwarding:
             self._client.flow = None
         if ended and (transcript is None or transcript.done):
             self.say(relay.rest, stream.response, end=True)
+            if self._looked_into and transcript:
+                self._look_into(stream.entry, transcript.token_ids)
             return True
         return await self._go_on(stream)
 
@@ -146,12 +153,21 @@ class Forwarding:
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
             self._end_with(UnknownPathError(f"{entry.model!r} takes no {self._request.path}."))
             return True
+        if self._looked_into:
+            self._look_into(entry, ids_of(body))
+            if not self._request.fields.get("return_token_ids"):
+                body = without_ids(body)
         self._record.passed_on(body)
         self._client.start(response.status, [*returned(response), (b"content-length", b"%d" % len(body))])
         if body:
             self._client.write(body)
         self._client.end()
         return True
+
+    def _look_into(self, entry: SliceRecord, tokens: tuple[int, ...]) -> None:
+        """Have an answer that came of one slice alone looked into."""
+        if len(self._slices) == 1:
+            self._dispatcher.sentinel.look(self._request, entry, tokens)
 
     def say(self, events: bytes, response: SliceResponse, *, end: bool = False) -> None:
         """Send events to the client, and the answer's head before the first."""

@@ -9,7 +9,7 @@ from serving.config import SloSpec
 from serving.errors import PoisonousRequestError
 from serving.metrics import table
 from serving.metrics.recorder import Recorder
-from serving.router.telemetry.record import RequestRecord
+from serving.router.telemetry.record import Checks, RequestRecord
 from serving.router.telemetry.spans import RequestSpans
 from serving.state.records import Demand, SliceRecord, Wanted
 
@@ -91,6 +91,14 @@ class Journal:
             recorder.set(table.HELD, demand.held, demand.model)
         recorder.total(table.ROUTER_CPU, time.process_time())
         recorder.flush()
+
+    def publish_checks(self, counts: Mapping[str, Checks]) -> None:
+        """Hand Ray what became of answers that were asked again, by model."""
+        for model, checks in counts.items():
+            self._recorder.total(table.CHECKED, checks.looked, model)
+            self._recorder.total(table.DIFFERED, checks.differed, model)
+            self._recorder.total(table.WRONG, checks.wrong, model)
+        self._recorder.flush()
 
     def _count(self, record: RequestRecord) -> None:
         recorder = self._recorder

@@ -210,3 +210,15 @@ def outcome_of_status(status: int) -> str:
     if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
         return "client_error"
     return "error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR or not status else "ok"
+
+
+@dataclass
+class Checks:
+    """What became of a model's answers that were asked again, since the router's start.
+
+    `looked` answers were compared, `differed` by more than a near-tie; `wrong` slices were found.
+    """
+
+    looked: int = 0
+    differed: int = 0
+    wrong: int = 0

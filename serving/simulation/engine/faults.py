@@ -22,6 +22,7 @@ class Faults:
     slow        every step takes this many times as long
     error_rate  share of requests that are answered with an error 500
     refuse      every new request is answered 503
+    corrupt     every answer is another one than on other slices
     die_on      the engine ends when a prompt comes that holds this text
     """
 
@@ -31,6 +32,7 @@ class Faults:
     slow: float = 1.0
     error_rate: float = 0.0
     refuse: bool = False
+    corrupt: bool = False
     die_on: str = ""
 
     def changed(self, fields: Mapping[str, Any]) -> Self:

@@ -8,6 +8,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
@@ -140,6 +141,8 @@ class EngineApi:
 
     def _answer(self, request: Request, order: Order) -> Response:
         request_id = order.request_id or request.headers.get("x-request-id") or uuid.uuid4().hex
+        if self._engine.faults.corrupt:
+            order = replace(order, wish=replace(order.wish, seed=order.wish.seed + 1))
         reply = Reply(order, self._plan.model.name, request_id, int(time.time()))
         end_span = self._spans.of(request.headers, request_id) if self._spans else None
         return _Generated(self._engine, order, reply, end_span)

@@ -39,6 +39,7 @@ class Order:
     usage_always: bool
     token_ids: bool
     request_id: str | None
+    names_ids: bool = False  # tokens in logprobs by id
     recited: str | None = None
     chat: bool = False
     logprobs: int | None = None

@@ -168,7 +168,7 @@ class Reply:
         if self._order.chat:
             return {
                 "content": [
-                    {**_row(token, value), "top_logprobs": [_row(*alternative) for alternative in top]}
+                    {**self._row(token, value), "top_logprobs": [self._row(*pair) for pair in top]}
                     for token, value, top in rows
                 ]
             }
@@ -179,11 +179,18 @@ class Reply:
         return {
             "text_offset": offsets,
             "token_logprobs": [value for _, value, _ in rows],
-            "tokens": [tokenizer.decode((token,)) for token, _, _ in rows],
+            "tokens": [self._name(token) for token, _, _ in rows],
             "top_logprobs": [
-                {tokenizer.decode((token,)): value for token, value in top} or None for _, _, top in rows
+                {self._name(token): value for token, value in top} or None for _, _, top in rows
             ],
         }
+
+    def _name(self, token: int) -> str:
+        return f"token_id:{token}" if self._order.names_ids else tokenizer.decode((token,))
+
+    def _row(self, token: int, value: float) -> dict[str, Any]:
+        name = self._name(token)
+        return {"token": name, "logprob": value, "bytes": list(name.encode("utf-8", "surrogatepass"))}
 
     def _finish(self, answer: Answer) -> str:
         """A named tool ends with `stop`, a tool that the model chose with `tool_calls`."""
@@ -209,11 +216,6 @@ def _usage(prompt_tokens: int, written: int) -> dict[str, Any]:
         "total_tokens": prompt_tokens + written,
         "completion_tokens": written,
     }
-
-
-def _row(token: int, value: float) -> dict[str, Any]:
-    text = tokenizer.decode((token,))
-    return {"token": text, "logprob": value, "bytes": list(text.encode("utf-8", "surrogatepass"))}
 
 
 def _compact(value: Sequence[int] | dict[str, Any] | str | int | None) -> str:

@@ -64,6 +64,7 @@ class _Generation(_Body):
     ignore_eos: bool = False
     min_tokens: int = Field(default=0, ge=0)
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
     request_id: str | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -103,6 +104,7 @@ class _Generation(_Body):
             usage=bool(options.include_usage),
             usage_always=bool(options.include_usage and options.continuous_usage_stats),
             token_ids=bool(self.return_token_ids),
+            names_ids=bool(self.return_tokens_as_token_ids),
             request_id=self.request_id,
             recited=self._document(),
         )

@@ -19,7 +19,8 @@ async def never(*_: Any) -> Any:
 
 
 def relay(opened: Any) -> Any:
-    return SimpleNamespace(failover=FailoverSpec(), tries=lambda: None, open=opened)
+    sentinel = SimpleNamespace(samples=lambda _: False)
+    return SimpleNamespace(failover=FailoverSpec(), tries=lambda: None, open=opened, sentinel=sentinel)
 
 
 async def test_a_client_whose_leaving_serve_sees_first_counts_as_gone() -> None:

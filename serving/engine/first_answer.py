@@ -1,0 +1,54 @@
+"""A slice that has just started gives the same first answer as the slices that serve, or does not begin to serve."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+
+import aiohttp
+
+from serving import secret
+from serving.engine.answer_check import Answer, Ask, Case, Wrong, again, read
+
+_PROMPT = "The capital of France is Paris. The capital of Italy is"
+_TOKENS = 16
+_PATIENCE_S = 20.0
+_OTHERS = 2
+
+
+async def wrong_at_start(model: str, own: str, others: Mapping[str, str]) -> Wrong | None:
+    """Who gives wrong tokens: the slice `own`, or one of those that serve. None where nobody does, or too few answer.
+
+    `others` has the addresses of slices with the same engine, `own` among them, by replica.
+    """
+    fields = {"model": model, "prompt": _PROMPT, "temperature": 0, "ignore_eos": True}
+    body = json.dumps(again(fields, _TOKENS, chat=False)).encode()
+    async with aiohttp.ClientSession(headers=secret.headers(secret.of_this_process())) as session:
+        first = await _ask(session, others[own], body)
+        if first is None:  # a model that generates nothing
+            return None
+        case = Case({own: first})
+        left = [replica for replica in others if replica != own][:_OTHERS]
+        while isinstance(
+            step := case.next([replica for replica in left if replica not in case.answers]), Ask
+        ):
+            answer = await _ask(session, others[step.replica], body)
+            if answer is None:
+                return None
+            if step.replica in case.answers:
+                case.confirms = answer
+            else:
+                case.answers[step.replica] = answer
+    return step
+
+
+async def _ask(session: aiohttp.ClientSession, address: str, body: bytes) -> Answer | None:
+    headers = {"content-type": "application/json"}
+    try:
+        async with (
+            asyncio.timeout(_PATIENCE_S),
+            session.post(f"{address}/v1/completions", data=body, headers=headers) as response,
+        ):
+            return read(await response.json()) if response.status == HTTPStatus.OK else None
+    except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
+        return None
