@@ -9,8 +9,8 @@ from serving.gke.pods import DASHBOARD_PORT, METRICS_PORT
 
 # Above the pods that say nothing of their priority (0), below Kubernetes' own (2e9).
 _PRIORITY = 1_000_000
-# KubeRay asks the head how Serve is. It is a pod of its chart's name, or Google's, who comes by way of kube-system.
-_OPERATORS = ["kuberay", "kuberay-operator"]
+# KubeRay asks the head how Serve is. This label is its pod's by chart and by kustomize; Google's comes by kube-system.
+_OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
 _COLLECTORS = ["gke-gmp-system", "gmp-system"]  # of Google's managed Prometheus
 # A load balancer of Google's ends answers after 30 s by itself; a stream may go on for long.
 _LONGEST_ANSWER_S = 3600
@@ -65,10 +65,9 @@ def _network_policies(app: Application) -> Iterator[dict[str, Any]]:
         "from": [_pods_of_namespaces(_COLLECTORS)],
         "ports": [_tcp(METRICS_PORT)],
     }
-    names = {"key": "app.kubernetes.io/name", "operator": "In", "values": _OPERATORS}
     operator = {
         "from": [
-            {"namespaceSelector": {}, "podSelector": {"matchExpressions": [names]}},
+            {"namespaceSelector": {}, "podSelector": {"matchLabels": _OPERATOR}},
             _pods_of_namespaces(["kube-system"]),
         ],
         "ports": [_tcp(DASHBOARD_PORT)],

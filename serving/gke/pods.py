@@ -241,10 +241,12 @@ def _weights_volumes(app: Application, pool: Pool, *, read_only: bool) -> list[d
     """The bucket by GCS FUSE, and the volume of its file cache, by the name that the driver looks for."""
     cache = _gb(pool.storage.file_cache_bytes) if not read_only else "1G"
     in_memory = {"medium": "Memory"} if pool.storage.file_cache_in_memory and not read_only else {}
+    user = app.gke.run_as_user
     attributes = {
         "bucketName": app.gke.weights_bucket,
         "fileCacheCapacity": cache,
-        "mountOptions": "implicit-dirs,file-cache:enable-parallel-downloads:true",
+        # The driver's own owner is root.
+        "mountOptions": f"implicit-dirs,uid={user},gid={user},file-mode=664,dir-mode=775,file-cache:enable-parallel-downloads:true",
     }
     return [
         {

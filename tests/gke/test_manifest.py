@@ -118,6 +118,13 @@ def test_ray_is_closed_to_everybody_but_its_own_pods_and_kuberay() -> None:
     ours = {"from": [{"podSelector": {"matchLabels": {"app": "app"}}}]}
     assert ours in by_kind["head"]
     assert ours in by_kind["worker"]
+    # KubeRay labels every pod of every Ray cluster `app.kubernetes.io/name: kuberay`: that name would let all of them in.
+    (dashboard,) = [
+        rule for rule in by_kind["head"] if {"protocol": "TCP", "port": 8265} in rule.get("ports", [])
+    ]
+    assert dashboard["from"][0]["podSelector"] == {
+        "matchLabels": {"app.kubernetes.io/component": "kuberay-operator"}
+    }
     everybody = [rule for rule in by_kind["head"] if "from" not in rule]
     assert everybody == [{"ports": [{"protocol": "TCP", "port": 8000}]}]
     open_ports = {port["port"] for rule in by_kind["worker"] for port in rule.get("ports", [])}
@@ -262,6 +269,9 @@ def test_mounted_weights_are_cached_in_a_volume_that_holds_them() -> None:
     cache = volumes(host)["gke-gcsfuse-cache"]["emptyDir"]
     assert 16 < capacity < gigabytes(cache["sizeLimit"])
     assert "max-size-mb" not in attributes["mountOptions"]
+    assert (
+        "uid=1000,gid=1000,file-mode=664,dir-mode=775" in attributes["mountOptions"]
+    )  # who runs writes there what was compiled
     annotations = host["metadata"]["annotations"]
     assert [annotations[f"gke-gcsfuse/{of}-limit"] for of in ("cpu", "memory", "ephemeral-storage")] == [
         "0"
