@@ -30,7 +30,7 @@ class _Instant(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        tokens = json.loads(self._body)["max_tokens"]
+        tokens = json.loads(self._body).get("max_tokens", 1)
         self._transport.write(_HEAD)
         self._write(tokens)
         self._begin()

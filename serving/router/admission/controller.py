@@ -17,7 +17,7 @@ from serving.config import RouterSpec
 from serving.errors import ConfigError, Refusal, UnreadError
 from serving.planning import Plan
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
-from serving.router.admission.rate_limit import Account
+from serving.router.admission.rate_limit import Account, Refusals
 from serving.router.admission.shares import Book, KeyUse, Lease
 from serving.router.admission.usage import Usage, used_tokens
 from serving.router.http.auth import ANYONE, KeyFile
@@ -96,6 +96,7 @@ class AdmissionController:
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
         self._longest = {plan.model.name: plan.fit.max_model_len for plan in plans}
         self._usage = Usage()
+        self._strangers = Refusals()
         self._leases = {model: Lease() for model in self._most}
         self._others: Sequence[Demand] = ()
         self._readers: set[_Reader] = set()
@@ -113,10 +114,20 @@ class AdmissionController:
         self.bodies.forget(visit)
         visit.leave(self._clock())
 
-    def refused(self, visit: Visit) -> "RefusedError":
+    async def hold_up(self, visit: Visit) -> None:
+        """Wait before a refusal, the longer the more of the key's requests are refused: they must not fill the event loop."""
+        await asyncio.sleep(visit.account.refusals.delay_s(self._clock()))
+
+    async def hold_up_strangers(self) -> None:
+        """The same for all who have shown no key, or have asked for nothing that there is."""
+        await asyncio.sleep(self._strangers.delay_s(self._clock()))
+
+    def refused(self, visit: Visit, *, body_is_over: bool) -> "RefusedError":
         """The answer to a request that may not come now."""
         assert visit.refusal is not None  # noqa: S101  the caller has asked
         response = refusal_response(visit.refusal)
+        if not body_is_over:
+            response.headers["connection"] = "close"  # the rest of the body is not read
         if visit.account.limited:
             response.raw_headers.extend(visit.account.headers(self._clock()))
         return RefusedError(response)

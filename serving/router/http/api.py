@@ -144,14 +144,19 @@ class Api:
 
         Raises ServingError, RefusedError and ClientDisconnect. What comes back is to be carried, which ends the visit.
         """
-        if record.path not in ROUTES:
-            raise _refusal(request)
-        visit = self._admission.arrive(request.headers.raw)
+        try:
+            if record.path not in ROUTES:
+                raise _refusal(request)
+            visit = self._admission.arrive(request.headers.raw)
+        except ServingError:
+            await self._admission.hold_up_strangers()
+            raise
         record.key = visit.account.key.id
         if visit.refusal:
             record.failed(visit.refusal.error)
-            await self._admission.bodies.drop(request, time.monotonic())
-            raise self._admission.refused(visit)
+            await self._admission.hold_up(visit)
+            over = await self._admission.bodies.drop(request, time.monotonic())
+            raise self._admission.refused(visit, body_is_over=over)
         try:
             return visit, *await self._read(request, record, visit)
         except BaseException:

@@ -19,7 +19,7 @@ _MOST_BYTES = 512 << 20
 # The router reads a refused body up to this many times the allowed size, then cuts the connection.
 _DROPPED = 4
 # Of a body that nobody asked for: a client that is still sending hears no answer.
-_MOST_DROPPED_BYTES = 1 << 20
+_MOST_DROPPED_BYTES = 1 << 18
 
 
 class Holder(Protocol):
@@ -55,12 +55,12 @@ class BodyReader:
             raise self._too_large()  # the client waits to be asked for the body
         return await self._in_time(self._pieces(request, holder), now_s)
 
-    async def drop(self, request: Request, now_s: float) -> None:
-        """Read and forget a body of which nothing is wanted, up to a size; raises ClientDisconnect."""
+    async def drop(self, request: Request, now_s: float) -> bool:
+        """Read and forget a body of which nothing is wanted, up to a size; whether it is over. Raises ClientDisconnect."""
         try:
-            await self._in_time(_dropped(request), now_s)
+            return await self._in_time(_dropped(request), now_s)
         except SlowBodyError:
-            return
+            return False
 
     def forget(self, holder: Holder) -> None:
         """A body is no longer here; a second call changes nothing."""
@@ -148,8 +148,9 @@ async def _piece(request: Request) -> tuple[bytes, bool]:
     return message.get("body", b""), bool(message.get("more_body"))
 
 
-async def _dropped(request: Request) -> None:
+async def _dropped(request: Request) -> bool:
     size, more = 0, True
     while more and size <= _MOST_DROPPED_BYTES:
         piece, more = await _piece(request)
         size += len(piece)
+    return not more

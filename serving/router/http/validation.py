@@ -31,6 +31,7 @@ from serving.router.http.work import Work, texts
 # A list or object takes 56 bytes and more, a number 32: at most 4 MiB and 8 MiB of one body, parsed within 20 ms.
 _MOST_CONTAINERS = 1 << 16
 _MOST_VALUES = 1 << 18
+_PIECE_BYTES = 1 << 18
 # Below this size a body is neither measured nor parsed off the event loop: it is parsed within a millisecond.
 _SMALL_BYTES = 1 << 16
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
@@ -114,23 +115,33 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def _too_many_values(body: bytes) -> BadRequestError | None:
-    """Count a body's values without making them. `bytes` counts at memory speed; a text may contain all these signs."""
-    if len(body) < _SMALL_BYTES or _containers(body) + body.count(b",") <= _MOST_CONTAINERS:
+    """Count a body's values without making them, piece by piece: no call holds other threads up for long."""
+    if len(body) < _SMALL_BYTES:
         return None
-    plain = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    count, most, what = plain.count(b'"') // 2, _MOST_VALUES, "texts"
-    if count <= most:
-        outside = b"".join(plain.split(b'"')[::2])
-        count, most, what = _containers(outside), _MOST_CONTAINERS, "lists and objects"
-        if count <= most:
-            count, most, what = outside.count(b","), _MOST_VALUES, "values"
-    if count <= most:
-        return None
-    return BadRequestError(f"The request body has {count} {what}; send at most {most} in one request.")
-
-
-def _containers(text: bytes) -> int:
-    return text.count(b"[") + text.count(b"{")
+    containers = values = texts = 0
+    within, at = False, 0  # a text
+    while at < len(body):
+        piece = body[at : at + _PIECE_BYTES]
+        escapes = len(piece) - len(piece.rstrip(b"\\"))
+        if escapes % 2 and at + len(piece) < len(body):
+            piece = piece[:-1]  # what it escapes is in the next piece
+        at += len(piece) or 1
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        outside = b"".join(parts[within::2])
+        within ^= len(parts) % 2 == 0
+        containers += outside.count(b"[") + outside.count(b"{")
+        values += outside.count(b",")
+        texts += len(parts) // 2
+        for count, most, what in (
+            (containers, _MOST_CONTAINERS, "lists and objects"),
+            (values, _MOST_VALUES, "values"),
+            (texts, 2 * _MOST_VALUES, "texts"),
+        ):
+            if count > most:
+                return BadRequestError(
+                    f"The request body has more than {most} {what}; send at most so many in one request."
+                )
+    return None
 
 
 def _check_types(fields: dict[str, Any]) -> None:

@@ -82,9 +82,8 @@ def scoring(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
 
 def rendering(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
     """Texts or tokens that only the engine's tokenizer sees."""
-    prompts = max(_items(fields.get(name)) for name in ("prompt", "generate_responses", "messages"))
-    texts = fields.get("messages") is None
-    return Work(max(1, prompts if texts else 1), generates=False)
+    names = ("prompt", "prompt_embeds", "generate_responses")
+    return Work(max(1, sum(_items(fields.get(name)) for name in names)), generates=False)
 
 
 def speech(fields: Fields, body_bytes: int) -> Work:

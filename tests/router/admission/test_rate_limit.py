@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.router.admission.rate_limit import Account, Bucket, duration
+from serving.router.admission.rate_limit import Account, Bucket, Refusals, duration
 from serving.router.http.auth import Key
 
 pytestmark = pytest.mark.unit
@@ -116,3 +116,16 @@ def test_the_headers_are_those_of_openai() -> None:
 )
 def test_times_are_written_as_openai_writes_them(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+def test_refusals_are_kept_back_the_longer_the_more_there_are() -> None:
+    """A client that backs off hears at once; two hundred connections that do not get some hundred answers a second."""
+    now_and_then, flood = Refusals(), Refusals()
+    assert [now_and_then.delay_s(second) for second in range(60)] == [0.0] * 60
+    due, answers = [0.0] * 200, 0
+    for _ in range(4000):
+        now_s = min(due)
+        answers += now_s > 5
+        due[due.index(now_s)] = now_s + 0.001 + flood.delay_s(now_s)
+    assert answers / (min(due) - 5) < 300
+    assert flood.delay_s(min(due) + 60) == 0.0

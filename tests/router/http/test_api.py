@@ -1,7 +1,10 @@
 import asyncio
+import gzip
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from http.client import HTTPConnection
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -10,6 +13,7 @@ import openai
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -23,6 +27,7 @@ from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
+from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.state.records import SliceRecord, SliceState
@@ -284,3 +289,55 @@ async def test_a_client_that_leaves_while_it_sends_is_no_error_of_ours(
     async with httpx.AsyncClient() as client:  # the server has seen the end of the first by then
         assert (await client.get(f"{address}/v1/models")).is_success
     assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/chat/completions/",
+        "//v1/chat/completions",
+        "/v1//chat/completions",
+        "/v1/./chat/completions",
+        "/v1/x/../chat/completions",
+        "/V1/chat/completions",
+        "/v1/chat/completions;a=b",
+        "/v1/chat%2Fcompletions/",
+        "/v1/chat/completions%00",
+        "/v1/load_lora_adapter",
+        "/sleep",
+        "/collective_rpc",
+        "/server_info",
+    ],
+)
+def test_a_path_that_has_no_row_reaches_no_engine_however_it_is_written(address: str, path: str) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    connection = HTTPConnection(host, int(port), timeout=20)  # sends a path as it is
+    connection.request("POST", path, json.dumps({"model": LLAMA}), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    assert answer.status == 404
+    assert json.loads(answer.read())["error"]["code"] == "unknown_path"
+    connection.close()
+
+
+def test_headers_that_steer_an_engine_stay_at_the_router() -> None:
+    steering = {"X-data-parallel-rank": "1", "X-Amzn-SageMaker-Adapter-Identifier": "other", "X-Other": "a"}
+    request = SimpleNamespace(headers=Headers(headers=steering), url=SimpleNamespace(query=""))
+    assert InferenceRequest.of(request, LLAMA, CHAT, b"", {}).headers == ((b"x-other", b"a"),)
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip"])
+def test_a_packed_body_is_read_as_it_is_and_refused(address: str, encoding: str) -> None:
+    packed = gzip.compress(json.dumps({"model": LLAMA}).encode() * 1000)
+    answer = http.post(address + CHAT, content=packed, headers={"content-encoding": encoding})
+    refused(answer, 400, "invalid_request")
+
+
+def test_a_form_goes_to_the_routes_that_take_one(address: str) -> None:
+    answer = http.post(address + CHAT, data={"model": LLAMA, "n": "100"}, files={"file": ("a", b"b")})
+    assert "takes a JSON body" in refused(answer, 400, "invalid_request")["message"]
+    many = http.post(
+        f"{address}/v1/audio/transcriptions",
+        data={"model": LLAMA, "n": "100000"},
+        files={"file": ("a", b"b")},
+    )
+    assert "n is 100000" in refused(many, 400, "invalid_request")["message"]

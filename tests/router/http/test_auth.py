@@ -186,3 +186,22 @@ def test_keys_may_come_as_a_secret_in_the_environment(monkeypatch: pytest.Monkey
     assert not keys.refresh()
     monkeypatch.delenv("SERVING_KEYS")
     assert not KeyFile.of(None).ring.required
+
+
+@pytest.mark.parametrize("limit", ["requests_per_minute", "tokens_per_minute", "weight", "concurrency"])
+@pytest.mark.parametrize("value", [".inf", "-.inf", ".nan", "1.0e+300", "0", "-1"])
+def test_a_limit_that_is_no_amount_is_refused_and_the_keys_stay(
+    tmp_path: Path, limit: str, value: str
+) -> None:
+    """Every header of an endless limit would raise."""
+    path = tmp_path / "keys.yaml"
+    path.write_text(new("batch")[1])
+    keys = KeyFile(path)
+    before = keys.ring
+    line = new("batch")[1].replace("}", f", {limit}: {value}}}")
+    with pytest.raises(ConfigError, match=limit):
+        parse(line, "keys.yaml")
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=limit):
+        keys.refresh()
+    assert keys.ring is before

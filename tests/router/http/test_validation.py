@@ -45,11 +45,17 @@ def checked(path: str, plan: Any = PLAN, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        pytest.param(b'{"a":[' + b"[]," * 1_300_000 + b"0]}", "1300002 lists and objects", id="wide lists"),
-        pytest.param(b'{"a":[' + b"{}," * 100_000 + b"0]}", "100002 lists and objects", id="wide objects"),
-        pytest.param(b'{"a":[' + b"0," * 1_000_000 + b"0]}", "1000000 values", id="wide numbers"),
-        pytest.param(b'{"a":[' + b'"",' * 1_000_000 + b'""]}', "1000002 texts", id="wide texts"),
-        pytest.param(b'{"a":[' + b'"\\"",' * 1_000_000 + b'""]}', "1000002 texts", id="wide texts of quotes"),
+        pytest.param(
+            b'{"a":[' + b"[]," * 1_300_000 + b"0]}", "more than 65536 lists and objects", id="wide lists"
+        ),
+        pytest.param(
+            b'{"a":[' + b"{}," * 100_000 + b"0]}", "more than 65536 lists and objects", id="wide objects"
+        ),
+        pytest.param(b'{"a":[' + b"0," * 1_000_000 + b"0]}", "more than 262144 values", id="wide numbers"),
+        pytest.param(b'{"a":[' + b'"",' * 1_000_000 + b'""]}', "more than 262144 values", id="wide texts"),
+        pytest.param(
+            b'{"a":[' + b'"\\"",' * 1_000_000 + b'""]}', "more than 262144 values", id="wide texts of quotes"
+        ),
         pytest.param(b'{"a":' * 100_000, "recursion limit", id="deep"),
         pytest.param(b"[" * 10_000_000, "recursion limit", id="deep and large"),
         pytest.param(b'{"temperature":1e999}', "no computer keeps", id="infinity"),
@@ -59,6 +65,12 @@ def checked(path: str, plan: Any = PLAN, **fields: Any) -> Any:
 def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(body: bytes, says: str) -> None:
     with pytest.raises(BadRequestError, match=says):
         parse(body)
+
+
+@given(st.lists(st.text('[]{},"\\\\:a', max_size=200), max_size=30), st.integers(1, 50))
+def test_signs_within_texts_are_no_values_wherever_the_body_is_cut(parts: list[str], times: int) -> None:
+    fields = {"metadata": ["x" * 70_000, *parts * times]}
+    assert parse(json.dumps(fields).encode()) == fields
 
 
 def test_a_text_may_be_of_any_signs() -> None:
