@@ -349,6 +349,15 @@ class SentinelSpec(_Spec):
     )
 
 
+class KeysSpec(_Spec):
+    """What holds of every API key."""
+
+    isolated_cache: bool = Field(
+        default=False,
+        description="Whether one key's prompts find nothing of another's in the engines' prefix caches.",
+    )
+
+
 class RouterSpec(_Spec):
     """The HTTP front."""
 
@@ -356,6 +365,7 @@ class RouterSpec(_Spec):
     keys_file: str | None = Field(
         default=None, description="File of API keys on the routers' hosts, as `serving keys` writes it."
     )
+    keys: KeysSpec = Field(default=KeysSpec(), description="What holds of every API key.")
     private_status: bool = Field(
         default=False,
         description="Whether /status.json and /metrics want an API key too; /health and /v1/models then tell strangers no reasons.",

@@ -39,11 +39,11 @@ class Front:
 
 
 @contextmanager
-def front(journal: Journal | None = None, keys: KeyFile | None = None, **spec: Any) -> Iterator[Front]:
-    """`journal` and `keys` are the router's; `spec` is what the YAML says of it."""
+def front(journal: Journal | None = None, key_file: KeyFile | None = None, **spec: Any) -> Iterator[Front]:
+    """`journal` and `key_file` are the router's; `spec` is what the YAML says of it."""
     one = small_plan()
     table = SliceTable({MODEL: 1}, {MODEL: str(one.slice)})
-    gate = AdmissionController(RouterSpec.model_validate(spec), [one], table, keys or KeyFile(None))
+    gate = AdmissionController(RouterSpec.model_validate(spec), [one], table, key_file or KeyFile(None))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

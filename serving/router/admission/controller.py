@@ -80,6 +80,10 @@ class AdmissionController:
         """Raises ConfigError where the status is private and there are no keys."""
         if spec.private_status and not keys.ring.required:
             raise ConfigError("router.private_status wants keys; name a file of them in router.keys_file")
+        if spec.keys.isolated_cache and not keys.ring.required:
+            raise ConfigError(
+                "router.keys.isolated_cache wants keys; name a file of them in router.keys_file"
+            )
         self.bodies = BodyReader(spec)
         self.spec = spec
         self._table = table

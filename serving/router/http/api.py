@@ -34,6 +34,7 @@ from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import Downstream, OverAsgi
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
+from serving.router.http.isolation import salted
 from serving.router.http.openapi import document
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.routes import ROUTES
@@ -175,6 +176,8 @@ class Api:
         work = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
         estimate = self._admission.estimate(visit, model, work, fields, body)
+        if self._admission.spec.keys.isolated_cache:
+            body = salted(route.path, body, fields, visit.account.key)
         return InferenceRequest.of(request, model, route.path, body, kept(fields)), estimate
 
     async def _carry(

@@ -83,13 +83,17 @@ class Engine:
         """Whether the request that has just come fails, by chance."""
         return self.faults.error_rate > 0 and self._chance() < self.faults.error_rate
 
-    def submit(self, stream: Stream, prompt: list[int], answer: list[int], finish: str) -> None:
+    def submit(
+        self, stream: Stream, prompt: list[int], answer: list[int], finish: str, cache_salt: str | None = None
+    ) -> None:
         """Add a choice to a stream; raises SliceLostError, or ValueError for a choice that can never run."""
         if self.faults.die_on and self.faults.die_on in tokenizer.decode(prompt):
             self.die(f"a prompt holds {self.faults.die_on!r}")
         if self.dead:
             raise SliceLostError(self.dead)
-        choice = Choice(Request(prompt, answer, time.monotonic()), finish, len(stream.choices))
+        choice = Choice(
+            Request(prompt, answer, time.monotonic(), cache_salt=cache_salt), finish, len(stream.choices)
+        )
         self.scheduler.add(choice.request)
         stream.choices.append(choice)
         self._streams[choice.request] = (stream, choice)

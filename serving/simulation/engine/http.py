@@ -164,7 +164,7 @@ class _Generated(Response):
         stream = Stream()
         try:
             for prompt, answer in self._reply.answers:
-                self._engine.submit(stream, prompt, answer.tokens, answer.finish)
+                self._engine.submit(stream, prompt, answer.tokens, answer.finish, self._order.cache_salt)
         except SliceLostError as error:
             await _on_request_error(None, _internal(error.message))(scope, receive, send)
             return

@@ -41,6 +41,7 @@ class Order:
     request_id: str | None
     names_ids: bool = False  # tokens in logprobs by id
     recited: str | None = None
+    cache_salt: str | None = None
     chat: bool = False
     logprobs: int | None = None
     tool: str | None = None

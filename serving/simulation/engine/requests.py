@@ -66,6 +66,7 @@ class _Generation(_Body):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     request_id: str | None = None
+    cache_salt: str | None = Field(default=None, min_length=1)
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = None
@@ -106,6 +107,7 @@ class _Generation(_Body):
             token_ids=bool(self.return_token_ids),
             names_ids=bool(self.return_tokens_as_token_ids),
             request_id=self.request_id,
+            cache_salt=self.cache_salt,
             recited=self._document(),
         )
 

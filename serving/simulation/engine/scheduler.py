@@ -56,6 +56,7 @@ class Request:
     first_token_s: float | None = None
     last_token_s: float | None = None
     done: bool = False
+    cache_salt: str | None = None
     blocks: list[int] = field(default_factory=list)
     names: list[int] = field(default_factory=list)
     named: int = 0
@@ -194,7 +195,7 @@ class Scheduler:
     def _chain(self, request: Request, full: int) -> None:
         size = self.limits.block_tokens
         for index in range(len(request.names), full):
-            parent = request.names[-1] if request.names else 0
+            parent = request.names[-1] if request.names else hash(request.cache_salt or 0)
             request.names.append(chain(parent, request.tokens[index * size : (index + 1) * size]))
 
     def _name_full_blocks(self, request: Request) -> None:
