@@ -212,4 +212,6 @@ def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
 
 
 def test_a_key_with_a_limit_that_makes_no_sense(refusal: Refusal) -> None:
-    assert "weight: Input should be greater than or equal to 0.001" in refusal("keys", "batch", "--weight", "0")
+    assert "weight: Input should be greater than or equal to 0.001" in refusal(
+        "keys", "batch", "--weight", "0"
+    )
