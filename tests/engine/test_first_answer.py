@@ -1,0 +1,54 @@
+"""A slice that has just started, beside slices that serve: simulated engines on real servers."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+import httpx
+import pytest
+from support.simulated_engine import MODEL, serving
+
+from serving.engine.answer_check import Wrong
+from serving.engine.first_answer import wrong_at_start
+
+pytestmark = pytest.mark.http
+
+
+@pytest.fixture
+def slices() -> Iterator[dict[str, str]]:
+    """The addresses of three engines."""
+    with ExitStack() as running:
+        yield {name: running.enter_context(serving())[0] for name in "abc"}
+
+
+def corrupt(address: str) -> None:
+    assert httpx.post(f"{address}/simulator/faults", json={"corrupt": True}).is_success
+
+
+async def test_slices_that_answer_alike_are_right(slices: dict[str, str]) -> None:
+    assert await wrong_at_start(MODEL, "a", slices) is None
+
+
+@pytest.mark.parametrize("wrong", ["a", "b"])
+async def test_the_slice_that_starts_or_one_that_serves_may_be_the_wrong_one(
+    slices: dict[str, str], wrong: str
+) -> None:
+    corrupt(slices[wrong])
+    found = await wrong_at_start(MODEL, "a", slices)
+    assert isinstance(found, Wrong)
+    assert found.replica == wrong
+    assert set(found.others) == set("abc") - {wrong}
+
+
+async def test_with_one_other_slice_nobody_is_called_wrong(slices: dict[str, str]) -> None:
+    corrupt(slices["a"])
+    assert await wrong_at_start(MODEL, "a", {name: slices[name] for name in "ab"}) is None
+
+
+async def test_a_slice_that_does_not_answer_accuses_nobody(slices: dict[str, str]) -> None:
+    corrupt(slices["a"])
+    assert await wrong_at_start(MODEL, "a", {**slices, "c": "http://127.0.0.1:1"}) is None
+    assert await wrong_at_start(MODEL, "a", {"a": "http://127.0.0.1:1"}) is None
+
+
+async def test_a_model_that_gives_no_completions_is_not_compared(slices: dict[str, str]) -> None:
+    assert await wrong_at_start("another", "a", slices) is None
