@@ -10,10 +10,11 @@ pytestmark = pytest.mark.cluster
 BORROWS = "one chip, 3"
 
 
+@pytest.mark.slow
 def test_a_late_start_says_what_it_waits_for_and_serves_in_the_end(leases: Leases) -> None:
     one_chip = {"generation": "v6e", "topology": "1x1"}
     with service(
-        leases, slices=3, engine="simulated", startup="load=15", slice=one_chip, start_s=1, wait=False
+        leases, slices=3, engine="simulated", startup="load=30", slice=one_chip, start_s=1, wait=False
     ) as running:
         (reason,) = running.until(
             lambda: [entry.reason for entry in running.entries() if entry.reason], 60, "a late start"
