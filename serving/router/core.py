@@ -20,6 +20,7 @@ from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
 from serving.router.scheduling.slice_table import SliceTable
+from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.latency import RecentLatency
 from serving.router.telemetry.request_log import RequestLog
@@ -63,6 +64,7 @@ class RouterCore:
         name: str = "router",
         application: str = "",
         log: RequestLog | None = None,
+        audit: AuditLog | None = None,
         spans: RequestSpans | None = None,
         timings: Timings = TIMINGS,
     ) -> None:
@@ -71,6 +73,7 @@ class RouterCore:
         self.application = application
         self.plans = plans
         self.log = log
+        self.audit = audit
         self.spans = spans
         self.table = _table(plans, spec)
         self.dispatcher = Dispatcher(
@@ -85,11 +88,18 @@ class RouterCore:
         self.journal = Journal(
             Recorder(),
             self.latency,
-            *([log] if log else []),
+            *(writer for writer in (log, audit) if writer),
             spans=spans,
             slos={plan.model.name: plan.model.slo for plan in plans},
             keep_content=spec.log_content,
         )
+        if audit:
+            keys.tell = audit.tell
+            ring = keys.ring
+            settings = {"private_status": spec.private_status, "log_content": spec.log_content}
+            audit.tell(
+                "start", {"router": name, "keys": len(ring.keys) if ring.required else None, **settings}
+            )
         self.entries: Sequence[SliceRecord] = ()
         self._demands: Sequence[Demand] = ()
         self._decisions: Sequence[DecisionRecord] = ()
@@ -174,13 +184,17 @@ class RouterCore:
         ]
         self.journal.publish(self.entries, self.table.wanted(now_s), demands, left_out, quarantined)
         self.journal.publish_checks(self.dispatcher.sentinel.counts)
-        if self.log:
-            self.log.flush()
+        for log in (self.log, self.audit):
+            if log:
+                log.flush()
 
     async def close(self) -> None:
         await self.dispatcher.close()
-        if self.log:
-            self.log.close()
+        if self.audit:
+            self.audit.tell("stop", {"router": self.name})
+        for log in (self.log, self.audit):
+            if log:
+                log.close()
 
     def _demand(self, model: str) -> Demand:
         fields: dict[str, Any] = {**self.admission.counts(model), **self.latency.percentiles(model)}

@@ -17,6 +17,7 @@ from serving.planning import Plan
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
+from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
 from serving.slices import placement
@@ -43,7 +44,8 @@ class Router:
             self._scraper.page,
             name=here.replica_tag,
             application=here.app_name,
-            log=RequestLog(_log_path()) if spec.request_log else None,
+            log=RequestLog(_log_path("requests")) if spec.request_log else None,
+            audit=AuditLog(_log_path("audit")),
             spans=self._spans,
         )
         store = Store(ray.get_runtime_context().gcs_address)
@@ -67,9 +69,9 @@ class Router:
             await asyncio.to_thread(self._spans.close)
 
 
-def _log_path() -> Path:
+def _log_path(name: str) -> Path:
     """A file per router process, beside the logs of Ray and Serve."""
-    return placement.session_logs() / f"requests-{_process()}.jsonl"
+    return placement.session_logs() / f"{name}-{_process()}.jsonl"
 
 
 def _process() -> str:

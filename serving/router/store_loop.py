@@ -105,6 +105,10 @@ class StoreLoop:
             logger.warning(
                 "slice %s of %s neither beats nor answers: its replica ends", entry.slice, entry.model
             )
+            if self._core.audit:
+                self._core.audit.tell(
+                    "slice_ended", {"slice": entry.slice, "model": entry.model, "reason": "silent"}
+                )
             await asyncio.to_thread(self._end_replica, entry.deployment, entry.tag)
 
     def _failed_start(self, record: SliceRecord) -> SliceFailures:

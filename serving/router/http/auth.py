@@ -9,7 +9,7 @@ import hashlib
 import hmac
 import os
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,7 @@ class KeyFile:
         self._path = path
         self._version: tuple[int, ...] = ()
         self._problem = ""
+        self.tell: Callable[[str, Mapping[str, Any]], None] = lambda *_: None  # of changes, to the audit log
         self.ring = parse(secret, VARIABLE) if secret is not None else KeyRing()
         if path:
             try:
@@ -144,6 +145,7 @@ class KeyFile:
         """
         if not self._path:
             return False
+        before = self.ring.keys
         try:
             if _version(self._path) == self._version:
                 return False
@@ -153,8 +155,10 @@ class KeyFile:
             if problem == self._problem:
                 return False
             self._problem = problem
+            self.tell("keys_refused", {"problem": problem})
             raise ConfigError(problem) from None
         self._problem = ""
+        self.tell("keys", _difference(before, self.ring.keys))
         return True
 
     def _take(self, path: Path) -> None:
@@ -162,6 +166,16 @@ class KeyFile:
         version = _version(path)
         self.ring = parse(path.read_bytes(), str(path))
         self._version = version
+
+
+def _difference(before: Iterable[Key], after: Iterable[Key]) -> dict[str, list[str]]:
+    """The ids of keys that came, went, and got other limits."""
+    old, new = ({key.id: key for key in keys} for keys in (before, after))
+    return {
+        "added": sorted(new.keys() - old.keys()),
+        "removed": sorted(old.keys() - new.keys()),
+        "changed": sorted(key for key in old.keys() & new.keys() if old[key] != new[key]),
+    }
 
 
 def _version(path: Path) -> tuple[int, ...]:
