@@ -1,7 +1,8 @@
 """A router under 200 hostile connections, as a well-behaved key sees it.
 
     make abuse                                   # every attack, 20 s each
-    python -m benchmarks.abuse --only wide deep  # some of them
+    python -m benchmarks.abuse --only silent deep   # some of them
+    python -m benchmarks.abuse --bodies             # CPU time that one hostile body costs, alone
 
 One real router process stands before an engine that takes no time; nothing else of the service runs. The well-behaved key asks
 for 32 streamed tokens ten times a second, on connections of its own. Each attack has 200 connections that show a key of
@@ -30,9 +31,11 @@ import uvicorn
 import uvloop
 
 from serving.config import ModelSpec, RouterSpec
+from serving.errors import BadRequestError
 from serving.planning import plan
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile, new
+from serving.router.http.validation import parse
 from serving.state.records import SliceRecord, SliceState, Snapshot
 
 MODEL = "llama"
@@ -315,15 +318,45 @@ def table(rows: list[tuple[str, Seen]]) -> str:
     return "\n".join(lines)
 
 
+def bodies() -> str:
+    """CPU time that the router takes to read or refuse one body: best of five."""
+    made = {
+        "4 MiB of empty lists": large(b"[],", 4 * _MIB),
+        "32 MiB of empty lists": large(b"[],", 31 * _MIB),
+        "600 KB of nesting": b'{"a":' * 100_000,
+        "260,000 numbers, the most": b'{"a":[' + b"1000," * 260_000 + b"0]}",
+        "65,000 lists, the most": b'{"a":[' + b"[]," * 65_000 + b"0]}",
+        "32 MiB, one text": b'{"a":"' + b"x" * (31 * _MIB) + b'"}',
+        "32 MiB, one text of quotes": b'{"a":"' + b'\\"' * (15 * _MIB) + b'"}',
+    }
+    lines = ["| body | answer | CPU time, ms |", "|---|---|---|"]
+    for name, body in made.items():
+        times_s = []
+        for _ in range(5):
+            began_s = time.process_time()
+            try:
+                parse(body)
+                told = "read"
+            except BadRequestError:
+                told = "400"
+            times_s.append(time.process_time() - began_s)
+        lines.append(f"| {name} | {told} | {1e3 * min(times_s):.1f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
+    parser.add_argument("--bodies", action="store_true")
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.bodies:
+        print(bodies())
+        return
     if given.serve:
         uvloop.run(serve(*given.serve))
         return

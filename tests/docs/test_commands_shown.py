@@ -107,6 +107,8 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"make loadtest( ARGS=.*)?": RunBy("test_simulated_slices_are_loaded_and_judged_and_nothing_stays"),
     r"make bench( ARGS=.*)?": InPart(MINUTES, "test_every_report_has_its_place_on_a_page"),
     r"make bench-routing": InPart(MINUTES, "test_the_plot_and_the_table_show_every_policy_under_every_load"),
+    r"make abuse": InPart(MINUTES, "test_a_row_tells_the_well_behaved_key_s_times_against_quiet"),
+    r"python -m benchmarks\.abuse --bodies": RunBy("test_what_one_body_costs_is_told_for_each"),
     r"make chaos( ARGS=.*)?": InPart(
         MINUTES, "test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure"
     ),
