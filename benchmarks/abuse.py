@@ -94,7 +94,8 @@ async def serve(upstream: str, keys: str) -> None:
                 max_model_len=8192,
                 beat=number,
             )
-            core.take(Snapshot(slices=(record,)), time.monotonic())
+            for _ in core.take(Snapshot(slices=(record,)), time.monotonic()):
+                pass
             await asyncio.sleep(0.5)
 
     beating = [asyncio.create_task(beat()), asyncio.create_task(core.admission.run())]

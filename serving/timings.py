@@ -10,18 +10,23 @@ class Timings:
     The chain from a missed beat to a lost slice:
 
     1. A replica writes its record every `beat_s`. Routers, scaling and the status page read as often.
-    2. A record that has not moved for `stale_s` is LOST to its reader: no new request goes to that slice, and what runs
+    2. A router asks a slice whose record has not moved for `silent_s` whether it is well, within `well_s`. An answer counts
+       as a beat: a slow store or a head that restarts is no reason to leave a slice.
+    3. A record that has not moved for `stale_s` is LOST to its reader: no new request goes to that slice, and what runs
        there goes on elsewhere.
-    3. A record that has not moved for `forgotten_s` leaves the store. A router probes the replica within `probe_reach_s`
+    4. A record that has not moved for `forgotten_s` leaves the store. A router probes the replica within `probe_reach_s`
        and ends a replica that does not answer, so that Serve starts another one.
-    4. The replica itself is quicker where it lives: a sentinel on each host dies with its connection, or leaves a ping
+    5. The replica itself is quicker where it lives: a sentinel on each host dies with its connection, or leaves a ping
        unanswered for `host_silent_s`; the engine is probed every `engine_probe_s` and counts as hung after the YAML's
        `stall_s`. Either way the replica writes LOST, gives clients `last_words_s`, and ends.
-    5. Serve sees that within `health_period_s` and places a new replica on a whole slice.
+    6. Serve sees that within `health_period_s` and places a new replica on a whole slice.
     """
 
     # state: what a replica or router says of itself
     beat_s: float = 0.5  # a put takes 0.2 ms; a router learns of a new slice within two beats
+    silent_s: float = (
+        1.5  # three beats; the answer takes up to `well_s`, so that a dead slice is lost after `stale_s`
+    )
     stale_s: float = 2.5  # five beats: an event loop that waits for a slow step still beats from its thread
     forgotten_s: float = 8.0  # as long as a host of a slice may be silent
 

@@ -6,7 +6,7 @@ Nothing here knows Ray or Serve. `take` gets the store's records; `demands` and 
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,7 +106,7 @@ class RouterCore:
         self.failures: Sequence[SliceFailures] = ()
         self._metrics = metrics
         self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
-        self._liveness = Liveness(timings)
+        self.liveness = Liveness(timings, asks=True)
         self._rates = Rates()
         self._serving: set[str] = set()
         self._beats = 0
@@ -117,18 +117,20 @@ class RouterCore:
             self.plans, self.table, self.dispatcher, self.admission, self.journal, self.status, self._metrics
         ).app(returns_id=returns_id)
 
-    def take(self, snapshot: Snapshot, now_s: float) -> Forgotten:
-        """Take over what the store holds now; returns the records to delete there."""
-        entries, silent = self._liveness.slices(snapshot.slices, now_s)
-        demands, gone = self._liveness.routers(snapshot.demands, now_s)
+    def take(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, Forgotten]:
+        """Take over what the store holds now, in steps between which requests may go on; returns the records to delete there."""
+        entries, silent = self.liveness.slices(snapshot.slices, now_s)
+        demands, gone = self.liveness.routers(snapshot.demands, now_s)
         ordered = snapshot.ordered.get(self.application, {})
         # The store keeps an old order for a model whose number is now fixed.
         for model in self._scaled & ordered.keys():
             self.table.want(model, ordered[model])
-        self.table.update(entries, now_s)
+        yield from self.table.update_in_steps(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         self.failures = snapshot.slice_failures
+        yield
         self._rates.observe(entries, demands, now_s)
+        yield
         self.admission.others(demands, self.name)
         others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]
         self.dispatcher.suspects.take(others, time.time())
@@ -137,6 +139,7 @@ class RouterCore:
         if serving != self._serving:
             self._serving = serving
             self.admission.refresh()
+        yield
         self.dispatcher.settle(entries, self.admission.free_seats)
         return Forgotten(tuple(silent), tuple(gone))
 

@@ -7,15 +7,19 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
 
 from serving.router.core import Forgotten, RouterCore
 from serving.slices.quarantine import failed
+from serving.state.board import Board
 from serving.state.gcs import Store
 from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion, Wanted
 from serving.timings import TIMINGS, Timings
 
 logger = logging.getLogger("ray.serve")
+
+_ASKED_AT_ONCE = 64  # slices: where the store is slow, the records of all of them stand still
 
 
 class StoreClaims:
@@ -35,6 +39,17 @@ class StoreClaims:
         await asyncio.to_thread(self._store.unclaim, self._application, replica)
 
 
+async def in_steps(work: Iterable[None]) -> Any:
+    """Let the event loop go on between the steps of a generator; returns what the generator returns."""
+    steps = iter(work)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as over:
+            return over.value
+        await asyncio.sleep(0)
+
+
 class StoreLoop:
     """Follows the store for one router, until closed."""
 
@@ -51,8 +66,10 @@ class StoreLoop:
         self._end_replica = end_replica
         self._beat_s = timings.beat_s
         core.dispatcher.claims = StoreClaims(store, core.application, core.name)
+        self._board = Board()
         self._told: Mapping[str, Suspicion] = {}
-        self._endings: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._asking = asyncio.Semaphore(_ASKED_AT_ONCE)
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -82,15 +99,17 @@ class StoreLoop:
 
     async def _beat(self) -> None:
         core = self._core
-        snapshot = await asyncio.to_thread(self._store.read, core.application)
+        found = await asyncio.to_thread(self._store.look, self._board, core.application)
         now_s = time.monotonic()
-        forgotten = core.take(snapshot, now_s)
+        await in_steps(self._board.take(found.beats, found.fixed))
+        snapshot = dataclasses.replace(found.others, slices=self._board.slices)
+        forgotten = await in_steps(core.take(snapshot, now_s))
         demands = core.demands()
         wanted = [dataclasses.replace(entry, application=core.application) for entry in core.wanted(now_s)]
+        for entry in core.liveness.silent:
+            self._background(self._ask(entry))
         for entry in forgotten.slices:
-            ending = asyncio.create_task(self._end_if_silent(entry))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+            self._background(self._end_if_silent(entry))
         await asyncio.to_thread(self._write, wanted, demands, forgotten)
         for entry, reason in core.wrong_slices():
             await asyncio.to_thread(self._store.put_verdict, entry.replica, reason)
@@ -98,6 +117,23 @@ class StoreLoop:
             await asyncio.to_thread(self._store.put_suspicions, core.application, core.name, suspicions)
             self._told = suspicions
         await asyncio.to_thread(core.publish, demands, now_s)
+
+    def _background(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, entry: SliceRecord) -> None:
+        """Ask a slice whose record stands still whether it is well."""
+        liveness, well = self._core.liveness, False
+        try:
+            async with self._asking:
+                well = await self._core.dispatcher.is_well(entry)
+        finally:
+            if well:
+                liveness.answered(entry.replica, time.monotonic())
+            else:
+                liveness.unanswered(entry.replica)
 
     async def _end_if_silent(self, entry: SliceRecord) -> None:
         """A silent replica that still answers only can't write to the store, as after a head restart: it keeps its engine."""

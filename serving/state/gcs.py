@@ -3,21 +3,26 @@
 The GCS is the one process that a Ray cluster can't do without. A record there outlives replica, router and Serve
 controller, and no reader has to ask a process that may be busy or dead. A put or get takes 0.2 ms.
 
-A key is APPLICATION/KIND/NAME, so that one listing gives the records of one application alone. A replica's phase and a
-deployment's release belong to no application in their key: their names are unique in the cluster.
+A key is APPLICATION/KIND/NAME, so that one listing gives the records of one application alone. A replica's phase and the fixed
+part of its record, and a deployment's release, belong to no application in their key: their names are unique in the cluster.
 """
 
 import dataclasses
 import json
 import socket
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # compiled
 
 from serving import environment
 from serving.errors import ClusterError
+from serving.state import board
+from serving.state.board import Board
 from serving.state.records import (
     DecisionRecord,
     Demand,
@@ -32,6 +37,10 @@ from serving.state.records import (
 
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
+# What a reader lists; phases, releases, claims and slices' fixed parts are read by name.
+_LISTED = frozenset(
+    (b"beat", b"demand", b"wanted", b"decisions", b"ordered", b"suspicions", b"slice-failures")
+)
 CLAIM_S = 30.0  # of a process that ended without giving back what it had
 
 
@@ -45,6 +54,15 @@ def show_token(variables: Mapping[str, str]) -> None:
     AuthenticationTokenLoader.instance().reset_cache()
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a look at the store found. `beats` and `fixed` are by slice, for the reader's board; `others` lacks slices."""
+
+    beats: Mapping[str, bytes]
+    fixed: Mapping[str, bytes]
+    others: Snapshot
+
+
 class Store:
     """The records of the cluster at one address."""
 
@@ -53,6 +71,8 @@ class Store:
         self.address = address
         self.check()
         self._client = GcsClient(address=address)
+        # What this process wrote of its slices: the fixed part and its revision.
+        self._told: dict[str, tuple[int, SliceRecord | None]] = {}
 
     def check(self) -> None:
         """Raises ClusterError where nobody listens: Ray's client would try for 40 s, and then end the process."""
@@ -65,29 +85,35 @@ class Store:
             ) from None
 
     def read(self, application: str | None = None) -> Snapshot:
-        """All records of one application, or of all: two calls, however many records there are."""
+        """All records of one application, or of all: three calls, however many records there are."""
+        known = Board()
+        found = self.look(known, application)
+        for _ in known.take(found.beats, found.fixed):
+            pass
+        return dataclasses.replace(found.others, slices=known.slices)
+
+    def look(self, known: Board, application: str | None = None) -> Found:
+        """What there is now, and of slices' fixed parts those that `known` lacks. Blocks; `known.take` takes it over.
+
+        Two calls, and a third one where a slice's fixed part has changed.
+        """
         prefix = b"" if application is None else f"{_name(application)}/".encode()
+        keys = [
+            key
+            for key in self._client.internal_kv_keys(prefix, _NAMESPACE)
+            if key.split(b"/", 2)[1] in _LISTED
+        ]
+        beats: dict[str, bytes] = {}
         kinds: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
-        for key, value in self._list(prefix):
-            owner, _, rest = key.partition("/")
-            kind, _, _ = rest.partition("/")
-            kinds[kind].append((owner, value))
-        decisions = [DecisionRecord(**fields) for _, raw in kinds["decisions"] for fields in json.loads(raw)]
-        return Snapshot(
-            slices=tuple(SliceRecord.load(raw) for _, raw in kinds["slice"]),
-            demands=tuple(Demand(**json.loads(raw)) for _, raw in kinds["demand"]),
-            wanted=tuple(
-                sorted(
-                    (Wanted(**json.loads(raw)) for _, raw in kinds["wanted"]), key=lambda wanted: wanted.model
-                )
-            ),
-            decisions=tuple(sorted(decisions, key=lambda decision: decision.at)),
-            ordered={owner: json.loads(raw) for owner, raw in kinds["ordered"]},
-            suspicions={
-                record["router"]: {name: Suspicion(**fields) for name, fields in record["suspicions"].items()}
-                for record in (json.loads(raw) for _, raw in kinds["suspicions"])
-            },
-            slice_failures=tuple(SliceFailures(**json.loads(raw)) for _, raw in kinds["slice-failures"]),
+        for key, value in self._values(keys).items():
+            owner, kind, name = key.decode().split("/", 2)
+            if kind == "beat":
+                beats[name] = value
+            else:
+                kinds[kind].append((owner, value))
+        fixed = self._values([_fixed_key(replica) for replica in known.changed(beats)])
+        return Found(
+            beats, {key.decode().rpartition("/")[2]: value for key, value in fixed.items()}, _others(kinds)
         )
 
     def slices(self, application: str | None = None) -> list[SliceRecord]:
@@ -95,10 +121,26 @@ class Store:
         return list(self.read(application).slices)
 
     def put_slice(self, record: SliceRecord) -> None:
-        self._put(_slice_key(record), dump(record))
+        """Write a record's beat, and the rest of it where that has changed or the store has lost it."""
+        fixed = record.fixed
+        revision, told = self._told.get(record.replica, (0, None))
+        if fixed != told:
+            revision = time.time_ns()
+            self._put_fixed(fixed, revision)
+        beat = board.beat(record, revision)
+        new = self._client.internal_kv_put(_beat_key(record), beat, True, _NAMESPACE)
+        if new and fixed == told:
+            self._put_fixed(fixed, revision)
+
+    def _put_fixed(self, fixed: SliceRecord, revision: int) -> None:
+        raw = board.fixed_part(fixed, revision)
+        self._client.internal_kv_put(_fixed_key(_name(fixed.replica)), raw, True, _NAMESPACE)
+        self._told[fixed.replica] = revision, fixed
 
     def delete_slice(self, record: SliceRecord) -> None:
-        self._delete(_slice_key(record))
+        self._told.pop(record.replica, None)
+        for key in (_beat_key(record), _fixed_key(_name(record.replica))):
+            self._client.internal_kv_del(key, False, _NAMESPACE)
         self._delete(_phase_key(record.replica))
         self._delete(_verdict_key(record.replica))
 
@@ -176,10 +218,8 @@ class Store:
     def unclaim(self, application: str, what: str) -> None:
         self._delete(_key(application, "claim", what))
 
-    def _list(self, prefix: bytes) -> Iterable[tuple[str, bytes]]:
-        keys = self._client.internal_kv_keys(prefix, _NAMESPACE)
-        values = self._client.internal_kv_multi_get(keys, _NAMESPACE) if keys else {}
-        return ((key.decode(), value) for key, value in values.items())
+    def _values(self, keys: list[bytes]) -> dict[bytes, bytes]:
+        return self._client.internal_kv_multi_get(keys, _NAMESPACE) if keys else {}
 
     def _get(self, key: str) -> bytes | None:
         return self._client.internal_kv_get(key.encode(), _NAMESPACE)  # type: ignore[no-any-return]
@@ -191,6 +231,26 @@ class Store:
         self._client.internal_kv_del(key.encode(), False, _NAMESPACE)
 
 
+def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
+    def fields(kind: str) -> list[tuple[str, Any]]:
+        return [(owner, json.loads(raw)) for owner, raw in kinds.get(kind, ())]
+
+    decisions = [DecisionRecord(**decision) for _, kept in fields("decisions") for decision in kept]
+    return Snapshot(
+        demands=tuple(Demand(**demand) for _, demand in fields("demand")),
+        wanted=tuple(
+            sorted((Wanted(**wanted) for _, wanted in fields("wanted")), key=lambda wanted: wanted.model)
+        ),
+        decisions=tuple(sorted(decisions, key=lambda decision: decision.at)),
+        ordered=dict(fields("ordered")),
+        suspicions={
+            record["router"]: {name: Suspicion(**told) for name, told in record["suspicions"].items()}
+            for _, record in fields("suspicions")
+        },
+        slice_failures=tuple(SliceFailures(**failed) for _, failed in fields("slice-failures")),
+    )
+
+
 def _name(part: str) -> str:
     """A name as one part of a key: model names have slashes."""
     return quote(part, safe="")
@@ -200,8 +260,13 @@ def _key(application: str, kind: str, name: str) -> str:
     return f"{_name(application)}/{kind}/{_name(name)}"
 
 
-def _slice_key(record: SliceRecord) -> str:
-    return _key(record.application, "slice", record.replica)
+def _beat_key(record: SliceRecord) -> bytes:
+    return _key(record.application, "beat", record.replica).encode()
+
+
+def _fixed_key(replica: str) -> bytes:
+    """Of no application in its key: a listing of an application's records leaves these out."""
+    return f"/slice/{replica}".encode()
 
 
 def _demand_key(demand: Demand) -> str:

@@ -1,29 +1,51 @@
-"""Which slices and routers no longer beat, by one reader's own clock: hosts' clocks need not agree. Pure; time is given."""
+"""Which slices and routers no longer beat, by one reader's own clock: hosts' clocks need not agree. Pure; time is given.
+
+A record stands still where its writer is gone, and also where the control store is slow or away. Only the slice itself can
+tell which: a reader that can ask slices gets from `silent` those to ask, and calls none of them lost that has answered.
+"""
 
 import dataclasses
 from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from typing import Protocol
 
 from serving.state.records import Demand, SliceRecord, SliceState
 from serving.timings import TIMINGS, Timings
 
-_Beating = TypeVar("_Beating", SliceRecord, Demand)
+
+class _Beating(Protocol):
+    @property
+    def beat(self) -> int: ...
 
 
 class Liveness:
     """The records as one reader sees them: a record that no longer beats is lost, then forgotten."""
 
-    def __init__(self, timings: Timings = TIMINGS) -> None:
+    def __init__(self, timings: Timings = TIMINGS, *, asks: bool = False) -> None:
+        """`asks`: this reader asks the slices of `silent` for an answer and tells what came: `answered` or `unanswered`."""
         self._timings = timings
+        self._asks = asks
         self._slices = _Beats(timings.stale_s)
         self._routers = _Beats(timings.stale_s)
+        self._asked: set[str] = set()
+        self._mute: set[str] = set()
+        self.silent: list[SliceRecord] = []
 
     def slices(
         self, records: Iterable[SliceRecord], now_s: float
     ) -> tuple[list[SliceRecord], list[SliceRecord]]:
-        """Records with lost ones marked, and those to delete from the store."""
-        marked, forgotten = [], []
-        for record, still_s in self._slices.still([(record.replica, record) for record in records], now_s):
+        """Records with lost ones marked, and those to delete from the store. `silent` then has the slices to ask."""
+        records = list(records)
+        marked, forgotten, silent = [], [], []
+        still = self._slices.still(((record.replica, record) for record in records), now_s)
+        for record, still_s in zip(records, still, strict=True):
+            if still_s <= self._timings.silent_s:
+                self._mute.discard(record.replica)
+            elif self._asks and record.address and record.state is not SliceState.LOST:
+                if record.replica not in self._asked:
+                    silent.append(record)
+                if record.replica not in self._mute:
+                    marked.append(record)
+                    continue
             if still_s > self._timings.forgotten_s:
                 forgotten.append(record)
             elif still_s > self._timings.stale_s and record.state is not SliceState.LOST:
@@ -31,13 +53,28 @@ class Liveness:
                 marked.append(dataclasses.replace(record, state=SliceState.LOST, reason=reason))
             else:
                 marked.append(record)
+        self._asked.update(record.replica for record in silent)
+        self._mute &= {record.replica for record in records}
+        self.silent = silent
         return marked, forgotten
+
+    def answered(self, replica: str, now_s: float) -> None:
+        """A slice that was asked has answered: a sign of life, as a beat is."""
+        self._asked.discard(replica)
+        self._mute.discard(replica)
+        self._slices.heard(replica, now_s)
+
+    def unanswered(self, replica: str) -> None:
+        """A slice that was asked has not answered."""
+        self._asked.discard(replica)
+        self._mute.add(replica)
 
     def routers(self, demands: Iterable[Demand], now_s: float) -> tuple[list[Demand], list[Demand]]:
         """Demands of routers that beat, and those to delete from the store."""
+        demands = list(demands)
         alive, forgotten = [], []
-        named = [((demand.router, demand.application, demand.model), demand) for demand in demands]
-        for demand, still_s in self._routers.still(named, now_s):
+        named = (((demand.router, demand.application, demand.model), demand) for demand in demands)
+        for demand, still_s in zip(demands, self._routers.still(named, now_s), strict=True):
             if still_s <= self._timings.stale_s:
                 alive.append(demand)
             elif still_s > self._timings.forgotten_s:
@@ -58,9 +95,9 @@ class _Beats:
         self._looked_s: float | None = None
         self._period_s = 0.0
 
-    def still(self, named: Iterable[tuple[Hashable, _Beating]], now_s: float) -> list[tuple[_Beating, float]]:
-        """Each record with the seconds for which its beat has not moved."""
-        seen, records = {}, []
+    def still(self, named: Iterable[tuple[Hashable, _Beating]], now_s: float) -> list[float]:
+        """The seconds for which each record's beat has not moved."""
+        seen, still_s = {}, []
         period_s = 0.0 if self._looked_s is None else now_s - self._looked_s
         blind_s = period_s - self._period_s if period_s - self._period_s > self._stale_s else 0.0
         self._looked_s, self._period_s = now_s, period_s
@@ -68,6 +105,11 @@ class _Beats:
             beat, since_s = self._seen.get(name, (None, now_s))
             since_s = since_s + blind_s if beat == record.beat else now_s
             seen[name] = record.beat, since_s
-            records.append((record, now_s - since_s))
+            still_s.append(now_s - since_s)
         self._seen = seen
-        return records
+        return still_s
+
+    def heard(self, name: Hashable, now_s: float) -> None:
+        """A sign of life that is no beat."""
+        if name in self._seen:
+            self._seen[name] = self._seen[name][0], now_s

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Self
+from typing import Any, Self
 
 
 class SliceState(StrEnum):
@@ -68,13 +68,38 @@ class SliceRecord:
     def serves(self) -> bool:
         return self.state is SliceState.SERVING
 
+    @property
+    def fixed(self) -> Self:
+        """The record without what changes from beat to beat."""
+        return self.beaten(_AT_REST)
+
+    @property
+    def load(self) -> list[float]:
+        """The fields BEATING."""
+        return [getattr(self, name) for name in BEATING]
+
+    def beaten(self, load: Sequence[float]) -> Self:
+        """The record under another beat: `load` has the fields BEATING. Ten times as quick as dataclasses.replace."""
+        record = object.__new__(type(self))
+        record.__dict__.update(self.__dict__)
+        record.__dict__.update(zip(BEATING, load, strict=True))
+        return record
+
     @classmethod
-    def load(cls, raw: bytes) -> Self:
-        fields = json.loads(raw)
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """The record of what JSON kept of it."""
         fields["state"] = SliceState(fields["state"])
         fields["hosts"] = tuple(fields["hosts"])
         fields["phases"] = tuple((name, seconds) for name, seconds in fields["phases"])
         return cls(**fields)
+
+
+# What changes from beat to beat: the store has it apart from the rest, which is read once.
+BEATING = (
+    *("beat", "running", "waiting", "reading", "kv_usage"),
+    *("prompt_tokens", "cached_tokens", "output_tokens"),
+)
+_AT_REST = (0,) * len(BEATING)
 
 
 @dataclass(frozen=True)
@@ -186,7 +211,7 @@ class Snapshot:
     slice_failures: tuple[SliceFailures, ...] = ()
 
 
-def dump(record: SliceRecord | Wanted | Release | Demand | SliceFailures) -> bytes:
+def dump(record: Wanted | Release | Demand | SliceFailures) -> bytes:
     """A record as the store keeps it."""
     return json.dumps(dataclasses.asdict(record)).encode()
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from serving.state.liveness import Liveness
@@ -90,3 +92,62 @@ def test_a_replica_that_left_the_board_leaves_nothing_behind() -> None:
     reader.slices([entry(1)], now_s=0.0)
     reader.slices([], now_s=1.0)
     assert reader.slices([entry(1)], now_s=100.0) == ([entry(1)], [])
+
+
+SILENT = SliceRecord(
+    "a", "llama", SliceState.SERVING, "serving", "v6e 2x4", beat=1, address="http://10.0.0.1"
+)
+
+
+def asked(
+    reader: Liveness, record: SliceRecord, until_s: float, *, answers: bool, from_s: float = 0.0
+) -> SliceState | None:
+    """What a router makes of a record that stands still, looking every half second; None: forgotten."""
+    now_s = from_s
+    while True:
+        marked, _ = reader.slices([record], now_s)
+        for slice_ in reader.silent:
+            if answers:
+                reader.answered(slice_.replica, now_s + 0.1)
+            else:
+                reader.unanswered(slice_.replica)
+        if now_s >= until_s:
+            return marked[0].state if marked else None
+        now_s += 0.5
+
+
+def test_a_slice_that_is_silent_in_the_store_but_answers_serves_on() -> None:
+    """As when its put takes seconds, or the head comes back slowly."""
+    assert asked(Liveness(asks=True), SILENT, 120.0, answers=True) is SliceState.SERVING
+
+
+def test_a_slice_that_does_not_answer_either_is_lost_as_soon_as_by_its_silence_and_then_forgotten() -> None:
+    assert asked(Liveness(asks=True), SILENT, TIMINGS.stale_s, answers=False) is SliceState.SERVING
+    assert asked(Liveness(asks=True), SILENT, TIMINGS.stale_s + 0.5, answers=False) is SliceState.LOST
+    assert asked(Liveness(asks=True), SILENT, TIMINGS.forgotten_s + 0.5, answers=False) is None
+
+
+def test_without_an_answer_yet_a_slice_is_not_lost_and_is_asked_once() -> None:
+    reader, silent = Liveness(asks=True), []
+    for step in range(20):
+        marked, _ = reader.slices([SILENT], step / 2)
+        silent += reader.silent
+        assert marked == [SILENT]
+    assert silent == [SILENT]
+
+
+def test_a_slice_that_answers_again_is_back() -> None:
+    reader = Liveness(asks=True)
+    assert asked(reader, SILENT, 5.0, answers=False) is SliceState.LOST
+    assert asked(reader, SILENT, 6.0, answers=True, from_s=5.5) is SliceState.SERVING
+
+
+def test_a_loss_that_a_slice_wrote_itself_is_not_asked_about() -> None:
+    reader = Liveness(asks=True)
+    lost = dataclasses.replace(SILENT, state=SliceState.LOST)
+    assert asked(reader, lost, 5.0, answers=True) is SliceState.LOST
+    assert reader.silent == []
+
+
+def test_a_slice_without_an_address_can_t_be_asked() -> None:
+    assert asked(Liveness(asks=True), entry(1), 3.0, answers=True) is SliceState.LOST

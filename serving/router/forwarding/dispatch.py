@@ -262,6 +262,10 @@ class Dispatcher:
                 if self._elsewhere(stream.entry):
                     stream.move()
 
+    async def is_well(self, entry: SliceRecord) -> bool:
+        """Whether a slice calls itself healthy, whatever the store says of it."""
+        return await self._upstream.is_well(entry, self._timings.well_s)
+
     async def reaches(self, entry: SliceRecord) -> bool:
         """Whether a slice answers at all, whatever the store says of it."""
         return await self._upstream.reaches(entry, self._timings.probe_reach_s)

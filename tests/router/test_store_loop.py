@@ -1,0 +1,85 @@
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.servers import RawServers, free_address
+from support.simulated_engine import small_plan
+
+from serving.config import RouterSpec
+from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile
+from serving.router.store_loop import StoreLoop
+from serving.state import board
+from serving.state.board import Board
+from serving.state.gcs import Found
+from serving.state.records import SliceRecord, SliceState, Snapshot
+from serving.timings import Timings
+
+pytestmark = pytest.mark.http
+
+QUICK = Timings(beat_s=0.01, silent_s=0.1, stale_s=0.2, forgotten_s=60.0, well_s=20.0)
+
+
+class StandingStore:
+    """A store whose records of slices stand still; `away` while nobody can read it."""
+
+    def __init__(self, *records: SliceRecord) -> None:
+        self.away = False
+        self.looks = 0
+        self._beats = {record.replica: board.beat(record, 1) for record in records}
+        self._fixed = {record.replica: board.fixed_part(record, 1) for record in records}
+
+    def look(self, known: Board, application: str) -> Found:
+        assert application == "app"
+        self.looks += 1
+        if self.away:
+            raise ConnectionError("the head restarts")
+        fixed = {name: self._fixed[name] for name in known.changed(self._beats)}
+        return Found(self._beats, fixed, Snapshot())
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        """Whatever a router writes is taken and forgotten."""
+        assert name.startswith(("put_", "delete_"))
+        return lambda *_: None
+
+
+async def no_metrics() -> str:
+    return ""
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not holds():  # noqa: ASYNC110  nothing sets an event
+            await asyncio.sleep(0.01)
+
+
+async def test_a_router_asks_slices_whose_records_stand_still_and_goes_on_while_the_store_is_away() -> None:
+    async def never(*_: Any) -> None:
+        raise AssertionError
+
+    servers, plan = RawServers(), small_plan()
+    model = plan.model.name
+    records = [
+        SliceRecord(name, model, SliceState.SERVING, "serving", "v6e 2x4", address=address, beat=1)
+        for name, address in (("well", servers.start(never)), ("gone", free_address()))
+    ]
+    store: Any = StandingStore(*records)
+    core = RouterCore([plan], RouterSpec(), KeyFile(None), no_metrics, application="app", timings=QUICK)
+    loop = StoreLoop(core, store, lambda *_: None, QUICK)
+
+    def states() -> dict[str, SliceState]:
+        return {entry.replica: entry.state for entry in core.table.entries(model)}
+
+    await loop.start()
+    assert set(states().values()) == {SliceState.SERVING}
+    await until(lambda: states()["gone"] is SliceState.LOST)
+    store.away, before = True, store.looks
+    await until(lambda: store.looks > before + 3)
+    assert states()["well"] is SliceState.SERVING
+    store.away, before = False, store.looks
+    await until(lambda: store.looks > before + 50)
+    assert states()["well"] is SliceState.SERVING
+    await loop.close()
+    await core.close()
+    servers.stop()
