@@ -77,11 +77,11 @@ def until_replaced(running: Service, before: set[str]) -> list[SliceRecord]:
 
 
 def test_limits_and_scaling_change_without_a_restart(running: Service) -> None:
-    before = running.serving()
+    before = replicas(running)
     with load(running) as wrong:
         running.deploy(drain_s=50, stall_s=6, replicas={"min": 2, "max": 3})
         running.until(lambda: running.records().ordered, 30, "scaling to begin")
-    assert [entry.replica for entry in running.serving()] == [entry.replica for entry in before]
+    assert replicas(running) == before
     assert wrong == []
 
 
