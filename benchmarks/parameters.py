@@ -1,0 +1,275 @@
+"""What of a request ends an engine: every parameter of vLLM's request models, alone and in pairs, sent to a two-host slice.
+
+    python -m benchmarks.parameters                        # all routes, alone and in pairs
+    python -m benchmarks.parameters --singles --routes completions
+
+The engine is vLLM with the stand-in model on simulated hosts. Requests go to the slice's own address, past the router,
+which refuses what is known (serving/engine/known_faults.py). A group of requests goes out together; where the slice does
+not answer a plain request afterwards, Serve starts another engine and the group's requests go out one by one, so that
+the one at fault is named. Rows that are known faults are left out of pairs.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from rich.console import Console
+
+from benchmarks.service import Service, serving
+from serving.state.records import SliceRecord
+
+ANSWER_S = 60.0  # for an answer of three tokens, on cores that other engines may share
+RESTART_S = 600.0
+GROUP = 8
+KILLS, HANGS = "ends the engine", "hangs"
+ENDS = (KILLS, HANGS)
+_SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA}}
+
+# A value or several that change what the engine does; beside them what vLLM refuses, since refusing is code too.
+SAMPLING: dict[str, list[Any]] = {
+    "frequency_penalty": [1.5],
+    "ignore_eos": [True],
+    "include_stop_str_in_output": [True],
+    "logit_bias": [{"5": 50.0}],
+    "presence_penalty": [1.5],
+    "priority": [1],
+    "repetition_penalty": [1.3],
+    "request_id": ["walk"],
+    "seed": [7],
+    "skip_special_tokens": [False],
+    "stop": ["a", ["a", "e"]],
+    "stream": [True],
+    "temperature": [0.0, 1.0],
+    "top_k": [1, 5],
+    "top_p": [0.5],
+    "user": ["someone"],
+    "cache_salt": ["salt"],
+    "kv_transfer_params": [{"do_remote_decode": True}],
+    "ec_transfer_params": [{"some": "thing"}],
+    "vllm_xargs": [{"some": "thing"}],
+    "structured_outputs": [{"regex": "[ab]+"}, {"choice": ["a", "b"]}, {"json": _SCHEMA}],
+}
+GENERATION: dict[str, list[Any]] = SAMPLING | {
+    "add_special_tokens": [True, False],
+    "allowed_token_ids": [[5, 6]],
+    "bad_words": [["a"]],
+    "echo": [True],
+    "length_penalty": [0.5],
+    "logprob_token_ids": [[5, 6]],
+    "max_tokens": [1, 40],
+    "min_p": [0.1],
+    "min_tokens": [2],
+    "n": [2],
+    "prompt_logprobs": [0, 1],
+    "repetition_detection": [{"max_pattern_size": 2, "min_count": 2}],
+    "response_format": [{"type": "json_object"}],
+    "return_token_ids": [True],
+    "return_token_offsets": [True],
+    "return_tokens_as_token_ids": [True],
+    "spaces_between_special_tokens": [False],
+    "stop_token_ids": [[5, 6]],
+    "stream_options": [{"include_usage": True}],
+    "thinking_token_budget": [1],
+    "truncate_prompt_tokens": [1, -1],
+    "truncation_side": ["left", "right"],
+    "use_beam_search": [True],
+}
+COMPLETIONS: dict[str, list[Any]] = GENERATION | {
+    "logprobs": [0, 2],
+    "prompt": [[1, 2, 3], ["a", "b"], [[1, 2], [3]], "", "word " * 600],
+    "prompt_embeds": ["AAAA"],
+    "suffix": ["end"],
+}
+CHAT: dict[str, list[Any]] = GENERATION | {
+    "add_generation_prompt": [False],
+    "chat_template": ["{{ messages[0]['content'] }}"],
+    "chat_template_kwargs": [{"enable_thinking": False}],
+    "continue_final_message": [True],
+    "documents": [[{"title": "a", "text": "b"}]],
+    "include_reasoning": [False],
+    "logprobs": [True],
+    "max_completion_tokens": [2],
+    "media_io_kwargs": [{"image": {}}],
+    "messages": [[{"role": "user", "content": "word " * 600}]],
+    "mm_processor_kwargs": [{"some": 1}],
+    "parallel_tool_calls": [False],
+    "reasoning_effort": ["low"],
+    "return_assistant_tokens_mask": [True],
+    "return_prompt_text": [True],
+    "tool_choice": ["auto", "required", {"type": "function", "function": {"name": "f"}}],
+    "tools": [[_TOOL]],
+    "top_logprobs": [2],
+}
+RESPONSES: dict[str, list[Any]] = SAMPLING | {
+    "background": [True],
+    "chat_template_kwargs": [{"enable_thinking": False}],
+    "enable_response_messages": [True],
+    "include": [["message.output_text.logprobs"]],
+    "include_reasoning": [False],
+    "input": [[{"role": "user", "content": "a"}], "word " * 600],
+    "instructions": ["be brief"],
+    "max_output_tokens": [1, 40],
+    "max_tool_calls": [1],
+    "media_io_kwargs": [{"image": {}}],
+    "metadata": [{"a": "b"}],
+    "mm_processor_kwargs": [{"some": 1}],
+    "parallel_tool_calls": [False],
+    "previous_input_messages": [[{"role": "user", "content": "a"}]],
+    "previous_response_id": ["resp_0"],
+    "prompt": [{"id": "a"}],
+    "prompt_cache_key": ["a"],
+    "reasoning": [{"effort": "low"}],
+    "service_tier": ["flex"],
+    "store": [False],
+    "text": [{"format": {"type": "json_object"}}],
+    "tool_choice": ["auto", "required"],
+    "tools": [[{"type": "function", "name": "f", "parameters": _SCHEMA}]],
+    "top_logprobs": [2],
+    "truncation": ["auto"],
+}
+ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]]]] = {
+    "completions": ("/v1/completions", {"prompt": "Hello", "max_tokens": 3, "temperature": 0}, COMPLETIONS),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3, "temperature": 0},
+        CHAT,
+    ),
+    "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": 3, "temperature": 0}, RESPONSES),
+}
+
+
+@dataclass(frozen=True)
+class Walked:
+    """One request and what came: an HTTP status, `ends the engine`, `hangs` or `breaks off`."""
+
+    route: str
+    fields: dict[str, Any]
+    came: str
+
+    def __str__(self) -> str:
+        return f"{self.route} {json.dumps(self.fields)[:200]}: {self.came}"
+
+
+def requests(table: Mapping[str, list[Any]], pairs: bool) -> Iterator[dict[str, Any]]:
+    """Every value of every parameter alone, or every two values of two parameters."""
+    single = [(name, value) for name, values in table.items() for value in values]
+    for chosen in itertools.combinations(single, 2) if pairs else ((item,) for item in single):
+        if len({name for name, _ in chosen}) == len(chosen):
+            yield dict(chosen)
+
+
+def contains(fields: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
+    return all(name in fields and fields[name] == value for name, value in part.items())
+
+
+class Walk:
+    """Requests sent to one slice, and to its next engine where one request ends it."""
+
+    def __init__(self, service: Service, console: Console) -> None:
+        self._service = service
+        self._console = console
+        self._slice = self._serving()
+        self.walked: list[Walked] = []
+
+    def route(self, name: str, *, pairs: bool) -> None:
+        """Send all of a route's requests, except pairs with a parameter that ends an engine by itself."""
+        path, base, table = ROUTES[name]
+        ending = [row.fields for row in self.walked if row.route == name and row.came in ENDS]
+        wanted = [
+            fields for fields in requests(table, pairs) if not any(contains(fields, part) for part in ending)
+        ]
+        for start in range(0, len(wanted), GROUP):
+            group = wanted[start : start + GROUP]
+            came = self._together(path, base, group)
+            if not self._well():
+                came = [self._alone(path, base, fields) for fields in group]
+            rows = [Walked(name, fields, what) for fields, what in zip(group, came, strict=True)]
+            self.walked += rows
+            for row in rows:
+                if row.came in ENDS or row.came.startswith("5"):
+                    self._console.print(str(row), highlight=False, soft_wrap=True)
+            if start // GROUP % 20 == 0:
+                done = f"{start + len(group)} of {len(wanted)}"
+                self._console.print(f"{name}, {'pairs' if pairs else 'alone'}: {done}", highlight=False)
+
+    def _together(self, path: str, base: Mapping[str, Any], group: list[dict[str, Any]]) -> list[str]:
+        with ThreadPoolExecutor(len(group)) as pool:
+            return list(pool.map(lambda fields: self._send(path, {**base, **fields}), group))
+
+    def _alone(self, path: str, base: Mapping[str, Any], fields: dict[str, Any]) -> str:
+        if not self._well():
+            self._wait_for_an_engine()
+        came = self._send(path, {**base, **fields})
+        if self._well():
+            return came
+        self._wait_for_an_engine()
+        return HANGS if came == HANGS else KILLS
+
+    def _send(self, path: str, fields: Mapping[str, Any]) -> str:
+        """The status; `hangs` without an end in time, `breaks off` where the connection breaks."""
+        body = {"model": self._service.model, **fields}
+        try:
+            return str(httpx.post(f"{self._slice.address}{path}", json=body, timeout=ANSWER_S).status_code)
+        except httpx.TimeoutException:
+            return HANGS
+        except httpx.TransportError:
+            return "breaks off"
+
+    def _well(self) -> bool:
+        """Whether the slice answers an ordinary request."""
+        return self._send("/v1/completions", {"prompt": "Still there?", "max_tokens": 2}) == "200"
+
+    def _wait_for_an_engine(self) -> None:
+        deadline = time.monotonic() + RESTART_S
+        gone = self._slice.replica
+        while time.monotonic() < deadline:
+            serving_now = [entry for entry in self._service.trial.store.slices() if entry.serves]
+            if serving_now and serving_now[0].replica != gone:
+                self._slice = serving_now[0]
+                return
+            time.sleep(0.5)
+        raise TimeoutError(f"no engine within {RESTART_S:.0f} s after {gone} ended")
+
+    def _serving(self) -> SliceRecord:
+        return next(entry for entry in self._service.trial.store.slices() if entry.serves)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--routes", nargs="+", choices=list(ROUTES), default=list(ROUTES))
+    parser.add_argument("--singles", action="store_true", help="no pairs")
+    parser.add_argument("--json", type=Path, help="where every row goes")
+    arguments = parser.parse_args()
+    console = Console(file=sys.stderr)
+    started = time.monotonic()
+    with serving("llama", 1, engine="vllm", console=console) as service:
+        walk = Walk(service, console)
+        try:
+            for pairs in (False,) if arguments.singles else (False, True):
+                for name in arguments.routes:
+                    walk.route(name, pairs=pairs)
+        finally:
+            if arguments.json:
+                rows = [{"route": row.route, "fields": row.fields, "came": row.came} for row in walk.walked]
+                arguments.json.write_text(json.dumps(rows, indent=1))
+    for name in arguments.routes:
+        counts = Counter(row.came for row in walk.walked if row.route == name)
+        print(f"{name}: {sum(counts.values())} requests, {dict(counts.most_common())}")
+    for row in walk.walked:
+        if row.came in ENDS:
+            print(row)
+    print(f"{time.monotonic() - started:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
