@@ -28,9 +28,20 @@ import httpx
 import yaml
 from rich.console import Console
 
-from benchmarks.faults import FAULTS, SIMULATED_ONLY, Belongings, Fault, Left, controllers, mend, routers
+from benchmarks.faults import (
+    FAULTS,
+    NAMESPACES_ONLY,
+    SIMULATED_ONLY,
+    Belongings,
+    Fault,
+    Left,
+    controllers,
+    mend,
+    routers,
+)
 from serving.cli.simulated_service import SimulatedService, answers, running
 from serving.simulation.cluster import default_directory, free_port
+from serving.simulation.network import LOOPBACK, best
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
 
@@ -302,10 +313,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="chaos", help="name of the simulation (default: chaos)")
     parser.add_argument("--json", type=Path, help="write every outcome here, with what failed")
     options = parser.parse_args(arguments)
-    known = [name for name in names if options.engine == "simulated" or name not in SIMULATED_ONLY]
-    chosen = options.faults or known
-    if unknown := set(chosen) - set(known):
-        parser.error(f"only the simulated engine can be told to: {', '.join(unknown)}")
+    impossible = {} if options.engine == "simulated" else dict.fromkeys(SIMULATED_ONLY, "--engine simulated")
+    if best() == LOOPBACK:
+        impossible |= dict.fromkeys(NAMESPACES_ONLY, "hosts in network namespaces (root and iproute2)")
+    chosen = options.faults or [name for name in names if name not in impossible]
+    if unmet := {name: impossible[name] for name in chosen if name in impossible}:
+        parser.error("; ".join(f"{name} needs {what}" for name, what in unmet.items()))
     console, outcomes = Console(stderr=True), []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "chaos.yaml"

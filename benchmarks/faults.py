@@ -1,7 +1,7 @@
 """What can go wrong with a service on simulated slices, and what a fault left behind.
 
 Hosts are killed and stopped by the tag that all their processes carry, raylet included: to the rest a killed host is one
-without power, a stopped one is one whose network is cut. Preemption takes all hosts of a slice.
+without power. Preemption takes all hosts of a slice. A cable can be cut where hosts have network namespaces of their own.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 from serving import secret
 from serving.cli.simulated_service import SimulatedService
 from serving.errors import SimulationError
+from serving.simulation import processes
 from serving.simulation.cluster import SimulatedCluster
 from serving.state.records import SliceRecord
 
@@ -75,7 +76,7 @@ def _hang_worker(trial: SimulatedService, victim: SliceRecord) -> None:
 def _kill_replica(trial: SimulatedService, victim: SliceRecord) -> None:
     port = int(victim.address.rpartition(":")[2])
     for process in trial.cluster.processes(victim.slice, 0):
-        if port in {listened for _, listened in _listens(process)}:
+        if port in {listened for _, listened in processes.listening(process)}:
             process.kill()
             return
 
@@ -90,6 +91,10 @@ def _stop_host(worker_id: int) -> Act:
             process.suspend()
 
     return stop
+
+
+def _cut_cable(trial: SimulatedService, victim: SliceRecord) -> None:
+    trial.cluster.cut_cable(victim.slice, _FAR)
 
 
 def _give_notice(trial: SimulatedService, victim: SliceRecord) -> None:
@@ -137,7 +142,8 @@ FAULTS = (
     Fault("replica", "SIGKILL to a slice's replica", _kill_replica),
     Fault("host", "a host is gone", _kill_host(_FAR)),
     Fault("first-host", "a host is gone, the one with the replica", _kill_host(0)),
-    Fault("hung-host", "a host and its raylet hang, as with a cut network", _stop_host(_FAR)),
+    Fault("hung-host", "a host and its raylet hang", _stop_host(_FAR)),
+    Fault("cable", "a host's network cable is cut, its processes run on", _cut_cable),
     Fault(
         "hung-first-host",
         "the same of the host with the replica, whose connections stand",
@@ -176,10 +182,12 @@ FAULTS = (
 )
 SIMULATED_ONLY = ("errors", "poison", "corrupt")
 
+NAMESPACES_ONLY = ("cable",)
 
-def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+
+def called(name: str, candidates: list[psutil.Process]) -> list[psutil.Process]:
     found = []
-    for process in processes:
+    for process in candidates:
         with contextlib.suppress(psutil.Error):  # it has ended since
             if name in " ".join(process.cmdline()):
                 found.append(process)
@@ -247,7 +255,7 @@ class Belongings:
                     line = " ".join(process.cmdline())
                     if not any(daemon in line for daemon in _DAEMONS):
                         self._processes[process] = line[:100]
-                        self._ports |= _listens(process)
+                        self._ports |= processes.listening(process)
 
     def resume(self, victim: SliceRecord) -> None:
         """Let what was stopped go on: it has to end by itself."""
@@ -268,7 +276,7 @@ class Belongings:
             line for process, line in self._processes.items() if process.is_running() and _lives(process)
         ]
         old = [one for one in self._trial.cluster.processes() if one.create_time() < self._began]
-        held = {port for process in old for port in _listens(process)}
+        held = {port for process in old for port in processes.listening(process)}
         groups = _groups(self._trial.cluster.address)
         return Left(max(0, groups - self._replicas), tuple(alive), tuple(sorted(held & self._ports)))
 
@@ -277,14 +285,6 @@ def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def _listens(process: psutil.Process) -> set[tuple[str, int]]:
-    """Address and port: every simulated host has its own address, and engines listen on the same ports of theirs."""
-    with contextlib.suppress(psutil.Error):
-        listening = [one for one in process.net_connections("tcp") if one.status == psutil.CONN_LISTEN]
-        return {(one.laddr.ip, one.laddr.port) for one in listening}
-    return set()
 
 
 def _groups(address: str) -> int:

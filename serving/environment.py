@@ -16,6 +16,8 @@ STARTUP = (
 CHIPS = "SERVING_SIMULATION_CHIPS"  # a folder with a file a chip, which a simulated host has in place of /dev/vfio
 REPLICA = "SERVING_REPLICA"  # of the engine's processes: whose they are
 OWNER = "SERVING_REPLICA_PID"
+STAGES = "SERVING_STAGE_HOSTS"  # of a pipeline over several hosts: their addresses by rank, with commas
+HOST_BOUNDS = "SERVING_HOST_BOUNDS"  # how a host's chips lie, as libtpu writes it: 2,2,1
 
 
 def is_simulated() -> bool:

@@ -42,6 +42,12 @@ def add_commands(commands: Any) -> None:
     )
     kill.add_argument("target", metavar="SLICE[/HOST]", help="as `serving sim status` names it")
     kill.set_defaults(run=_sim_kill)
+    cut = actions.add_parser(
+        "cut",
+        help="cut a host (slice-0/1) off the network; its processes run on (needs --network namespaces)",
+    )
+    cut.add_argument("target", metavar="SLICE/HOST", help="as `serving sim status` names it")
+    cut.set_defaults(run=_sim_cut)
     restart = actions.add_parser(
         "restart",
         help="start a killed host (slice-0/1) again, or end the head and start it again on its disk",
@@ -68,6 +74,11 @@ def _engine_options(parser: argparse.ArgumentParser) -> None:
         choices=("vllm", "simulated"),
         default="vllm",
         help="what runs on the slices: vLLM on a tiny model, or no model and only its timing (default: vllm)",
+    )
+    parser.add_argument(
+        "--network",
+        choices=("namespaces", "loopback"),
+        help="each host in a network namespace of its own, or all on the loopback (default: namespaces for root, else loopback)",
     )
     parser.add_argument(
         "--startup",
@@ -97,6 +108,7 @@ def _sim_run(options: argparse.Namespace) -> None:
         directory=directory_of(options),
         engine=options.engine,
         startup=_startup(options),
+        network=options.network,
     )
 
 
@@ -111,6 +123,7 @@ def _sim_up(options: argparse.Namespace) -> None:
             directory=directory_of(options),
             engine=options.engine,
             startup=_startup(options),
+            network_kind=options.network,
             report=lambda text: progress.update(text),
         )
     Console().print(_table(cluster.status()))
@@ -134,6 +147,12 @@ def _sim_kill(options: argparse.Namespace) -> None:
         cluster.kill_host(*_host(options.target))
     else:
         cluster.kill_slice(options.target)
+
+
+def _sim_cut(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+
+    SimulatedCluster.attach(directory_of(options)).cut_cable(*_host(options.target))
 
 
 def _sim_restart(options: argparse.Namespace) -> None:
@@ -179,7 +198,7 @@ def _table(simulated: "Sequence[SimulatedSlice]") -> Table:
     table = Table("slice", "shape", "hosts", title="simulated TPU slices", title_justify="left")
     for entry in simulated:
         hosts = (
-            f"{worker}: {entry.ip(worker)} {'up' if alive else '[red]down[/red]'}"
+            f"{worker}: {entry.ips[worker]} {'up' if alive else '[red]down[/red]'}"
             for worker, alive in enumerate(entry.alive)
         )
         table.add_row(entry.name, str(entry.shape), "  ".join(hosts))

@@ -38,7 +38,15 @@ class SimulatedService:
     store: Store
 
 
-def run(path: Path, *, spare: int, directory: Path, engine: str = "vllm", startup: str = "") -> None:
+def run(
+    path: Path,
+    *,
+    spare: int,
+    directory: Path,
+    engine: str = "vllm",
+    startup: str = "",
+    network: str | None = None,
+) -> None:
     """Bring the YAML's service up on simulated slices, say how to use it, and wait for Ctrl-C.
 
     Raises ServingError where the YAML, the port or the start is at fault. No process outlives the call.
@@ -46,7 +54,13 @@ def run(path: Path, *, spare: int, directory: Path, engine: str = "vllm", startu
     console = Console()
     started = time.monotonic()
     with running(
-        path, spare=spare, directory=directory, console=console, engine=engine, startup=startup
+        path,
+        spare=spare,
+        directory=directory,
+        console=console,
+        engine=engine,
+        startup=startup,
+        network=network,
     ) as trial:
         snapshot = trial.store.read()
         console.print(terminal.slices(snapshot.wanted, snapshot.slices))
@@ -69,6 +83,7 @@ def running(
     console: Console,
     engine: str = "vllm",
     startup: str = "",
+    network: str | None = None,
 ) -> Iterator[SimulatedService]:
     """The YAML's service on fresh simulated slices, ready for requests; every process ends with the block.
 
@@ -90,6 +105,7 @@ def running(
                 directory=directory,
                 engine=engine,
                 startup=startup,
+                network_kind=network,
                 report=lambda text: _detail(status, text),
             )
         # Next to the simulation's directory, which `down` deletes: after a failed start the log is read.

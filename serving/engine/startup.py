@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
+from serving.engine import stages
 from serving.environment import REPLICA
 from serving.slices import stacks
 from serving.state.gcs import Store
@@ -23,8 +24,9 @@ _PHASES = (
 
 
 def follow() -> None:
-    """Register for stacks, and report this process's phases if it runs on worker 0 of a replica's slice."""
+    """Register for stacks, tell a stage its addresses, and report phases on worker 0 of a replica's slice."""
     stacks.register()
+    stages.install()
     replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
     if not replica or not address or os.environ.get("TPU_WORKER_ID", "0") != "0":
         return

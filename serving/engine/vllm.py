@@ -24,7 +24,7 @@ from serving import environment, tracing
 from serving.engine import resume
 from serving.engine.redaction import redacted, secrets_of
 from serving.engine.server import EngineSite, HttpServer, Load
-from serving.environment import OWNER, REPLICA
+from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
@@ -172,9 +172,21 @@ class VllmServer:
             # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.
             "TPU_MULTIHOST_BACKEND": "ray" if len(self._held.hosts) > 1 else None,
             "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed domain must not send the engine on to another
+            **self._pipeline_environment(),
+            # tpu-inference 0.26 holds prompts back for up to 30 s to start them together (dp_scheduler.py).
+            "DP_SCHED_BATCH_PREFILL": "0",
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": tracing.protocol(),  # vLLM's default is gRPC
             **self._plan.environment,
             **self._overrides.environment,
+        }
+
+    def _pipeline_environment(self) -> dict[str, str | None]:
+        """What stages on several hosts need to find one another: see stages.py."""
+        hosts = [host.ip for host in self._held.hosts]
+        staged = self._plan.pipeline > 1 and len(hosts) > 1
+        return {
+            STAGES: ",".join(hosts) if staged else None,
+            HOST_BOUNDS: self._plan.slice.host_bounds if staged else None,
         }
 
     def _arguments(self) -> Namespace:

@@ -17,7 +17,8 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -27,11 +28,11 @@ from serving import secret
 from serving.environment import CACHE, CHIPS, ENGINE, HOST, SIMULATION, STARTUP
 from serving.errors import SimulationError
 from serving.simulation import chips, processes
+from serving.simulation.network import LOOPBACK, Namespaces, best, network
 from serving.tpu import Slice, resolve
 
 HEAD = "head"
 ENGINES = ("vllm", "simulated")
-_HEAD_IP = "127.77.0.1"
 _START_TIMEOUT_S = 60
 _HOSTS_A_CORE = 2  # Ray gives a host 30 s to join the cluster; a host that starts alone takes six
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
@@ -60,21 +61,20 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SimulatedSlice:
-    """One simulated slice: its shape by name, and which of its hosts are alive."""
+    """One simulated slice: its shape by name, its number among the simulation's slices, its hosts' addresses, and which are cut off or alive."""
 
     name: str
     generation: str
     topology: str
     hosts: int
     subnet: int
+    ips: tuple[str, ...] = ()
+    cut: tuple[int, ...] = ()
     alive: tuple[bool, ...] = ()
 
     @property
     def shape(self) -> Slice:
         return resolve(self.generation, self.topology, hosts=self.hosts)
-
-    def ip(self, worker_id: int) -> str:
-        return f"127.77.{self.subnet + worker_id // 250}.{worker_id % 250 + 1}"
 
 
 def default_directory(name: str = "sim") -> Path:
@@ -105,9 +105,12 @@ def _ports(simulation: str) -> _Ports:
     return _Ports._make([*range(first, first + 7), first + _PORTS - 1])
 
 
-def _new_id() -> str:
-    """An id whose ports nobody listens on."""
-    while not all(map(_is_free, _ports(simulation := uuid.uuid4().hex[:12]))):
+def _new_id(kind: str) -> str:
+    """An id whose ports nobody listens on, and whose addresses nobody has."""
+    while not (
+        all(map(_is_free, _ports(simulation := uuid.uuid4().hex[:12])))
+        and (kind == LOOPBACK or Namespaces(simulation).free())
+    ):
         continue
     return simulation
 
@@ -123,11 +126,14 @@ class SimulatedCluster:
         startup: str = "",
         *,
         cluster_secret: str,
+        network_kind: str = LOOPBACK,
     ) -> None:
         self.directory = directory
         self.id = simulation
         self._ports = _ports(simulation)
-        self.address = f"{_HEAD_IP}:{self._ports.control_store}"
+        self.network_kind = network_kind
+        self._network = network(network_kind, simulation)
+        self.address = f"{self._network.head_ip}:{self._ports.control_store}"
         self.engine = engine
         self._startup = startup
         self.secret = cluster_secret
@@ -143,12 +149,15 @@ class SimulatedCluster:
         directory: Path | None = None,
         engine: str = "vllm",
         startup: str = "",
+        network_kind: str | None = None,
         report: Report = lambda _: None,
     ) -> Self:
         """Start a head and slices of these shapes; raises SimulationError if one runs in this directory already.
 
-        `engine` is what replicas run, one of ENGINES; `startup` how long the simulated engine takes to start.
+        `engine` is what replicas run, one of ENGINES; `startup` how long the simulated engine takes to start;
+        `network_kind` one of network.NETWORKS, by default namespaces where this user may make them.
         """
+        network_kind = network_kind or best()
         if engine not in ENGINES:
             raise SimulationError(f"no engine is named {engine!r}; there are {', '.join(ENGINES)}")
         directory = directory or default_directory()
@@ -160,11 +169,19 @@ class SimulatedCluster:
                     "--name starts another beside it"
                 )
             old.down()
-        cluster = cls(directory, _new_id(), engine, startup, cluster_secret=secret.new())
+        cluster = cls(
+            directory,
+            _new_id(network_kind),
+            engine,
+            startup,
+            cluster_secret=secret.new(),
+            network_kind=network_kind,
+        )
         cluster._make_directory()
         cluster._save()
         try:
             report("starting the head")
+            cluster._network.up()
             cluster._start_head()
             entries = [cluster._added(shape) for shape in shapes]
             hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
@@ -183,9 +200,17 @@ class SimulatedCluster:
         except FileNotFoundError:
             raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
         cluster = cls(
-            directory, state["id"], state["engine"], state["startup"], cluster_secret=state["secret"]
+            directory,
+            state["id"],
+            state["engine"],
+            state["startup"],
+            cluster_secret=state["secret"],
+            network_kind=state["network"],
         )
-        cluster._slices = {entry["name"]: SimulatedSlice(**entry) for entry in state["slices"]}
+        cluster._slices = {
+            entry["name"]: SimulatedSlice(**entry | {"ips": tuple(entry["ips"]), "cut": tuple(entry["cut"])})
+            for entry in state["slices"]
+        }
         return cluster
 
     @property
@@ -210,6 +235,9 @@ class SimulatedCluster:
         entry = self._slice(name)
         if self.status(name)[0].alive[worker_id]:
             raise SimulationError(f"host {worker_id} of {name} is alive; kill it first")
+        self.kill_host(name, worker_id)  # of a host whose cable is cut the processes run on
+        self._slices[name] = replace(entry, cut=tuple(number for number in entry.cut if number != worker_id))
+        self._save()
         self._start_hosts([(entry, worker_id)])
 
     def restart_head(self) -> None:
@@ -225,9 +253,16 @@ class SimulatedCluster:
     def kill_host(self, name: str, worker_id: int) -> int:
         """End a host as a power cut does: every process on it at once. Returns how many there were."""
         entry = self._slice(name)
-        if worker_id not in range(entry.hosts):
-            raise SimulationError(f"{name} has hosts 0 to {entry.hosts - 1}, not {worker_id}")
+        _check_host(entry, worker_id)
         return processes.kill(lambda: self._processes(f"{name}/{worker_id}"))
+
+    def cut_cable(self, name: str, worker_id: int) -> None:
+        """Take a host off its network while its processes run on; needs hosts with a network of their own."""
+        entry = self._slice(name)
+        _check_host(entry, worker_id)
+        self._network.cut(entry.subnet, worker_id)
+        self._slices[name] = replace(entry, cut=(*entry.cut, worker_id))
+        self._save()
 
     def kill_slice(self, name: str) -> None:
         """End every host of a slice and forget the slice."""
@@ -239,11 +274,13 @@ class SimulatedCluster:
                 for process in self._processes(f"{name}/{worker_id}")
             ]
         )
+        for worker_id in range(entry.hosts):
+            self._network.remove(entry.subnet, worker_id)
         del self._slices[name]
         self._save()
 
     def status(self, *names: str) -> list[SimulatedSlice]:
-        """The slices, each with which of its hosts are alive (their raylet runs)."""
+        """The slices, each with which of its hosts are alive: their raylet runs, and their cable is whole."""
         alive = {
             environment[HOST]
             for process in self._processes()
@@ -251,7 +288,12 @@ class SimulatedCluster:
         }
         return [
             SimulatedSlice(
-                **{**asdict(entry), "alive": tuple(f"{entry.name}/{i}" in alive for i in range(entry.hosts))}
+                **{
+                    **asdict(entry),
+                    "alive": tuple(
+                        f"{entry.name}/{i}" in alive and i not in entry.cut for i in range(entry.hosts)
+                    ),
+                }
             )
             for entry in self._slices.values()
             if not names or entry.name in names
@@ -260,6 +302,7 @@ class SimulatedCluster:
     def down(self) -> None:
         """End every process of the simulation and delete its directory."""
         processes.kill(self._processes)
+        self._network.down()
         shutil.rmtree(self._haproxy, ignore_errors=True)
         shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -339,7 +382,8 @@ class SimulatedCluster:
             raise SimulationError(
                 f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}"
             )
-        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet)
+        ips = tuple(self._network.ip(subnet, worker_id) for worker_id in range(shape.hosts))
+        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet, ips)
         self._slices[name] = entry
         self._save()
         return entry
@@ -347,13 +391,25 @@ class SimulatedCluster:
     def _start_hosts(
         self, hosts: Sequence[tuple[SimulatedSlice, int]], report: Report = lambda _: None
     ) -> None:
-        """In groups large enough to keep the machine's cores busy while a host waits for its parts."""
+        """In groups large enough to keep the machine's cores busy while a host waits for its parts.
+
+        Ray gives a host 30 s to start (_private/node.py). On a busy machine a group can miss that; such a host starts again by itself.
+        """
         at_once = _HOSTS_A_CORE * (os.cpu_count() or 1)
         for first in range(0, len(hosts), at_once):
             group = hosts[first : first + at_once]
             report(f"starting host {first + 1} to {first + len(group)} of {len(hosts)}, {group[0][0].shape}")
-            for start in [self._start_host(entry, worker_id) for entry, worker_id in group]:
-                _finish(start)
+            starts = [(entry, worker_id, self._start_host(entry, worker_id)) for entry, worker_id in group]
+            late = []
+            for entry, worker_id, start in starts:
+                try:
+                    _finish(start)
+                except SimulationError:
+                    late.append((entry, worker_id))
+            for entry, worker_id in late:
+                report(f"host {worker_id} of {entry.name} did not start in time; starting it again")
+                processes.kill(partial(self._processes, f"{entry.name}/{worker_id}"))
+                _finish(self._start_host(entry, worker_id))
 
     def _start_host(self, entry: SimulatedSlice, worker_id: int) -> "subprocess.Popen[str]":
         shape = entry.shape
@@ -372,17 +428,21 @@ class SimulatedCluster:
             }
         )
         resources = json.dumps({"TPU": shape.chips_per_host})
+        self._network.add(entry.subnet, worker_id)
         return self._ray_start(
             environment,
-            [f"--address={self.address}", f"--node-ip-address={entry.ip(worker_id)}"]
+            [f"--address={self.address}", f"--node-ip-address={entry.ips[worker_id]}"]
             # Hosts that start together in one folder would pick the same socket names.
             + [f"--temp-dir={self.directory / f'{entry.name}-{worker_id}'}"]
             + ["--num-cpus=2", f"--resources={resources}"],
+            self._network.command(entry.subnet, worker_id),
         )
 
-    def _ray_start(self, environment: Mapping[str, str], arguments: list[str]) -> "subprocess.Popen[str]":
+    def _ray_start(
+        self, environment: Mapping[str, str], arguments: list[str], within: Sequence[str] = ()
+    ) -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
+            [*within, sys.executable, "-m", "ray.scripts.scripts", "start", *arguments]
             + ["--disable-usage-stats", f"--object-store-memory={_OBJECT_STORE_BYTES}"]
             + ["--min-worker-port=0", "--max-worker-port=0"],
             env=dict(environment),
@@ -411,11 +471,17 @@ class SimulatedCluster:
             "engine": self.engine,
             "startup": self._startup,
             "secret": self.secret,
+            "network": self.network_kind,
             "slices": slices,
         }
         draft = self.directory / "cluster.json.new"
         draft.write_text(json.dumps(state, indent=1))
         draft.replace(self.directory / "cluster.json")
+
+
+def _check_host(entry: SimulatedSlice, worker_id: int) -> None:
+    if worker_id not in range(entry.hosts):
+        raise SimulationError(f"{entry.name} has hosts 0 to {entry.hosts - 1}, not {worker_id}")
 
 
 def _finish(start: "subprocess.Popen[str]") -> None:

@@ -1,15 +1,19 @@
 """Finds processes by the tags they inherited in their environment, whatever their names, and ends them."""
 
+import contextlib
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import psutil
 
 from serving.errors import SimulationError
 
 _KILL_TIMEOUT_S = 10
+_LISTEN = "0A"  # TCP_LISTEN in /proc/PID/net/tcp
 
 
 def processes(tags: Mapping[str, str]) -> list[psutil.Process]:
@@ -62,3 +66,17 @@ def name(process: psutil.Process) -> str:
         return process.name()
     except psutil.Error:
         return ""
+
+
+def listening(process: psutil.Process) -> set[tuple[str, int]]:
+    """The IPv4 addresses and ports that a process listens on, in its own network namespace; psutil sees only the caller's."""
+    proc = Path("/proc", str(process.pid))
+    sockets = set()
+    with contextlib.suppress(OSError):
+        for descriptor in (proc / "fd").iterdir():
+            with contextlib.suppress(OSError):  # closed since
+                sockets.add(str(descriptor.readlink()))
+        rows = [line.split() for line in (proc / "net" / "tcp").read_text().splitlines()[1:]]
+        local = [row[1].split(":") for row in rows if row[3] == _LISTEN and f"socket:[{row[9]}]" in sockets]
+        return {(socket.inet_ntoa(bytes.fromhex(ip)[::-1]), int(port, 16)) for ip, port in local}
+    return set()

@@ -80,6 +80,11 @@ class Slice:
         bundles[0] = {self.head_resource: 1, **bundles[0]}
         return bundles
 
+    @property
+    def host_bounds(self) -> str:
+        """How the chips of a host lie along the three axes, as GKE says it in TPU_CHIPS_PER_HOST_BOUNDS."""
+        return _HOST_BOUNDS[self.chips_per_host]
+
     def host_environment(self, name: str, worker_id: int) -> dict[str, str]:
         """What GKE sets on a pod of this slice; Ray makes its TPU resources and labels from it."""
         return {
@@ -88,6 +93,10 @@ class Slice:
             "TPU_ACCELERATOR_TYPE": self.pod_type,
             "TPU_TOPOLOGY": self.topology,
         }
+
+
+# Chips of a VM: one, two by two, or two by four (https://cloud.google.com/tpu/docs/v6e, v5e, v5p, v4: VM types).
+_HOST_BOUNDS = {1: "1,1,1", 4: "2,2,1", 8: "2,4,1"}
 
 
 def resolve(

@@ -116,6 +116,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving sim up( --\S+ \S+)*": RunBy(CLUSTER),
     r"serving sim (status|down)": RunBy(CLUSTER),
     r"serving sim (kill|restart) slice-\d/\d": RunBy(CLUSTER),
+    r"serving sim cut slice-\d/\d": RunBy("test_hosts_are_killed_restarted_and_added_one_by_one"),
     r'eval "\$\(serving sim env\)"': RunBy(
         "test_a_simulation_is_reached_with_what_env_prints_and_nobody_else_reads_it"
     ),

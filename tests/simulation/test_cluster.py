@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from support import recorded_demand
+from support.leases import Leases
 from support.service import LLAMA, Service, leftovers, service
 
 from serving.errors import SimulationError
@@ -20,7 +21,9 @@ SHAPE = resolve("v6e", "2x4", hosts=2)
 
 @pytest.mark.slow
 def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) -> None:
-    cluster = SimulatedCluster.up([SHAPE], directory=short_directory, engine="simulated")
+    cluster = SimulatedCluster.up(
+        [SHAPE], directory=short_directory, engine="simulated", network_kind="loopback"
+    )
     try:
         with pytest.raises(SimulationError, match="already runs"):
             SimulatedCluster.up([SHAPE], directory=short_directory)
@@ -33,6 +36,8 @@ def test_hosts_are_killed_restarted_and_added_one_by_one(short_directory: Path) 
             cluster.restart_host("slice-0", 1)
         with pytest.raises(SimulationError, match="hosts 0 to 1, not 2"):
             cluster.kill_host("slice-0", 2)
+        with pytest.raises(SimulationError, match="have no cable to cut"):
+            cluster.cut_cable("slice-0", 1)
         single = cluster.add_slice(resolve("v6e", "1x1"))
         again = SimulatedCluster.attach(short_directory)
         assert again.engine == "simulated"
@@ -57,7 +62,7 @@ def test_rays_control_store_tells_its_autoscaler_what_was_recorded() -> None:
 
 @pytest.mark.slow
 def test_a_controller_without_the_hook_is_noticed_and_the_remedy_named(
-    short_directory: Path, tmp_path: Path
+    leases: Leases, tmp_path: Path
 ) -> None:
     """Half of each of two slices is left, so that a group that may straddle them has to."""
     raw = yaml.safe_load(LLAMA.read_text())
@@ -69,7 +74,7 @@ def test_a_controller_without_the_hook_is_noticed_and_the_remedy_named(
         cluster.kill_host("slice-0", 1)
         cluster.kill_host("slice-1", 0)
 
-    with service(short_directory, slices=2, source=unhooked, wait=False, before=halve) as running:
+    with service(leases, slices=2, source=unhooked, wait=False, before=halve) as running:
         reason = running.until(lambda: reasons(running), 120, "the replica's refusal")[0]
     assert "straddle 2 slices (slice-0, slice-1)" in reason
     assert "serve shutdown -y" in reason

@@ -155,3 +155,23 @@ def test_the_single_chip_host_of_v7x_has_its_memory() -> None:
     machine = GENERATIONS["v7x"].machine("tpu7x-standard-1t")
     assert machine is not None
     assert machine.memory_gb == 240
+
+
+@pytest.mark.parametrize(
+    ("generation", "topology", "hosts", "bounds"),
+    [
+        ("v6e", "4x4", None, "2,2,1"),
+        ("v6e", "2x4", 1, "2,4,1"),
+        ("v5e", "1x1", None, "1,1,1"),
+        ("v5p", "2x2x2", None, "2,2,1"),
+    ],
+)
+def test_a_hosts_chips_lie_as_gke_says(
+    generation: str, topology: str, hosts: int | None, bounds: str
+) -> None:
+    assert resolve(generation, topology, hosts).host_bounds == bounds
+
+
+def test_a_hosts_bounds_hold_its_chips() -> None:
+    for slice_ in EVERY_SLICE:
+        assert math.prod(map(int, slice_.host_bounds.split(","))) == slice_.chips_per_host

@@ -14,6 +14,7 @@ from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
+from serving.simulation import processes
 from serving.state.gcs import show_token
 from serving.state.records import SliceRecord, SliceState
 
@@ -65,7 +66,7 @@ def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
 
 def _listens(process: psutil.Process, address: str) -> bool:
     port = int(address.rpartition(":")[2])
-    return any(each.laddr.port == port for each in process.net_connections() if each.laddr)
+    return port in {listened for _, listened in processes.listening(process)}
 
 
 def test_who_has_neither_the_token_nor_the_secret_gets_into_no_slice_and_not_into_ray(
