@@ -72,9 +72,10 @@ class Guard:
             await send({"type": "http.response.body", "body": _REFUSAL})
 
     def _is_shown(self, scope: Scope) -> bool:
-        return any(
-            name == _NAME and hmac.compare_digest(value, self._expected) for name, value in scope["headers"]
-        )
+        for name, value in scope["headers"]:
+            if name == _NAME:
+                return hmac.compare_digest(value, self._expected)
+        return False
 
 
 def guarded(app: ASGIApp, secret: str) -> ASGIApp:
