@@ -32,6 +32,9 @@ from serving.router.http.work import Work, texts
 _MOST_CONTAINERS = 1 << 16
 _MOST_VALUES = 1 << 18
 _PIECE_BYTES = 1 << 18
+# Enough for jiter to see that a body is nested too deeply, at 200 levels.
+_OPENING_BYTES = 1 << 12
+_TOO_DEEP = "recursion limit"
 # Below this size a body is neither measured nor parsed off the event loop: it is parsed within a millisecond.
 _SMALL_BYTES = 1 << 16
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
@@ -98,11 +101,11 @@ async def fields_of(request: Request, route: Route, body: bytes) -> dict[str, An
 
 def parse(body: bytes) -> dict[str, Any]:
     """The fields of a JSON body, of a bounded number of values; raises BadRequestError."""
-    too_many = _too_many_values(body)
     try:
-        if too_many:  # its beginning says more where it is no JSON at all
-            jiter.from_json(body[:_SMALL_BYTES], partial_mode=True)
-            raise too_many
+        if len(body) >= _SMALL_BYTES:
+            _check_opening(body)
+            if too_many := _too_many_values(body):
+                raise too_many
         fields = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         raise BadRequestError(f"The request body is not JSON: {_without_names(str(error))}.") from None
@@ -114,10 +117,17 @@ def parse(body: bytes) -> dict[str, Any]:
     return fields
 
 
+def _check_opening(body: bytes) -> None:
+    """Raises ValueError where the first bytes alone are nested too deeply. Other faults there may be those of the cut."""
+    try:
+        jiter.from_json(body[:_OPENING_BYTES], partial_mode=True)
+    except ValueError as error:
+        if _TOO_DEEP in str(error):
+            raise
+
+
 def _too_many_values(body: bytes) -> BadRequestError | None:
     """Count a body's values without making them, piece by piece: no call holds other threads up for long."""
-    if len(body) < _SMALL_BYTES:
-        return None
     containers = values = texts = 0
     within, at = False, 0  # a text
     while at < len(body):
