@@ -154,6 +154,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
         MINUTES, "test_the_report_on_real_engines_says_who_is_missing"
     ),
     r"python -m benchmarks\.fleet( --\S+)?": InPart(MINUTES, "test_our_policy_follows_a_load_that_doubles"),
+    r"python -m benchmarks\.store": InPart(
+        "it starts a head of its own", "test_the_fixed_part_is_read_once_and_again_when_it_has_changed"
+    ),
     r"python -m benchmarks\.choosing": InPart(
         MINUTES, "test_the_fleet_of_the_benchmark_sends_a_conversation_s_turns_to_one_slice"
     ),
