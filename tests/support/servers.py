@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+import uvloop
 
 Script = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -24,11 +25,11 @@ def until(condition: Callable[[], Any], what: str, timeout_s: float = 2) -> None
 
 
 @contextmanager
-def asgi_server(app: Any, port: int = 0) -> Iterator[str]:
-    """A real uvicorn in a thread; yields its address."""
+def asgi_server(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
+    """A real uvicorn in a thread, on the event loop of Ray's workers, with these options of its own; yields its address."""
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, **options))
+    thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
     until(lambda: server.started, "uvicorn is up")
     try:

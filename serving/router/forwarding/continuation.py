@@ -95,14 +95,16 @@ class Transcript:
 
     def take(self, events: bytes) -> bytes:
         """Whole events of an engine, as the client is to have them; up to the engine's failure if it fails."""
-        events_out = None
-        if self._unread and self._begun:
-            events_out = self._take_unread(events)
-        elif self._opening and not self._later and not self._counts_text:
-            events_out = self._take_tokens(events)
+        events_out = self._take_at_once(events)
         if events_out is not None:
             return events_out
-        return b"".join(self._take(event) for event in sse.each(events))
+        # The first and the last events are of another kind than those between.
+        first, *others = sse.each(events)
+        pieces = [self._take(first)]
+        if len(others) > 1 and (between := self._take_at_once(b"".join(others[:-1]))) is not None:
+            pieces.append(between)
+            others = others[-1:]
+        return b"".join([*pieces, *map(self._take, others)])
 
     def resume(self) -> str:
         """Make `body` ask for the rest of the answer; returns the reason where another slice can't go on."""
@@ -131,6 +133,14 @@ class Transcript:
             "completion_tokens": self.tokens,
         }
         return sse.event({**self._opening, "choices": [], "usage": usage}) + sse.DONE
+
+    def _take_at_once(self, events: bytes) -> bytes | None:
+        """Events of which none is parsed. None where one has to be."""
+        if self._unread and self._begun:
+            return self._take_unread(events)
+        if self._opening and not self._later and not self._counts_text and not (self.failed or self.done):
+            return self._take_tokens(events)
+        return None
 
     def _take_unread(self, events: bytes) -> bytes | None:
         """Events of an answer that can't go on elsewhere anyway. None where the engine may have failed."""
@@ -167,7 +177,7 @@ class Transcript:
     def _take(self, event: bytes) -> bytes:
         if self.failed or self.done:
             return b""
-        body = sse.body(event)
+        body = {} if event == sse.DONE else sse.body(event)
         if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
             self.failed = event + sse.DONE
             return b""

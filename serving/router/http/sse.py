@@ -8,6 +8,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+import jiter
+
 DATA, END = b"data: ", b"\n\n"
 DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream"
@@ -34,10 +36,14 @@ def count(events: bytes) -> int:
 
 def body(event: bytes) -> dict[str, Any]:
     """The JSON object of an event; empty where there is none."""
+    text = event.removeprefix(DATA)
     try:
-        fields = json.loads(event.removeprefix(DATA))
-    except ValueError:
-        return {}
+        fields = jiter.from_json(text)
+    except ValueError:  # jiter takes no half of a surrogate pair
+        try:
+            fields = json.loads(text)
+        except ValueError:
+            return {}
     return fields if isinstance(fields, dict) else {}
 
 
