@@ -4,13 +4,14 @@ The need is a rate: the requests a second expected when a slice ordered now woul
 time until then is learned from the last orders. The queue is worked off within another lead time. Slices on order count
 as present, and a queue that grew while they are awaited is not ordered for again. The largest need within the cool-down
 stays. Pools fill in order of preference. Slices that a pool has not delivered within its patience are ordered in the
-next, and go when the first delivers after all. A report that can't be true holds the last good decision.
+next, and go when the first delivers after all; so are those of a pool whose starts fail again and again. A report that can't be true holds the last good decision.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from serving.scaling.boost import Boost, most_boost, next_boost
 from serving.scaling.capacity import (
     FASTEST,
     NOT_WORTH,
@@ -34,6 +35,8 @@ _LONGEST_STEP_S = 60.0
 _WINDOW_POINTS = 30
 # After this many times its patience, a pool that had to give its order up is asked again.
 _AGAIN = 4
+# A pool none of whose slices has come up after so many starts is sought elsewhere.
+_FAILED_STARTS = 3
 # The learned speed is averaged over so many seconds; a new lead time enters the learned one with this share.
 _SPEED_S = 120.0
 _LEAD_SHARE = 0.5
@@ -90,11 +93,22 @@ class PoolState:
     speed: float = 1.0
     delivered: int = 0  # slices that are there, serving or not
     serving: int = 0
-    late_s: float | None = None  # when patience ran out; None once a slice comes
+    late_s: float | None = None  # when patience ran out, or starts failed; None once a slice serves
+    failed: int = 0  # starts since a slice last came up
+    failure: str = ""  # why the last of them failed
 
     @property
     def late(self) -> bool:
         return self.late_s is not None
+
+    @property
+    def failing(self) -> bool:
+        return self.failed >= _FAILED_STARTS
+
+    @property
+    def to_count_on(self) -> int:
+        """Slices that will serve: those that are there, or of a pool whose starts fail those that serve."""
+        return self.serving if self.failing else self.delivered
 
     def expected_lead_s(self, now_s: float) -> float:
         """From order to serving: the learned lead time, and at least what the oldest order has waited."""
@@ -113,8 +127,7 @@ class PolicyState:
     traffic: Traffic = field(default_factory=Traffic)
     needs: tuple[tuple[float, float], ...] = ()  # (time, slices of the first pool), falling
     backlog: float = 0.0  # requests a second ordered to work off a queue
-    boost: int = 0  # slices beyond the planned need, because targets are missed
-    boosted_s: float = -math.inf
+    boost: Boost = field(default_factory=Boost)
     kv_per_sequence: float = 0.0
     hold: str = ""
 
@@ -125,13 +138,17 @@ class PolicyState:
 
 @dataclass(frozen=True)
 class Decision:
-    """Slices wanted, by pool, and why. `held`: the report could not be used; `short`: a limit keeps slices away."""
+    """Slices wanted, by pool, and why.
+
+    `held`: the report could not be used; `short`: a limit keeps slices away; `failing`: no slice of some pool comes up.
+    """
 
     wanted: tuple[int, ...]
     reason: str
     held: bool
     state: PolicyState
     short: bool = False
+    failing: bool = False
 
 
 def start(settings: Settings, wanted: Mapping[str, int] | None = None) -> PolicyState:
@@ -173,7 +190,10 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
     wanted, limits, short = _fill(settings, state, report.room, need, capacities, now_s)
     pools = tuple(_ordered(pool, count, now_s) for pool, count in zip(state.pools, wanted, strict=True))
     state = replace(state, pools=pools)
-    return Decision(state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short)
+    failing = any(pool.failing for pool in pools)
+    return Decision(
+        state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short, failing=failing
+    )
 
 
 def _held(before: PolicyState, problem: str, state: PolicyState) -> Decision:
@@ -187,7 +207,7 @@ def _moved(state: PolicyState, by_s: float) -> PolicyState:
         state,
         active_s=None if state.active_s is None else state.active_s + by_s,
         needs=tuple((at + by_s, need) for at, need in state.needs),
-        boosted_s=state.boosted_s + by_s,
+        boost=state.boost.moved(by_s),
         first_s=state.first_s + by_s,
         pools=tuple(
             replace(
@@ -202,49 +222,58 @@ def _moved(state: PolicyState, by_s: float) -> PolicyState:
 
 
 def _count(settings: Settings, before: PolicyState, sums: Sums, now_s: float) -> tuple[PoolState, ...]:
-    """Which orders have been delivered, and how long they took."""
-    counted = []
-    for spec, known in zip(settings.pools, before.pools, strict=True):
-        starting = [entry.replica for entry in sums.starting if entry.pool == spec.key]
-        serving = sums.serving.get(spec.key, 0)
-        present = serving + len(starting)
-        came = max(0, present - known.delivered)
-        order_times = iter(known.orders[:came])  # of the slices that came, the oldest first
-        missing = max(0, known.wanted - present)
-        orders = known.orders[came:]
-        since = dict(known.starting)
-        arrived = [next(order_times, None) for entry in sums.fresh if entry.pool == spec.key]
-        still_starting = tuple(
-            (name, since.pop(name) if name in since else next(order_times, now_s)) for name in starting
-        )
-        # The rest of `since` serves now or is gone: as many serve as `serving` grew by beyond `arrived`.
-        ready = list(since.values())[: max(0, serving - known.serving - len(arrived))]
-        lead_s = known.lead_s
-        for ordered_s in [*arrived, *ready]:
-            if ordered_s is not None:
-                took = now_s - ordered_s
-                lead_s = took if lead_s is None else lead_s + _LEAD_SHARE * (took - lead_s)
-        counted.append(
-            replace(
-                known,
-                orders=(*orders, *(now_s for _ in range(missing - len(orders))))[:missing],
-                starting=still_starting,
-                lead_s=lead_s,
-                delivered=present,
-                serving=serving,
-                late_s=_late_s(spec, known, present, now_s),
-            )
-        )
-    return tuple(counted)
+    """Which orders have been delivered, how long they took, and which starts failed."""
+    return tuple(
+        _counted(spec, known, sums, now_s) for spec, known in zip(settings.pools, before.pools, strict=True)
+    )
 
 
-def _late_s(spec: Pool, known: PoolState, present: int, now_s: float) -> float | None:
+def _counted(spec: Pool, known: PoolState, sums: Sums, now_s: float) -> PoolState:
+    starting = [entry.replica for entry in sums.starting if entry.pool == spec.key]
+    serving = sums.serving.get(spec.key, 0)
+    present = serving + len(starting)
+    missing = max(0, known.wanted - present)
+    since = dict(known.starting)
+    ready = [since.pop(name) for name in list(since) if name in sums.ready]
+    new = [name for name in starting if name not in since]
+    fresh = [entry for entry in sums.fresh if entry.pool == spec.key]
+    order_times = iter(known.orders)  # the oldest first
+    arrived = [next(order_times, None) for _ in fresh]
+    ordered = {name: since.pop(name) if name in since else next(order_times, now_s) for name in starting}
+    # What is left of `since` came and went without serving: it failed, unless nobody wants it any more.
+    failed = len(since) if missing else 0
+    orders = sorted([*order_times, *since.values()])[:missing]
+    lead_s = known.lead_s
+    for ordered_s in [*arrived, *ready]:
+        if ordered_s is not None:
+            took = now_s - ordered_s
+            lead_s = took if lead_s is None else lead_s + _LEAD_SHARE * (took - lead_s)
+    came_up = bool(ready or fresh)
+    failures = 0 if came_up else known.failed + failed
+    reasons = [entry.reason for entry in sums.lost if entry.replica in since and entry.reason]
+    return replace(
+        known,
+        orders=(*orders, *(now_s for _ in range(missing - len(orders)))),
+        starting=tuple(ordered.items()),
+        lead_s=lead_s,
+        delivered=present,
+        serving=serving,
+        late_s=None if came_up else _late_s(spec, known, failures, delivered=bool(new), now_s=now_s),
+        failed=failures,
+        failure="" if came_up else (reasons[-1] if reasons else known.failure),
+    )
+
+
+def _late_s(spec: Pool, known: PoolState, failures: int, *, delivered: bool, now_s: float) -> float | None:
     """When a pool's patience ran out. A pool whose order the budget took is tried again after _AGAIN patiences."""
-    if present > known.delivered:
+    if failures >= _FAILED_STARTS:
+        return now_s if known.late_s is None else known.late_s
+    if delivered and not failures:
         return None
     if known.late_s is None:
         return now_s if known.orders and now_s - known.orders[0] > spec.patience_s else None
-    return known.late_s if known.orders or now_s - known.late_s < _AGAIN * spec.patience_s else None
+    waits = known.orders or known.starting
+    return known.late_s if waits or now_s - known.late_s < _AGAIN * spec.patience_s else None
 
 
 def _learn(
@@ -296,25 +325,31 @@ def _need(
     active_s = now_s if busy else state.active_s
     idle = active_s is None or now_s - active_s > settings.cool_down_s
     if idle:
-        state = replace(state, active_s=active_s, needs=(), backlog=0.0, boost=0)
+        state = replace(state, active_s=active_s, needs=(), backlog=0.0, boost=Boost())
         return state, 0.0, f"no request for {settings.cool_down_s:.0f} s"
     lead_s = _lead_s(state)
     rate, ahead = state.traffic.rate, state.traffic.ahead(lead_s)
     queued = sums.waiting + sums.held
     backlog = state.backlog if awaited else queued / lead_s  # gone within another lead time
-    boost, boosted_s = state.boost, state.boosted_s
-    missed = _missed(settings, report.demands)
-    if missed and not awaited and not queued and now_s - boosted_s > lead_s:
-        boost, boosted_s = boost + 1, now_s
-    elif boost and not missed and now_s - boosted_s > settings.cool_down_s:
-        boost, boosted_s = boost - 1, now_s
+    missed, worst = _missed(settings, report.demands)
     # A model in use keeps a slice, however light its load.
     least = capacities[0].requests_per_s * 2 * NOT_WORTH
-    need = max(with_room(ahead, capacities[0]), ahead + backlog, least) + boost * capacities[0].requests_per_s
-    # Remembered in slices: capacity is measured anew all the time, and would move a remembered rate across a border.
+    need = max(with_room(ahead, capacities[0]), ahead + backlog, least)
     slices = need / capacities[0].requests_per_s
+    room = sum(pool.max for pool in settings.pools) - math.ceil(slices)
+    boost = next_boost(
+        state.boost,
+        worst,
+        slices,
+        most_boost(slices, room),
+        now_s,
+        settings.cool_down_s,
+        settled=not awaited and not queued,
+    )
+    # Remembered in slices: capacity is measured anew all the time, and would move a remembered rate across a border.
+    slices += boost.slices
     needs = _window(state.needs if state.traffic.known else (), now_s, slices, settings.cool_down_s)
-    state = replace(state, active_s=active_s, needs=needs, backlog=backlog, boost=boost, boosted_s=boosted_s)
+    state = replace(state, active_s=active_s, needs=needs, backlog=backlog, boost=boost)
     lengths = state.traffic.lengths
     reasons = [
         f"{rate:.2g} requests/s of {lengths.prompt:.0f}+{lengths.answer:.0f} tokens, {ahead:.2g} in {lead_s:.0f} s",
@@ -322,8 +357,10 @@ def _need(
     ]
     if queued:
         reasons.append(f"{queued:.0f} wait")
-    if boost:
-        reasons.append(f"{boost} more for {missed or 'targets missed before'}")
+    if boost.slices:
+        reasons.append(f"{boost.slices} more for {missed or 'targets missed before'}")
+    elif missed and now_s < boost.rest_until_s:
+        reasons.append(f"{missed}, which more slices did not change")
     if needs[0][1] > slices * 1.01:
         reasons.append(
             f"{needs[0][1]:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now"
@@ -336,13 +373,16 @@ def _lead_s(state: PolicyState) -> float:
     return min(pool.expected_lead_s(state.at_s or 0.0) for pool in state.pools)
 
 
-def _missed(settings: Settings, demands: Sequence[Demand]) -> str:
-    """The target that the p90 of some router misses, in words."""
+def _missed(settings: Settings, demands: Sequence[Demand]) -> tuple[str, float]:
+    """The target that the p90 of some router misses most, in words, and measured over wanted."""
+    missed, words = 0.0, ""
     for name, target_s in (("ttft", settings.ttft_s), ("itl", settings.itl_s)):
-        worst = max((float(getattr(demand, f"{name}_p90_s")) for demand in demands), default=0.0)
-        if target_s is not None and worst > target_s:
-            return f"{name} p90 {worst:.2g} s above {target_s:.2g}"
-    return ""
+        if target_s is None:
+            continue
+        worst_s = max((float(getattr(demand, f"{name}_p90_s")) for demand in demands), default=0.0)
+        if worst_s / target_s > missed:
+            missed, words = worst_s / target_s, f"{name} p90 {worst_s:.2g} s above {target_s:.2g}"
+    return (words if missed > 1 else ""), missed
 
 
 def _window(
@@ -372,7 +412,7 @@ def _fill(
             for count, known, pool in zip(least, state.pools, settings.pools, strict=True)
         ]
     usable = [
-        min(count, known.delivered) if known.late else count
+        min(count, known.to_count_on) if known.late else count
         for count, known in zip(least, state.pools, strict=True)
     ]
     wanted = list(least)
@@ -385,12 +425,16 @@ def _fill(
         if index:  # a slice in place of a preferred pool's goes when that pool's serves
             more = max(more, min(_slices(unsafe, rates[index], open_), known.wanted - least[index]))
         wanted[index] += more
-        counted = min(wanted[index], known.delivered) if known.late else wanted[index]
+        counted = min(wanted[index], known.to_count_on) if known.late else wanted[index]
         missing -= (counted - usable[index]) * rates[index]
         unsafe -= max(0, min(wanted[index], known.serving) - usable[index]) * rates[index]
         if known.orders:
             waited = f"{pool.name}: {len(known.orders)} on order for {now_s - known.orders[0]:.0f} s"
-            remarks.append(waited + (", out of patience" if known.late else ""))
+            remarks.append(waited + (", out of patience" if known.late and not known.failing else ""))
+        if known.failed:
+            remarks.append(
+                f"{pool.name}: {known.failed} starts failed, the last: {known.failure or 'no reason given'}"
+            )
     if short := missing > NOT_WORTH * rates[0]:
         remarks.append(f"{missing:.2g} requests/s above what replicas.max can take")
     before_cut = sum(wanted)

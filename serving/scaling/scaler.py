@@ -40,7 +40,24 @@ class _Model:
     state: PolicyState | None = None
     announced: dict[str, int] = field(default_factory=dict)  # by pool key
     hold: bool = False
+    failing: bool = False
     short_s: float = -math.inf  # when a limit kept slices away last
+
+    @property
+    def decided(self) -> dict[str, int]:
+        """Slices wanted by pool key; empty before the first decision."""
+        return {pool.key: pool.wanted for pool in self.state.pools} if self.state else {}
+
+    @property
+    def present(self) -> list[int]:
+        """Slices to leave room for, by pool: those decided for, before that those that Serve has, and at least `min`."""
+        counts = self.decided or self.targets
+        return [counts.get(pool.key, pool.min) for pool in self.settings.pools]
+
+    @property
+    def called(self) -> bool:
+        """Whether Serve has called for every pool, so that none is taken for its `min`."""
+        return all(pool.key in self.targets for pool in self.settings.pools)
 
 
 class Scaler:
@@ -66,12 +83,20 @@ class Scaler:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def wanted(self, settings: Settings, pool: str, target: int, budget: Room) -> int:
-        """Slices wanted in the pool of this key: the last decision, before the first one what Serve has."""
+    def wanted(
+        self, settings: Settings, pool: str, target: int, budget: Room, *, deployed: bool = False
+    ) -> int:
+        """Slices wanted in the pool of this key: the last decision, before the first one what Serve has.
+
+        `deployed`: Serve calls for the first time since the pool was deployed. If it then has another number than was wanted,
+        the pool was deleted in between, and its model starts anew.
+        """
         with self._lock:
             self._budget = budget
             self._called_s = self._clock()
             model = self._models.get(settings.model)
+            if model and deployed and model.decided.get(pool, target) != target:
+                model = None
             if model is None:
                 model = self._models[settings.model] = _Model(settings, self._called_s)
             model.settings, model.called_s = settings, self._called_s
@@ -81,8 +106,7 @@ class Scaler:
                     other.called_s = self._called_s
                 self._thread = threading.Thread(target=self._run, name="scaling", daemon=True)
                 self._thread.start()
-            decided = {state.key: state.wanted for state in model.state.pools} if model.state else {}
-            return decided.get(pool, target)
+            return model.decided.get(pool, target)
 
     def _run(self) -> None:
         while self._clock() - self._called_s < _ABANDONED_S:
@@ -93,6 +117,15 @@ class Scaler:
                 logger.exception("scaling of %s failed; every model keeps its slices", self._application)
             took_s = time.monotonic() - began_s
             time.sleep(max(_EVERY_S, took_s / _BUSY_SHARE))
+        self._leave()
+
+    def _leave(self) -> None:
+        """Nobody calls any more: the application is deleted, or none of its models scales."""
+        try:
+            self._store().delete_scaling(self._application)
+        except Exception as error:  # noqa: BLE001  as in `step`; an application of the same name overwrites the records
+            logger.warning("scaling of %s leaves its records in the store (%s)", self._application, error)
+        self._kept = None
 
     def step(self) -> None:
         """Read the store and decide once for every model."""
@@ -108,7 +141,8 @@ class Scaler:
                 self._hold(model, problem)
             return
         for model in list(self._models.values()):
-            self._decide(model, entries, demands, now_s)
+            if model.called:
+                self._decide(model, entries, demands, now_s)
         self._save()
 
     def _forget_removed(self, now_s: float) -> None:
@@ -136,11 +170,11 @@ class Scaler:
         self._tell(model, decision)
 
     def _room(self, model: str) -> Room:
-        """The budget less what the other models want, at least their `min`."""
+        """The budget less what the other models want, or have until they are decided for."""
         slices, dollars = 0, 0.0
         for name, other in self._models.items():
             if name != model:
-                wanted = other.state.wanted if other.state else [pool.min for pool in other.settings.pools]
+                wanted = other.present
                 slices += sum(wanted)
                 dollars += sum(
                     count * pool.dollars_per_hour
@@ -155,18 +189,21 @@ class Scaler:
             )
 
     def _tell(self, model: _Model, decision: Decision) -> None:
-        """Log and keep news: another number for a pool, reports that can't be used, a limit that binds."""
+        """Log and keep news: another number for a pool, reports that can't be used, a limit that binds, starts that fail."""
         now_s = self._clock()
         short = decision.short and now_s - model.short_s > _SHORT_S
         if decision.short:
             model.short_s = now_s
         wanted = {pool.key: count for pool, count in zip(model.settings.pools, decision.wanted, strict=True)}
+        news = short or decision.held > model.hold or decision.failing > model.failing
         changes = [
             (pool, wanted[pool.key])
             for pool in model.settings.pools
-            if model.announced.get(pool.key) != wanted[pool.key] or decision.held > model.hold or short
+            if model.announced.get(pool.key) != wanted[pool.key] or news
         ]
         before, model.announced, model.hold = model.announced, wanted, decision.held
+        if not decision.held:
+            model.failing = decision.failing
         for pool, count in changes:
             direction = "hold" if decision.held else _direction(before.get(pool.key), count)
             self._recorder.add(DECISIONS, 1, model.settings.model, pool.key, direction)

@@ -25,8 +25,12 @@ class SlicePolicy:
         self._settings = Settings(**{**settings, "pools": tuple(pools)})
         self._pool = pool
         self._budget = Room(**budget)
+        self._deployed = True  # Serve makes another policy of every deployment of the pool
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Serve's call, several times a second in the controller's loop."""
-        application = scaler(context.app_name or "")
-        return application.wanted(self._settings, self._pool, context.target_num_replicas, self._budget), {}
+        deployed, self._deployed = self._deployed, False
+        wanted = scaler(context.app_name or "").wanted(
+            self._settings, self._pool, context.target_num_replicas, self._budget, deployed=deployed
+        )
+        return wanted, {}

@@ -4,7 +4,7 @@ Pure. A counter that falls has started anew.
 """
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -40,6 +40,8 @@ class Sums:
     serving: Mapping[str, int] = field(default_factory=dict)  # slices that serve, by pool
     starting: tuple[SliceRecord, ...] = ()
     fresh: tuple[SliceRecord, ...] = ()  # serving, and seen for the first time
+    ready: frozenset[str] = frozenset()  # replicas that serve
+    lost: tuple[SliceRecord, ...] = ()
     prompt_tokens: float = 0.0  # since the last report; so are those below
     output_tokens: float = 0.0
     arrived: float = 0.0
@@ -98,8 +100,8 @@ def add_up(
     """The sums of the reports, and the counters to compare the next ones with; raises NonsenseError."""
     running = waiting = kv_usage = prompt = output = 0.0
     tokens: dict[str, tuple[float, float]] = {}
-    serving: Counter[str] = Counter()
-    starting, fresh = [], []
+    by_state: defaultdict[SliceState, list[SliceRecord]] = defaultdict(list)
+    fresh = []
     known, serves = before.tokens, SliceState.SERVING
     try:
         for entry in entries:
@@ -111,11 +113,9 @@ def add_up(
             running += at_once
             waiting += queued
             tokens[entry.replica] = (computed, written)
+            by_state[entry.state].append(entry)
             if entry.state is serves:
-                serving[entry.pool] += 1
                 kv_usage += kv
-            elif entry.state is SliceState.STARTING:
-                starting.append(entry)
             previous = known.get(entry.replica)
             if previous is None:
                 fresh.append(entry)
@@ -136,9 +136,11 @@ def add_up(
         waiting=waiting,
         kv_usage=kv_usage,
         held=held,
-        serving=serving,
-        starting=tuple(starting),
+        serving=Counter(entry.pool for entry in by_state[serves]),
+        starting=tuple(by_state[SliceState.STARTING]),
         fresh=tuple(entry for entry in fresh if entry.state is serves),
+        ready=frozenset(entry.replica for entry in by_state[serves]),
+        lost=tuple(by_state[SliceState.LOST]),
         prompt_tokens=prompt,
         output_tokens=output,
         arrived=arrived,

@@ -181,6 +181,11 @@ class Store:
         """Replace how many slices scaling wants of each of an application's models."""
         self._put(_key(application, "ordered", "all"), json.dumps(slices).encode())
 
+    def delete_scaling(self, application: str) -> None:
+        """Forget what scaling decided for an application that is gone."""
+        self._delete(_key(application, "decisions", "all"))
+        self._delete(_key(application, "ordered", "all"))
+
     def put_suspicions(self, application: str, router: str, suspicions: Mapping[str, Suspicion]) -> None:
         """Replace a router's suspicions; an empty mapping deletes its record."""
         key = _key(application, "suspicions", router)

@@ -99,6 +99,41 @@ class TestPools:
         assert back[-1][1] == 0
         assert min(sum(one) for one in back) >= 2
 
+    def test_starts_that_fail_again_and_again_lead_to_the_next_pool_and_are_told(self) -> None:
+        near = pool("near", least=0, most=5, patience_s=1000)
+        fleet = Fleet(
+            settings(near, pool("far", least=0, most=5)), failing=frozenset([0]), delivery_s=5, start_s=20
+        )
+        fleet.run(1, 60)
+        assert fleet.decisions[-1].wanted == (1, 0)
+        fleet.run(1, 60)
+        assert fleet.decisions[-1].wanted == (1, 1)
+        assert fleet.decisions[-1].failing
+        assert "near: 4 starts failed, the last: the weights are gone" in fleet.decisions[-1].reason
+        fleet.failing = frozenset()
+        fleet.run(1, 60)
+        assert fleet.decisions[-1].wanted == (1, 0)
+        assert not fleet.decisions[-1].failing
+        assert "failed" not in fleet.decisions[-1].reason
+
+    def test_a_start_that_fails_does_not_begin_the_patience_anew(self) -> None:
+        near = pool("near", least=0, most=5, patience_s=45)
+        fleet = Fleet(
+            settings(near, pool("far", least=0, most=5)), failing=frozenset([0]), delivery_s=20, start_s=20
+        )
+        fleet.run(1, 75)
+        assert fleet.decisions[-1].wanted == (1, 1)
+
+    def test_starting_slices_that_nobody_wants_any_more_have_not_failed(self) -> None:
+        fleet = Fleet(settings(cool_down_s=10), delivery_s=5, start_s=200)
+        fleet.run(60, 60)
+        assert fleet.counts()[0] > 3
+        fleet.queue = 0
+        fleet.run(1, 130)
+        assert fleet.counts() == [1]
+        assert fleet.state is not None
+        assert fleet.state.pools[0].failed == 0
+
     def test_no_slice_goes_before_the_one_in_its_place_serves(self) -> None:
         near = pool("near", least=0, most=5, patience_s=30)
         far = pool("far", least=0, most=5)

@@ -84,3 +84,70 @@ def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
         scaler._tell(model, Decision((1,), f"{at_s}", held=False, state=start(model.settings), short=short))
         told.append(len(scaler._kept or ()))
     assert told == [1, 2, 2, 2, 2, 2, 3]
+
+
+def ended(scaler: Scaler, time_s: list[float]) -> None:
+    """Let the scaler's thread end, as nobody calls any more."""
+    time_s[0] += 1000.0
+    assert scaler._thread is not None
+    scaler._thread.join(timeout=5)
+
+
+def decided(scaler: Scaler, model: str, *counts: int) -> None:
+    known = scaler._models[model]
+    state = start(known.settings)
+    pools = tuple(replace(each, wanted=count) for each, count in zip(state.pools, counts, strict=True))
+    known.state = replace(state, pools=pools)
+
+
+def test_an_application_that_was_deleted_and_deployed_again_does_not_order_its_old_fleet() -> None:
+    time_s = [0.0]
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
+    asked = settings(pool(most=50))
+    assert scaler.wanted(asked, "near", 1, ANY, deployed=True) == 1
+    decided(scaler, "m", 50)
+    assert scaler.wanted(asked, "near", 1, ANY) == 50
+    assert scaler.wanted(asked, "near", 1, ANY, deployed=True) == 1
+    ended(scaler, time_s)
+
+
+def test_a_changed_setting_does_not_begin_anew() -> None:
+    time_s = [0.0]
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
+    scaler.wanted(settings(pool(most=50)), "near", 50, ANY, deployed=True)
+    decided(scaler, "m", 50)
+    assert scaler.wanted(settings(pool(most=60), cool_down_s=5), "near", 50, ANY, deployed=True) == 50
+    assert scaler._models["m"].state is not None
+    ended(scaler, time_s)
+
+
+def test_after_a_restart_no_model_is_decided_for_before_serve_has_asked_for_all_of_its_pools() -> None:
+    """A pool that Serve had not asked for yet was taken for its `min`, and its slices stopped."""
+    time_s = [0.0]
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
+    asked = settings(pool("near", least=0), pool("far", least=0))
+    scaler.wanted(asked, "near", 2, ANY)
+    assert not scaler._models["m"].called
+    scaler.wanted(asked, "far", 7, ANY)
+    assert scaler._models["m"].called
+    ended(scaler, time_s)
+
+
+def test_after_a_restart_models_that_are_not_decided_for_keep_what_they_have_of_the_budget() -> None:
+    time_s = [0.0]
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
+    scaler.wanted(settings(), "near", 1, SIX)
+    scaler.wanted(replace(settings(pool(least=1, most=9)), model="other"), "near", 4, SIX)
+    assert scaler._room("m").slices == 2
+    ended(scaler, time_s)
+
+
+def test_starts_that_fail_are_told_once_and_told_again_after_slices_came_up() -> None:
+    scaler = Scaler("app", no_cluster, clock=lambda: 0.0)
+    model = _Model(settings(), called_s=0.0)
+    told = []
+    for failing in (False, True, True, False, True):
+        decision = Decision((1,), "why", held=False, state=start(model.settings), failing=failing)
+        scaler._tell(model, decision)
+        told.append(len(scaler._kept or ()))
+    assert told == [1, 2, 2, 2, 3]

@@ -37,6 +37,9 @@ class Fleet:
     made: int = 0
     state: PolicyState | None = None
     decisions: list[Decision] = field(default_factory=list)
+    ttft_p90_s: float = 0.0
+    failing: frozenset[int] = frozenset()  # pools whose starts fail
+    lost: list[SliceRecord] = field(default_factory=list)  # as long as the store has them
 
     def __post_init__(self) -> None:
         self.state = start(self.settings)
@@ -64,6 +67,12 @@ class Fleet:
     def lose(self, at: int) -> None:
         self.slices[at].pop()
 
+    def jump(self, seconds: float) -> None:
+        """Put the policy's clock on; deliveries and starts take no notice."""
+        self.now_s += seconds
+        self.born = {name: at_s + seconds for name, at_s in self.born.items()}
+        self.orders = [[at_s + seconds for at_s in orders] for orders in self.orders]
+
     def report(self, rate: float) -> Report:
         """A second of traffic: 100-token answers to 100-token prompts, what is above 10 a slice queues."""
         self.arrived += rate
@@ -75,7 +84,7 @@ class Fleet:
             self.slices[at] = [
                 replace(
                     entry,
-                    running=round(done / self.serving),
+                    running=done / self.serving,  # type: ignore[arg-type]  # a mean
                     prompt_tokens=entry.prompt_tokens + round(100 * done / self.serving),
                     output_tokens=entry.output_tokens + round(100 * done / self.serving),
                 )
@@ -83,9 +92,11 @@ class Fleet:
                 else entry
                 for entry in each
             ]
-        demand = Demand("r", "m", held=round(self.queue), arrived=round(self.arrived))
+        demand = Demand(
+            "r", "m", held=round(self.queue), arrived=round(self.arrived), ttft_p90_s=self.ttft_p90_s
+        )
         in_flight = round(self.arrived) - round(self.queue) - round(self.finished)
-        entries = [entry for each in self.slices for entry in each]
+        entries = [*(entry for each in self.slices for entry in each), *self.lost]
         return Report(entries, [replace(demand, in_flight=max(0, in_flight))], self.room)
 
     def step(self, rate: float, report: Report | None = None) -> Decision:
@@ -115,6 +126,12 @@ class Fleet:
         ):
             self.orders[at].pop(0)
             self._deliver(at, SliceState.STARTING)
-        for number, entry in enumerate(self.slices[at]):
-            if self.now_s - self.born[entry.replica] >= self.start_s:
-                self.slices[at][number] = replace(entry, state=SliceState.SERVING)
+        self.lost = [entry for entry in self.lost if self.now_s - self.born[entry.replica] < self.start_s + 8]
+        for entry in list(self.slices[at]):
+            if entry.serves or self.now_s - self.born[entry.replica] < self.start_s:
+                continue
+            if at in self.failing:
+                self.slices[at].remove(entry)
+                self.lost.append(replace(entry, state=SliceState.LOST, reason="the weights are gone"))
+            else:
+                self.slices[at][self.slices[at].index(entry)] = replace(entry, state=SliceState.SERVING)
