@@ -27,7 +27,7 @@ from serving.planning.prices import slice_hour
 from serving.scaling.capacity import Capacity, Lengths, capacity, pool_of, with_room
 from serving.scaling.policy import Settings
 
-_DEPLOYMENT = Path(__file__).parent.parent / "deployments" / "llama-70b-v6e-8.yaml"
+_DEPLOYMENT = Path(__file__).parents[2] / "deployments" / "llama-70b-v6e-8.yaml"
 _LENGTHS = Lengths(prompt=1000, answer=300)
 _TTFT_S, _ITL_S = 2.0, 0.04
 _MOST = 60

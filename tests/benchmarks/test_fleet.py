@@ -7,6 +7,7 @@ import pytest
 from ray.serve.autoscaling_policy import replica_queue_length_autoscaling_policy
 from support.fleet_of import pool
 
+from benchmarks.fleet import __main__ as benchmark
 from benchmarks.fleet import fluid, requests, traces
 from benchmarks.fleet.rivals import Fixed, Ours, QueueLength, ServeDefault, View
 from benchmarks.fleet.supply import DRAIN_S, Market, Supply
@@ -116,3 +117,9 @@ def test_traces_are_the_same_each_time_and_never_negative(trace: traces.Trace) -
     rates = [trace.rate(float(at)) for at in range(0, int(trace.seconds), 600)]
     assert min(rates) > 0
     assert rates == [trace.rate(float(at)) for at in range(0, int(trace.seconds), 600)]
+
+
+def test_the_benchmark_s_world_is_a_deployment_of_this_repository() -> None:
+    (priced,) = benchmark.world(most=7).pools
+    assert priced.max == 7
+    assert priced.dollars_per_hour > 0
