@@ -119,7 +119,7 @@ FIRES: dict[str, tuple[dict[str, str], int, int]] = {
     "WrongTokens": ({'tpu_serving_wrong_slices_total{model="m"}': "0x9 1x10"}, 12, 8),
     "SloMissed": ({MET: "0+100x9 900+10x70", MISSED: "0+0x9 0+90x70"}, 60, 9),
     "SloMissedSlowly": ({MET: "0+100x9 900+80x400", MISSED: "0+0x9 0+20x400"}, 370, 9),
-    "SliceQuarantined": ({'tpu_serving_slice_quarantined{slice="s",host="h"}': "_x4 1x10"}, 7, 5),
+    "SliceQuarantined": ({'tpu_serving_slice_quarantined{slice="s",host="h"}': "_x4 1x10"}, 7, 4),
     "SliceMissing": ({'tpu_serving_slices_missing_seconds{model="m"}': "0+60x30"}, 16, 14),
     "SlicesComeAndGo": ({'tpu_serving_slice_starts_total{model="m",pool="0"}': "1x5 1+1x10"}, 12, 5),
     "KvSaturated": ({KV: "0.5x4 0.97x20"}, 12, 8),
