@@ -192,17 +192,9 @@ _ENGINE = (
 
 _RESUME = (
     Name(f"{_WORKER}PPConfig", "is replaced: it gives a pipeline's stage its addresses and its host's chips"),
-    *_members(
-        f"{_WORKER}PPConfig",
-        (
-            "default_tpu_chips_per_process_bounds",
-            "ip",
-            "prev_worker_ip",
-            "pp_world_size",
-            "rank",
-            "vllm_config",
-        ),
-        "tells a pipeline's stage its addresses and its host's chips",
+    Name(
+        f"{_WORKER}PPConfig.default_tpu_chips_per_process_bounds",
+        "tells a pipeline's stage how its host's chips lie",
     ),
     Name(
         f"{_DETOKENIZER}IncrementalDetokenizer.from_new_request",
