@@ -1,5 +1,7 @@
 """From the YAML's args to a Serve application: the only place where the parts are put together."""
 
+import hashlib
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -28,8 +30,8 @@ _NO_TPU_HOST = {
 }
 # Nothing in a router blocks. In a thread of its own, as Serve runs user code, every chunk would change threads twice.
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
-# Serve rounds the surge up: one slice more than wanted, of any number, while a changed engine is rolled out.
-_ONE_MORE = 1
+# Above zero Serve asks what to start and to stop during a roll; `rollout` answers, not this number.
+_SURGES = 1
 
 
 def build(args: dict[str, Any]) -> Application:
@@ -55,6 +57,13 @@ def _check_names(plans: list[Plan]) -> None:
         for adapter in plan.adapters:
             if adapter in models or owners.setdefault(adapter, plan.model.name) != plan.model.name:
                 raise PlanError(f"{plan.model.name}: adapter {adapter!r} has the name of another; rename it")
+    deployments: dict[str, str] = {}
+    for plan in plans:
+        other = deployments.setdefault(_deployment_name(plan), plan.model.name)
+        if other != plan.model.name:
+            raise PlanError(
+                f"models {other!r} and {plan.model.name!r} would share the Serve deployment {_deployment_name(plan)!r}; rename one"
+            )
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
@@ -66,6 +75,7 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         for pools in plans
         for at in range(len(pools))
     ]
+    every = [plan for pools in plans for plan in pools]
     router = serve.deployment(
         Router,
         name="router",
@@ -81,8 +91,37 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
             "runtime_env": {"env_vars": _ONE_LOOP},
         },
         logging_config={"enable_access_log": False},
+        user_config={"version": _router_version(config, every), "slices": _slices(plans)},
     )
-    return router.bind([plan for pools in plans for plan in pools], config.router, *slices)
+    return router.bind(every, config.router, *slices)
+
+
+def _slices(plans: list[list[Plan]]) -> dict[str, int | None]:
+    """By model, the fixed number of slices; None where the number scales."""
+    return {
+        pools[0].model.name: None
+        if any(pool.model.replicas.scales for pool in pools)
+        else sum(pool.model.replicas.min for pool in pools)
+        for pools in plans
+    }
+
+
+def _router_version(config: ServiceConfig, plans: list[Plan]) -> str:
+    """A hash of everything a router is made with; what slices or scaling alone read does not change it."""
+    made_with = [
+        config.router.model_dump(mode="json"),
+        *(
+            [
+                plan.version,
+                plan.pool,
+                plan.most_sequences,
+                plan.fit.max_model_len,
+                plan.model.model_dump(mode="json", include={"queue", "slo"}),
+            ]
+            for plan in sorted(plans, key=lambda plan: plan.model.name)  # in which pools keep their order
+        ),
+    ]
+    return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
@@ -99,10 +138,9 @@ def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
 def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> Any:
     """The slices of one pool of a model."""
     plan = pools[at]
-    pool = "" if len(pools) == 1 else f"-{plan.slice.generation}-{plan.slice.topology}-{plan.slice.hosts}h"
     return serve.deployment(
         SliceReplica,
-        name=_deployment_name(plan.model.name + pool),
+        name=_deployment_name(plan),
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=plan.slice.bundles(),
         placement_group_strategy="STRICT_SPREAD",
@@ -110,12 +148,14 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
         health_check_timeout_s=TIMINGS.health_timeout_s,
         graceful_shutdown_timeout_s=plan.model.drain_s + TIMINGS.stop_margin_s,
         **_count(config, pools, at, room),
-        max_surge_percent=_ONE_MORE,
-        # What changes without a restart, and `version` and `pool` for the controller (see serving.slices.placement).
+        max_surge_percent=_SURGES,
+        # `model` changes without a restart; the rest is for the controller (see serving.slices.controller).
         user_config={
             "version": plan.version,
             "pool": plan.pool,
-            "model": plan.model.model_dump(include={"drain_s", "stall_s", "surge_s"}),
+            "name": plan.model.name,
+            "rollout": {**plan.model.rollout.model_dump(), "surge_s": plan.model.surge_s},
+            "model": plan.model.model_dump(include={"drain_s", "stall_s"}),
         },
     )
 
@@ -151,6 +191,7 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
     }
 
 
-def _deployment_name(model: str) -> str:
-    """A name that fits the paths and metrics that Serve puts it into."""
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in model)
+def _deployment_name(plan: Plan) -> str:
+    """A name of model and pool that fits the paths and metrics that Serve puts it into."""
+    name = f"{plan.model.name}-{plan.pool}"
+    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)

@@ -129,6 +129,32 @@ class QueueSpec(_Spec):
     wait_s: float = Field(default=30, ge=0, description="Seconds after which a waiting request is refused.")
 
 
+class RolloutSpec(_Spec):
+    """How a changed engine goes through the slices: one slice first, then several at a time.
+
+    At most `at_once` less `spare` slices fewer serve meanwhile, and one fewer where there is no spare hardware.
+    """
+
+    at_once: int | str = Field(
+        default="10%", description="Slices replaced at a time: a number, or a share of them, rounded up."
+    )
+    spare: int = Field(
+        default=1, ge=0, description="Slices among them that are ordered beyond the wanted number."
+    )
+
+    @field_validator("at_once")
+    @classmethod
+    def _is_a_count(cls, value: int | str) -> int | str:
+        if isinstance(value, int):
+            fits = value >= 1
+        else:
+            share = re.fullmatch(r"(\d+(?:\.\d+)?)%", value)
+            fits = share is not None and 0 < float(share[1]) <= 100
+        if not fits:
+            raise ValueError("this is neither a number from 1 nor a share from 1% to 100%")
+        return value
+
+
 class ModelSpec(_Spec):
     """One model on slices of one shape, or of several in `pools`, the preferred first.
 
@@ -159,6 +185,9 @@ class ModelSpec(_Spec):
         default=30,
         ge=0,
         description="Seconds that a changed engine waits for a spare slice before an old one makes room.",
+    )
+    rollout: RolloutSpec = Field(
+        default=RolloutSpec(), description="How many slices change their engine at a time."
     )
     stall_s: float = Field(
         default=30, gt=0, description="Seconds without an answer after which an engine counts as hung."

@@ -52,7 +52,7 @@ class Timings:
     open_requests_s: float = (
         0.2  # how often a draining replica counts its open requests; the server has no event for it
     )
-    rollout_look_s: float = 2.0  # how often a slice looks whether a changed engine waits for it
+    verdict_look_s: float = 2.0  # how often a slice looks whether a router found its tokens wrong
 
     # app: what Serve is told
     health_period_s: float = 1.0  # Serve learns by it that a replica has ended

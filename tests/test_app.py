@@ -30,6 +30,25 @@ def test_an_adapter_with_the_name_of_another_is_refused(models: list[dict[str, A
         build({"models": models})
 
 
+def deployments(*models: dict[str, Any]) -> list[str]:
+    return [one._bound_deployment.name for one in build({"models": models})._bound_deployment.init_args[2:]]
+
+
+def test_a_deployment_is_named_by_model_and_pool_wherever_the_pool_stands() -> None:
+    (alone,) = deployments(model("llama"))
+    first = {"slice": model("llama")["slice"]}
+    second = {"slice": {"generation": "v5e", "topology": "2x4", "hosts": 2}}
+    without = {key: value for key, value in model("llama").items() if key not in ("slice", "replicas")}
+    both = deployments(without | {"pools": [first, second]})
+    assert deployments(without | {"pools": [second, first]}) == both[::-1]
+    assert both[0] == alone
+
+
+def test_models_that_serve_would_not_tell_apart_are_refused() -> None:
+    with pytest.raises(RayServeException, match="would share the Serve deployment"):
+        build({"models": [model("org/llama"), model("org-llama")]})
+
+
 def test_a_budget_leaves_to_models_that_scale_what_the_fixed_ones_do_not_take() -> None:
     fixed = model("fixed") | {"replicas": 3}
     scaled = model("scaled") | {"replicas": {"min": 1, "max": 9}}
@@ -38,7 +57,7 @@ def test_a_budget_leaves_to_models_that_scale_what_the_fixed_ones_do_not_take() 
         | {"prices": {"v6e": {"on-demand": 1.0}}}
     )
     slices = {
-        bound.name: bound
+        bound.name.split("-")[0]: bound
         for bound in (one._bound_deployment for one in application._bound_deployment.init_args[2:])
     }
     assert slices["fixed"].num_replicas == 3

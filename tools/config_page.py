@@ -55,19 +55,19 @@ def _mappings() -> list[tuple[str, type[BaseModel]]]:
             return
         met[spec] = path
         for name, field in spec.model_fields.items():
-            for inner, listed in _specs_within(field.annotation):
+            for inner, listed in specs_within(field.annotation):
                 meet(f"{path}.{name}{'[]' if listed else ''}".removeprefix("."), inner)
 
     meet("", ServiceConfig)
     return [(path, spec) for spec, path in met.items()]
 
 
-def _specs_within(annotation: Any, *, listed: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
+def specs_within(annotation: Any, *, listed: bool = False) -> Iterator[tuple[type[BaseModel], bool]]:
     """The mappings an annotation names, and whether as a list."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, listed
     for argument in get_args(annotation):
-        yield from _specs_within(argument, listed=listed or get_origin(annotation) is tuple)
+        yield from specs_within(argument, listed=listed or get_origin(annotation) is tuple)
 
 
 def _anchor(path: str) -> str:

@@ -398,7 +398,7 @@ _RAY = (
     ),
     Name(
         f"{_SERVE}application_state:deploy_args_to_deployment_info",
-        "is replaced: a slice restarts only where its engine changed",
+        "is replaced: slices and routers restart only where they change",
         "deployment_name, deployment_config_proto_bytes, replica_config_proto_bytes, deployer_job_id, app_name=, ingress=, ingress_request_router=, route_prefix=, uses_multiplexing=, **kwargs",
     ),
     *_members(
@@ -412,6 +412,63 @@ _RAY = (
         "deployment_id, max_num_to_stop, gang_id_by_replica=, replicas_by_gang_id=, gang_size=",
     ),
     Name(f"{_SERVE}deployment_scheduler:DeploymentScheduler._running_replicas", "tells which replicas serve"),
+    *(
+        Name(f"{_SERVE}deployment_state:DeploymentState.{name}", purpose, parameters)
+        for name, purpose, parameters in (
+            ("_surge_replicas_to_start", "is replaced: a changed engine rolls in waves", ""),
+            ("_surge_replicas_to_stop", "is replaced: a changed engine rolls in waves", ""),
+            (
+                "scale_deployment_replicas",
+                "is replaced: it tells how far a roll is",
+                "gang_placement_groups=, proxy_nodes=",
+            ),
+            (
+                "_get_upscale_replicas",
+                "is replaced: starts that failed are tried again",
+                "to_add, gang_placement_groups=, target_node_ids=",
+            ),
+            ("_terminally_failed", "tells whether Serve has given up", ""),
+            ("_surge_rollout_in_progress", "tells whether a roll is under way", ""),
+            ("_rescale_to", "shrinks a pool that was taken out", "num_replicas"),
+        )
+    ),
+    *_members(
+        f"{_SERVE}deployment_state:DeploymentState",
+        (
+            "_failed_to_start_threshold",
+            "_id",
+            "_replicas",
+            "_target_state",
+            "_target_state_changed",
+            "_deployed_info",
+            "_replica_failure_count",
+            "_replica_failure_message",
+            "_replica_has_started",
+            "_in_transition",
+        ),
+        "tells where Serve is with a deployment",
+    ),
+    *_members(
+        f"{_SERVE}deployment_state:DeploymentReplica",
+        ("version", "actor_details", "actor_node_id", "_start_time"),
+        "tells where a replica is in its start",
+    ),
+    Name(f"{_SERVE}common:ReplicaState", "tells where a replica is in its start"),
+    *_members(
+        f"{_SERVE}common:ReplicaState",
+        ("STARTING", "UPDATING", "RUNNING", "RECOVERING", "STOPPING"),
+        "tells where a replica is in its start",
+    ),
+    Name(
+        f"{_SERVE}application_state:ApplicationState._delete_deployment",
+        "is replaced: a pool taken out serves until others do",
+        "name",
+    ),
+    *_members(
+        f"{_SERVE}application_state:ApplicationState",
+        ("_name", "_target_state", "target_deployments", "_deployment_state_manager"),
+        "tells what an application is to run",
+    ),
     Name(
         "ray.serve.context:_get_global_client",
         "leads to the address that the front door listens on",

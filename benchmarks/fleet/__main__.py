@@ -1,10 +1,11 @@
 """Scaling policies against each other, on fleets in simulated time.
 
-    python benchmarks/fleet.py                    # the table: four policies on four traces
-    python benchmarks/fleet.py --svg docs/benchmarks/fleet.svg    # and what ours wanted, ordered and had
-    python benchmarks/fleet.py --hindsight        # the other policies' targets, each the best for its trace
-    python benchmarks/fleet.py --check            # the fluid that the table rests on, beside requests one by one
-    python benchmarks/fleet.py --size             # 1,000 slices for 24 hours: how long that takes, and a policy call
+    python -m benchmarks.fleet                    # the table: four policies on four traces
+    python -m benchmarks.fleet --svg docs/benchmarks/fleet.svg    # and what ours wanted, ordered and had
+    python -m benchmarks.fleet --hindsight        # the other policies' targets, each the best for its trace
+    python -m benchmarks.fleet --check            # the fluid that the table rests on, beside requests one by one
+    python -m benchmarks.fleet --rollout          # a changed engine through 1,000 slices: how long, and how many serve
+    python -m benchmarks.fleet --size             # 1,000 slices for 24 hours: how long that takes, and a policy call
 
 Slices are Llama 3.3 70B on v6e-8 as deployments/llama-70b-v6e-8.yaml plans it. Nothing here was measured on a TPU.
 """
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.fleet import requests, traces
+from benchmarks.fleet import requests, rolling, traces
 from benchmarks.fleet.fluid import Outcome, World, run
 from benchmarks.fleet.rivals import Fixed, Ours, Policy, QueueLength, ServeDefault, View
 from benchmarks.fleet.supply import Market
@@ -231,7 +232,11 @@ def main() -> None:
     parser.add_argument("--size", action="store_true", help="only: 1,000 slices for 24 hours")
     parser.add_argument("--hindsight", action="store_true", help="only: the rivals at their best targets")
     parser.add_argument("--check", action="store_true", help="only: the fluid against requests one by one")
+    parser.add_argument("--rollout", action="store_true", help="only: a changed engine through 1,000 slices")
     options = parser.parse_args()
+    if options.rollout:
+        print(f"{rolling.table()}\n\n{rolling.failure()}")
+        return
     if options.check:
         print(check())
         return

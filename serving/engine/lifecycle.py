@@ -1,10 +1,10 @@
 """The life of a slice replica as a table: state x event -> next state and actions. Pure.
 
-    STARTING --started--> SERVING --notice, room--> LEAVING --done--> OVER
+    STARTING --started--> SERVING --notice--> LEAVING --done--> OVER
     SERVING, LEAVING --stop--> STOPPING --done--> OVER
     any of them --lost, wrong--> OVER
 
-A slice leaves by plan where a host is to go, where a changed engine needs room, or where Serve stops it. Such a slice is never
+A slice leaves by plan where a host is to go, or where Serve stops it. Such a slice is never
 called lost, even if its engine ends before its last request. Nothing happens after OVER: the first event decides how a replica ends.
 """
 
@@ -27,7 +27,7 @@ class Event(StrEnum):
     """What happens to a replica.
 
     FAILED: the engine did not come up. LOST: a host, a process or the engine is gone or silent. NOTICE: a host is to go.
-    WRONG: the slice gives wrong tokens. ROOM: a changed engine waits for this slice. STOP: Serve ends the replica. DONE: no request is open, or time is up.
+    WRONG: the slice gives wrong tokens. STOP: Serve ends the replica. DONE: no request is open, or time is up.
     """
 
     STARTED = auto()
@@ -35,7 +35,6 @@ class Event(StrEnum):
     LOST = auto()
     WRONG = auto()
     NOTICE = auto()
-    ROOM = auto()
     STOP = auto()
     DONE = auto()
 
@@ -77,7 +76,6 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.EXIT)),
     (_L.STARTING, _E.WRONG): _STAY[_L.STARTING],
     (_L.STARTING, _E.NOTICE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.EXIT)),
-    (_L.STARTING, _E.ROOM): _STAY[_L.STARTING],
     (_L.STARTING, _E.STOP): Step(_L.OVER, (_A.KILL, _A.FORGET)),
     (_L.STARTING, _E.DONE): _STAY[_L.STARTING],
     (_L.SERVING, _E.STARTED): _STAY[_L.SERVING],
@@ -85,7 +83,6 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.SERVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.LAST_WORDS)),
     (_L.SERVING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.LAST_WORDS)),
     (_L.SERVING, _E.NOTICE): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
-    (_L.SERVING, _E.ROOM): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
     (_L.SERVING, _E.STOP): Step(_L.STOPPING, (_A.SAY_LEAVING, _A.FINISH)),
     (_L.SERVING, _E.DONE): _STAY[_L.SERVING],
     (_L.LEAVING, _E.STARTED): _STAY[_L.LEAVING],
@@ -93,7 +90,6 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.LEAVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.LAST_WORDS)),
     (_L.LEAVING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.NOTE_FAILURE, _A.LAST_WORDS)),
     (_L.LEAVING, _E.NOTICE): Step(_L.LEAVING, (_A.HURRY,)),
-    (_L.LEAVING, _E.ROOM): _STAY[_L.LEAVING],
     (_L.LEAVING, _E.STOP): Step(_L.STOPPING),
     (_L.LEAVING, _E.DONE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.LAST_WORDS)),
     (_L.STOPPING, _E.STARTED): _STAY[_L.STOPPING],
@@ -101,7 +97,6 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STOPPING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.FORGET)),
     (_L.STOPPING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.NOTE_FAILURE)),
     (_L.STOPPING, _E.NOTICE): Step(_L.STOPPING, (_A.HURRY,)),
-    (_L.STOPPING, _E.ROOM): _STAY[_L.STOPPING],
     (_L.STOPPING, _E.STOP): _STAY[_L.STOPPING],
     (_L.STOPPING, _E.DONE): Step(_L.OVER, (_A.KILL, _A.FORGET)),
     **{(_L.OVER, event): _STAY[_L.OVER] for event in Event},

@@ -39,10 +39,9 @@ from serving.planning import Plan
 from serving.slices import stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
-from serving.slices.placement import is_waiting, session_logs, slices_left_out
+from serving.slices.placement import session_logs, slices_left_out
 from serving.slices.quarantine import WRONG_TOKENS, until
 from serving.slices.quarantine import failed as failed_start
-from serving.slices.rollout import Yielding
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
 from serving.state.records import SliceRecord, SliceState, deployment
@@ -129,7 +128,7 @@ class SliceReplica:
             self._on(Event.FAILED, error.message)
             raise
         self._on(Event.STARTED)
-        watching = (self._watch(), self._notice(), self._room(), self._verdict())
+        watching = (self._watch(), self._notice(), self._verdict())
         self._tasks = [asyncio.create_task(work) for work in watching]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
@@ -258,7 +257,7 @@ class SliceReplica:
     def _end_tasks(self) -> None:
         """Cancel the tasks that watch; a task that ends the process goes on."""
         self._over.set()
-        for task in self._tasks[:4]:
+        for task in self._tasks[:3]:
             task.cancel()
 
     async def _finish(self) -> None:
@@ -293,28 +292,11 @@ class SliceReplica:
             self._notice_s = time.monotonic() + max(0.0, left_s - spare_s)
         self._on(Event.NOTICE, reason)
 
-    async def _room(self) -> None:
-        """Leave, once a changed engine of this deployment waits for a slice and this one is the first to go."""
-        own = self._record.record
-        seen = Yielding()
-        while not seen.due(time.monotonic(), self._spec.surge_s):
-            await asyncio.sleep(TIMINGS.rollout_look_s)
-            try:
-                release = await asyncio.to_thread(self._store.release, own.deployment)
-                changed = release is not None and release.version != own.version
-                entries = await asyncio.to_thread(self._store.slices, own.application) if changed else []
-                waiting = changed and await asyncio.to_thread(is_waiting, own.deployment)
-            except Exception:  # the head restarts; the roll goes on afterwards
-                logger.exception("no word of whether a changed engine waits; asking again")
-                continue
-            seen = seen.next(self._record.record, entries, release, time.monotonic(), waiting=waiting)
-        self._on(Event.ROOM, "making room for a changed engine")
-
     async def _verdict(self) -> None:
         """Wait until a router finds that this slice gives wrong tokens."""
         replica, reason = self._record.record.replica, ""
         while not reason:
-            await asyncio.sleep(TIMINGS.rollout_look_s)
+            await asyncio.sleep(TIMINGS.verdict_look_s)
             with contextlib.suppress(Exception):  # the head restarts
                 reason = await asyncio.to_thread(self._store.verdict, replica)
         self._wrong = True

@@ -30,6 +30,7 @@ from serving.state.liveness import Liveness
 from serving.state.records import (
     DecisionRecord,
     Demand,
+    Rollout,
     SliceFailures,
     SliceRecord,
     Snapshot,
@@ -104,12 +105,20 @@ class RouterCore:
         self._demands: Sequence[Demand] = ()
         self._decisions: Sequence[DecisionRecord] = ()
         self.failures: Sequence[SliceFailures] = ()
+        self._rollouts: Sequence[Rollout] = ()
         self._metrics = metrics
         self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
         self.liveness = Liveness(timings, asks=True)
         self._rates = Rates()
         self._serving: set[str] = set()
         self._beats = 0
+
+    def reconfigure(self, slices: Mapping[str, int | None]) -> None:
+        """Take over how many slices each model is to have; None where scaling says it in the store."""
+        self._scaled = {model for model, count in slices.items() if count is None}
+        for model, count in slices.items():
+            if count is not None:
+                self.table.want(model, count)
 
     def app(self, *, returns_id: bool = True) -> FastAPI:
         """The HTTP surface; `returns_id`: whether answers get their X-Request-Id here."""
@@ -128,6 +137,7 @@ class RouterCore:
         yield from self.table.update_in_steps(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         self.failures = snapshot.slice_failures
+        self._rollouts = snapshot.rollouts
         yield
         self._rates.observe(entries, demands, now_s)
         yield
@@ -177,6 +187,7 @@ class RouterCore:
             time.time(),
             [self.suspicions],
             self.failures,
+            self._rollouts,
         )
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:

@@ -56,6 +56,10 @@ class Router:
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
 
+    def reconfigure(self, settings: dict[str, Any]) -> None:
+        """Take over what the YAML may change while a router runs; Serve calls this also after the start."""
+        self._core.reconfigure(settings["slices"])
+
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once this replica is made. Serve puts the request's id on answers itself."""
         return self._core.app(returns_id=False)

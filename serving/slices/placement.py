@@ -1,8 +1,8 @@
 """Serve places a slice replica on one whole slice, or waits for one.
 
 Serve makes a replica's placement group itself and can't say "all bundles on one slice"; Ray's core can, with
-`topology_strategy`. Serve restarts every replica when anything in the YAML changes; a slice takes minutes to load, so here it
-restarts only where its engine would start differently. Serve picks the replica to stop by its node; here the slice that costs
+`topology_strategy`. Serve restarts every replica when anything in the YAML changes; a slice takes minutes to load, so here slices
+and routers restart only where they would be made differently. Serve picks the replica to stop by its node; here the slice that costs
 least to drain goes. A deployments/*.yaml names `install` in `controller_options` as the controller callback. It runs inside
 the Serve controller before the scheduler is made. It replaces three functions: they create groups, read a deployment's
 version, and pick the replicas to stop. Only this module uses private names of Ray Serve:
@@ -17,6 +17,7 @@ version, and pick the replicas to stop. Only this module uses private names of R
 """
 
 import contextlib
+import functools
 import inspect
 import logging
 import threading
@@ -29,10 +30,10 @@ from typing import Any
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import quarantine
+from serving.slices import controller, quarantine
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
-from serving.state.records import Release, SliceRecord, SliceState, Snapshot, deployment
+from serving.state.records import SliceRecord, SliceState, Snapshot, deployment
 from serving.timings import TIMINGS
 from serving.tpu import POD_TYPE_LABEL
 
@@ -44,6 +45,7 @@ NODE_LABEL = "ray.io/node-id"
 CALLBACK = "serving.slices.placement.install"
 _REPLICA = "SERVE_REPLICA::"  # Serve begins the names of replicas and their groups with this
 _NAMESPACE = "serve"
+VERSION = "version"  # in the user_config of a deployment that says itself when its replicas are made anew
 _EXTENSION_POINT = "_default_create_placement_group"
 _VERSION_POINT = "deploy_args_to_deployment_info"
 _STOP_POINT = "_get_replicas_to_stop"
@@ -86,13 +88,6 @@ def create_slice_group(
     )
 
 
-def is_waiting(deployment: str) -> bool:
-    """Whether a replica of this deployment, named `application#deployment`, waits for a slice."""
-    groups = ray.util.placement_group_table().values()
-    name = f"{_REPLICA}{deployment}#"
-    return any(group["state"] == "PENDING" and group["name"].startswith(name) for group in groups)
-
-
 def install() -> None:
     """Make the Serve controller of this process place slice replicas on whole slices.
 
@@ -115,6 +110,7 @@ def install() -> None:
     setattr(default_impl, _EXTENSION_POINT, create)
     _version_by_engine()
     _stop_the_cheapest(lambda: _store().slices())
+    _roll_in_waves()
 
 
 @dataclass(frozen=True)
@@ -199,18 +195,30 @@ def _version_by_engine() -> None:
 
     def read_slice(*args: Any, **kwargs: Any) -> Any:
         info = read(*args, **kwargs)
-        if is_slice(info.replica_config.placement_group_bundles or ()):
-            settings = info.deployment_config.user_config
-            info.version = settings["version"]
-            _store().put_release(
-                deployment(kwargs["app_name"], kwargs["deployment_name"]),
-                Release(settings["version"], settings["pool"]),
-            )
+        settings = info.deployment_config.user_config
+        if isinstance(settings, dict) and VERSION in settings:
+            info.version = settings[VERSION]
         return info
 
     setattr(application_state, _VERSION_POINT, read_slice)
 
 
+def _roll_in_waves() -> None:
+    from ray.serve._private import application_state, deployment_state  # noqa: PLC0415  as above
+
+    for name in controller.STATE_POINTS:
+        _existing(
+            deployment_state.DeploymentState,
+            name,
+            "a changed engine rolls in waves, and starts are tried again",
+        )
+    _existing(
+        application_state.ApplicationState, controller.DELETE_POINT, "a pool's slices go once others serve"
+    )
+    controller.install(deployment_state.DeploymentState, application_state.ApplicationState, is_slice, _store)
+
+
+@functools.cache
 def _store() -> Store:
     """The store of the cluster that this process has joined."""
     return Store(ray.get_runtime_context().gcs_address)

@@ -1,14 +1,22 @@
-"""Which slice goes first: where there are too many, and where one makes room for a changed YAML. Decisions only.
+"""How a changed engine goes through the slices of a deployment, and when starts that failed are tried again. Decisions only.
 
-Serve rolls a changed deployment slice by slice and starts each new slice first. Without a spare slice the new one waits for
-hardware that old slices hold. Then one old slice at a time drains and ends, and its hardware goes to the new version.
+One place decides for all slices of a deployment: the Serve controller, at each of its looks. The first slice of a new version
+goes alone. Once more of them serve than failed to start, a wave replaces `at_once` slices at a time. `spare` of these are
+ordered beyond the number wanted, the others take the place of old slices. A new slice that has waited `surge_s` for hardware
+shows that there is no spare: then an old slice makes room for it.
 """
 
-import dataclasses
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
-from serving.state.records import Release, SliceRecord, SliceState
+from serving.state.records import SliceRecord
+
+# Starts of a new version that may fail before one of its slices serves. Serve's own bound is three for each slice.
+FIRST_STARTS = 3
+# Pauses before starts that failed are tried again: engines take minutes, and a broken checkpoint stays broken.
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
+# A pool new in the YAML has its number of slices from scaling within so many seconds.
+_DECIDED_S = 30.0
 
 
 def cost_to_drain(entry: SliceRecord) -> tuple[float, ...]:
@@ -17,41 +25,88 @@ def cost_to_drain(entry: SliceRecord) -> tuple[float, ...]:
 
 
 @dataclass(frozen=True)
-class Yielding:
-    """What one replica has seen of a roll: for how long it has waited, and whether the new version failed to start."""
+class Pace:
+    """The YAML's `rollout` for a number of slices: the most replaced at a time, those beyond the wanted, seconds to wait."""
 
-    release: Release | None = None
-    waits_since_s: float | None = None
-    failed: bool = False
+    at_once: int
+    spare: int
+    surge_s: float
 
-    def next(
-        self,
-        own: SliceRecord,
-        entries: Iterable[SliceRecord],
-        release: Release | None,
-        now_s: float,
-        *,
-        waiting: bool,
-    ) -> "Yielding":
-        """What the replica knows after another look; `waiting`: a slice of this deployment has no hardware yet."""
-        before = self if release == self.release else Yielding(release)
-        if release is None or release.version == own.version or release.pool != own.pool:
-            return Yielding(release)
-        beside = [entry for entry in entries if entry.deployment == own.deployment]
-        changed = [entry for entry in beside if entry.version == release.version]
-        # A version that can't start must not take one serving slice after the other.
-        failed = before.failed or any(
-            entry.state is SliceState.LOST and not entry.address for entry in changed
-        )
-        under_way = any(entry.state in (SliceState.STARTING, SliceState.DRAINING) for entry in beside)
-        old = [entry for entry in beside if entry.serves and entry.version != release.version]
-        first = min(old, key=lambda entry: (*cost_to_drain(entry), entry.replica), default=None)
-        if failed or under_way or not waiting or first is None or first.replica != own.replica:
-            return dataclasses.replace(before, waits_since_s=None, failed=failed)
-        return dataclasses.replace(
-            before, waits_since_s=now_s if before.waits_since_s is None else before.waits_since_s
-        )
+    @classmethod
+    def of(cls, at_once: int | str, spare: int, surge_s: float, slices: int) -> "Pace":
+        """`at_once` is a count, or a share of the slices as in "10%", rounded up."""
+        if isinstance(at_once, str):
+            at_once = math.ceil(float(at_once.removesuffix("%")) / 100 * slices)
+        return cls(max(1, at_once), spare, surge_s)
 
-    def due(self, now_s: float, patience_s: float) -> bool:
-        """Whether this replica is to make room, and the new version has waited for `patience_s`."""
-        return self.waits_since_s is not None and now_s - self.waits_since_s >= patience_s
+
+@dataclass(frozen=True)
+class Roll:
+    """A deployment between two versions, counted in slices: `wanted`, old ones, and those of the new version."""
+
+    wanted: int
+    old: int  # serve the old version
+    leaving: int  # of either version, are being stopped
+    serving: int  # serve the new version
+    loading: int  # of the new version, have hardware and do not serve yet
+    waited_s: tuple[float, ...] = ()  # of the new version, for how long each has waited for hardware
+    failed: int = 0  # starts of the new version
+    quiet_s: float = math.inf  # since a slice was last seen to leave
+
+    @property
+    def new(self) -> int:
+        return self.serving + self.loading + len(self.waited_s)
+
+
+def to_start(roll: Roll, pace: Pace) -> int:
+    """Slices of the new version to order now."""
+    beyond = min(pace.spare, _at_once(roll, pace))
+    return max(0, min(roll.wanted - roll.new, roll.wanted - roll.old - roll.new + beyond))
+
+
+def to_stop(roll: Roll, pace: Pace, *, room: bool = True) -> int:
+    """Old slices to stop now. `room`: their hardware is what the new version waits for."""
+    surplus = max(0, roll.old + roll.serving - roll.wanted)
+    if not room:
+        return min(roll.old, surplus)
+    # The hardware of a slice that has just left is on its way to one that waits.
+    without = sum(min(waited_s, roll.quiet_s) >= pace.surge_s for waited_s in roll.waited_s)
+    at_once = _at_once(roll, pace)
+    under_way = roll.loading + max(roll.leaving, len(roll.waited_s) - without + to_start(roll, pace))
+    ordered_beyond = 0 if without else min(pace.spare, at_once)
+    return min(roll.old, max(surplus, at_once - max(under_way, ordered_beyond)))
+
+
+def _at_once(roll: Roll, pace: Pace) -> int:
+    return pace.at_once if roll.serving > roll.failed else 1
+
+
+@dataclass(frozen=True)
+class Successors:
+    """A pool that the YAML no longer has, and the pools of its model that it has: `first` and `since_s` are of the first look."""
+
+    first: int
+    since_s: float
+
+    def wanted(self, of_successors: int, now_s: float) -> int:
+        """Slices that the model is to keep: those it had, until scaling has decided for the pools that are new."""
+        return of_successors if now_s - self.since_s >= _DECIDED_S else max(self.first, of_successors)
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Rounds of starts that failed, after each of which Serve gives a deployment up; `failed_s` is None while one is under way."""
+
+    rounds: int = 0
+    failed_s: float | None = None
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds from the last round to the next, twice as long after each."""
+        return min(_FIRST_PAUSE_S * 2.0 ** min(self.rounds - 1, 10), _LONGEST_PAUSE_S)
+
+    def given_up(self, now_s: float) -> "Retry":
+        """The state while Serve has given up; once the pause is over, the next round is under way."""
+        if self.failed_s is None:
+            return Retry(self.rounds + 1, now_s)
+        return Retry(self.rounds) if now_s - self.failed_s >= self.pause_s else self

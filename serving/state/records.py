@@ -115,11 +115,22 @@ class Wanted:
 
 
 @dataclass(frozen=True)
-class Release:
-    """What Serve is to run of one deployment: the version of its engine, on slices of this pool."""
+class Rollout:
+    """A changed engine on its way through the slices of one deployment: `changed` of `slices` serve its version.
 
-    version: str
+    `failed` starts of the version ended in `reason`. `stopped`: too many failed, and old slices serve until somebody deploys.
+    """
+
+    application: str
+    deployment: str
+    model: str
     pool: str
+    version: str
+    slices: int
+    changed: int
+    failed: int = 0
+    stopped: bool = False
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -208,10 +219,11 @@ class Snapshot:
     decisions: tuple[DecisionRecord, ...] = ()
     ordered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     suspicions: Mapping[str, Mapping[str, Suspicion]] = field(default_factory=dict)
+    rollouts: tuple[Rollout, ...] = ()
     slice_failures: tuple[SliceFailures, ...] = ()
 
 
-def dump(record: Wanted | Release | Demand | SliceFailures) -> bytes:
+def dump(record: Wanted | Rollout | Demand | SliceFailures) -> bytes:
     """A record as the store keeps it."""
     return json.dumps(dataclasses.asdict(record)).encode()
 

@@ -12,6 +12,7 @@ from serving.slices import quarantine
 from serving.state.records import (
     DecisionRecord,
     Demand,
+    Rollout,
     SliceFailures,
     SliceRecord,
     SliceState,
@@ -139,6 +140,18 @@ class QuarantinedStatus(_Document):
     engine_only: bool
 
 
+class RolloutStatus(_Document):
+    """A changed engine on its way through a pool: `changed` of `slices` serve it. `stopped`: old slices serve until a deploy."""
+
+    model: str
+    pool: str
+    slices: int
+    changed: int
+    failed: int
+    stopped: bool
+    reason: str
+
+
 class Status(_Document):
     """The whole service. `at` is seconds since 1970."""
 
@@ -147,6 +160,7 @@ class Status(_Document):
     decisions: tuple[DecisionStatus, ...]
     refused: tuple[RefusedStatus, ...] = ()
     quarantined: tuple[QuarantinedStatus, ...] = ()
+    rollouts: tuple[RolloutStatus, ...] = ()
 
 
 def status(
@@ -158,6 +172,7 @@ def status(
     at: float,
     suspicions: Iterable[Mapping[str, Suspicion]] = (),
     failures: Iterable[SliceFailures] = (),
+    rollouts: Iterable[Rollout] = (),
 ) -> Status:
     """The document, from one read of the store and what the window remembers; the latest decision first."""
     return Status(
@@ -166,6 +181,10 @@ def status(
         decisions=tuple(sorted(decisions, key=lambda decision: decision.at, reverse=True)[:_DECISIONS]),
         refused=_refused(suspicions, at),
         quarantined=quarantined(failures, at),
+        rollouts=tuple(
+            RolloutStatus(**{name: getattr(rollout, name) for name in RolloutStatus.model_fields})
+            for rollout in sorted(rollouts, key=lambda rollout: rollout.deployment)
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from serving.status.document import (
     Hbm,
     ModelStatus,
     QuarantinedStatus,
+    RolloutStatus,
     SliceStatus,
     Start,
     Status,
@@ -68,6 +69,7 @@ def service(status: Status) -> RenderableType:
         for one in status.refused
     ]
     parts += quarantine(status.quarantined)
+    parts += [_rollout(rollout) for rollout in status.rollouts]
     if status.decisions:
         parts += [Text(), decisions(status.decisions, status.at)]
     return Group(*(parts or [Text("no model is served")]))
@@ -83,6 +85,15 @@ def quarantine(quarantined: Sequence[QuarantinedStatus]) -> list[RenderableType]
         )
         for entry in quarantined
     ]
+
+
+def _rollout(rollout: RolloutStatus) -> Text:
+    failed = f", {rollout.failed} starts failed: {rollout.reason}" if rollout.failed else ""
+    stopped = "; stopped, old slices serve until another deploy" if rollout.stopped else ""
+    return Text(
+        f"rollout of {rollout.model} on {rollout.pool}: {rollout.changed} of {rollout.slices} slices{failed}{stopped}",
+        "red" if rollout.stopped else "yellow",
+    )
 
 
 def _model(model: ModelStatus) -> list[RenderableType]:

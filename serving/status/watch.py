@@ -48,6 +48,7 @@ def _looks(store: Store) -> Iterator[Status | str]:
                 time.time(),
                 snapshot.suspicions.values(),
                 snapshot.slice_failures,
+                snapshot.rollouts,
             )
         except ClusterError as error:
             yield f"{error.message}; trying again"

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from serving import config
-from serving.config import ServiceConfig
+from serving.config import ModelSpec, ServiceConfig
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
@@ -32,6 +32,8 @@ def test_a_yaml_that_is_shown_is_one_that_the_service_takes(text: str, tmp_path:
         assert config.load(path).services
     elif document.keys() <= ServiceConfig.model_fields.keys():
         config.parse({"models": [MODEL]} | document)
+    elif document.keys() <= ModelSpec.model_fields.keys():
+        config.parse({"models": [MODEL | document]})
     else:
         assert document.keys() <= {"controller_options", "runtime_env", "slo", "thresholds"}
 

@@ -1,94 +1,153 @@
-import dataclasses
-from typing import Any
+"""How many slices start and stop while a changed engine goes through a fleet, and when failed starts are tried again."""
+
+import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from serving.slices.rollout import Yielding
-from serving.state.records import Release, SliceRecord, SliceState
+from benchmarks.fleet.rolling import Roller
+from serving.slices.rollout import Pace, Retry, Roll, Successors, cost_to_drain, to_start, to_stop
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
-SHAPE = "v6e 2x4"
-POOL = "v6e-2x4-2h-on-demand"
-NEW = Release("new", POOL)
+ONE = Pace(at_once=1, spare=1, surge_s=30)
+TEN = Pace(at_once=10, spare=1, surge_s=30)
+BEGUN = Roll(wanted=100, old=100, leaving=0, serving=0, loading=0)
 
 
-def entry(
-    replica: str, state: SliceState = SliceState.SERVING, version: str = "old", **more: Any
-) -> SliceRecord:
-    fields = {
-        "phase": "",
-        "shape": SHAPE,
-        "pool": POOL,
-        "deployment": "app#llama",
-        "address": "http://x",
-    } | more
-    return SliceRecord(replica, "llama", state, version=version, **fields)
+def test_a_new_version_starts_with_one_slice_beyond_the_wanted() -> None:
+    assert (to_start(BEGUN, TEN), to_stop(BEGUN, TEN)) == (1, 0)
+    waiting = replace(BEGUN, waited_s=(0.0,))
+    assert (to_start(waiting, TEN), to_stop(waiting, TEN)) == (0, 0)
 
 
-def after(
-    own: SliceRecord,
-    *beside: SliceRecord,
-    release: Release | None = NEW,
-    times: tuple[float, ...] = (0, 60),
-    waiting: bool = True,
-) -> bool:
-    """Whether a replica with a patience of 30 s makes room after looking at these times."""
-    seen = Yielding()
-    for now_s in times:
-        seen = seen.next(own, [own, *beside], release, now_s, waiting=waiting)
-    return seen.due(times[-1], 30)
+def test_once_it_serves_a_wave_replaces_as_many_as_the_yaml_allows() -> None:
+    proven = replace(BEGUN, serving=1)
+    assert to_stop(proven, TEN) == 9  # and the spare is the tenth
+    wave = replace(BEGUN, old=90, leaving=10, serving=1)
+    assert to_start(wave, TEN) == 10
+    assert to_stop(replace(wave, waited_s=(0.0,) * 10), TEN) == 0
 
 
-def test_an_old_slice_makes_room_once_the_new_version_has_waited() -> None:
-    assert after(entry("a"))
-    assert not after(entry("a"), times=(0, 29))
+@pytest.mark.parametrize("waited_s", [0.0, 29.0])
+def test_no_old_slice_makes_room_before_the_new_one_has_waited(waited_s: float) -> None:
+    assert to_stop(replace(BEGUN, waited_s=(waited_s,)), ONE) == 0
 
 
-def test_a_new_version_that_has_its_hardware_needs_no_room() -> None:
-    assert not after(entry("a"), waiting=False)
+def test_without_spare_hardware_an_old_slice_makes_room_for_the_one_that_has_waited() -> None:
+    waiting = replace(BEGUN, waited_s=(30.0,))
+    assert to_stop(waiting, ONE) == 1
+    assert to_stop(replace(waiting, old=99, leaving=1, quiet_s=0), ONE) == 0
 
 
-def test_nothing_changed_nothing_ends() -> None:
-    assert not after(entry("a"), release=Release("old", POOL))
-    assert not after(entry("a"), release=None)
+def test_hardware_that_was_just_left_is_waited_for_before_another_slice_makes_room() -> None:
+    left = replace(BEGUN, old=99, waited_s=(95.0, 60.0), quiet_s=1.0)
+    assert to_stop(left, ONE) == 0
+    assert to_stop(replace(left, quiet_s=30.0), ONE) == 1
 
 
-def test_a_slice_of_another_pool_would_make_no_room() -> None:
-    assert not after(entry("a"), release=Release("new", "v6e-4x4-4h-on-demand"))
+def test_a_fleet_that_lacks_hardware_rolls_on() -> None:
+    """Forty of a hundred slices are not to be had."""
+    short = Roll(wanted=100, old=60, leaving=0, serving=0, loading=0, waited_s=(300.0,) * 41)
+    assert (to_start(short, TEN), to_stop(short, TEN)) == (0, 1)
 
 
-@pytest.mark.parametrize("state", [SliceState.STARTING, SliceState.DRAINING])
-def test_while_one_is_under_way_the_others_serve(state: SliceState) -> None:
-    assert not after(entry("a"), entry("n", state, "new", address=""))
+def test_with_no_spare_to_order_old_slices_go_first() -> None:
+    assert to_stop(BEGUN, Pace(1, 0, 30)) == 1
 
 
-def test_a_version_that_failed_to_start_gets_no_more_slices() -> None:
-    own, failed = entry("a"), entry("n", SliceState.LOST, "new", address="")
-    seen = Yielding().next(own, [own, failed], NEW, 0, waiting=True)
-    for now_s in (30, 60, 90):
-        seen = seen.next(own, [own], NEW, now_s, waiting=True)
-        assert not seen.due(now_s, 30)
-    mended = Release("mended", POOL)
-    seen = seen.next(own, [own], mended, 100, waiting=True).next(own, [own], mended, 200, waiting=True)
-    assert seen.due(200, 30)
+def test_a_version_that_fails_takes_no_more_than_one_slice_at_a_time() -> None:
+    failing = replace(BEGUN, old=95, serving=2, failed=2)
+    assert to_start(failing, TEN) + to_stop(failing, TEN) <= 5
+    assert to_stop(replace(failing, loading=1), TEN) == 0
 
 
-def test_a_new_slice_that_served_and_was_lost_is_no_failed_start() -> None:
-    assert after(entry("a"), entry("n", SliceState.LOST, "new"))
+def test_growth_is_not_held_up_by_a_roll() -> None:
+    assert to_start(replace(BEGUN, wanted=150), TEN) == 51
 
 
-@given(st.lists(st.integers(0, 5), min_size=1, max_size=6), st.integers(0, 3))
-def test_exactly_one_of_the_old_slices_makes_room(running: list[int], new: int) -> None:
-    old = [entry(f"o{i}", running=load) for i, load in enumerate(running)]
-    beside = old + [entry(f"n{i}", version="new") for i in range(new)]
-    ends = [one for one in old if after(one, *(other for other in beside if other is not one))]
-    assert len(ends) == 1
-    assert ends[0].running == min(running)
+def test_a_share_of_the_slices_is_rounded_up() -> None:
+    assert [Pace.of("10%", 1, 30, slices).at_once for slices in (1, 10, 11, 1000)] == [1, 1, 2, 100]
+    assert Pace.of(7, 1, 30, 1000).at_once == 7
 
 
-def test_other_deployments_do_not_matter() -> None:
-    other = dataclasses.replace(entry("n", SliceState.STARTING), deployment="app#qwen")
-    assert after(entry("a"), other)
+paces = st.builds(Pace, st.integers(1, 20), st.integers(0, 5), st.sampled_from([5.0, 30.0]))
+
+
+@examples(max_examples=20, deadline=None)
+@given(st.integers(1, 12), paces, st.integers(0, 3), st.integers(1, 40), st.integers(0, 40))
+def test_every_roll_ends_and_never_takes_more_slices_than_allowed(
+    slices: int, pace: Pace, spare: int, start_s: int, drain_s: int
+) -> None:
+    rolled = Roller(slices, pace, spare, start_s, drain_s).run(longest_s=40 * 300.0)
+    assert rolled.changed == slices
+    assert rolled.lowest >= slices - pace.at_once
+
+
+@examples(max_examples=20, deadline=None)
+@given(st.integers(1, 12), paces, st.integers(0, 3), st.integers(1, 90))
+def test_a_version_that_cannot_start_costs_one_slice_at_most(
+    slices: int, pace: Pace, spare: int, start_s: int
+) -> None:
+    rolled = Roller(slices, pace, spare, start_s, fails=True).run(longest_s=3600.0)
+    assert rolled.stopped
+    assert rolled.lowest >= slices - 1
+
+
+@examples(max_examples=20, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 300))
+def test_undoing_touches_nothing_that_is_still_old(slices: int, after_s: int) -> None:
+    roller = Roller(slices, Pace.of("10%", 1, 30, slices), 1, 60)
+    for _ in range(after_s):
+        roller.look()
+    untouched = roller.old
+    roller.undo()
+    assert roller.changed == untouched
+    assert roller.run().changed == slices
+
+
+def test_a_thousand_slices_take_less_than_twenty_times_what_one_takes() -> None:
+    rolled = Roller(1000, Pace.of("10%", 1, 30, 1000), start_s=36, drain_s=6).run()
+    print(f"1,000 slices in {rolled.seconds / 36:.0f} times what one takes, {rolled.lowest} serving at least")
+    assert rolled.seconds < 20 * 36
+    assert rolled.lowest >= 900
+
+
+def test_pauses_between_rounds_of_failed_starts_grow_and_never_end() -> None:
+    retry, now_s, pauses = Retry(), 0.0, []
+    for _ in range(8):
+        failed_s = now_s
+        retry = retry.given_up(now_s)
+        while retry.failed_s is not None:
+            now_s += 1
+            retry = retry.given_up(now_s)
+        pauses.append(now_s - failed_s)
+        now_s += 300  # the round that fails
+    assert pauses == [30, 60, 120, 240, 480, 600, 600, 600]
+
+
+def test_a_pool_taken_out_keeps_what_the_model_had_until_scaling_has_decided() -> None:
+    left = Successors(first=50, since_s=100)
+    assert left.wanted(1, 110) == 50
+    assert left.wanted(60, 110) == 60
+    assert left.wanted(12, 131) == 12
+
+
+def test_a_removed_pool_makes_room_only_where_its_hardware_is_what_is_missing() -> None:
+    roll = Roll(wanted=4, old=4, leaving=0, serving=0, loading=0, waited_s=(60.0,) * 4)
+    assert to_stop(roll, ONE) == 1
+    assert to_stop(roll, ONE, room=False) == 0
+    assert to_stop(replace(roll, serving=3), ONE, room=False) == 3
+
+
+def test_idle_and_young_slices_go_first() -> None:
+    def entry(**load: float) -> SliceRecord:
+        return SliceRecord("r", "m", SliceState.SERVING, "", "", **load)  # type: ignore[arg-type]
+
+    busy, cached, old, young = entry(running=1), entry(kv_usage=0.1), entry(since=1), entry(since=5)
+    assert sorted([busy, cached, old, young], key=cost_to_drain) == [young, old, cached, busy]
+    assert math.isinf(BEGUN.quiet_s)

@@ -1,0 +1,159 @@
+"""What Serve's own DeploymentState makes of our answers: waves, failed starts, pools that are taken out."""
+
+import pytest
+from support.serve_deployment import Cluster
+
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20"),  # Ray's
+]
+
+
+def serving(slices: int, hardware: int, **cluster: float) -> Cluster:
+    """A cluster on which so many slices serve version `a`."""
+    there = Cluster(hardware, **cluster)  # type: ignore[arg-type]
+    there.deployed().deploy("a", slices)
+    there.run(there.start_s + 20, 5)
+    assert there.deployed().serving("a") == slices
+    return there
+
+
+def test_with_a_spare_slice_no_capacity_is_lost_to_a_roll() -> None:
+    there = serving(4, hardware=5)
+    llama = there.deployed()
+    llama.deploy("b", 4)
+    there.run(4 * 400, 5)
+    assert llama.serving("b") == 4
+    assert llama.lowest == 4
+    assert llama.state.curr_status_info.status.value == "HEALTHY"
+
+
+def test_without_a_spare_slice_one_old_slice_after_the_other_makes_room() -> None:
+    there = serving(4, hardware=4)
+    llama = there.deployed()
+    llama.deploy("b", 4)
+    there.run(25, 5)
+    assert llama.serving("a") == 4
+    there.run(4 * 450, 5)
+    assert llama.serving("b") == 4
+    assert llama.lowest == 3
+
+
+def test_a_fleet_is_replaced_in_waves_and_its_progress_is_published() -> None:
+    there = serving(40, hardware=41, start_s=100)
+    llama = there.deployed()
+    llama.deploy("b", 40, at_once=8)
+    there.run(250, 5)
+    (rollout,) = there.rollouts.values()
+    assert (rollout.changed, rollout.slices, rollout.model, rollout.stopped) == (9, 40, "llama", False)
+    there.run(8 * 120, 5)
+    assert llama.serving("b") == 40
+    assert llama.lowest == 33
+    assert there.rollouts == {}
+
+
+def test_load_that_moves_about_does_not_keep_the_roll_waiting() -> None:
+    """The clock was restarted at every look at which another slice was the cheapest."""
+    there = serving(10, hardware=10, start_s=60)
+    llama = there.deployed()
+    llama.deploy("b", 10)
+    for look in range(30):
+        there.records.sort(key=lambda entry: hash((entry.tag, look)))
+        there.run(1)
+    there.run(10)
+    assert llama.serving("a") == 9
+
+
+def test_a_version_that_cannot_start_stops_the_roll_says_so_and_is_undone_without_touching_the_old() -> None:
+    there = serving(10, hardware=10, start_s=60)
+    llama = there.deployed()
+    old = llama.names("a")
+    there.broken = {"b"}
+    llama.deploy("b", 10)
+    there.run(600, 5)
+    assert llama.serving("a") == 9
+    (rollout,) = there.rollouts.values()
+    assert (rollout.stopped, rollout.reason) == (True, "boom")
+    assert rollout.failed >= 3
+    assert "rolling update" in llama.state.curr_status_info.message
+    kept = llama.names("a")
+    llama.deploy("a", 10)
+    there.run(120, 5)
+    assert llama.serving("a") == 10
+    assert kept <= llama.names("a")
+    assert len(old & llama.names("a")) == 9
+    assert there.rollouts == {}
+
+
+def test_starts_that_failed_are_tried_again_after_pauses_and_serve_in_the_end() -> None:
+    there = Cluster(hardware=1, start_s=10)
+    llama = there.deployed()
+    there.broken = {"a"}
+    llama.deploy("a", 1)
+    there.run(3 * 30)
+    assert llama.state.curr_status_info.status.value == "DEPLOY_FAILED"
+    assert "boom" in llama.state.curr_status_info.message
+    there.run(1000)
+    assert llama.state._replica_failure_count > 0  # it has been tried again
+    there.broken = set()
+    there.run(650)
+    assert llama.serving() == 1
+    assert llama.state.curr_status_info.status.value == "HEALTHY"
+
+
+def test_a_failed_roll_that_has_lost_its_old_slices_is_tried_again() -> None:
+    there = serving(1, hardware=2, start_s=10)
+    llama = there.deployed()
+    there.broken = {"b"}
+    llama.deploy("b", 1)
+    there.run(120)
+    assert llama.state._terminally_failed()
+    there.broken = set()
+    (old,) = llama.replicas(*[replica.actor_details.state for replica in llama.state._replicas.get()])
+    llama.lose(old)
+    there.run(100)
+    assert llama.serving("b") == 1
+
+
+def test_a_pool_that_is_taken_out_serves_until_its_successor_does() -> None:
+    there = serving(3, hardware=6, start_s=60)
+    old = there.deployed()
+    there.deployed("next").deploy("b", 3, pool="other")
+    there.configure("next")
+    there.run(55)
+    assert old.serving() == 3
+    assert there.deleted == []
+    there.run(60)
+    assert there.deployed("next").serving() == 3
+    assert there.deleted == ["llama"]
+
+
+def test_a_pool_that_is_taken_out_waits_until_scaling_has_decided_for_its_successor() -> None:
+    there = serving(5, hardware=10, start_s=40)
+    following = there.deployed("next")
+    following.deploy("b", 1, pool="other", most=10)
+    there.configure("next")
+    there.run(3)
+    assert there.deployed().serving() == 5
+    following.state._rescale_to(5)
+    there.run(30)
+    assert there.deployed().serving() == 5
+    there.run(60)
+    assert there.deployed("next").serving() == 5
+    assert there.deleted == ["llama"]
+
+
+def test_slices_of_the_same_hardware_make_room_for_their_successor_and_those_of_another_do_not() -> None:
+    for pool, left in (("pool", 2), ("other", 3)):
+        there = serving(3, hardware=3, start_s=600)
+        there.deployed("next").deploy("b", 3, pool=pool)
+        there.configure("next")
+        there.run(100)
+        assert there.deployed().serving() == left
+
+
+def test_a_model_that_is_taken_out_goes_at_once() -> None:
+    there = serving(2, hardware=4)
+    there.configure("router")
+    there.run(1)
+    assert there.deleted == ["llama"]

@@ -1,0 +1,47 @@
+"""What a changed key restarts, of what build really makes: each key of the configuration is changed in turn."""
+
+import pytest
+
+from tools.redeploy_page import CHANGES, LISTS, Effect, effects, effects_of, keys
+
+pytestmark = pytest.mark.unit
+RESTART = {Effect.ENGINES, Effect.POOL, Effect.MODEL}
+RESTARTING = {
+    "models",
+    "models.name",
+    "models.model",
+    "models.slice.generation",
+    "models.slice.topology",
+    "models.slice.hosts",
+    "models.slice.machine_type",
+    "models.slice.capacity",
+    "models.slice.reservation",
+    "models.parallel.tensor",
+    "models.parallel.pipeline",
+    "models.parallel.data",
+    "models.pools",
+    "models.engine",
+}
+
+
+def test_every_key_of_the_configuration_is_walked() -> None:
+    assert sorted(CHANGES) == sorted(keys())
+
+
+@pytest.mark.parametrize("key", CHANGES)
+def test_only_what_an_engine_is_started_with_touches_slices(key: str) -> None:
+    found = effects_of(key)
+    assert bool(found & RESTART) == (key in RESTARTING)
+    if key.startswith("gke."):
+        assert found == {Effect.NOTHING}
+    elif key not in RESTARTING:
+        assert found != {Effect.NOTHING}
+
+
+@pytest.mark.parametrize(("what", "before", "after"), LISTS, ids=[what for what, *_ in LISTS])
+def test_no_engine_restarts_where_pools_or_models_come_go_or_change_places(
+    what: str, before: dict[str, object], after: dict[str, object]
+) -> None:
+    found = effects(before, after)
+    assert Effect.ENGINES not in found
+    assert bool(found & RESTART) == ("added" in what or "taken out" in what)

@@ -1,0 +1,264 @@
+"""What a changed key of the YAML restarts: each key is changed, both applications are built, and Serve's versions compared."""
+
+import copy
+import functools
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from pydantic import BaseModel
+from ray.serve._private.version import DeploymentVersion
+
+from serving.app import build
+from serving.config import ServiceConfig
+from tools.config_page import specs_within
+
+_INTRO = """# What a change restarts
+
+Each key was changed in a YAML, and what `serving.app:build` makes of both was compared as Ray Serve compares it. A test walks every
+key of [the configuration](config.md).
+
+- **nothing**: no process hears of it.
+- **in place**: what runs takes it over; no request notices.
+- **scaling**: the number of slices may change, no slice restarts for it.
+- **routers**: new routers take over; old ones end once their answers have.
+- **engines in waves**: slices change their engine as [`rollout`](../guides/yaml.md#change-a-running-service) says.
+- **another pool**: slices of the new pool come up, and those of the old one go as they serve.
+- **another model**: the model is a new one, and the one of the old name goes at once."""
+
+_MODEL: dict[str, Any] = {
+    "name": "llama",
+    "model": "meta-llama/Llama-3.1-8B-Instruct",
+    "slice": {"generation": "v6e", "topology": "2x4", "hosts": 2},
+    "replicas": {"min": 1, "max": 4},
+}
+_RESERVED = {"capacity": ["reserved"], "reservation": "one"}
+
+# By key: what is set beforehand, where the key needs that, and its other value.
+CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
+    "models": ({}, [_MODEL, {**_MODEL, "name": "second"}]),
+    "models.name": ({}, "other"),
+    "models.model": ({}, "Qwen/Qwen3-8B"),
+    "models.slice.generation": ({}, "v5e"),
+    "models.slice.topology": ({"models.slice.hosts": None, "models.slice.topology": "4x4"}, "4x8"),
+    "models.slice.hosts": ({}, 1),
+    "models.slice.machine_type": (
+        {"models.slice.hosts": None, "models.slice.machine_type": "ct6e-standard-4t"},
+        "ct6e-standard-8t",
+    ),
+    "models.slice.capacity": ({}, ["spot"]),
+    "models.slice.reservation": ({f"models.slice.{key}": value for key, value in _RESERVED.items()}, "two"),
+    "models.replicas.min": ({}, 2),
+    "models.replicas.max": ({}, 8),
+    "models.replicas.patience_s": ({}, 60),
+    "models.parallel.tensor": ({}, 4),
+    "models.parallel.pipeline": ({}, 2),
+    "models.parallel.data": ({"models.slice.hosts": 1}, 2),
+    "models.pools": ({}, None),
+    "models.engine": ({}, {"max_num_seqs": 32}),
+    "models.queue.requests": ({}, 7),
+    "models.queue.wait_s": ({}, 7),
+    "models.slo.ttft_s": ({}, 9),
+    "models.slo.itl_s": ({}, 0.5),
+    "models.cool_down_s": ({}, 7),
+    "models.drain_s": ({}, 7),
+    "models.surge_s": ({}, 7),
+    "models.rollout.at_once": ({}, 3),
+    "models.rollout.spare": ({}, 2),
+    "models.stall_s": ({}, 7),
+    "router.replicas": ({}, 3),
+    "router.keys_file": ({}, "/keys.yaml"),
+    "router.private_status": ({}, True),
+    "router.max_body_bytes": ({}, 4096),
+    "router.body_timeout_s": ({}, 7),
+    "router.max_n": ({}, 7),
+    "router.request_log": ({}, False),
+    "router.log_content": ({}, True),
+    "router.affinity": ({}, "none"),
+    "router.failover.continue_streams": ({}, False),
+    "router.failover.retries": ({}, 7),
+    "router.failover.wait_s": ({}, 7),
+    "budget.slices": ({}, 7),
+    "budget.dollars_per_hour": ({}, 700),
+    "prices": ({}, {"v6e": {"on-demand": 3.0}}),
+    "gke.namespace": ({}, "other"),
+    "gke.image": ({}, "other"),
+    "gke.service_account": ({}, "other"),
+    "gke.weights_bucket": ({}, "other"),
+    "gke.token_secret": ({}, "other"),
+    "gke.control_store": ({}, "rocksdb"),
+    "gke.redis_secret": ({"gke.control_store": "redis:6379"}, "other"),
+    "gke.zone": ({}, "other"),
+}
+_POOLS = [
+    {"slice": {"generation": "v6e", "topology": "2x4", "hosts": 2}, "replicas": {"min": 1, "max": 4}},
+    {"slice": {"generation": "v6e", "topology": "2x4", "hosts": 1}, "replicas": {"min": 0, "max": 4}},
+]
+
+
+class Effect(IntEnum):
+    """What a change does, the costliest last."""
+
+    NOTHING = 0
+    IN_PLACE = 1
+    SCALING = 2
+    ROUTERS = 3
+    ENGINES = 4
+    POOL = 5
+    MODEL = 6
+
+
+_WORDS = {
+    Effect.NOTHING: "nothing",
+    Effect.IN_PLACE: "in place",
+    Effect.SCALING: "scaling",
+    Effect.ROUTERS: "routers",
+    Effect.ENGINES: "engines in waves",
+    Effect.POOL: "another pool",
+    Effect.MODEL: "another model",
+}
+
+
+@dataclass(frozen=True)
+class Made:
+    """One deployment as Serve compares it."""
+
+    model: str  # empty for the routers
+    version: DeploymentVersion
+    config: dict[str, Any]
+
+
+def page() -> str:
+    lines = ["| key | what a change restarts |", "|---|---|"]
+    lines += [f"| `{key}` | {_told(effects_of(key))} |" for key in keys()]
+    lines += ["", "Beyond single keys:", "", "| change | what it restarts |", "|---|---|"]
+    lines += [f"| {what} | {_told(effects(before, after))} |" for what, before, after in LISTS]
+    return "\n".join([_INTRO, "", *lines])
+
+
+def keys() -> list[str]:
+    """Every key of the configuration that holds a value, `models` and the keys of one model among them."""
+    return list(_keys("", ServiceConfig))
+
+
+def _keys(path: str, spec: type[BaseModel]) -> Iterator[str]:
+    for name, field in spec.model_fields.items():
+        inner = list(specs_within(field.annotation))
+        here = f"{path}.{name}".removeprefix(".")
+        # A pool's keys are those of a model's only pool.
+        if name == "pools" or not inner:
+            yield here
+            continue
+        if any(listed for _, listed in inner):
+            yield here
+        for nested, _ in inner:
+            yield from _keys(here, nested)
+
+
+def effects_of(key: str) -> set[Effect]:
+    """What follows from the key's change in CHANGES; raises LookupError where the change there changes nothing."""
+    preset, value = CHANGES[key]
+    before = _with(_args(), preset)
+    if key == "models.pools":
+        return effects(_args(), _pools(_POOLS))
+    after = {"models": value} if key == "models" else _with(copy.deepcopy(before), {key: value})
+    if after == before:
+        raise LookupError(f"{key} of {value!r} is what it was")
+    return effects(before, after)
+
+
+def effects(before: dict[str, Any], after: dict[str, Any]) -> set[Effect]:
+    """What Serve does when the second args are deployed where the first run."""
+    old, new = made(json.dumps(before)), made(json.dumps(after))
+    found: set[Effect] = set()
+    for name in old.keys() | new.keys():
+        if name in old and name in new:
+            found |= _between(old[name], new[name])
+        else:
+            gone = (old if name in old else new)[name]
+            both = any(each.model == gone.model for each in old.values()) and any(
+                each.model == gone.model for each in new.values()
+            )
+            found.add(Effect.POOL if both else Effect.MODEL)
+    return found or {Effect.NOTHING}
+
+
+def _between(old: Made, new: Made) -> set[Effect]:
+    found = set()
+    if old.version.requires_actor_restart(new.version):
+        found.add(Effect.ENGINES if new.model else Effect.ROUTERS)
+    elif old.version.requires_actor_reconfigure(new.version):
+        found.add(Effect.IN_PLACE)
+    scaling = ("num_replicas", "autoscaling_config")
+    if new.model and any(old.config[field] != new.config[field] for field in scaling):
+        found.add(Effect.SCALING)
+    return found
+
+
+@functools.cache
+def made(args: str) -> dict[str, Made]:
+    """The deployments built of args in JSON by name, with the versions that serving.slices.placement gives them."""
+    router = build(json.loads(args))._bound_deployment  # noqa: SLF001  Serve has no public name
+    slices = [bound._bound_deployment for bound in router.init_args[2:]]  # noqa: SLF001
+    return {deployment.name: _made(deployment) for deployment in (router, *slices)}
+
+
+def _made(deployment: Any) -> Made:
+    config, replica = deployment._deployment_config, deployment._replica_config  # noqa: SLF001
+    version = DeploymentVersion(
+        config.user_config["version"],
+        config,
+        replica.ray_actor_options,
+        replica.placement_group_bundles,
+        replica.placement_group_strategy,
+    )
+    return Made(config.user_config.get("name", ""), version, config.model_dump())
+
+
+def _args() -> dict[str, Any]:
+    return {"models": [copy.deepcopy(_MODEL)]}
+
+
+def _with(args: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """The args with values set, given by key; in a list at its first entry."""
+    for key, value in values.items():
+        *path, last = key.split(".")
+        place: Any = args
+        for part in path:
+            place = place.setdefault(part, {})
+            if isinstance(place, list):
+                place = place[0]
+        place[last] = value
+    return args
+
+
+def _pools(pools: list[dict[str, Any]]) -> dict[str, Any]:
+    model = {key: value for key, value in _MODEL.items() if key not in ("slice", "replicas")}
+    return {"models": [{**model, "pools": pools}]}
+
+
+def _told(found: Iterable[Effect]) -> str:
+    return ", ".join(_WORDS[effect] for effect in sorted(found, reverse=True))
+
+
+_TWO_MODELS = {"models": [_MODEL, {**_MODEL, "name": "second"}]}
+# Changes of lists: what is done, and the args before and after.
+LISTS: tuple[tuple[str, dict[str, Any], dict[str, Any]], ...] = (
+    ("a pool is added to a model's only one", _args(), _pools(_POOLS)),
+    ("pools are reordered", _pools(_POOLS), _pools(_POOLS[::-1])),
+    ("a pool is taken out", _pools(_POOLS), _pools(_POOLS[:1])),
+    ("a model is added or taken out", _TWO_MODELS, _args()),
+    ("models are reordered", _TWO_MODELS, {"models": _TWO_MODELS["models"][::-1]}),
+    (
+        "a fixed number of slices is changed",
+        _with(_args(), {"models.replicas": 2}),
+        _with(_args(), {"models.replicas": 3}),
+    ),
+    (
+        "a fixed number of slices begins to scale",
+        _with(_args(), {"models.replicas": 2}),
+        _with(_args(), {"models.replicas": {"min": 2, "max": 4}}),
+    ),
+)
