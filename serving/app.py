@@ -155,7 +155,7 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
             "pool": plan.pool,
             "name": plan.model.name,
             "rollout": {**plan.model.rollout.model_dump(), "surge_s": plan.model.surge_s},
-            "model": plan.model.model_dump(include={"drain_s", "stall_s"}),
+            "model": plan.model.model_dump(include={"drain_s", "stall_s", "start_s"}),
         },
     )
 

@@ -35,6 +35,7 @@ _MODEL: dict[str, Any] = {
     "replicas": {"min": 1, "max": 4},
 }
 _RESERVED = {"capacity": ["reserved"], "reservation": "one"}
+_GATEWAY = {"gke.gateway.hostname": "llm.example.com", "gke.gateway.certificate_secret": "tls"}
 
 # By key: what is set beforehand, where the key needs that, and its other value.
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
@@ -68,6 +69,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "models.rollout.at_once": ({}, 3),
     "models.rollout.spare": ({}, 2),
     "models.stall_s": ({}, 7),
+    "models.start_s": ({}, 7),
     "router.replicas": ({}, 3),
     "router.keys_file": ({}, "/keys.yaml"),
     "router.private_status": ({}, True),
@@ -83,9 +85,18 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "budget.slices": ({}, 7),
     "budget.dollars_per_hour": ({}, 700),
     "prices": ({}, {"v6e": {"on-demand": 3.0}}),
+    **{
+        f"gke.{key}": ({}, "other")
+        for key in ("cluster", "cluster_secret", "keys_secret", "kueue_queue", "metrics_secret")
+    },
+    "gke.dranet": ({}, True),
+    "gke.env": ({}, {"A": "b"}),
+    "gke.gateway.class_name": (_GATEWAY, "other"),
+    "gke.gateway.hostname": (_GATEWAY, "other.example"),
+    "gke.gateway.certificate_secret": (_GATEWAY, "other"),
+    "gke.run_as_user": ({}, 7),
     "gke.namespace": ({}, "other"),
     "gke.image": ({}, "other"),
-    "gke.service_account": ({}, "other"),
     "gke.weights_bucket": ({}, "other"),
     "gke.token_secret": ({}, "other"),
     "gke.control_store": ({}, "rocksdb"),
@@ -159,6 +170,8 @@ def _keys(path: str, spec: type[BaseModel]) -> Iterator[str]:
 
 def effects_of(key: str) -> set[Effect]:
     """What follows from the key's change in CHANGES; raises LookupError where the change there changes nothing."""
+    if key not in CHANGES:
+        raise LookupError(f"{key} is new: give another value of it in CHANGES of tools/redeploy_page.py")
     preset, value = CHANGES[key]
     before = _with(_args(), preset)
     if key == "models.pools":
