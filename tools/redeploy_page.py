@@ -72,6 +72,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "models.start_s": ({}, 7),
     "router.replicas": ({}, 3),
     "router.keys_file": ({}, "/keys.yaml"),
+    "router.keys.isolated_cache": ({}, True),
+    "router.sentinel.share": ({}, 0.5),
     "router.private_status": ({}, True),
     "router.max_body_bytes": ({}, 4096),
     "router.body_timeout_s": ({}, 7),

@@ -33,7 +33,7 @@ from serving.errors import ExtensionPointError
 from serving.slices import controller, quarantine
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
-from serving.state.records import SliceRecord, SliceState, Snapshot, deployment
+from serving.state.records import Release, SliceRecord, SliceState, Snapshot, deployment
 from serving.timings import TIMINGS
 from serving.tpu import POD_TYPE_LABEL
 
@@ -198,6 +198,11 @@ def _version_by_engine() -> None:
         settings = info.deployment_config.user_config
         if isinstance(settings, dict) and VERSION in settings:
             info.version = settings[VERSION]
+        if is_slice(info.replica_config.placement_group_bundles or ()):
+            _store().put_release(
+                deployment(kwargs["app_name"], kwargs["deployment_name"]),
+                Release(settings[VERSION], settings["pool"]),
+            )
         return info
 
     setattr(application_state, _VERSION_POINT, read_slice)

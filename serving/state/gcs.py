@@ -26,6 +26,7 @@ from serving.state.board import Board
 from serving.state.records import (
     DecisionRecord,
     Demand,
+    Release,
     Rollout,
     SliceFailures,
     SliceRecord,
@@ -158,6 +159,14 @@ class Store:
     def delete_wanted(self, application: str, model: str) -> None:
         self._delete(_key(application, "wanted", model))
 
+    def put_release(self, deployment: str, release: Release) -> None:
+        """Keep what Serve is to run of a deployment (as `records.deployment` names it)."""
+        self._put(_release_key(deployment), dump(release))
+
+    def release(self, deployment: str) -> Release | None:
+        raw = self._get(_release_key(deployment))
+        return Release(**json.loads(raw)) if raw else None
+
     def put_rollout(self, rollout: Rollout) -> None:
         self._put(_key(rollout.application, "rollout", rollout.deployment), dump(rollout))
 
@@ -251,7 +260,7 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
             for _, record in fields("suspicions")
         },
         slice_failures=tuple(SliceFailures(**failed) for _, failed in fields("slice-failures")),
-        rollouts=tuple(Rollout(**json.loads(raw)) for _, raw in kinds["rollout"]),
+        rollouts=tuple(Rollout(**rollout) for _, rollout in fields("rollout")),
     )
 
 
@@ -287,3 +296,7 @@ def _failed_key(failed: SliceFailures) -> str:
 
 def _verdict_key(replica: str) -> str:
     return _key("", "verdict", replica)
+
+
+def _release_key(deployment: str) -> str:
+    return _key("", "release", deployment)

@@ -115,6 +115,14 @@ class Wanted:
 
 
 @dataclass(frozen=True)
+class Release:
+    """What Serve is to run of one deployment: the version of its engine, on slices of this pool."""
+
+    version: str
+    pool: str
+
+
+@dataclass(frozen=True)
 class Rollout:
     """A changed engine on its way through the slices of one deployment: `changed` of `slices` serve its version.
 
@@ -223,7 +231,7 @@ class Snapshot:
     slice_failures: tuple[SliceFailures, ...] = ()
 
 
-def dump(record: Wanted | Rollout | Demand | SliceFailures) -> bytes:
+def dump(record: Wanted | Release | Rollout | Demand | SliceFailures) -> bytes:
     """A record as the store keeps it."""
     return json.dumps(dataclasses.asdict(record)).encode()
 
