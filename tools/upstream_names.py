@@ -469,6 +469,16 @@ _RAY = (
         ("_name", "_target_state", "target_deployments", "_deployment_state_manager"),
         "tells what an application is to run",
     ),
+    *_members(
+        f"{_SERVE}replica",
+        ("start_asgi_http_server", "RequestMetadata", "RequestProtocol", "is_tracing_enabled"),
+        "lets a router answer requests before Serve's app",
+    ),
+    *_members(
+        f"{_SERVE}replica:ReplicaMetricsManager",
+        ("inc_num_ongoing_requests", "dec_num_ongoing_requests", "record_request_metrics"),
+        "counts the requests that a router answers itself",
+    ),
     Name(
         "ray.serve.context:_get_global_client",
         "leads to the address that the front door listens on",

@@ -106,7 +106,11 @@ class RouterCore:
         self._decisions: Sequence[DecisionRecord] = ()
         self.failures: Sequence[SliceFailures] = ()
         self._rollouts: Sequence[Rollout] = ()
-        self._metrics = metrics
+        self._api = Api(
+            plans, self.table, self.dispatcher, self.admission, self.journal, self.status, metrics
+        )
+        # Answers a POST of a model's route outside of the app; see serving.router.http.door.
+        self.relay = self._api.relay
         self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
         self.liveness = Liveness(timings, asks=True)
         self._rates = Rates()
@@ -122,9 +126,7 @@ class RouterCore:
 
     def app(self, *, returns_id: bool = True) -> FastAPI:
         """The HTTP surface; `returns_id`: whether answers get their X-Request-Id here."""
-        return Api(
-            self.plans, self.table, self.dispatcher, self.admission, self.journal, self.status, self._metrics
-        ).app(returns_id=returns_id)
+        return self._api.app(returns_id=returns_id)
 
     def take(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, Forgotten]:
         """Take over what the store holds now, in steps between which requests may go on; returns the records to delete there."""

@@ -14,6 +14,7 @@ from serving.config import RouterSpec
 from serving.metrics import agents
 from serving.metrics.scrape import Scraper
 from serving.planning import Plan
+from serving.router import serve_door
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
@@ -53,6 +54,7 @@ class Router:
         await self._loop.start()
         self._core.admission.refresh()
         self._refreshing = asyncio.create_task(self._core.admission.run())
+        serve_door.install(self._core.relay)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
 

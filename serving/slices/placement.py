@@ -5,7 +5,7 @@ Serve makes a replica's placement group itself and can't say "all bundles on one
 and routers restart only where they would be made differently. Serve picks the replica to stop by its node; here the slice that costs
 least to drain goes. A deployments/*.yaml names `install` in `controller_options` as the controller callback. It runs inside
 the Serve controller before the scheduler is made. It replaces three functions: they create groups, read a deployment's
-version, and pick the replicas to stop. Only this module uses private names of Ray Serve:
+version, and pick the replicas to stop. Only this module uses these private names of Ray Serve:
 
 - `ray.serve._private.default_impl._default_create_placement_group` (its header promises stability to extensions)
 - `ray.serve._private.application_state.deploy_args_to_deployment_info`, and `version`, `deployment_config.user_config`

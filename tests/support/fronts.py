@@ -20,6 +20,7 @@ from serving.simulation.engine.engine import Engine
 from serving.state.records import SliceRecord, SliceState
 from serving.status.document import Status, status
 from serving.status.rates import Rates
+from support.doors import LateDoor
 from support.servers import asgi_server
 from support.simulated_engine import MODEL, serving, small_plan
 
@@ -39,23 +40,29 @@ class Front:
 
 
 @contextmanager
-def front(journal: Journal | None = None, key_file: KeyFile | None = None, **spec: Any) -> Iterator[Front]:
-    """`journal` and `key_file` are the router's; `spec` is what the YAML says of it."""
+def front(
+    journal: Journal | None = None, key_file: KeyFile | None = None, *, door: bool = True, **spec: Any
+) -> Iterator[Front]:
+    """`journal` and `key_file` are the router's; `spec` is what the YAML says of it.
+
+    `door`: behind the router's own protocol, as in a replica of Serve, and not behind an ASGI server.
+    """
     one = small_plan()
+    late = LateDoor()
     table = SliceTable({MODEL: 1}, {MODEL: str(one.slice)})
     gate = AdmissionController(RouterSpec.model_validate(spec), [one], table, key_file or KeyFile(None))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        relay = Dispatcher(table)
+        dispatcher = Dispatcher(table)
         beating = asyncio.create_task(gate.run(0.05))
         # Not mounted: a mount takes no path with a line break.
-        app.router.default = Api(
-            [one], table, relay, gate, journal or Journal(Recorder()), _status, _metrics
-        ).app()
+        api = Api([one], table, dispatcher, gate, journal or Journal(Recorder()), _status, _metrics)
+        late.answer = api.relay
+        app.router.default = api.app()
         yield
         beating.cancel()
-        await relay.close()
+        await dispatcher.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     with serving() as (upstream, engine):
@@ -63,7 +70,7 @@ def front(journal: Journal | None = None, key_file: KeyFile | None = None, **spe
             [SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)], 0.0
         )
         gate.refresh()
-        with asgi_server(app) as address:
+        with asgi_server(app, **(late.options if door else {})) as address:
             yield Front(address, gate, engine)
 
 

@@ -9,18 +9,17 @@ from typing import Any
 import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import Response
-from starlette.routing import Route
 
 from serving.config import Affinity, FailoverSpec
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
-from serving.router.http.downstream import OverAsgi
+from serving.router.http.downstream import Downstream
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.physics import Factors
 from serving.state.records import SliceRecord, SliceState
+from support.doors import LateDoor
 from support.servers import asgi_server, until
 from support.simulated_engine import MODEL, serving
 
@@ -64,16 +63,17 @@ def pair(failover: FailoverSpec | None = None, names: str = "ab", sentinel: floa
         yield
         await app.state.relay.close()
 
-    async def forward(request: Request) -> Response:
+    async def forward(request: Request, client: Downstream) -> None:
         body = await request.body()
-        path = request.scope["path"]
-        asked = InferenceRequest.of(request, MODEL, path, body, json.loads(body))
-        return OverAsgi(Forwarding(app.state.relay, asked).run)
+        asked = InferenceRequest.of(request, MODEL, request.scope["path"], body, json.loads(body))
+        await Forwarding(app.state.relay, asked).run(client)
 
-    app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
+    door = LateDoor()
+    door.answer = forward
+    app = Starlette(lifespan=lifespan)
     with ExitStack() as running:
         engines = {name: running.enter_context(serving(STEPS_OF_3_MS)) for name in names}
-        address = running.enter_context(asgi_server(app))
+        address = running.enter_context(asgi_server(app, **door.options))
         entries = [
             SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
             for name, (upstream, _) in engines.items()

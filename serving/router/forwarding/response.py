@@ -78,7 +78,7 @@ class Forwarding:
         if transcript and transcript.speaks:
             self._dispatcher.watch(stream)
         relay = _EventRelay(self, stream)
-        self._client.flow = relay
+        self._client.source = relay
         if self._client.paused:
             relay.pause()
         try:
@@ -86,7 +86,7 @@ class Forwarding:
         except UpstreamError:
             ended = False
         finally:
-            self._client.flow = None
+            self._client.source = None
         if ended and (transcript is None or transcript.done):
             self.say(relay.rest, stream.response, end=True)
             if self._looked_into and transcript:

@@ -3,6 +3,7 @@
 It reads from a body what it needs to route, and forwards the body as it came; vLLM knows what the fields mean.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,7 +32,7 @@ from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController, RefusedError, Visit
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
-from serving.router.http.downstream import Downstream, OverAsgi
+from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
 from serving.router.http.isolation import salted
@@ -137,6 +138,30 @@ class Api:
         _exchange(request).record = record
         visit, inference, estimate = await self._accept(request, record)
         return OverAsgi(partial(self._carry, visit, inference, estimate, record))
+
+    async def relay(self, request: Request, client: Downstream) -> None:
+        """The same outside of any ASGI app, from the request's headers to the answer's end. Cancelled where the client goes."""
+        path = _path(request)
+        record = self._journal.begin(path, request.headers)
+        try:
+            visit, inference, estimate = await self._accept(request, record)
+            await self._carry(visit, inference, estimate, record, client)
+        except RefusedError as refused:
+            respond(client, refused.response)
+        except ServingError as error:
+            record.failed(error)
+            respond(client, _told(error, path))
+        except ClientDisconnect:
+            record.cancelled()
+        except asyncio.CancelledError:
+            record.cancelled()
+            raise
+        except Exception:
+            logger.exception("unhandled error on POST %s, request %s", path, record.request_id)
+            if not client.started:  # else the server cuts the connection: the answer must not look complete
+                respond(client, error_response(ServingError("Internal error.")))
+        finally:
+            record.end()
 
     async def _accept(
         self, request: Request, record: RequestRecord
@@ -251,10 +276,15 @@ async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServingError)  # noqa: S101  the handler is registered for this class
     if record := _exchange(request).record:
         record.failed(error)
+    return _told(error, _path(request))
+
+
+def _told(error: ServingError, path: str) -> JSONResponse:
+    """An error as an answer, with the headers that belong to it."""
     response = error_response(error)
     match error:
         case MethodError():
-            response.headers["allow"] = _takes(_path(request))
+            response.headers["allow"] = _takes(path)
         case UnauthorizedError():
             response.headers["www-authenticate"] = "Bearer"
         case TooLargeError() | SlowBodyError() | OverloadedError():

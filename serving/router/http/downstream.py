@@ -16,7 +16,7 @@ from serving.asgi import disconnected
 Headers = Iterable[tuple[bytes, bytes]]
 
 
-class Flow(Protocol):
+class Source(Protocol):
     """What an answer comes from, as far as a slow client holds it up."""
 
     def pause(self) -> None:
@@ -27,14 +27,17 @@ class Flow(Protocol):
 
 
 class Downstream(Protocol):
-    """One answer on its way to a client. Nothing here waits; `flow` is told when the client is slow.
+    """One answer on its way to a client. Nothing here waits; `source` is told when the client is slow.
 
     `more_headers` are added to the answer's own when it starts.
     """
 
-    started: bool
-    flow: Flow | None
+    source: Source | None
     more_headers: Callable[[], Headers] | None
+
+    @property
+    def started(self) -> bool:
+        """Whether the answer has its status."""
 
     @property
     def paused(self) -> bool:
@@ -98,7 +101,7 @@ class _AsgiDownstream:
 
     def __init__(self) -> None:
         self.started = False
-        self.flow: Flow | None = None
+        self.source: Source | None = None
         self.more_headers: Callable[[], Headers] | None = None
         self.messages: list[Message] = []
         self.paused = False
@@ -121,8 +124,8 @@ class _AsgiDownstream:
     def write(self, data: bytes) -> None:
         self._send({"type": "http.response.body", "body": data, "more_body": True})
         self.paused = True
-        if self.flow:
-            self.flow.pause()
+        if self.source:
+            self.source.pause()
 
     def end(self) -> None:
         if self.messages and self.messages[-1]["type"] == "http.response.body":
@@ -141,8 +144,8 @@ class _AsgiDownstream:
         """The server has taken every message."""
         if self.paused and not self.messages:
             self.paused = False
-            if self.flow:
-                self.flow.resume()
+            if self.source:
+                self.source.resume()
 
     def _send(self, message: Message) -> None:
         self.messages.append(message)

@@ -56,7 +56,7 @@ class Envelope:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope, name = _with_id(scope)
+        scope, name = with_id(scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         exchange = Exchange(
             send, name, anthropic=dialect_of(path) is Dialect.ANTHROPIC, returns_id=self._returns_id
@@ -83,9 +83,8 @@ class Exchange:
 
     def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
         self._send = send
-        self._id = name
         self._id_header = [(ID_HEADER, name)] if returns_id else []
-        self._anthropic = anthropic
+        self._shape = Shape(name, anthropic=anthropic)
         self.started = False
         self._error: Message | None = None
         self._body = b""
@@ -101,7 +100,7 @@ class Exchange:
         elif self._error is not None:
             return self._collect(message)
         elif message.get("body", b"").startswith(sse.ERROR):
-            message = {**message, "body": self._event(message["body"])}
+            message = {**message, "body": self._shape.event(message["body"])}
         self.started = True
         return self._send(message)
 
@@ -113,7 +112,7 @@ class Exchange:
         start, self._error = self._error, None
         assert start is not None  # noqa: S101  `_error` is set before this is called
         if self._body:  # the answer to a client that left has no body
-            body = json.dumps(self._fields(start["status"])).encode()
+            body = self._shape.whole(self._body, start["status"])
             kept = [header for header in start["headers"] if header[0] not in _LENGTH_AND_TYPE]
             length = (b"content-length", str(len(body)).encode())
             start = {**start, "headers": [*kept, length, (b"content-type", b"application/json")]}
@@ -122,19 +121,28 @@ class Exchange:
         await self._send(start)
         await self._send({"type": "http.response.body", "body": self._body})
 
-    def _fields(self, status: int) -> dict[str, Any]:
-        error = told(self._body, status)
-        if not self._anthropic:
-            return {"error": error}
-        return _anthropic(error["message"], status, self._id)
 
-    def _event(self, events: bytes) -> bytes:
+class Shape:
+    """The errors of one request, as the clients of its route parse them."""
+
+    def __init__(self, name: bytes, *, anthropic: bool) -> None:
+        """`name` is the request's id."""
+        self._name = name
+        self._anthropic = anthropic
+
+    def whole(self, body: bytes, status: int) -> bytes:
+        """An error's body, made from the body of any origin."""
+        error = told(body, status)
+        fields = _anthropic(error["message"], status, self._name) if self._anthropic else {"error": error}
+        return json.dumps(fields).encode()
+
+    def event(self, events: bytes) -> bytes:
         """A stream's error in the route's own shape; later events stay."""
         failed, *rest = sse.each(events)
         error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
         if not self._anthropic:
             return b"".join([sse.event({"error": error}), *rest])
-        fields = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._id)
+        fields = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._name)
         return b"".join([sse.event(fields, "error"), *rest])
 
 
@@ -173,7 +181,7 @@ def _anthropic(message: str, status: int, name: bytes) -> dict[str, Any]:
     }
 
 
-def _with_id(scope: Scope) -> tuple[Scope, bytes]:
+def with_id(scope: Scope) -> tuple[Scope, bytes]:
     """The request under its id: the client's where it is valid, else a new one. The engine gets the same id."""
     given = next((value for name, value in scope["headers"] if name == ID_HEADER), None)
     name = request_id(given.decode("latin-1") if given is not None else None).encode("ascii")

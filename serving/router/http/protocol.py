@@ -43,4 +43,5 @@ class InferenceRequest:
             for header in raw
             if header[0] not in (*_CREDENTIALS, _STEERING) and not header[0].startswith(_SAGEMAKER)
         )
-        return cls(model, path, body, fields, request.url.query, headers)
+        query = request.scope.get("query_string", b"").decode("utf-8", "surrogateescape")
+        return cls(model, path, body, fields, query, headers)

@@ -21,6 +21,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from support.doors import LateDoor
 from support.servers import asgi_server, until
 
 from serving.config import ModelSpec, RouterSpec
@@ -130,6 +131,7 @@ def fronted(
     made: list[AdmissionController] = []
     records: list[RequestRecord] = []
     upstream: list[str] = []
+    door = LateDoor()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -142,7 +144,9 @@ def fronted(
         made.append(gate)
         beating = asyncio.create_task(gate.run(beat_s))
         journal = Journal(Recorder(), records.append)
-        app.mount("/", Api([one], table, relay, gate, journal, nothing_seen, no_metrics).app())
+        api = Api([one], table, relay, gate, journal, nothing_seen, no_metrics)
+        door.answer = api.relay
+        app.mount("/", api.app())
         yield
         beating.cancel()
         await relay.close()
@@ -150,7 +154,7 @@ def fronted(
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     with asgi_server(Starlette(routes=[Route("/{path:path}", engine.answer, methods=["POST"])])) as address:
         upstream.append(address)
-        with asgi_server(app) as found, httpx.Client(base_url=found, timeout=20) as client:
+        with asgi_server(app, **door.options) as found, httpx.Client(base_url=found, timeout=20) as client:
             front = Front(client, found, address, engine, table, made[0], records)
             yield front
             engine.free.set()

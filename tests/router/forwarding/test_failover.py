@@ -93,7 +93,7 @@ def test_what_can_t_go_on_ends_with_an_error_event() -> None:
         fields = {**HELLO, "max_tokens": LONG, "n": 2, "stream": True}
         events = read(found, CHAT, fields, 20)
     error = json.loads(events[-2].removeprefix(b"data: "))["error"]
-    assert error["code"] == 500
+    assert error["code"] == "internal_server_error"
     assert events[-1] == b"data: [DONE]"
 
 

@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 from support import quick_http as http
+from support.doors import LateDoor
 from support.servers import asgi_server
 
 from serving.config import ModelSpec, RouterSpec
@@ -64,7 +65,9 @@ async def no_metrics() -> str:
     return ""
 
 
-def app_of(plans: list[Plan], entries: list[SliceRecord], prefix: str = "/") -> FastAPI:
+def app_of(
+    plans: list[Plan], entries: list[SliceRecord], prefix: str = "/", door: LateDoor | None = None
+) -> FastAPI:
     table = SliceTable(
         {one.model.name: 1 for one in plans}, {one.model.name: str(one.slice) for one in plans}
     )
@@ -79,7 +82,10 @@ def app_of(plans: list[Plan], entries: list[SliceRecord], prefix: str = "/") -> 
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Dispatcher(table)
         gate = AdmissionController(RouterSpec(), plans, table, KeyFile(None))
-        inner = Api(plans, table, relay, gate, Journal(Recorder()), seen, no_metrics).app()
+        api = Api(plans, table, relay, gate, Journal(Recorder()), seen, no_metrics)
+        if door:
+            door.answer = api.relay
+        inner = api.app()
         if prefix == "/":
             outer.router.default = inner  # not mounted: a mount takes no path with a line break
         else:
@@ -90,8 +96,8 @@ def app_of(plans: list[Plan], entries: list[SliceRecord], prefix: str = "/") -> 
     return FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
 
 
-@pytest.fixture(scope="module")
-def address(upstream: str) -> Iterator[str]:
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "door"])
+def address(upstream: str, request: pytest.FixtureRequest) -> Iterator[str]:
     """A service of two models: one slice serves llama, none serves qwen."""
     entry = SliceRecord(
         "a",
@@ -103,7 +109,8 @@ def address(upstream: str) -> Iterator[str]:
         max_model_len=512,
         simulated=True,
     )
-    with asgi_server(app_of(PLANS, [entry])) as found:
+    door = LateDoor() if request.param else None
+    with asgi_server(app_of(PLANS, [entry], door=door), **(door.options if door else {})) as found:
         yield found
 
 

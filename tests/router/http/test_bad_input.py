@@ -23,9 +23,9 @@ JSON = {"content-type": "application/json"}
 SLOW_S = 0.3
 
 
-@pytest.fixture(scope="module")
-def running() -> Iterator[Front]:
-    with front(body_timeout_s=SLOW_S) as found:
+@pytest.fixture(scope="module", params=[False, True], ids=["asgi", "door"])
+def running(request: pytest.FixtureRequest) -> Iterator[Front]:
+    with front(door=request.param, body_timeout_s=SLOW_S) as found:
         yield found
 
 

@@ -1,0 +1,290 @@
+"""The router's own HTTP server protocol: uvicorn's, which answers relayed requests itself and leaves all others to ASGI.
+
+A relayed request, a POST of one of the routes, becomes one task, no ASGI call and no message per chunk. Pipelining, body
+buffers, keep-alive and shutdown are uvicorn's: an Exchange takes the place of uvicorn's own cycle for one request.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Any
+
+from starlette.requests import Request
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from serving.router.http import sse
+from serving.router.http.downstream import Downstream, Headers, Source
+from serving.router.http.envelope import ID_HEADER, Shape, with_id
+from serving.router.http.routes import ROUTES, Dialect, dialect_of
+
+logger = logging.getLogger("ray.serve")
+
+_MOST_HEAD_BYTES = 64 << 10
+_CONTENT_LENGTH = b"content-length"
+_LENGTH_AND_TYPE = (_CONTENT_LENGTH, b"content-type")
+
+
+@dataclass(frozen=True)
+class Relay:
+    """What a door does with the requests that it answers itself.
+
+    `prefix` stands before the paths of the routes. A request with one of the headers `left_out` goes to the ASGI app. `began`
+    and `ended` hear of every request; `ended` gets the path, the seconds that it took, and what it was ended by, if not by its
+    answer.
+    """
+
+    answer: Callable[[Request, Downstream], Awaitable[None]]
+    prefix: str = ""
+    left_out: frozenset[bytes] = frozenset()
+    began: Callable[[], None] = lambda: None
+    ended: Callable[[str, float, BaseException | None], None] = lambda _path, _seconds, _error: None
+    paths: Mapping[bytes, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "paths", {(self.prefix + path).encode(): path for path in ROUTES})
+
+
+class Door(HttpToolsProtocol):
+    """One connection. `functools.partial(Door, relay)` is uvicorn's option `http`."""
+
+    cycle: Any  # uvicorn's own cycle, or an Exchange
+
+    def __init__(self, relay: Relay, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self.relay = relay
+        self.answering: Exchange | None = None
+        self._in_head = False
+        self._head_bytes = 0
+        self._left_out = False
+
+    # asyncio's
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self._in_head = False
+                self._refuse(
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's headers are too long."
+                )
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self.pipeline.clear()
+        if self.answering:
+            self.answering.lost()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self.answering and self.answering.source:
+            self.answering.source.pause()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self.answering and self.answering.source:
+            self.answering.source.resume()
+
+    # httptools'
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes, self._left_out = True, 0, False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        elif name in self.relay.left_out:
+            self._left_out = True
+        self.headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        path, _, query = self.url.partition(b"?")
+        route = self.relay.paths.get(path)
+        if route is None or self._left_out or b"#" in query or self.parser.get_method() != b"POST":
+            super().on_headers_complete()
+            return
+        if self.parser.should_upgrade():  # httptools then reads no body
+            self._refuse(
+                HTTPStatus.BAD_REQUEST, "This path upgrades no connection; send the request without Upgrade."
+            )
+            return
+        before = self.cycle
+        exchange = self.cycle = Exchange(self, route, query)
+        if before is None or before.response_complete:
+            exchange.begin()
+        else:  # pipelined: its turn comes after the answer before it
+            self.flow.pause_reading()
+            self.pipeline.appendleft((exchange, None))  # type: ignore[arg-type]  # see _start_asgi_task
+
+    def on_message_complete(self) -> None:
+        if self.cycle:  # none where the connection's first request was refused
+            super().on_message_complete()
+
+    # uvicorn's
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        """The next of the pipeline."""
+        if isinstance(cycle, Exchange):
+            cycle.begin()
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        """Answer what is no request, and close. Not in the middle of another answer, which has to look cut."""
+        if self.cycle and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            body = why.encode()
+            head = (
+                b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            )
+            self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+            self.transport.close()
+
+
+class Exchange(RequestResponseCycle):
+    """One relayed request and its answer. A Downstream, which gives errors the shape of the route's clients."""
+
+    def __init__(self, door: Door, path: str, query: bytes) -> None:
+        version = door.parser.get_http_version()
+        super().__init__(
+            scope=door.scope,
+            transport=door.transport,
+            flow=door.flow,
+            logger=door.logger,
+            access_logger=door.access_logger,
+            access_log=False,
+            default_headers=door.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=door.expect_100_continue,
+            keep_alive=version != "1.0" and door.parser.should_keep_alive(),
+            on_response=door.on_response_complete,
+        )
+        self.source: Source | None = None
+        self.more_headers: Callable[[], Headers] | None = None
+        self._door = door
+        self._path = path
+        self._query = query
+        self._can_chunk = version != "1.0"
+        self._id = b""
+        self._shape: Shape
+        self._error: tuple[int, list[tuple[bytes, bytes]]] | None = None
+        self._error_body = b""
+        self._task: asyncio.Task[None]
+
+    def begin(self) -> None:
+        """Start to answer."""
+        door = self._door
+        door.answering = self
+        self._task = door.loop.create_task(self._run())
+        door.tasks.add(self._task)
+        self._task.add_done_callback(door.tasks.discard)
+
+    def lost(self) -> None:
+        """The client has gone."""
+        self.disconnected = True
+        if not self.response_complete:
+            self._task.cancel()
+
+    async def _run(self) -> None:
+        relay, began_s = self._door.relay, time.monotonic()
+        scope, self._id = with_id(
+            {**self.scope, "method": "POST", "path": self._path, "root_path": "", "query_string": self._query}
+        )
+        self._shape = Shape(self._id, anthropic=dialect_of(self._path) is Dialect.ANTHROPIC)
+        relay.began()
+        ended_by: BaseException | None = None
+        try:
+            await relay.answer(Request(scope, self.receive), self)  # type: ignore[arg-type]  # uvicorn's own types of messages
+        except asyncio.CancelledError as error:
+            ended_by = error
+            raise
+        except Exception as error:
+            ended_by = error
+            logger.exception("unhandled error on %s, request %s", self._path, self._id.decode())
+        finally:
+            if not self.response_complete:
+                self.transport.abort()  # to the client the answer must not look complete
+            if self._door.answering is self:
+                self._door.answering = None
+            relay.ended(self._path, time.monotonic() - began_s, ended_by)
+
+    # Downstream
+
+    @property
+    def started(self) -> bool:
+        return self.response_started
+
+    @property
+    def paused(self) -> bool:
+        return self.flow.write_paused
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.response_started = True
+        self.waiting_for_100_continue = False
+        added = self.more_headers() if self.more_headers else ()
+        whole = [*(header for header in headers if header[0] != ID_HEADER), *added, (ID_HEADER, self._id)]
+        if status >= HTTPStatus.BAD_REQUEST:
+            self._error = status, whole  # an error goes out once it is whole
+        else:
+            self._send_head(status, whole)
+
+    def write(self, data: bytes) -> None:
+        if self._error:
+            self._error_body += data
+        elif not self.disconnected:
+            if data.startswith(sse.ERROR):
+                data = self._shape.event(data)
+            if self.chunked_encoding:
+                self.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
+            else:
+                self.transport.write(data)
+
+    def end(self) -> None:
+        if self._error:
+            (status, headers), self._error = self._error, None
+            body = self._error_body and self._shape.whole(self._error_body, status)
+            kept = [header for header in headers if header[0] not in _LENGTH_AND_TYPE]
+            length = (_CONTENT_LENGTH, b"%d" % len(body))
+            self._send_head(status, [*kept, length, (b"content-type", b"application/json")])
+            if body and not self.disconnected:
+                self.transport.write(body)
+        elif self.chunked_encoding and not self.disconnected:
+            self.transport.write(b"0\r\n\r\n")
+        self.response_complete = True
+        self.message_event.set()
+        if not self.keep_alive:
+            self.transport.close()
+        self._door.answering = None
+        self.on_response()
+
+    def cut(self) -> None:
+        self.transport.abort()  # the door then hears that the client has gone
+
+    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        lines = [STATUS_LINE[status]]
+        has_length = closes = False
+        for name, value in (*self.default_headers, *headers):
+            lines += (name, b": ", value, b"\r\n")
+            if name == _CONTENT_LENGTH:
+                has_length = True
+            elif name == b"connection":
+                closes = True
+        self.keep_alive = self.keep_alive and not closes and (has_length or self._can_chunk)
+        self.chunked_encoding = not has_length and self._can_chunk
+        if self.chunked_encoding:
+            lines.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive and not closes:
+            lines.append(b"connection: close\r\n")
+        lines.append(b"\r\n")
+        if not self.disconnected:
+            self.transport.write(b"".join(lines))

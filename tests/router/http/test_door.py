@@ -1,0 +1,488 @@
+"""The door byte by byte, beside uvicorn's own protocol in front of an ASGI app that does the same."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.requests import ClientDisconnect, Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+from support.servers import asgi_server, until
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from serving.errors import BadRequestError
+from serving.router.http.door import Door, Relay
+from serving.router.http.downstream import Downstream, OverAsgi, respond
+from serving.router.http.errors import error_response
+
+pytestmark = pytest.mark.http
+
+PATH = b"/v1/completions"
+ID = b"x-request-id: 7\r\n"
+BIG = b"x" * (1 << 20)
+
+
+@dataclass
+class Echo:
+    """Answers with the request's body, as its body says: in chunks, slowly, with an error, or not at all."""
+
+    began: int = 0
+    ended: int = 0
+    waiting: int = 0
+    written: int = 0
+    pauses: int = 0
+    errors: list[str] = field(default_factory=list)
+    go: threading.Event = field(default_factory=threading.Event)
+
+    async def answer(self, request: Request, client: Downstream) -> None:
+        try:
+            body = await request.body()
+        except ClientDisconnect:
+            return
+        if body.startswith(b"refuse"):
+            respond(client, error_response(BadRequestError("no")))
+            return
+        if body.startswith(b"break"):
+            client.start(200, [(b"content-type", b"text/event-stream")])
+            client.write(b"half")
+            raise ZeroDivisionError
+        if body.startswith(b"wait"):
+            self.waiting += 1
+            try:
+                while not self.go.is_set():  # noqa: ASYNC110  set by a thread
+                    await asyncio.sleep(0.005)
+            finally:
+                self.waiting -= 1
+        if body.startswith(b"flood"):
+            await self._flood(client)
+        elif body.startswith(b"chunks"):
+            client.start(200, [(b"content-type", b"text/event-stream")])
+            for at in range(0, len(body), 3):
+                client.write(body[at : at + 3])
+            client.end()
+        else:
+            client.start(200, [(b"content-length", b"%d" % len(body))])
+            if body:
+                client.write(body)
+            client.end()
+
+    async def _flood(self, client: Downstream) -> None:
+        client.source = self
+        client.start(200, [(b"content-type", b"text/event-stream")])
+        for _ in range(200):
+            client.write(BIG)
+            self.written += len(BIG)
+            while client.paused:  # noqa: ASYNC110  `resume` may come before the wait
+                await asyncio.sleep(0.001)
+            await asyncio.sleep(0)
+        client.end()
+
+    def pause(self) -> None:
+        self.pauses += 1
+
+    def resume(self) -> None:
+        """The client has read on."""
+
+    def done(self, _: str, __: float, error: BaseException | None) -> None:
+        self.ended += 1
+        if error:
+            self.errors.append(type(error).__name__)
+
+
+@dataclass
+class Doors:
+    door: tuple[str, int]
+    plain: tuple[str, int]
+    echo: Echo
+
+
+def place(address: str) -> tuple[str, int]:
+    host, port = address.removeprefix("http://").split(":")
+    return host, int(port)
+
+
+def over_asgi(echo: Echo) -> ASGIApp:
+    """The same as an ASGI app."""
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            body = await Request(
+                scope, receive
+            ).body()  # before the watch over the client begins, as in the router's app
+
+            async def again() -> Any:
+                return {"type": "http.request", "body": body, "more_body": False}
+
+            await OverAsgi(partial(echo.answer, Request(scope, again)))(scope, receive, send)
+
+    return app
+
+
+@pytest.fixture(scope="module")
+def doors() -> Iterator[Doors]:
+    echo = Echo()
+
+    def began() -> None:
+        echo.began += 1
+
+    relay = Relay(
+        echo.answer, left_out=frozenset([b"x-request-timeout-seconds"]), began=began, ended=echo.done
+    )
+    with ExitStack() as running:
+        door = running.enter_context(
+            asgi_server(over_asgi(echo), http=partial(Door, relay), access_log=False)
+        )
+        plain = running.enter_context(asgi_server(over_asgi(echo), http="httptools", access_log=False))
+        yield Doors(place(door), place(plain), echo)
+
+
+@pytest.fixture(autouse=True)
+def every_request_ends(doors: Doors) -> Iterator[None]:
+    doors.echo.errors.clear()
+    doors.echo.go.clear()
+    yield
+    doors.echo.go.set()
+    until(
+        lambda: doors.echo.began == doors.echo.ended and not doors.echo.waiting, "every request has ended", 5
+    )
+
+
+def talk(address: tuple[str, int], *pieces: bytes, timeout_s: float = 10) -> bytes:
+    """Everything that comes back for these pieces, each sent by itself, until the server closes."""
+    answer = b""
+    with socket.create_connection(address, timeout=timeout_s) as client, suppress(ConnectionError):
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for piece in pieces:
+            client.sendall(piece)
+        while piece := client.recv(1 << 16):
+            answer += piece
+    return answer
+
+
+def read(answer: bytes) -> list[tuple[int, bytes, bool]]:
+    """Status, body and whether it was chunked, of every answer of a connection."""
+    answers = []
+    while answer:
+        head, end, answer = answer.partition(b"\r\n\r\n")
+        if not end:
+            answers.append((0, head, False))
+            break
+        lines = head.lower().split(b"\r\n")
+        status = int(lines[0].split()[1])
+        lengths = [int(line[15:]) for line in lines if line.startswith(b"content-length:")]
+        if lengths:
+            answers.append((status, answer[: lengths[0]], False))
+            answer = answer[lengths[0] :]
+        elif b"transfer-encoding: chunked" in lines:
+            body = b""
+            while answer:
+                size, _, answer = answer.partition(b"\r\n")
+                piece, answer = answer[: int(size, 16)], answer[int(size, 16) + 2 :]
+                if not piece:
+                    break
+                body += piece
+            else:
+                body += b"(cut)"
+            answers.append((status, body, True))
+        elif status < 200:
+            answers.append((status, b"", False))
+        else:
+            answers.append((status, answer, False))
+            answer = b""
+    return answers
+
+
+def post(body: bytes, *lines: bytes, path: bytes = PATH, close: bool = True) -> bytes:
+    more = b"".join(line + b"\r\n" for line in lines) + (b"Connection: close\r\n" if close else b"")
+    head = b"POST " + path + b" HTTP/1.1\r\nHost: x\r\n" + ID + more
+    return head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def chunked(*pieces: bytes, trailer: bytes = b"", path: bytes = PATH) -> bytes:
+    head = (
+        b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    )
+    return (
+        head
+        + b"".join(b"%x\r\n" % len(piece) + piece + b"\r\n" for piece in pieces)
+        + b"0\r\n"
+        + trailer
+        + b"\r\n"
+    )
+
+
+CLOSE = post(b"last")
+LINE = b"POST " + PATH + b" HTTP/1.1\r\nHost: x\r\n"
+ALIKE = {
+    "a length": post(b"hello"),
+    "no body": post(b""),
+    "an answer in chunks": post(b"chunks and chunks"),
+    "chunks": chunked(b"hel", b"lo"),
+    "chunks with a trailer": chunked(b"hello", trailer=b"x-a: 1\r\n"),
+    "chunks with extensions": chunked(b"hello").replace(b"5\r\n", b"5;a=b\r\n"),
+    "a query": post(b"hello", path=PATH + b"?a=1&b=%2F"),
+    "two on one connection": post(b"first", close=False) + CLOSE,
+    "three, one of them in chunks": post(b"chunks", close=False) + post(b"second", close=False) + CLOSE,
+    "a path of the app between two": post(b"first", close=False)
+    + post(b"second", path=b"/other", close=False)
+    + CLOSE,
+    "empty lines before": b"\r\n\r\n" + CLOSE,
+    "HTTP/1.0": CLOSE.replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "both lengths": LINE + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + CLOSE,
+    "both lengths, the other way": LINE
+    + b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
+    + CLOSE,
+    "two lengths": LINE + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello" + CLOSE,
+    "a length in words": LINE + b"Content-Length: five\r\n\r\nhello",
+    "a negative length": LINE + b"Content-Length: -5\r\n\r\nhello",
+    "a length with a sign": LINE + b"Content-Length: +5\r\n\r\nhello",
+    "a chunk of no size": LINE + b"Transfer-Encoding: chunked\r\n\r\nxyz\r\nhello\r\n0\r\n\r\n",
+    "a chunk longer than its size": LINE + b"Transfer-Encoding: chunked\r\n\r\n2\r\nhello\r\n0\r\n\r\n",
+    "a chunk of a huge size": LINE + b"Transfer-Encoding: chunked\r\n\r\nfffffffffffffffff\r\nhello",
+    "chunked that is not last": LINE + b"Transfer-Encoding: chunked, gzip\r\n\r\n0\r\n\r\n",
+    "an unknown encoding": LINE + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n" + CLOSE,
+    "a folded header": LINE
+    + b"X-A: 1\r\n Content-Length: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+    "whitespace before a colon": LINE + b"Content-Length : 5\r\n\r\nhello",
+    "whitespace before a header": LINE + b" Content-Length: 5\r\n\r\nhello",
+    "a header without a colon": LINE + b"Content-Length\r\n\r\n",
+    "a header with a zero": LINE + b"X-A: a\0b\r\nConnection: close\r\nContent-Length: 0\r\n\r\n",
+    "lines that end in LF alone": CLOSE.replace(b"\r\n", b"\n"),
+    "a bare CR in a header": LINE + b"X-A: a\rb: c\r\nContent-Length: 0\r\n\r\n",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
+    "TLS": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
+    "another version": CLOSE.replace(b"HTTP/1.1", b"HTTP/3.0"),
+    "an unknown method": CLOSE.replace(b"POST", b"BREW"),
+    "GET": CLOSE.replace(b"POST", b"GET"),
+    "PUT": CLOSE.replace(b"POST", b"PUT"),
+}
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_requests_and_what_is_none_fare_as_with_uvicorn(doors: Doors, name: str) -> None:
+    """One piece, or cut anywhere: the same statuses and bodies, and a closed connection."""
+    sent = ALIKE[name]
+    expected = read(talk(doors.plain, sent))
+    assert expected
+    assert read(talk(doors.door, sent)) == expected
+    for at in range(1, len(sent), 1 + len(sent) // 8):
+        assert read(talk(doors.door, sent[:at], sent[at:])) == expected
+
+
+def test_the_door_answers_by_itself_and_leaves_the_rest(doors: Doors) -> None:
+    before = doors.echo.began
+    for sent, itself in (
+        (post(b"x"), True),
+        (post(b"x", path=b"/other"), False),
+        (post(b"x", path=b"/v1/completion%73"), False),
+        (post(b"x", path=b"http://x" + PATH), False),
+        (post(b"x", b"X-Request-Timeout-Seconds: 5"), False),
+    ):
+        answer = talk(doors.door, sent)
+        assert read(answer) == [(200, b"x", False)]
+        assert (ID in answer) == itself
+        before += itself
+        assert doors.echo.began == before
+
+
+def test_a_client_that_asks_first_is_told_to_go_on(doors: Doors) -> None:
+    sent = post(b"hello", b"Expect: 100-continue")
+    head, body = sent[:-5], sent[-5:]
+    with socket.create_connection(doors.door, timeout=10) as client:
+        client.sendall(head)
+        assert client.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        client.sendall(body)
+        answer = b""
+        while piece := client.recv(1000):
+            answer += piece
+    assert read(answer) == [(200, b"hello", False)]
+
+
+def test_an_http_1_0_client_gets_no_chunks(doors: Doors) -> None:
+    """uvicorn sends it chunks, which it can't read."""
+    answer = talk(doors.door, post(b"chunks", close=False).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    assert b"chunked" not in answer
+    assert answer.endswith(b"\r\n\r\nchunks")
+
+
+def test_an_error_is_whole_and_in_the_route_s_shape(doors: Doors) -> None:
+    ((status, body, _),) = read(talk(doors.door, post(b"refuse")))
+    assert (status, body[:11]) == (400, b'{"error": {')
+    ((status, body, _),) = read(talk(doors.door, post(b"refuse", path=b"/v1/messages")))
+    assert (status, body[:16]) == (400, b'{"type": "error"')
+
+
+def test_an_answer_that_fails_half_way_looks_cut(doors: Doors) -> None:
+    assert read(talk(doors.door, post(b"break", close=False)))[0][1].endswith(b"(cut)")
+    assert doors.echo.errors == ["ZeroDivisionError"]
+
+
+def test_what_is_behind_a_request_ends_with_it(doors: Doors) -> None:
+    began = doors.echo.began
+    client = socket.create_connection(doors.door, timeout=10)
+    client.sendall(post(b"wait", close=False) + post(b"second", close=False))
+    until(lambda: doors.echo.waiting, "it waits", 5)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    client.close()
+    until(lambda: not doors.echo.waiting, "it has ended", 5)
+    assert doors.echo.errors == ["CancelledError"]
+    assert doors.echo.began == began + 1
+
+
+@pytest.mark.parametrize("end", ["close", "reset", "half"])
+def test_a_client_that_goes_ends_its_request(doors: Doors, end: str) -> None:
+    client = socket.create_connection(doors.door, timeout=10)
+    client.sendall(post(b"wait"))
+    until(lambda: doors.echo.waiting, "it waits", 5)
+    if end == "half":
+        client.shutdown(socket.SHUT_WR)
+    if end == "reset":
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+    if end != "half":
+        client.close()
+    until(lambda: not doors.echo.waiting, "it has ended", 5)
+    assert doors.echo.errors == ["CancelledError"]
+    client.close()
+
+
+def test_a_request_that_breaks_off_at_any_byte_leaves_nothing(doors: Doors) -> None:
+    sent = chunked(b"hel", b"lo")
+    for at in range(len(sent)):
+        client = socket.create_connection(doors.door, timeout=10)
+        client.sendall(sent[:at])
+        if at % 2:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        client.close()
+    until(lambda: doors.echo.began == doors.echo.ended, "every request has ended", 5)
+
+
+def test_a_slow_client_holds_the_answer_up_and_nothing_grows(doors: Doors) -> None:
+    doors.echo.written = doors.echo.pauses = 0
+    with socket.create_connection(doors.door, timeout=10) as client:
+        client.sendall(post(b"flood"))
+        until(lambda: doors.echo.pauses, "it is held up", 5)
+        before = -1
+        while before != doors.echo.written:
+            before = doors.echo.written
+            threading.Event().wait(0.1)
+        assert before < 50 * len(BIG)
+        size = 0
+        while piece := client.recv(1 << 20):
+            size += len(piece)
+    assert size > 200 * len(BIG)
+
+
+@pytest.mark.parametrize(
+    "line", [b"X-A: " + b"a" * (100 << 10), b"X-A: a\r\n" * (20 << 10)], ids=["one", "many"]
+)
+def test_headers_have_a_limit(doors: Doors, line: bytes) -> None:
+    assert talk(doors.door, LINE + line).startswith(b"HTTP/1.1 431 ")
+
+
+@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes) -> None:
+    sent = post(b"hello", b"Connection: Upgrade", b"Upgrade: " + upgrade, close=False)
+    for before in (b"", post(b"first", close=False)):
+        *_, (status, body, _) = read(talk(doors.door, before + sent + CLOSE))
+        assert (status, body[:9]) == (400, b"This path")
+
+
+def test_no_answer_lands_in_another(doors: Doors) -> None:
+    """What is no request comes while an answer is on its way: the answer looks cut, and no second status is in it."""
+    with socket.create_connection(doors.door, timeout=10) as client:
+        client.sendall(post(b"flood", close=False))
+        answer = bytearray(client.recv(1000))
+        client.sendall(b"NO HTTP\r\n\r\n" * 10)
+        with suppress(ConnectionError):
+            while piece := client.recv(1 << 20):
+                answer += piece
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert not answer.endswith(b"0\r\n\r\n")
+
+
+class Wire(asyncio.Transport):
+    """A transport to nowhere, which keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sent = b""
+        self.closed = False
+
+    def write(self, data: Any) -> None:
+        self.sent += data
+
+    def writelines(self, list_of_data: Any) -> None:
+        self.sent += b"".join(list_of_data)
+
+    def close(self) -> None:
+        self.closed = True
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        """Nothing reads."""
+
+    resume_reading = pause_reading
+
+
+async def said(
+    protocol: type[HttpToolsProtocol] | partial[Door], app: Any, pieces: list[bytes]
+) -> tuple[Any, bool]:
+    """The answers of a protocol to these pieces, and whether it closes, before the client goes."""
+    config = uvicorn.Config(app, http=protocol, access_log=False, log_config=None)  # type: ignore[arg-type]  # uvicorn calls it
+    wire, loop = Wire(), asyncio.get_running_loop()
+    config.load()
+    connection = protocol(config=config, server_state=ServerState(), app_state={}, _loop=loop)
+    connection.connection_made(wire)
+    for piece in pieces:
+        if not wire.closed:
+            connection.data_received(piece)
+        for _ in range(30):  # turns of the loop, of which no request takes so many
+            await asyncio.sleep(0)
+    answers, closed = read(wire.sent), wire.closed
+    connection.connection_lost(None)
+    await asyncio.sleep(0)
+    if connection.timeout_keep_alive_task:
+        connection.timeout_keep_alive_task.cancel()
+    return answers, closed
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from(sorted(ALIKE)),
+    st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=4)), max_size=3),
+    st.lists(st.integers(1, 60), max_size=5),
+)
+def test_whatever_is_sent_the_door_says_what_uvicorn_says(
+    name: str, changes: list[tuple[int, bytes]], sizes: list[int]
+) -> None:
+    sent = ALIKE[name]
+    for at, with_ in changes:
+        sent = sent[:at] + with_ + sent[at + 1 :]
+    pieces = []
+    for size in sizes:
+        pieces.append(sent[:size])
+        sent = sent[size:]
+    pieces = [piece for piece in (*pieces, sent) if piece]
+    echo = Echo()
+
+    async def run() -> None:
+        door = partial(Door, Relay(echo.answer, ended=echo.done))
+        itself = await said(door, over_asgi(echo), pieces)
+        assert itself == await said(HttpToolsProtocol, over_asgi(echo), pieces)
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+
+    asyncio.run(run())
