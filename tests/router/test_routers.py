@@ -119,6 +119,39 @@ def test_a_key_s_requests_a_minute_are_kept_by_the_routers_together(
     assert refused.headers["x-ratelimit-limit-requests"] == str(MINUTE)
 
 
+def test_routers_that_are_replaced_lose_neither_a_request_nor_a_stream(
+    running: Service, keys: dict[str, str]
+) -> None:
+    """What changes their arguments replaces them: Serve waits for the requests that the old ones answer by their own door."""
+    before = set(live_routers(running))
+    over = threading.Event()
+    failed: list[str] = []
+
+    def user() -> int:
+        asked = 0
+        while not over.is_set():
+            asked += 1
+            answer = ask(running, keys["free"], max_tokens=16, stream=bool(asked % 2))
+            if not answer.is_success or (asked % 2 and not answer.text.endswith("data: [DONE]\n\n")):
+                failed.append(answer.text[-300:])
+        return asked
+
+    with ThreadPoolExecutor(USERS) as pool:
+        users = [pool.submit(user) for _ in range(USERS)]
+        try:
+            running.deploy(drain_s=running.model().get("drain_s", 30) + 1)
+            running.until(
+                lambda: len(there := live_routers(running)) == ROUTERS and not before & set(there),
+                120,
+                "two new routers in the place of the old ones",
+            )
+        finally:
+            over.set()
+        asked = sum(one.result() for one in users)
+    assert asked > USERS
+    assert failed == []
+
+
 def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     running: Service, keys: dict[str, str]
 ) -> None:
