@@ -85,10 +85,11 @@ class Bucket:
         missing_s = max(0.0, (need - self._level) / self._per_s)
         if self._share.part >= 1 or missing_s > 0:
             return missing_s
-        if self._own >= need or self._share.turn:
+        if self._own >= need:
             return 0.0
-        # More than an even share ever holds: one a dealing, while nobody else could want it.
-        if calm and need > self._share.part * self._limit and now_s - self._lump_s >= _DEAL_S:
+        # More than this router's share ever holds: in its turn, or one a dealing while nobody else could want it.
+        lump = need > self._share.part * self._limit
+        if lump and (self._share.turn or (calm and now_s - self._lump_s >= _DEAL_S)):
             return 0.0
         return min(_DEAL_S, (need - self._own) / (self._share.part * self._per_s))
 

@@ -79,7 +79,7 @@ class Lease:
 
 @dataclass(frozen=True)
 class Share:
-    """What a router may take of a limit that all share: a part of what is left, and in its turn all of it."""
+    """What a router may take of a limit that all share: a part of what is left, and in its turn one thing larger than its part."""
 
     part: float = 1.0
     turn: bool = True

@@ -271,3 +271,13 @@ def test_seats_move_to_the_router_that_is_asked(tmp_path: Path) -> None:
         router._wake(router._queue.leave(one, some.now_s))
         some.run(some.now_s + 0.2)
     assert late.where is Where.ADMITTED
+
+
+@pytest.mark.parametrize("begins_s", [3.0, 4.5, 6.0, 9.0, 11.9])
+def test_a_burst_before_the_next_beat_gets_no_more_than_the_limit(tmp_path: Path, begins_s: float) -> None:
+    """Whoever's turn it is: the other router takes its own part meanwhile."""
+    some = fleet(tmp_path, 2, requests_per_minute=60)
+    some.run(begins_s)
+    for number in range(120):
+        some.arrive(f"r{number % 2}")
+    assert 45 <= len(some.admitted_s) <= 61
