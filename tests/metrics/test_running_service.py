@@ -23,12 +23,16 @@ from serving.simulation.cluster import free_port
 pytestmark = pytest.mark.cluster
 BORROWS = "two hosts, 1"
 
-# Rows that only a failure, a queue or a change of scale brings; tests of those parts bring them.
+# Rows that only a failure, a queue, a change of scale or the sentinel brings; tests of those parts bring them.
 QUIET = {
     table.RETRIES.name,
     table.CONTINUATIONS.name,
     table.POISONOUS.name,
     table.DECISIONS.name,
+    table.CHECKED.name,
+    table.DIFFERED.name,
+    table.WRONG.name,
+    table.QUARANTINED.name,
 }
 CHAT = "/v1/chat/completions"
 LONG = "The same words, so that the cache knows them. " * 40
