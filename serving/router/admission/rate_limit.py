@@ -15,8 +15,9 @@ from serving.router.admission.shares import KeyUse, Lease, Share, share
 from serving.router.http.auth import Key
 
 _MINUTE_S = 60.0
-# Between two dealings of what is left. The takings of all routers have been heard of by then: two beats, and as much again.
-_DEAL_S = 2.0
+_DEAL_S = 2.0  # between two dealings of what is left
+_TOLD_BEATS = 3  # within which all know what a router says of itself
+_HEARD_S = 1.5  # after which a router's takings are known to all: two beats, and the way there
 _ASKED_S = 10.0  # over which requests asked for are averaged
 _REFUSED_S = 5.0  # for so long a refused request counts as wanting a place
 _MOST_REFUSED = 1000  # that are remembered
@@ -38,6 +39,7 @@ class Bucket:
         self._own = self._level
         self._dealt_s = -math.inf
         self._lump_s = -math.inf
+        self._of_late: deque[tuple[float, float]] = deque()
         self.used = 0.0
 
     @property
@@ -74,6 +76,9 @@ class Bucket:
         self._level = min(self._limit, self._level - amount)
         self._own -= amount
         self.used += amount
+        if self._share.part < 1:
+            self._of_late.append((now_s, amount))
+            self._unheard(now_s)
 
     def wait_s(self, amount: float, now_s: float, *, calm: bool = True) -> float:
         """The time until the amount is there. A full bucket lets through more than it holds.
@@ -104,8 +109,17 @@ class Bucket:
         ]
 
     def _deal(self, now_s: float) -> None:
-        self._own = self._share.part * max(0.0, self._level)
+        """The others are thought to have taken of late what this router took, each by its share: nobody has heard of it yet."""
+        part = self._share.part
+        others = self._unheard(now_s) * (1 - part) / part
+        self._own = part * max(0.0, self._level - max(0.0, others))
         self._dealt_s = now_s
+
+    def _unheard(self, now_s: float) -> float:
+        """What this router took of late."""
+        while self._of_late and now_s - self._of_late[0][0] >= _HEARD_S:
+            self._of_late.popleft()
+        return sum(amount for _, amount in self._of_late)
 
     def _fill(self, now_s: float) -> None:
         elapsed_s = max(0.0, now_s - self._at_s)
@@ -148,6 +162,7 @@ class Account:
     _asked_s: float = 0.0
     _others_asked: float = 0.0
     _joined: bool = False
+    _told: deque[float] = field(default_factory=lambda: deque(maxlen=_TOLD_BEATS), repr=False)
     _refused: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_REFUSED), repr=False)
     _seen: dict[str, KeyUse] = field(default_factory=dict, repr=False)
 
@@ -176,7 +191,9 @@ class Account:
             wanting = min(len(self._refused), self.key.concurrency)
             books = {router: use.book for router, use in others.items()}
             self._lease.beat(self.key.concurrency, own, self.open, wanting, books)
-        asked = {own: self._rate(now_s), **{router: use.asked for router, use in others.items()}}
+        # Its own rate as the others know it: with a fresher one, each router of a burst would think itself the only one asked.
+        told = self._told[0] if self._told else 0.0
+        asked = {own: told, **{router: use.asked for router, use in others.items()}}
         self._others_asked = sum(asked.values()) - asked[own]
         part = share(own, asked, self.key.name, at_s)
         took = [(use, self._seen.get(router, use)) for router, use in others.items()]
@@ -189,7 +206,8 @@ class Account:
         self._seen = dict(others)
 
     def use(self, now_s: float) -> KeyUse:
-        """What this router says of the key to the others."""
+        """What this router says of the key to the others, once a beat."""
+        self._told.append(self._rate(now_s))
         return KeyUse(
             self.open,
             len(self._refused),

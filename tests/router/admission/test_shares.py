@@ -273,11 +273,14 @@ def test_seats_move_to_the_router_that_is_asked(tmp_path: Path) -> None:
     assert late.where is Where.ADMITTED
 
 
-@pytest.mark.parametrize("begins_s", [3.0, 4.5, 6.0, 9.0, 11.9])
-def test_a_burst_before_the_next_beat_gets_no_more_than_the_limit(tmp_path: Path, begins_s: float) -> None:
-    """Whoever's turn it is: the other router takes its own part meanwhile."""
+@pytest.mark.parametrize("begins_s", [3.0, 3.3, 3.6, 4.5, 5.2, 6.0, 9.0, 11.9])
+@pytest.mark.parametrize("lasts_s", [0.0, 0.4, 0.8, 1.5])
+def test_a_burst_gets_no_more_than_the_limit_whatever_routers_have_heard_meanwhile(
+    tmp_path: Path, begins_s: float, lasts_s: float
+) -> None:
+    """Whoever's turn it is, and whether what is left is dealt in its midst."""
     some = fleet(tmp_path, 2, requests_per_minute=60)
-    some.run(begins_s)
     for number in range(120):
+        some.run(begins_s + lasts_s * number / 120)
         some.arrive(f"r{number % 2}")
-    assert 45 <= len(some.admitted_s) <= 61
+    assert 45 <= len(some.admitted_s) <= 61 + lasts_s
