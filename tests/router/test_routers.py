@@ -139,7 +139,7 @@ def test_routers_that_are_replaced_lose_neither_a_request_nor_a_stream(
     with ThreadPoolExecutor(USERS) as pool:
         users = [pool.submit(user) for _ in range(USERS)]
         try:
-            running.deploy(drain_s=running.model().get("drain_s", 30) + 1)
+            running.deploy(queue={"requests": 999})
             running.until(
                 lambda: len(there := live_routers(running)) == ROUTERS and not before & set(there),
                 120,
