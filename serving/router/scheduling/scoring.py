@@ -133,7 +133,7 @@ def weights(paces: Mapping[str, float]) -> dict[str, float]:
     if not math.isfinite(usual) or usual <= 0:
         return {}
     return {
-        replica: usual / max(pace, _SLOWEST * usual)
+        replica: 1 / max(pace / usual, _SLOWEST)
         for replica, pace in paces.items()
         if math.isfinite(pace) and pace < _SLOW * usual
     }

@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.exhaustive_choice import Candidate, best
 
@@ -97,6 +97,7 @@ def test_of_equals_the_home_is_chosen() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(st.dictionaries(st.sampled_from("abcd"), anything))
+@example({"a": 0.0, "b": 2.225073858507203e-309})
 def test_a_slow_slice_weighs_at_most_four_times_and_a_fast_one_never_less(paces: dict[str, float]) -> None:
     found = scoring.weights(paces)
     assert all(1 <= weight <= 4 for weight in found.values())
