@@ -11,7 +11,10 @@ import pytest
 if TYPE_CHECKING:
     from support.leases import Leases
 
-hypothesis.settings.register_profile("project", deadline=None)  # the machine may be busy with more than this
+# No deadline: the machine may be busy with more than this. The same examples in every run, so that a change alone can make a
+# test fail; `--hypothesis-profile=search` looks for new ones.
+hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile("project")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
 
