@@ -160,7 +160,8 @@ def test_a_chat_streams_with_its_times(browser: "Browser", upstream: str) -> Non
         assert len(answer.split()) > 10
         figures = page.locator("#figures").inner_text()
         assert figures.startswith("TTFT ")
-        assert re.search(r"· [\d.k]+ tokens/s · \d+ tokens ·", figures)
+        # No pace where a busy machine lets the browser have all of the answer at one moment.
+        assert re.search(r"· ([\d.k]+|\u2013) tokens/s · \d+ tokens ·", figures)
         with page.expect_request("**/v1/chat/completions") as sent:
             ask(page, "And then?")
         turns = json.loads(sent.value.post_data or "")["messages"]
