@@ -15,6 +15,7 @@ from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import Downstream
 from serving.router.http.protocol import InferenceRequest
+from serving.router.http.validation import kept
 from serving.router.scheduling.slice_table import SliceTable
 from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.physics import Factors
@@ -65,7 +66,7 @@ def pair(failover: FailoverSpec | None = None, names: str = "ab", sentinel: floa
 
     async def forward(request: Request, client: Downstream) -> None:
         body = await request.body()
-        asked = InferenceRequest.of(request, MODEL, request.scope["path"], body, json.loads(body))
+        asked = InferenceRequest.of(request, MODEL, request.scope["path"], body, kept(json.loads(body)))
         await Forwarding(app.state.relay, asked).run(client)
 
     door = LateDoor()

@@ -23,6 +23,7 @@ from serving.state.records import SliceRecord
 
 logger = logging.getLogger("ray.serve")
 
+_MOST_BYTES = 1 << 16  # of a request that is looked into: its body is parsed once more, in the event loop
 _PATIENCE_S = 30.0  # for one answer: a slice that takes longer is busy
 
 
@@ -53,7 +54,13 @@ class Sentinel:
         if not self._share or self._chance() >= self._share:
             return False
         route = ROUTES.get(request.path)
-        return route is not None and route.continued and is_greedy(request.fields)
+        # What the router keeps of a request's fields does not tell how its tokens are drawn.
+        return (
+            route is not None
+            and route.continued
+            and len(request.body) <= _MOST_BYTES
+            and is_greedy(request.all_fields())
+        )
 
     def look(self, request: InferenceRequest, entry: SliceRecord, tokens: tuple[int, ...]) -> None:
         """Look into an answer that a slice has given whole; at most one at a time."""
@@ -72,7 +79,7 @@ class Sentinel:
     async def _look(self, request: InferenceRequest, entry: SliceRecord, tokens: tuple[int, ...]) -> None:
         case = Case({entry.replica: Answer(tokens)})
         counts = self.counts.setdefault(entry.model, Checks())
-        body = json.dumps(again(request.fields, len(tokens), chat=ROUTES[request.path].opens)).encode()
+        body = json.dumps(again(request.all_fields(), len(tokens), chat=ROUTES[request.path].opens)).encode()
         while isinstance(step := case.next(self._others(entry, case)), Ask):
             answer = await self._ask(step.replica, request, body)
             if answer is None:
