@@ -149,13 +149,14 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
         graceful_shutdown_timeout_s=plan.model.drain_s + TIMINGS.stop_margin_s,
         **_count(config, pools, at, room),
         max_surge_percent=_SURGES,
-        # `model` changes without a restart; the rest is for the controller (see serving.slices.controller).
+        # `model` and `judged` change without a restart; the rest is for the controller (see serving.slices.controller).
         user_config={
             "version": plan.version,
             "pool": plan.pool,
             "name": plan.model.name,
             "rollout": {**plan.model.rollout.model_dump(), "surge_s": plan.model.surge_s},
             "model": plan.model.model_dump(include={"drain_s", "stall_s", "start_s"}),
+            "judged": config.router.sentinel.share > 0,
         },
     )
 

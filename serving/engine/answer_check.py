@@ -133,6 +133,13 @@ class Case:
     odd: str = ""
     confirms: Answer | None = None
 
+    def take(self, replica: str, answer: Answer) -> None:
+        """Note what a replica gave when `next` said to ask it."""
+        if replica in self.answers:
+            self.confirms = answer
+        else:
+            self.answers[replica] = answer
+
     def next(self, others: Sequence[str]) -> Ask | Wrong | None:
         """What to do now; `others` are further replicas that may be asked, the best first. None: nobody is found wrong."""
         replicas = list(self.answers)

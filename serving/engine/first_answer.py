@@ -35,10 +35,7 @@ async def wrong_at_start(model: str, own: str, others: Mapping[str, str]) -> Wro
             answer = await _ask(session, others[step.replica], body)
             if answer is None:
                 return None
-            if step.replica in case.answers:
-                case.confirms = answer
-            else:
-                case.answers[step.replica] = answer
+            case.take(step.replica, answer)
     return step
 
 

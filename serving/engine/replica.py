@@ -72,11 +72,12 @@ class SliceReplica:
         self._over = asyncio.Event()
         self._failure: SliceLostError | None = None
         self._error: ServingError | None = None  # of a start that failed
-        self._wrong = False
+        self._judged, self._wrong = compares, False
         self._reason = ""
         # When a leaving slice ends at the latest, and when its host goes.
         self._until_s = self._notice_s = math.inf
-        self._tasks: list[asyncio.Task[None]] = []
+        self._watching: list[asyncio.Task[None]] = []
+        self._ending: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
         self._phase = ("placing", self._started)
         self._phases: list[tuple[str, float]] = []
@@ -129,11 +130,12 @@ class SliceReplica:
             raise
         self._on(Event.STARTED)
         watching = (self._watch(), self._notice(), self._verdict())
-        self._tasks = [asyncio.create_task(work) for work in watching]
+        self._watching = [asyncio.create_task(work) for work in watching]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """Take over what the YAML may change while the engine runs; Serve calls this also after the start."""
         self._spec = self._plan.model.model_copy(update=settings["model"])
+        self._judged = settings["judged"]
 
     def check_health(self) -> None:
         """Serve's health check; raises SliceLostError once the slice is lost."""
@@ -162,9 +164,9 @@ class SliceReplica:
         match action:
             case Action.FINISH:
                 self._until_s = min(time.monotonic() + self._spec.drain_s, self._notice_s)
-                self._tasks.append(asyncio.create_task(self._finish()))
+                self._ending.append(asyncio.create_task(self._finish()))
             case Action.LAST_WORDS:
-                self._tasks.append(asyncio.create_task(self._last_words()))
+                self._ending.append(asyncio.create_task(self._last_words()))
             case Action.FORGET:
                 _within_last_words(self._record.close)
             case Action.NOTE_FAILURE:
@@ -257,7 +259,7 @@ class SliceReplica:
     def _end_tasks(self) -> None:
         """Cancel the tasks that watch; a task that ends the process goes on."""
         self._over.set()
-        for task in self._tasks[:3]:
+        for task in self._watching:
             task.cancel()
 
     async def _finish(self) -> None:
@@ -293,10 +295,12 @@ class SliceReplica:
         self._on(Event.NOTICE, reason)
 
     async def _verdict(self) -> None:
-        """Wait until a router finds that this slice gives wrong tokens."""
+        """Wait until a router or another slice finds that this one gives wrong tokens, where anybody looks for that."""
         replica, reason = self._record.record.replica, ""
         while not reason:
             await asyncio.sleep(TIMINGS.verdict_look_s)
+            if not self._judged:
+                continue
             with contextlib.suppress(Exception):  # the head restarts
                 reason = await asyncio.to_thread(self._store.verdict, replica)
         self._wrong = True

@@ -100,7 +100,7 @@ def install() -> None:
     def create(request: Any) -> Any:
         if not is_slice(request.bundles):
             return default(request)
-        without = waiting.left_out(request.name, request.bundles)
+        without = waiting.left_out_of_each({request.name: request.bundles})[request.name]
         group = create_slice_group(request.bundles, name=request.name, lifetime="detached", without=without)
         waiting.add(request.name, request.bundles, group, without)
         return group
@@ -138,20 +138,20 @@ class _Waiting:
     ) -> None:
         self._asked[name] = _Asked(bundles, group, without)
 
-    def left_out(self, name: str, bundles: Sequence[Mapping[str, float]]) -> frozenset[str]:
-        """The slices in quarantine for the engine of a replica; none where the store can't be read."""
-        pod_type = _pod_type(bundles[0])
-        assert pod_type is not None  # noqa: S101  as `is_slice` said
+    def left_out_of_each(
+        self, replicas: Mapping[str, Sequence[Mapping[str, float]]]
+    ) -> dict[str, frozenset[str]]:
+        """The slices in quarantine for the engines of replicas, by name; none where the store can't be read."""
         try:
             store = self._store()
             snapshot = store.read()
-            if not snapshot.slice_failures:
-                return frozenset()
-            release = store.release(name.removeprefix(_REPLICA).rpartition("#")[0])
+            return {
+                name: _left_out(store, snapshot, name, bundles) if snapshot.slice_failures else frozenset()
+                for name, bundles in replicas.items()
+            }
         except Exception:
-            logger.exception("the store can't be read: no slice is left out for %s", name)
-            return frozenset()
-        return slices_left_out(snapshot, pod_type, release.version if release else "")
+            logger.exception("the store can't be read: no slice is left out for %s", ", ".join(replicas))
+            return dict.fromkeys(replicas, frozenset())
 
     def run(self) -> None:
         while True:
@@ -168,14 +168,25 @@ class _Waiting:
             return
         table = ray.util.placement_group_table().values()
         pending = {group["name"] for group in table if group["state"] == "PENDING"}
-        for name, asked in known.items():
-            if name not in pending:
-                del self._asked[name]
-            elif self.left_out(name, asked.bundles) != asked.without:
+        for name in known.keys() - pending:
+            del self._asked[name]
+        waiting = {name: asked for name, asked in known.items() if name in pending}
+        without = self.left_out_of_each({name: asked.bundles for name, asked in waiting.items()})
+        for name, asked in waiting.items():
+            if without[name] != asked.without:
                 logger.info("%s waits for a slice with other slices left out than before: asking anew", name)
                 del self._asked[name]
                 ray.util.remove_placement_group(asked.group)
                 _end(name)  # Ray leaves an actor waiting for a group that is gone
+
+
+def _left_out(
+    store: Store, snapshot: Snapshot, name: str, bundles: Sequence[Mapping[str, float]]
+) -> frozenset[str]:
+    pod_type = _pod_type(bundles[0])
+    assert pod_type is not None  # noqa: S101  as `is_slice` said
+    release = store.release(name.removeprefix(_REPLICA).rpartition("#")[0])
+    return slices_left_out(snapshot, pod_type, release.version if release else "")
 
 
 def slices_left_out(snapshot: Snapshot, pod_type: str, version: str) -> frozenset[str]:

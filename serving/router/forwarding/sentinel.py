@@ -84,10 +84,7 @@ class Sentinel:
             answer = await self._ask(step.replica, request, body)
             if answer is None:
                 return
-            if step.replica in case.answers:
-                case.confirms = answer
-            else:
-                case.answers[step.replica] = answer
+            case.take(step.replica, answer)
         if len(case.answers) == 1:
             return
         counts.looked += 1
