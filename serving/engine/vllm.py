@@ -29,6 +29,7 @@ from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
 from serving.planning.checkpoints import hub_cache, snapshot
+from serving.planning.engine_options import TOOL_PARSER
 from serving.slices.host_watch import actor_died, actor_processes, first
 from serving.slices.preflight import Needs
 from serving.slices.process_watch import descendants
@@ -235,6 +236,8 @@ class VllmServer:
         }
         if plan.adapters:
             options["lora_modules"] = flag_values(plan.engine)
+        if plan.engine.get(TOOL_PARSER):
+            options["enable_auto_tool_choice"] = True
         if plan.pipeline > 1:
             options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
         return options | dict(self._overrides.options)

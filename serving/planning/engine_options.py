@@ -51,14 +51,17 @@ DERIVED = {
 # Options of vLLM's HTTP server: the replica owns its listener, the router the API surface.
 _SERVER = {
     "api_server_count": "one HTTP server a slice; remove it",
+    "enable_auto_tool_choice": "set tool_call_parser",
     "host": "the replica chooses where it listens; remove it",
     "port": "the replica chooses where it listens; remove it",
     "root_path": "set route_prefix of the application",
     "uds": "the replica chooses where it listens; remove it",
 }
 
-# The one option of vLLM's server that a YAML may set: its adapters are part of the model.
+# The options of vLLM's server that a YAML may set: its adapters are part of the model, and so is the form of its tool calls.
 ADAPTERS = "lora_modules"
+TOOL_PARSER = "tool_call_parser"
+OF_SERVER = frozenset({ADAPTERS, TOOL_PARSER})
 
 SETTABLE = frozenset(
     {
@@ -391,6 +394,89 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     ),
 }
 
+# The parsers that vLLM 0.26 registers, by the option that names one (vllm.tool_parsers, vllm.reasoning); a test holds the two
+# equal.
+PARSERS: dict[str, tuple[str, ...]] = {
+    TOOL_PARSER: (
+        "apertus",
+        "cohere_command3",
+        "cohere_command4",
+        "deepseek_v3",
+        "deepseek_v31",
+        "deepseek_v32",
+        "deepseek_v4",
+        "ernie45",
+        "functiongemma",
+        "gemma4",
+        "gigachat3",
+        "glm45",
+        "glm47",
+        "granite",
+        "granite-20b-fc",
+        "granite4",
+        "hermes",
+        "hunyuan_a13b",
+        "hy_v3",
+        "inkling",
+        "internlm",
+        "jamba",
+        "kimi_k2",
+        "lfm2",
+        "llama3_json",
+        "llama4_json",
+        "llama4_pythonic",
+        "longcat",
+        "mimo",
+        "minicpm5",
+        "minimax_m2",
+        "minimax_m3",
+        "mistral",
+        "olmo3",
+        "openai",
+        "phi4_mini_json",
+        "poolside_v1",
+        "pythonic",
+        "qwen3_coder",
+        "qwen3_xml",
+        "seed_oss",
+        "step3",
+        "step3p5",
+        "xlam",
+    ),
+    "reasoning_parser": (
+        "cohere_command3",
+        "cohere_command4",
+        "deepseek_r1",
+        "deepseek_v3",
+        "deepseek_v4",
+        "ernie45",
+        "gemma4",
+        "glm45",
+        "glm47",
+        "granite",
+        "holo2",
+        "hunyuan_a13b",
+        "hy_v3",
+        "inkling",
+        "kimi_k2",
+        "mimo",
+        "minimax_m2",
+        "minimax_m2_append_think",
+        "minimax_m3",
+        "mistral",
+        "nemotron_v3",
+        "olmo3",
+        "openai_gptoss",
+        "poolside_v1",
+        "qwen3",
+        "seed_oss",
+        "step3",
+        "step3p5",
+    ),
+}
+# A file of the user's own that registers more of them.
+_PLUGINS = {"reasoning_parser": "reasoning_parser_plugin"}
+
 # Of vLLM's values, those that tpu-inference 0.26 runs (utils.to_jax_dtype, tpu_runner.py).
 _ON_TPU: dict[str, tuple[str, ...]] = {
     "kv_cache_dtype": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
@@ -402,20 +488,23 @@ def check(engine: Mapping[str, Any]) -> None:
     problems = [
         problem
         for name, value in sorted(engine.items())
-        if (problem := _value_problem(name, value) if name in SETTABLE | {ADAPTERS} else _problem(name))
+        if (
+            problem := _value_problem(name, value, engine) if name in SETTABLE | OF_SERVER else _problem(name)
+        )
     ]
     if problems:
         raise ConfigError("; ".join(problems))
 
 
-def _value_problem(name: str, value: Any) -> str | None:
-    if value is None or name not in CHOICES:
+def _value_problem(name: str, value: Any, engine: Mapping[str, Any]) -> str | None:
+    every = PARSERS.get(name) or CHOICES.get(name)
+    if value is None or every is None or engine.get(_PLUGINS.get(name, "")):
         return None
-    choices = _ON_TPU.get(name, CHOICES[name])
+    choices = _ON_TPU.get(name, every)
     if isinstance(value, str | int) and value in choices:
         return None
     known = ", ".join(map(str, choices))
-    if isinstance(value, str | int) and value in CHOICES[name]:
+    if isinstance(value, str | int) and value in every:
         return f"engine.{name}: {value!r} is not for TPUs; tpu-inference takes {known}"
     near = difflib.get_close_matches(str(value), map(str, choices), n=1)
     return f"engine.{name}: vLLM takes {known} (got {value!r}" + (
@@ -427,9 +516,9 @@ def _problem(name: str) -> str:
     plain = name.replace("-", "_").removeprefix("__")
     if reason := DERIVED.get(plain) or _SERVER.get(plain):
         return f"engine.{name}: not settable, {reason}"
-    if plain in SETTABLE | {ADAPTERS}:
+    if plain in SETTABLE | OF_SERVER:
         return f"engine.{name}: write {plain}"
-    if near := difflib.get_close_matches(plain, SETTABLE | DERIVED.keys(), n=1):
+    if near := difflib.get_close_matches(plain, SETTABLE | OF_SERVER | DERIVED.keys(), n=1):
         hint = f", which is not settable: {DERIVED[near[0]]}" if near[0] in DERIVED else ""
         return f"engine.{name}: not an option of vLLM; did you mean {near[0]!r}{hint}?"
     return f"engine.{name}: not an option of vLLM"

@@ -25,6 +25,9 @@ def test_vllms_own_names_pass() -> None:
         ("data_parallel_size", "set parallel.data"),
         ("data_parallel_rank", "set replicas"),
         ("port", "the replica chooses"),
+        ("enable_auto_tool_choice", "not settable, set tool_call_parser"),
+        ("tool-call-parser", "write tool_call_parser"),
+        ("tool_parser", "did you mean 'tool_call_parser'?"),
         ("max_model_length", "did you mean 'max_model_len'?"),
         ("max-model-len", "write max_model_len"),
         (
@@ -62,6 +65,9 @@ def test_an_option_is_derived_or_settable_not_both() -> None:
         ),
         ("runner", ["pooling"], "engine.runner: vLLM takes auto, draft, generate, pooling"),
         ("max_lora_rank", 7, "engine.max_lora_rank: vLLM takes 1, 8, 16"),
+        ("tool_call_parser", "hermess", "did you mean 'hermes'?"),
+        ("tool_call_parser", True, "engine.tool_call_parser: vLLM takes apertus, cohere_command3,"),
+        ("reasoning_parser", "hermes", "engine.reasoning_parser: vLLM takes cohere_command3,"),
     ],
 )
 def test_a_value_that_vllm_does_not_take_is_refused_with_those_it_takes(
@@ -74,3 +80,7 @@ def test_a_value_that_vllm_does_not_take_is_refused_with_those_it_takes(
 
 def test_an_option_left_unset_or_to_vllm_has_no_wrong_value() -> None:
     engine_options.check({"dtype": None, "kv_cache_dtype": "auto", "max_lora_rank": 64})
+
+
+def test_a_plugin_may_bring_parsers_that_vllm_does_not_know() -> None:
+    engine_options.check({"reasoning_parser": "mine", "reasoning_parser_plugin": "/models/mine.py"})

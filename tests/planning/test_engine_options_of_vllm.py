@@ -25,3 +25,14 @@ def test_the_values_of_options_are_those_of_the_installed_vllm() -> None:
         if action.choices and action.dest != "collect_detailed_traces"
     }
     assert choices == {name: set(values) for name, values in engine_options.CHOICES.items()}
+
+
+@pytest.mark.engine
+def test_the_parsers_are_those_of_the_installed_vllm() -> None:
+    from vllm.reasoning import ReasoningParserManager
+    from vllm.tool_parsers import ToolParserManager
+
+    assert {
+        "tool_call_parser": tuple(sorted(ToolParserManager.list_registered())),
+        "reasoning_parser": tuple(sorted(ReasoningParserManager.list_registered())),
+    } == engine_options.PARSERS

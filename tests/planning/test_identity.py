@@ -17,7 +17,7 @@ POOLS = LLAMA.with_name("llama-70b-pools.yaml")
 
 def test_the_engine_of_a_shipped_deployment_keeps_its_version() -> None:
     (model,) = load(LLAMA).services["llama"].models
-    assert (plan(model).pool, plan(model).version) == ("v6e-2x4-2h-on-demand", "bf5dc3c55031aafb")
+    assert (plan(model).pool, plan(model).version) == ("v6e-2x4-2h-on-demand", "c413a6edd06e243b")
 
 
 def test_rewording_a_slice_for_people_restarts_no_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ SPEC = {
     "name": MODEL,
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "slice": {"generation": "v6e", "topology": "1x1"},
-    "engine": {"max_model_len": 2048},
+    "engine": {"max_model_len": 2048, "tool_call_parser": "llama3_json"},
 }
 
 

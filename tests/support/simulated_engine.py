@@ -27,7 +27,7 @@ def small_plan(**engine: Any) -> Plan:
         "name": MODEL,
         "model": "meta-llama/Llama-3.1-8B-Instruct",
         "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
-        "engine": {"max_model_len": 2048, **engine},
+        "engine": {"max_model_len": 2048, "tool_call_parser": "llama3_json", **engine},
     }
     return plan(ModelSpec.model_validate(spec))
 

@@ -7,7 +7,6 @@ the words of the part that found it; an engine's words on its own failure stay i
 import asyncio
 import json
 import logging
-import re
 from collections.abc import Awaitable
 from http import HTTPStatus
 from http.client import responses
@@ -17,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ServingError
 from serving.router.http import sse
+from serving.router.http.engine_words import in_our_words
 from serving.router.http.errors import error_response
 from serving.router.http.routes import Dialect, dialect_of
 from serving.router.telemetry.journal import request_id
@@ -25,9 +25,6 @@ from serving.router.telemetry.record import RequestRecord
 logger = logging.getLogger("ray.serve")
 
 ID_HEADER = b"x-request-id"
-# vLLM passes on what pydantic says of a wrong field, a line each, with all of the input.
-_INPUT = re.compile(r", 'input': .*", re.MULTILINE)
-_LONGEST_MESSAGE = 4000
 # The key of the exchange in a request's scope; the surface gives the exchange the request's record.
 EXCHANGE = "serving.exchange"
 _ANTHROPIC_KINDS: dict[int, str] = {
@@ -164,7 +161,7 @@ def told(body: bytes, status: int) -> dict[str, Any]:
     if not ours:
         kind = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else ServingError.kind
     return {
-        "message": _INPUT.sub("}", message)[:_LONGEST_MESSAGE],
+        "message": in_our_words(message),
         "type": kind,
         "param": error.get("param"),
         "code": code if ours else _code(status),

@@ -23,6 +23,7 @@ def _options(plan: Plan, cache: Path) -> dict[str, Any]:
     """The stand-in's weights where the YAML names a hub's model, fp32, and small sizes."""
     checkpoint = stand_in.checkpoint(plan, cache)
     engine = plan.engine
+    stands_in = checkpoint != Path(plan.model.model).expanduser()
     length = min(engine.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
     return {
         "model": str(checkpoint),
@@ -39,4 +40,13 @@ def _options(plan: Plan, cache: Path) -> dict[str, Any]:
         # A seeded model that may write white space fills the whole answer with it.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
         "num_gpu_blocks_override": _KV_TOKENS // page_tokens(length),
+        **(_parsers(plan) if stands_in else {}),
+    }
+
+
+def _parsers(plan: Plan) -> dict[str, Any]:
+    """Parsers look for tokens that only their family's tokenizer has. Hermes' needs none, and a stand-in never ends a thought."""
+    return {
+        "tool_call_parser": "hermes" if plan.engine.get("tool_call_parser") else None,
+        "reasoning_parser": None,
     }

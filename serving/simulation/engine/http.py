@@ -70,7 +70,9 @@ class EngineApi:
     async def chat(self, request: Request) -> Response:
         body = ChatBody.read(await _fields(request))
         self._check(body.model)
-        return self._answer(request, body.to_order(self._plan.fit.max_model_len, self._seed))
+        parses_tools = bool(self._plan.engine.get("tool_call_parser"))
+        order = body.to_order(self._plan.fit.max_model_len, self._seed, parses_tools=parses_tools)
+        return self._answer(request, order)
 
     async def completions(self, request: Request) -> Response:
         body = CompletionBody.read(await _fields(request))

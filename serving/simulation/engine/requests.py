@@ -192,7 +192,10 @@ class ChatBody(_Generation):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
-    def to_order(self, max_model_len: int, seed: int) -> Order:
+    def to_order(self, max_model_len: int, seed: int, *, parses_tools: bool = True) -> Order:
+        """`parses_tools`: whether the model has a tool parser."""
+        if self._calls_tools and not parses_tools:
+            raise RequestError(_no_parser(self.tool_choice))
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "Cannot set both `continue_final_message` and `add_generation_prompt` to True.",
@@ -218,6 +221,13 @@ class ChatBody(_Generation):
             turns, answer=self.add_generation_prompt, unfinished=self.continue_final_message
         )
 
+    @property
+    def _calls_tools(self) -> bool:
+        """Whether vLLM looks for calls in the answer: tools without a `tool_choice` are `auto`, a null is not."""
+        if "tool_choice" not in self.model_fields_set:
+            return bool(self.tools)
+        return self.tool_choice not in (None, "none")
+
     def _called(self) -> _Function | None:
         """The tool to call: the named one, the first where one is required, else one that the user mentions."""
         tools = [tool.function for tool in self.tools or []]
@@ -234,6 +244,14 @@ class ChatBody(_Generation):
         if self.tool_choice == "none" or last.role != "user":
             return None
         return next((tool for tool in tools if tool.name in last.text), None)
+
+
+def _no_parser(choice: str | _Named | None) -> str:
+    """vLLM's own words."""
+    if choice in (None, "auto"):
+        return '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set'
+    asked = f'function "{choice.function.name}"' if isinstance(choice, _Named) else f'"{choice}"'
+    return f"tool_choice={asked} requires --tool-call-parser to be set"
 
 
 class CompletionBody(_Generation):

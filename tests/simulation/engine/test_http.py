@@ -164,6 +164,17 @@ def test_tools_that_nobody_speaks_of_are_not_called(client: openai.OpenAI) -> No
     assert chat(client, tools=[TOOL], tool_choice="none", messages=named).choices[0].message.content
 
 
+def test_a_model_without_a_tool_parser_refuses_tools_as_vllm_does() -> None:
+    named = {"type": "function", "function": {"name": "forecast"}}
+    with serving(tool_call_parser=None) as (address, _):
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        for choice in ({}, {"tool_choice": "auto"}, {"tool_choice": "required"}, {"tool_choice": named}):
+            with pytest.raises(openai.BadRequestError, match="--tool-call-parser to be set"):
+                chat(client, tools=[TOOL], **choice)
+        assert chat(client, tools=[TOOL], tool_choice="none").choices[0].message.content
+        assert chat(client, tools=[TOOL], tool_choice=None).choices[0].message.content
+
+
 def test_stop_strings_and_several_choices(client: openai.OpenAI) -> None:
     said = chat(client, max_tokens=30).choices[0].message.content
     cut = chat(client, max_tokens=30, stop=[said[20:26]], n=2)

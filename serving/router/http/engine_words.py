@@ -1,0 +1,80 @@
+"""An engine's words on a request that it refuses, for a reader who knows this service's YAML and its HTTP API alone. Pure.
+
+vLLM names flags of its own command line, and passes on what pydantic says of a wrong field as Python prints it, with all of the
+input. Clients log errors, so none of the request's text stays.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+
+from serving.planning.engine_options import OF_SERVER, SETTABLE
+
+_LONGEST = 4000
+_MOST_PROBLEMS = 5
+# vLLM's `exc.errors()`, a dictionary a line; everything from the input on goes.
+_VALIDATION = re.compile(r"\d+ validation errors?:\n")
+_INPUT = re.compile(r", 'input': .*", re.MULTILINE)
+# pydantic's own text of the same.
+_PYDANTIC = re.compile(r"\d+ validation errors? for .*\n")
+_DETAIL = re.compile(r" \[type=\w+, input_value=.*")
+_NO_TOOL_PARSER = re.compile(
+    r'("auto"|"required"|)(?: tool choice|function ".*"|) requires (?:--enable-auto-tool-choice and )?--tool-call-parser'
+)
+_FLAG = re.compile(r"--([a-z][a-z0-9-]*[a-z0-9])")
+
+
+def in_our_words(message: str) -> str:
+    """An error's message, as a client reads it."""
+    if without_tools := _NO_TOOL_PARSER.search(message):
+        asked = without_tools[1] or "a function's name"
+        return (
+            f"tool_choice is {asked}, and this model has no tool parser: set engine.tool_call_parser in its YAML, "
+            'or send tool_choice "none".'
+        )
+    if _VALIDATION.match(message):
+        message = _sentence([*_listed(message)])
+    elif _PYDANTIC.match(message):
+        message = _sentence([*_printed(message)])
+    return _FLAG.sub(_key, _INPUT.sub("}", message))[:_LONGEST]
+
+
+def _listed(message: str) -> Iterator[str]:
+    for line in message.splitlines()[1:]:
+        text = _INPUT.sub("}", line.strip())
+        try:
+            problem = ast.literal_eval(text)
+            yield _problem([str(part) for part in problem["loc"]], str(problem["msg"]))
+        except (ValueError, SyntaxError, KeyError, TypeError):
+            if not text.startswith("{"):
+                yield _DETAIL.sub("", text)
+
+
+def _printed(message: str) -> Iterator[str]:
+    place = ""
+    for line in message.splitlines()[1:]:
+        if not line.startswith(" "):
+            place = line
+        elif place and not line.startswith("    "):
+            yield _problem(place.split("."), _DETAIL.sub("", line.strip()))
+
+
+def _problem(place: list[str], words: str) -> str:
+    where = ".".join(place[1:] if place[:1] == ["body"] else place)
+    words = words.removeprefix("Value error, ")
+    return f"{where}: {words}" if where else words
+
+
+def _sentence(problems: list[str]) -> str:
+    """A request may be wrong for every kind of message that there is; the first few tell what to mend."""
+    distinct = list(dict.fromkeys(problem.rstrip(".") for problem in problems)) or [
+        "the engine does not take these fields"
+    ]
+    left_out = len(distinct) - _MOST_PROBLEMS
+    more = f"; and {left_out} more" if left_out > 0 else ""
+    return f"The request is not valid: {'; '.join(distinct[:_MOST_PROBLEMS])}{more}."
+
+
+def _key(flag: re.Match[str]) -> str:
+    name = flag[1].replace("-", "_")
+    return f"engine.{name}" if name in SETTABLE | OF_SERVER else flag[0]

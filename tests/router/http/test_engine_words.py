@@ -1,0 +1,108 @@
+from importlib.util import find_spec
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from serving.router.http.engine_words import in_our_words
+
+pytestmark = pytest.mark.unit
+
+
+@pytest.mark.parametrize(
+    ("says", "asked"),
+    [
+        (
+            '"auto" tool choice requires --enable-auto-tool-choice and --tool-call-parser to be set',
+            '"auto"',
+        ),
+        ('tool_choice="required" requires --tool-call-parser to be set', '"required"'),
+        (
+            'tool_choice=function "my own secret" requires --tool-call-parser to be set',
+            "a function's name",
+        ),
+    ],
+)
+def test_tools_of_a_model_without_a_parser_name_the_key_of_the_yaml(says: str, asked: str) -> None:
+    assert in_our_words(says) == (
+        f"tool_choice is {asked}, and this model has no tool parser: set engine.tool_call_parser in its YAML, or send "
+        'tool_choice "none".'
+    )
+
+
+def test_these_are_the_installed_vllm_s_own_words() -> None:
+    package = find_spec("vllm")
+    assert package
+    assert package.origin
+    source = (Path(package.origin).parent / "renderers" / "online_renderer.py").read_text()
+    for words in (
+        '"auto" tool choice requires ',
+        "--enable-auto-tool-choice and --tool-call-parser to be set",
+        "tool_choice={tool_choice_desc} requires ",
+        '"--tool-call-parser to be set"',
+    ):
+        assert words in source
+
+
+def test_flags_of_vllm_are_keys_of_the_yaml() -> None:
+    said = in_our_words(
+        "You must set `--enable-mm-embeds` to input `image_embeds`; see --help and -- or --x-y."
+    )
+    assert (
+        said == "You must set `engine.enable_mm_embeds` to input `image_embeds`; see --help and -- or --x-y."
+    )
+
+
+def problem(*place: str | int, says: str = "Field required", **more: object) -> dict[str, object]:
+    return {"type": "missing", "loc": place, "msg": says, "input": {"a": "b\nc', 'input': "}, **more}
+
+
+def listed(*problems: object) -> str:
+    """As vLLM's handler of validation errors writes them."""
+    lines = "".join(f"  {error}\n" for error in problems).rstrip()
+    return f"{len(problems)} validation errors:\n{lines}"
+
+
+def test_fields_that_are_wrong_are_told_in_a_sentence() -> None:
+    said = in_our_words(
+        listed(
+            problem("body", "messages", 0, "role"),
+            problem("body", says="Value error, no tools.", ctx={"error": ValueError("no")}),
+        )
+    )
+    assert said == "The request is not valid: messages.0.role: Field required; no tools."
+
+
+def test_of_many_problems_the_first_are_told_and_each_once() -> None:
+    said = in_our_words(listed(*(problem("body", f"field_{at // 2}") for at in range(20))))
+    assert said.count("Field required") == 5
+    assert said.endswith("field_4: Field required; and 5 more.")
+
+
+def test_a_problem_that_can_t_be_read_is_not_passed_on() -> None:
+    broken = "{'type': 'x', 'loc': ('body',), 'msg': 'open, 'input': 'secret'}"
+    assert in_our_words(listed(broken)) == "The request is not valid: the engine does not take these fields."
+    assert (
+        in_our_words(listed("No image in the prompt.")) == "The request is not valid: No image in the prompt."
+    )
+
+
+def test_pydantic_s_own_text_loses_what_it_repeats() -> None:
+    class Body(pydantic.BaseModel):
+        count: int
+        names: list[str]
+
+    with pytest.raises(pydantic.ValidationError) as refused:
+        Body.model_validate({"count": "secret", "names": ["a", 7]})
+    said = in_our_words(str(refused.value))
+    assert said == (
+        "The request is not valid: count: Input should be a valid integer, unable to parse string as an integer; "
+        "names.1: Input should be a valid string."
+    )
+
+
+def test_other_words_stay_as_they_are() -> None:
+    assert in_our_words("This model's maximum context length is 10 tokens.") == (
+        "This model's maximum context length is 10 tokens."
+    )
+    assert len(in_our_words("x" * 10_000)) == 4000
