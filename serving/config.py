@@ -367,6 +367,13 @@ class Affinity(StrEnum):
     NONE = "none"
 
 
+class Seeds(StrEnum):
+    """What becomes of a request with a seed of its own, which no TPU engine draws tokens by."""
+
+    REFUSE = "refuse"
+    IGNORE = "ignore"
+
+
 class SentinelSpec(_Spec):
     """Greedy answers that are asked again of other slices, to find a slice that gives wrong tokens."""
 
@@ -404,6 +411,11 @@ class RouterSpec(_Spec):
     max_n: int = Field(default=128, ge=1, description="Most answers to one prompt (`n`, `best_of`).")
     request_log: bool = Field(default=True, description="One JSON line a request, without its words.")
     log_content: bool = Field(default=False, description="Prompts and answers too in the request log.")
+    seed: Seeds = Field(
+        default=Seeds.REFUSE,
+        description="What becomes of a client's `seed`, by which no TPU engine draws: refuse answers 400, ignore answers without it and "
+        "says so in a header. A greedy request (temperature 0) may have one.",
+    )
     affinity: Affinity = Field(
         default=Affinity.PREFIX,
         description="prefix: prompts, sessions and adapters go back to the slice that had them, as far as its load allows.",

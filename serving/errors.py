@@ -165,6 +165,16 @@ class BadRequestError(ServingError):
     kind = "invalid_request_error"
 
 
+class SeedError(BadRequestError):
+    """The client's request has a seed, and no TPU engine draws tokens by one.
+
+    Leave `seed` out, or send temperature 0. An operator who sets `router: {seed: ignore}` has it left out for every client.
+    """
+
+    code = "unsupported_parameter"
+    param = "seed"
+
+
 class UnknownModelError(ServingError):
     """The client names a model that is not served here.
 

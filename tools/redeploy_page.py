@@ -78,6 +78,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.max_body_bytes": ({}, 4096),
     "router.body_timeout_s": ({}, 7),
     "router.max_n": ({}, 7),
+    "router.seed": ({}, "ignore"),
     "router.request_log": ({}, False),
     "router.log_content": ({}, True),
     "router.affinity": ({}, "none"),

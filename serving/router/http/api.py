@@ -4,9 +4,11 @@ It reads from a body what it needs to route, and forwards the body as it came; v
 """
 
 import asyncio
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -32,6 +34,7 @@ from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController, RefusedError, Visit
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
+from serving.router.http import seed
 from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
@@ -200,10 +203,14 @@ class Api:
         record.question = body
         work = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
+        if drops_seed := work.generates and seed.seeded(route, fields):
+            fields = seed.without(fields, self._admission.spec.seed)
+            body = json.dumps(fields).encode("utf-8", "backslashreplace")
         estimate = self._admission.estimate(visit, model, work, fields, body)
         if self._admission.spec.keys.isolated_cache:
             body = salted(route.path, body, fields, visit.account.key)
-        return InferenceRequest.of(request, model, route.path, body, kept(fields)), estimate
+        inference = InferenceRequest.of(request, model, route.path, body, kept(fields))
+        return replace(inference, without_seed=True) if drops_seed else inference, estimate
 
     async def _carry(
         self,
@@ -214,8 +221,10 @@ class Api:
         client: Downstream,
     ) -> None:
         """Answer an accepted request, once it is admitted."""
-        forwarding = Forwarding(self._dispatcher, inference, record)
-        await self._admission.admit(visit, inference, estimate, record, client, forwarding.run)
+        run = Forwarding(self._dispatcher, inference, record).run
+        if inference.without_seed:
+            run = partial(_without_seed, run)
+        await self._admission.admit(visit, inference, estimate, record, client, run)
 
     def _tells(self, request: Request) -> bool:
         """Whether this client may know how slices are, and where."""
@@ -246,6 +255,13 @@ class Api:
             "slices_ready": len(serving),
             "simulated": any(entry.simulated for entry in entries),
         }
+
+
+async def _without_seed(run: Callable[[Downstream], Awaitable[None]], client: Downstream) -> None:
+    """Answer, and say that the request's seed was left out."""
+    more_headers = client.more_headers
+    client.more_headers = lambda: [*(more_headers() if more_headers else ()), seed.IGNORED]
+    await run(client)
 
 
 def _path(request: Request) -> str:

@@ -15,7 +15,7 @@ _SAGEMAKER = b"x-amzn-sagemaker-"
 @dataclass(frozen=True)
 class InferenceRequest:
     """A POST for one model. `body` goes to the slice as it came, `headers` without credentials and what steers an engine;
-    `fields` are those of the parsed body that the router looks at.
+    `fields` are those of the parsed body that the router looks at. `without_seed`: the client's body had a seed.
     """
 
     model: str
@@ -24,6 +24,7 @@ class InferenceRequest:
     fields: Mapping[str, Any]
     query: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
+    without_seed: bool = False
 
     @property
     def streams(self) -> bool:

@@ -1,6 +1,6 @@
 """Bodies of chat and completion requests as vLLM reads them, and the order each comes down to.
 
-Fields that only a model could honour (temperature, penalties, seeds) are taken and change nothing.
+Fields that only a model could honour (temperature, penalties) are taken and change nothing. A seed is refused as tpu-inference does.
 """
 
 import json
@@ -56,6 +56,8 @@ class _Generation(_Body):
 
     model: str | None = None
     n: int | None = 1
+    seed: int | None = None
+    temperature: float | None = None
     stream: bool | None = False
     stream_options: _StreamOptions | None = None
     stop: Annotated[list[str], BeforeValidator(_as_list)] = []
@@ -75,6 +77,8 @@ class _Generation(_Body):
         choices = self.n or 1
         if not 1 <= choices <= _MOST_CHOICES:
             raise RequestError(f"n must be at least 1 and at most {_MOST_CHOICES}, got {choices}.", param="n")
+        if self.seed is not None and self.temperature != 0:
+            raise RequestError("JAX does not support per-request seed.")
         if most is not None and most < 1:
             raise RequestError(f"max_tokens must be at least 1, got {most}.", param="max_tokens")
         if self.stream_options and not self.stream:
