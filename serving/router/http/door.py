@@ -24,7 +24,6 @@ logger = logging.getLogger("ray.serve")
 
 _MOST_HEAD_BYTES = 64 << 10
 _CONTENT_LENGTH = b"content-length"
-_LENGTH_AND_TYPE = (_CONTENT_LENGTH, b"content-type")
 
 
 @dataclass(frozen=True)
@@ -252,10 +251,8 @@ class Exchange(RequestResponseCycle):
     def end(self) -> None:
         if self._error:
             (status, headers), self._error = self._error, None
-            body = self._error_body and self._shape.whole(self._error_body, status)
-            kept = [header for header in headers if header[0] not in _LENGTH_AND_TYPE]
-            length = (_CONTENT_LENGTH, b"%d" % len(body))
-            self._send_head(status, [*kept, length, (b"content-type", b"application/json")])
+            headers, body = self._shape.error(status, headers, self._error_body)
+            self._send_head(status, headers)
             if body and not self.disconnected:
                 self.transport.write(body)
         elif self.chunked_encoding and not self.disconnected:

@@ -7,7 +7,7 @@ the words of the part that found it; an engine's words on its own failure stay i
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 from http import HTTPStatus
 from http.client import responses
 from typing import Any
@@ -39,6 +39,7 @@ _ANTHROPIC_KINDS: dict[int, str] = {
 # What a client reads of an engine's 500; other errors keep their own words.
 _ENGINE_FAILED = "The engine failed on this request."
 _LENGTH_AND_TYPE = (b"content-length", b"content-type")
+Headers = Iterable[tuple[bytes, bytes]]
 
 
 class Envelope:
@@ -108,15 +109,10 @@ class Exchange:
             return
         start, self._error = self._error, None
         assert start is not None  # noqa: S101  `_error` is set before this is called
-        if self._body:  # the answer to a client that left has no body
-            body = self._shape.whole(self._body, start["status"])
-            kept = [header for header in start["headers"] if header[0] not in _LENGTH_AND_TYPE]
-            length = (b"content-length", str(len(body)).encode())
-            start = {**start, "headers": [*kept, length, (b"content-type", b"application/json")]}
-            self._body = body
+        headers, body = self._shape.error(start["status"], start["headers"], self._body)
         self.started = True
-        await self._send(start)
-        await self._send({"type": "http.response.body", "body": self._body})
+        await self._send({**start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body})
 
 
 class Shape:
@@ -127,11 +123,15 @@ class Shape:
         self._name = name
         self._anthropic = anthropic
 
-    def whole(self, body: bytes, status: int) -> bytes:
-        """An error's body, made from the body of any origin."""
-        error = told(body, status)
-        fields = _anthropic(error["message"], status, self._name) if self._anthropic else {"error": error}
-        return json.dumps(fields).encode()
+    def error(self, status: int, headers: Headers, body: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
+        """An error's headers and body, made from those of any origin. The answer to a client that left has no body."""
+        if body:
+            error = told(body, status)
+            fields = _anthropic(error["message"], status, self._name) if self._anthropic else {"error": error}
+            body = json.dumps(fields).encode()
+        kept = [header for header in headers if header[0] not in _LENGTH_AND_TYPE]
+        length = (b"content-length", b"%d" % len(body))
+        return [*kept, length, (b"content-type", b"application/json")], body
 
     def event(self, events: bytes) -> bytes:
         """A stream's error in the route's own shape; later events stay."""
