@@ -160,7 +160,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"python -m benchmarks\.choosing": InPart(
         MINUTES, "test_the_fleet_of_the_benchmark_sends_a_conversation_s_turns_to_one_slice"
     ),
-    r"python -m benchmarks\.(simulator|footprint|metrics_cost)": InPart(MINUTES),
+    r"python -m benchmarks\.(simulator|footprint|metrics_cost|door_cost)": InPart(MINUTES),
     r"python benchmarks/load_generator\.py": RunBy("test_locust_is_kept_busy_and_its_answers_are_counted"),
 }
 

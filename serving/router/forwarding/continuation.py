@@ -31,6 +31,10 @@ _ALL_OF_IT = (
     "kv_transfer_params",
     "ec_transfer_params",
 )
+# Fields without which any chat's answer can go on elsewhere.
+_MAY_DIVIDE = frozenset(
+    ("n", "use_beam_search", "structured_outputs", "response_format", "tool_choice", "modalities", "echo")
+) | frozenset(_ALL_OF_IT)
 _COMPLETION_TOKENS = 16  # max_tokens of completions that name none
 
 
@@ -260,6 +264,8 @@ class Transcript:
 
 def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
     """Why an answer can't go on elsewhere once it has begun; empty where it can."""
+    if chat and _MAY_DIVIDE.isdisjoint(fields):
+        return ""
     prompt, form = fields.get("prompt"), fields.get("response_format") or {}
     one_text = isinstance(prompt, str) or (
         isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)

@@ -87,7 +87,7 @@ class Forwarding:
             ended = False
         finally:
             self._client.source = None
-        if ended and (transcript is None or transcript.done):
+        if transcript.done if transcript else ended:
             self.say(relay.rest, stream.response, end=True)
             if self._looked_into and transcript:
                 self._look_into(stream.entry, transcript.token_ids)
@@ -159,9 +159,7 @@ class Forwarding:
                 body = without_ids(body)
         self._record.passed_on(body)
         self._client.start(response.status, [*returned(response), (b"content-length", b"%d" % len(body))])
-        if body:
-            self._client.write(body)
-        self._client.end()
+        self._client.end(body)
         return True
 
     def _look_into(self, entry: SliceRecord, tokens: tuple[int, ...]) -> None:
@@ -175,17 +173,17 @@ class Forwarding:
             self._started = True
             self._client.start(response.status, returned(response))
         if events:
-            self._client.write(events)
             self._record.passed_on(events, sse.count(events))
         if end:
-            self._client.end()
+            self._client.end(events)
+        elif events:
+            self._client.write(events)
 
     def _end_with(self, error: ServingError) -> None:
         """Send an error in the place of the answer, or of its rest."""
         self._record.failed(error)
         if self._started:
-            self._client.write(error_event(self._request.path, error))
-            self._client.end()
+            self._client.end(error_event(self._request.path, error))
         else:
             respond(self._client, error_response(error))
 
@@ -221,10 +219,14 @@ class _EventRelay:
             events = transcript.take(events)
             stream.movable = transcript.movable
             useful = not transcript.failed
+        if events and self._new and useful:
+            self._new = False
+            self._forwarding.first_events(stream)
+        if transcript and transcript.done:
+            self.rest = events + self.rest  # goes out together with the answer's end
+            stream.response.complete = True
+            return False
         if events:
-            if self._new and useful:
-                self._new = False
-                self._forwarding.first_events(stream)
             self._forwarding.say(events, stream.response)
         if not self._client.paused:
             stream.told(now_s)

@@ -40,6 +40,8 @@ _IDLE_S = 60.0
 _MOST_HEAD_BYTES = 64 << 10
 # What came of a body before anybody asked for it; more stays in the kernel.
 _MOST_WAITING_BYTES = 256 << 10
+_END_S = 1.0  # between an answer's last event and the end of its body
+_JOINED_BYTES = 64 << 10  # a longer body is not copied behind its head
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -57,7 +59,10 @@ class WrongSecretError(UpstreamError):
 
 
 class SliceResponse:
-    """A slice's answer, from its headers on. `read` or `pipe` takes the body, once. Names of `headers` are in lower case."""
+    """A slice's answer, from its headers on. `read` or `pipe` takes the body, once. Names of `headers` are in lower case.
+
+    `complete`: the reader has all of the answer, and what HTTP still brings of it only ends it.
+    """
 
     __slots__ = (
         "_connection",
@@ -68,6 +73,7 @@ class SliceResponse:
         "_pieces",
         "_sink",
         "_size",
+        "complete",
         "headers",
         "status",
     )
@@ -75,6 +81,7 @@ class SliceResponse:
     def __init__(self, connection: "_Connection") -> None:
         self.status = 0
         self.headers: Headers = []
+        self.complete = False
         self._connection: _Connection | None = connection
         self._pieces: list[bytes] = []
         self._size = 0
@@ -128,10 +135,16 @@ class SliceResponse:
         self.close()
 
     def close(self) -> None:
-        """Give the answer up. Where it has not ended its connection closes, and the engine aborts the request."""
+        """Give the answer up. Where it has not ended its connection closes, and the engine aborts the request.
+
+        Where it is complete, its end has a second to come, and the connection may be used again.
+        """
         if connection := self._connection:
             self._connection = None
-            connection.abandon()
+            if self.complete and not self._paused:
+                connection.await_end(_END_S)
+            else:
+                connection.abandon()
 
     def take(self, data: bytes) -> None:
         """A piece of the body has come."""
@@ -187,7 +200,7 @@ class _Connection(asyncio.Protocol):
         self.address = address
         self.idle_since_s = 0.0
         self._pool = pool
-        self._parser: httptools.HttpResponseParser
+        self._parser = httptools.HttpResponseParser(self)
         self._response: SliceResponse | None = None
         self._arrived: asyncio.Future[None]
         self._headers: Headers = []
@@ -198,20 +211,20 @@ class _Connection(asyncio.Protocol):
         self._complete = False
         self._until_eof = False
         self._reusable = True
+        self._ending: asyncio.TimerHandle | None = None
 
     # What the pool and the response ask of it
 
     async def ask(self, head: bytes, body: bytes) -> SliceResponse:
         """Send a request; returns with the headers of its answer. Raises UpstreamError."""
         response = self._response = SliceResponse(self)
-        self._parser = httptools.HttpResponseParser(self)
         self._headed = self._complete = self._interim = self._until_eof = False
         self._head_bytes = 0
         self._arrived = asyncio.get_running_loop().create_future()
-        if body:
-            self.transport.writelines((head, body))
+        if len(body) < _JOINED_BYTES:
+            self.transport.write(head + body)
         else:
-            self.transport.write(head)
+            self.transport.writelines((head, body))
         try:
             await self._arrived
         except BaseException:
@@ -223,6 +236,10 @@ class _Connection(asyncio.Protocol):
         """Close, whatever is under way."""
         self._response = None
         self.transport.abort()
+
+    def await_end(self, within_s: float) -> None:
+        """Close unless the answer ends in time."""
+        self._ending = asyncio.get_running_loop().call_later(within_s, self.abandon)
 
     # asyncio's
 
@@ -298,6 +315,9 @@ class _Connection(asyncio.Protocol):
         """Tell the response what the last bytes brought."""
         if self._complete or error:
             self._response = None
+            if self._ending:
+                self._ending.cancel()
+                self._ending = None
             response.released()
             if self._reusable and error is None:
                 self._pool.give_back(self)

@@ -23,6 +23,7 @@ from serving.router.http.routes import ROUTES, Dialect, dialect_of
 logger = logging.getLogger("ray.serve")
 
 _MOST_HEAD_BYTES = 64 << 10
+_JOINED_BYTES = 64 << 10  # a longer piece is not copied behind the head
 _CONTENT_LENGTH = b"content-length"
 
 
@@ -175,7 +176,7 @@ class Exchange(RequestResponseCycle):
         self._query = query
         self._can_chunk = version != "1.0"
         self._id = b""
-        self._shape: Shape
+        self._head = b""  # waits for the first piece
         self._error: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._error_body = b""
         self._task: asyncio.Task[None]
@@ -199,7 +200,6 @@ class Exchange(RequestResponseCycle):
         scope, self._id = with_id(
             {**self.scope, "method": "POST", "path": self._path, "root_path": "", "query_string": self._query}
         )
-        self._shape = Shape(self._id, anthropic=dialect_of(self._path) is Dialect.ANTHROPIC)
         relay.began()
         ended_by: BaseException | None = None
         try:
@@ -235,28 +235,20 @@ class Exchange(RequestResponseCycle):
         if status >= HTTPStatus.BAD_REQUEST:
             self._error = status, whole  # an error goes out once it is whole
         else:
-            self._send_head(status, whole)
+            self._head = self._head_of(status, whole)
 
     def write(self, data: bytes) -> None:
         if self._error:
             self._error_body += data
-        elif not self.disconnected:
-            if data.startswith(sse.ERROR):
-                data = self._shape.event(data)
-            if self.chunked_encoding:
-                self.transport.writelines((b"%x\r\n" % len(data), data, b"\r\n"))
-            else:
-                self.transport.write(data)
+        else:
+            self._send(data)
 
-    def end(self) -> None:
+    def end(self, data: bytes = b"") -> None:
         if self._error:
             (status, headers), self._error = self._error, None
-            headers, body = self._shape.error(status, headers, self._error_body)
-            self._send_head(status, headers)
-            if body and not self.disconnected:
-                self.transport.write(body)
-        elif self.chunked_encoding and not self.disconnected:
-            self.transport.write(b"0\r\n\r\n")
+            headers, data = self._shape().error(status, headers, self._error_body + data)
+            self._head = self._head_of(status, headers)
+        self._send(data, last=True)
         self.response_complete = True
         self.message_event.set()
         if not self.keep_alive:
@@ -267,7 +259,30 @@ class Exchange(RequestResponseCycle):
     def cut(self) -> None:
         self.transport.abort()  # the door then hears that the client has gone
 
-    def _send_head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    def _shape(self) -> Shape:
+        return Shape(self._id, anthropic=dialect_of(self._path) is Dialect.ANTHROPIC)
+
+    def _send(self, data: bytes, *, last: bool = False) -> None:
+        """Write a piece of the body, with the head where it has not gone out, in one call: each is one of the kernel's."""
+        head, self._head = self._head, b""
+        end = b""
+        if data.startswith(sse.ERROR):
+            data = self._shape().event(data)
+        if self.chunked_encoding:
+            if data:
+                head += b"%x\r\n" % len(data)
+                end = b"\r\n"
+            if last:
+                end += b"0\r\n\r\n"
+        if self.disconnected:
+            return
+        if len(data) < _JOINED_BYTES:
+            if whole := b"".join((head, data, end)):
+                self.transport.write(whole)
+        else:
+            self.transport.writelines((head, data, end))
+
+    def _head_of(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         lines = [STATUS_LINE[status]]
         has_length = closes = False
         for name, value in (*self.default_headers, *headers):
@@ -283,5 +298,4 @@ class Exchange(RequestResponseCycle):
         if not self.keep_alive and not closes:
             lines.append(b"connection: close\r\n")
         lines.append(b"\r\n")
-        if not self.disconnected:
-            self.transport.write(b"".join(lines))
+        return b"".join(lines)

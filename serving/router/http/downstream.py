@@ -44,13 +44,13 @@ class Downstream(Protocol):
         """Whether the client has not yet taken what it was sent."""
 
     def start(self, status: int, headers: Headers) -> None:
-        """Status and headers. Without a content-length the body is sent in chunks."""
+        """Status and headers, which go out with the first piece. Without a content-length the body is sent in chunks."""
 
     def write(self, data: bytes) -> None:
         """A piece of the body."""
 
-    def end(self) -> None:
-        """The answer is complete."""
+    def end(self, data: bytes = b"") -> None:
+        """The answer is complete with this last piece."""
 
     def cut(self) -> None:
         """The client does not read: end the answer as it stands, and with it whoever makes it."""
@@ -59,9 +59,7 @@ class Downstream(Protocol):
 def respond(client: Downstream, response: Response) -> None:
     """Send a response that is whole already."""
     client.start(response.status_code, response.raw_headers)
-    if response.body:
-        client.write(bytes(response.body))
-    client.end()
+    client.end(bytes(response.body))
 
 
 class OverAsgi(Response):
@@ -127,7 +125,9 @@ class _AsgiDownstream:
         if self.source:
             self.source.pause()
 
-    def end(self) -> None:
+    def end(self, data: bytes = b"") -> None:
+        if data:
+            self.write(data)
         if self.messages and self.messages[-1]["type"] == "http.response.body":
             self.messages[-1]["more_body"] = False
         else:

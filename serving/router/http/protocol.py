@@ -8,7 +8,7 @@ from typing import Any, Self
 # A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
 # vLLM's copy of an engine to go to, and SageMaker's adapter and session: the router chooses these.
-_STEERING = b"x-data-parallel-rank"
+_KEPT_BACK = frozenset((*_CREDENTIALS, b"x-data-parallel-rank"))
 _SAGEMAKER = b"x-amzn-sagemaker-"
 
 
@@ -40,9 +40,7 @@ class InferenceRequest:
         """`request` is Starlette's."""
         raw: Iterable[tuple[bytes, bytes]] = request.headers.raw
         headers = tuple(
-            header
-            for header in raw
-            if header[0] not in (*_CREDENTIALS, _STEERING) and not header[0].startswith(_SAGEMAKER)
+            header for header in raw if header[0] not in _KEPT_BACK and not header[0].startswith(_SAGEMAKER)
         )
         query = request.scope.get("query_string", b"").decode("utf-8", "surrogateescape")
         return cls(model, path, body, fields, query, headers)

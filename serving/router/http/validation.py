@@ -82,7 +82,17 @@ _CONTENT = (
 )
 # Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client.
 _STEERING = ("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background")
+_STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
 _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
+# Fields of which most requests have none; each has a check.
+_STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
+_GRAMMARS = ("structured_outputs", "response_format", "guided_json", "guided_choice")
+_CHECKED = frozenset(
+    ("n", "best_of", *_STOPS, "logit_bias", "tools", *_GRAMMARS, "guided_regex", "guided_grammar")
+)
+# The ends of names under which media stand (_is_url, _is_media), as they are in a body.
+_MEDIA_NAMES = (b'url"', b'images"', b'data"', b'prompt_embeds"')
+_ESCAPED_LETTER = b"\\u"
 _REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
@@ -194,8 +204,10 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
     _check_steering(fields)
     sampling = fields.get("sampling_params")
     for holder in (fields, sampling) if isinstance(sampling, Mapping) else (fields,):
+        if _CHECKED.isdisjoint(holder):
+            continue
         _check_answers(holder, spec.max_n)
-        for name in ("stop", "stop_token_ids", "stop_sequences", "bad_words"):
+        for name in _STOPS:
             _check_stops(name, holder.get(name))
         _check_entries(holder, "logit_bias", _MOST_BIASES)
         _check_entries(holder, "tools", _MOST_TOOLS)
@@ -206,8 +218,9 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
         raise BadRequestError(
             f"The request makes {work.sequences} sequences, prompts times n; send at most {most} at a time."
         )
-    _check_length(fields, work.prompts, plan.fit.max_model_len)
-    _check_media(fields, plan)
+    _check_length(fields, body, work.prompts, plan.fit.max_model_len)
+    if _may_have_media(body):
+        _check_media(fields, plan)
     return work
 
 
@@ -230,12 +243,16 @@ def prompt_tokens(fields: Mapping[str, Any], body: bytes) -> float:
     """About the tokens of a request's texts. A picture's bytes do not count: it becomes some hundred tokens at any size."""
     if not body[:64].lstrip().startswith(b"{"):
         return sum(len(value) for value in fields.values() if isinstance(value, str)) / BYTES_PER_TOKEN
+    if not _may_have_media(body):
+        return len(body) / BYTES_PER_TOKEN
     media = sum(len(text) for holder, name, text in texts(_content(fields)) if _is_media(holder, name, text))
     return (len(body) - media) / BYTES_PER_TOKEN
 
 
 def _check_steering(fields: Mapping[str, Any]) -> None:
     """Refuse what is between router and engines. A client that sends a default of these sends nothing."""
+    if _STEERED.isdisjoint(fields):
+        return
     for name in _STEERING:
         if fields.get(name):
             raise BadRequestError(f"{name} is not a client's to set on this service; leave it out.")
@@ -290,7 +307,7 @@ def _check_grammar(fields: Mapping[str, Any]) -> None:
                 raise BadRequestError(
                     f"regex repeats a part {_short(repeats)} times, one count inside another; send at most {_MOST_REPEATS}."
                 )
-    for name in ("structured_outputs", "response_format", "guided_json", "guided_choice"):
+    for name in _GRAMMARS:
         if (values := _values(fields.get(name))) > _MOST_SCHEMA_VALUES:
             raise BadRequestError(f"{name} has {values} values; send at most {_MOST_SCHEMA_VALUES}.")
 
@@ -317,7 +334,7 @@ def _values(value: Any) -> int:
     return count
 
 
-def _check_length(fields: Mapping[str, Any], prompts: int, max_model_len: int) -> None:
+def _check_length(fields: Mapping[str, Any], body: bytes, prompts: int, max_model_len: int) -> None:
     """Refuse too many token ids, and text that is too long for any tokenizer. The engine counts the rest."""
     for name in ("prompt", "input", "tokens", "token_ids", "prompt_token_ids"):
         prompt = fields.get(name)
@@ -328,6 +345,8 @@ def _check_length(fields: Mapping[str, Any], prompts: int, max_model_len: int) -
                     f"{name} has {len(item)} tokens; the context of this model is {max_model_len}."
                 )
     longest_chars = max_model_len * _LONGEST_TOKEN_CHARS
+    if len(body) <= longest_chars:  # a body has a byte or more for each character of its texts
+        return
     whole_chars = 0
     for holder, name, text in texts(fields):
         if _is_media(holder, name, text):
@@ -350,6 +369,14 @@ def _check_media(fields: Mapping[str, Any], plan: Plan) -> None:
             pixels += _pixels(text)
     if pixels > _MOST_PIXELS:
         raise BadRequestError(f"The images have {pixels} pixels together; send at most {_MOST_PIXELS}.")
+
+
+def _may_have_media(body: bytes) -> bool:
+    """Whether a body may name media. Exact where it is false: a name stands in a body as it is, or with an escape.
+
+    A long body is not searched: it has few values for its length, or is bounded by the number of its values.
+    """
+    return len(body) >= _SMALL_BYTES or _ESCAPED_LETTER in body or any(name in body for name in _MEDIA_NAMES)
 
 
 def _content(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -470,9 +497,9 @@ _LOOKED_AT: dict[str, type | tuple[type, ...]] = {
 def kept(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that the router looks at after admission. Of a grammar, that it is there."""
     slim = {
-        name: fields[name]
-        for name, kind in _LOOKED_AT.items()
-        if name in fields and isinstance(fields[name], kind)
+        name: value
+        for name, value in fields.items()
+        if (kind := _LOOKED_AT.get(name)) and isinstance(value, kind)
     }
     if fields.get("structured_outputs"):
         slim["structured_outputs"] = True

@@ -189,8 +189,11 @@ def _session(request: InferenceRequest) -> bytes:
     for name, value in request.headers:
         if name.lower() == _SESSION_HEADER and value:
             return value
-    names = (request.fields.get(field) for field in _SESSION_FIELDS)
-    return next((_bytes(name) for name in names if name and isinstance(name, str)), b"")
+    for field in _SESSION_FIELDS:
+        session = request.fields.get(field)
+        if session and isinstance(session, str):
+            return _bytes(session)
+    return b""
 
 
 def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:

@@ -1,17 +1,26 @@
 import asyncio
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.servers import SSE_HEAD, chunk
 
 from serving.config import FailoverSpec
 from serving.errors import SliceLostError
+from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
+from serving.state.records import SliceRecord, SliceState
 
-pytestmark = pytest.mark.unit
+EVENTS = (
+    b'data: {"id":"x","choices":[{"index":0,"delta":{"role":"assistant"}}]}\n\n',
+    b'data: {"id":"x","choices":[{"index":0,"delta":{"content":"a"},"token_ids":[1]}]}\n\n',
+    b"data: [DONE]\n\n",
+)
 
 
 async def never(*_: Any) -> Any:
@@ -23,6 +32,7 @@ def relay(opened: Any) -> Any:
     return SimpleNamespace(failover=FailoverSpec(), tries=lambda: None, open=opened, sentinel=sentinel)
 
 
+@pytest.mark.unit
 async def test_a_client_whose_leaving_serve_sees_first_counts_as_gone() -> None:
     """Serve then cancels the whole call; left to itself the record would say that we failed."""
     asked = InferenceRequest("m", "/v1/completions", b"{}", {})
@@ -35,6 +45,7 @@ async def test_a_client_whose_leaving_serve_sees_first_counts_as_gone() -> None:
     assert (record.outcome, record.status) == ("cancelled", 499)
 
 
+@pytest.mark.unit
 async def test_an_error_of_the_relay_is_answered_and_kept() -> None:
     sent = []
 
@@ -49,3 +60,48 @@ async def test_an_error_of_the_relay_is_answered_and_kept() -> None:
     await OverAsgi(Forwarding(relay(lost), asked, record).run)({"type": "http"}, never, send)
     assert sent[0]["status"] == 503
     assert record.outcome == "slice_lost"
+
+
+class Client:
+    """A client that takes everything."""
+
+    def __init__(self) -> None:
+        self.source: Any = None
+        self.more_headers: Any = None
+        self.started = self.ended = self.paused = False
+        self.got = b""
+
+    def start(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:  # noqa: ARG002  as Downstream has it
+        self.started = True
+
+    def write(self, data: bytes) -> None:
+        self.got += data
+
+    def end(self, data: bytes = b"") -> None:
+        self.got += data
+        self.ended = True
+
+    def cut(self) -> None:
+        raise NotImplementedError
+
+
+@pytest.mark.http
+async def test_a_client_has_a_stream_s_end_though_the_slice_keeps_its_answer_open() -> None:
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD + b"".join(map(chunk, EVENTS)))
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
+    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
+    dispatcher, client = Dispatcher(table), Client()
+    asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True})
+    async with asyncio.timeout(5):
+        await Forwarding(dispatcher, asked).run(client)
+    assert client.ended
+    assert client.got.count(b"data: ") == len(EVENTS)
+    assert not table.in_flight("a")
+    await dispatcher.close()
+    server.close()

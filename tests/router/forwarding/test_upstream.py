@@ -65,6 +65,7 @@ class Wire(asyncio.Transport):
         self.sent = b""
         self.open = True
         self.reading = True
+        self.aborted = asyncio.Event()
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:  # noqa: ARG002  as asyncio has it
         return self
@@ -86,6 +87,7 @@ class Wire(asyncio.Transport):
 
     def abort(self) -> None:
         self.open = False
+        self.aborted.set()
 
     def is_closing(self) -> bool:
         return not self.open
@@ -211,6 +213,31 @@ async def test_a_reader_that_has_enough_or_fails_ends_the_reading() -> None:
         else:
             assert await reading is False
         response.close()
+        assert not asked.wire.open
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("ends", [True, False])
+async def test_a_connection_is_used_again_where_an_answer_that_is_read_ends_soon(ends: bool) -> None:
+    asked = Asked()
+    asked.task.cancel()
+    asking = asyncio.create_task(asked.connection.ask(b"GET / HTTP/1.1\r\n\r\n", b""))
+    await asked.feed(CHUNKED)
+    response = await asking
+    reading = asyncio.create_task(response.pipe(lambda _: False))
+    await asked.feed(chunk(BODY))
+    await reading
+    response.complete = True
+    response.close()
+    assert asked.wire.open
+    assert not asked.kept
+    if ends:
+        await asked.feed(chunk(b"more"), b"0\r\n\r\n")
+        assert asked.kept
+    else:
+        asked.connection.await_end(0.0)
+        async with asyncio.timeout(2):
+            await asked.wire.aborted.wait()
         assert not asked.wire.open
 
 

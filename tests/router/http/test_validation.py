@@ -212,6 +212,41 @@ def test_an_empty_list_of_domains_allows_none() -> None:
         checked(CHAT, planned(allowed_media_domains=None), **url)
 
 
+@pytest.mark.parametrize("letter", range(len("image_url")))
+def test_a_name_with_an_escaped_letter_is_the_same_name(letter: int) -> None:
+    name = "image_url"
+    escaped = name[:letter] + f"\\u{ord(name[letter]):04x}" + name[letter + 1 :]
+    body = b'{"messages":[{"role":"user","content":[{"%s":"http://10.0.0.1/"}]}]}' % escaped.encode()
+    with pytest.raises(BadRequestError, match="is not fetched"):
+        check(ROUTES[CHAT], parse(body), body, PLAN, RouterSpec())
+
+
+@given(
+    st.recursive(
+        st.text("urldat_mgesx:/\u00e9", max_size=8) | st.just("http://10.0.0.1/"),
+        lambda inner: (
+            st.lists(inner, max_size=3)
+            | st.dictionaries(
+                st.sampled_from(["url", "data", "images", "image_url", "text", "curl"]), inner, max_size=3
+            )
+        ),
+        max_leaves=10,
+    ),
+    st.booleans(),
+)
+def test_a_short_body_is_refused_for_its_media_where_a_long_one_is(content: Any, ascii_only: bool) -> None:
+    def refusal(**more: Any) -> str:
+        fields = {"messages": [{"role": "user", "content": content}], **more}
+        body = json.dumps(fields, ensure_ascii=ascii_only).encode()
+        try:
+            check(ROUTES[CHAT], parse(body), body, PLAN, RouterSpec())
+        except BadRequestError as error:
+            return error.message
+        return ""
+
+    assert refusal() == refusal(metadata="x" * 70_000)
+
+
 def test_only_what_the_router_looks_at_stays_in_memory() -> None:
     fields = {
         "model": "llama",
