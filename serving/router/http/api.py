@@ -34,7 +34,7 @@ from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController, RefusedError, Visit
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
-from serving.router.http import seed
+from serving.router.http import anthropic_models, seed
 from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
@@ -103,14 +103,22 @@ class Api:
         return app
 
     async def models(self, request: Request) -> JSONResponse:
-        """Every model and adapter by the name to ask for, with its slice, how many serve, and whether they are simulated."""
+        """Every model and adapter by the name to ask for, with its slice, how many serve, and whether they are simulated.
+
+        In Anthropic's shape where the request has the header `anthropic-version`.
+        """
         names = [*reversed(self._plans), *self._table.adapters]
+        if anthropic_models.VERSION in request.headers:
+            cards = [self._anthropic_card(request, name) for name in names]
+            return JSONResponse(anthropic_models.page(cards, request.query_params))
         card = self._card if self._tells(request) else self._name_card
         return JSONResponse({"object": "list", "data": [card(name) for name in names]})
 
     async def model(self, request: Request, name: str) -> JSONResponse:
         """The same of one of them."""
         self._table.resolve(name)
+        if anthropic_models.VERSION in request.headers:
+            return JSONResponse(self._anthropic_card(request, name))
         return JSONResponse(self._card(name) if self._tells(request) else self._name_card(name))
 
     async def health(self, request: Request) -> Response:
@@ -236,6 +244,10 @@ class Api:
 
     def _name_card(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._started, "owned_by": "tpu-serving"}
+
+    def _anthropic_card(self, request: Request, name: str) -> dict[str, Any]:
+        longest = self._card(name)["max_model_len"] if self._tells(request) else None
+        return anthropic_models.card(name, self._started, longest)
 
     def _card(self, name: str) -> dict[str, Any]:
         model = self._table.resolve(name)

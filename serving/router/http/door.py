@@ -231,7 +231,7 @@ class Exchange(RequestResponseCycle):
         self.response_started = True
         self.waiting_for_100_continue = False
         added = self.more_headers() if self.more_headers else ()
-        whole = [*(header for header in headers if header[0] != ID_HEADER), *added, (ID_HEADER, self._id)]
+        whole = [*(header for header in headers if header[0] != ID_HEADER), *added, *self._shape.id_headers]
         if status >= HTTPStatus.BAD_REQUEST:
             self._error = status, whole  # an error goes out once it is whole
         else:

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from serving.errors import ServingError
 from serving.router.http import sse
+from serving.router.http.anthropic_models import VERSION
 from serving.router.http.engine_words import in_our_words
 from serving.router.http.errors import error_response
 from serving.router.http.routes import Dialect, dialect_of
@@ -25,6 +26,8 @@ from serving.router.telemetry.record import RequestRecord
 logger = logging.getLogger("ray.serve")
 
 ID_HEADER = b"x-request-id"
+_ANTHROPIC_ID_HEADER = b"request-id"
+_ANTHROPIC_VERSION = VERSION.encode()
 # The key of the exchange in a request's scope; the surface gives the exchange the request's record.
 EXCHANGE = "serving.exchange"
 _ANTHROPIC_KINDS: dict[int, str] = {
@@ -56,9 +59,10 @@ class Envelope:
             return
         scope, name = with_id(scope)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
-        exchange = Exchange(
-            send, name, anthropic=dialect_of(path) is Dialect.ANTHROPIC, returns_id=self._returns_id
+        anthropic = dialect_of(path) is Dialect.ANTHROPIC or any(
+            header == _ANTHROPIC_VERSION for header, _ in scope["headers"]
         )
+        exchange = Exchange(send, name, anthropic=anthropic, returns_id=self._returns_id)
         scope[EXCHANGE] = exchange
         try:
             await self._app(scope, receive, exchange)
@@ -81,8 +85,10 @@ class Exchange:
 
     def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
         self._send = send
-        self._id_header = [(ID_HEADER, name)] if returns_id else []
         self._shape = Shape(name, anthropic=anthropic)
+        self._id_headers = [
+            header for header in self._shape.id_headers if returns_id or header[0] != ID_HEADER
+        ]
         self.started = False
         self._error: Message | None = None
         self._body = b""
@@ -91,7 +97,7 @@ class Exchange:
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             headers = [header for header in message.get("headers", ()) if header[0] != ID_HEADER]
-            message = {**message, "headers": [*headers, *self._id_header]}
+            message = {**message, "headers": [*headers, *self._id_headers]}
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 self._error = message
                 return _nothing()
@@ -116,12 +122,13 @@ class Exchange:
 
 
 class Shape:
-    """The errors of one request, as the clients of its route parse them."""
+    """The errors of one request and the headers with its id, as the clients of its route parse them."""
 
     def __init__(self, name: bytes, *, anthropic: bool) -> None:
         """`name` is the request's id."""
         self._name = name
         self._anthropic = anthropic
+        self.id_headers = [(ID_HEADER, name), (_ANTHROPIC_ID_HEADER, name)][: 1 + anthropic]
 
     def error(self, status: int, headers: Headers, body: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """An error's headers and body, made from those of any origin. The answer to a client that left has no body."""

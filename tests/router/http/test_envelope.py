@@ -64,6 +64,14 @@ def test_where_the_server_names_answers_it_is_not_done_twice() -> None:
     assert start["headers"] == answer(200, b"fine")[0]["headers"]
 
 
+@pytest.mark.parametrize("returns_id", [True, False])
+def test_anthropic_s_clients_find_the_id_under_their_own_name(returns_id: bool) -> None:
+    start, _, _ = enveloped(*answer(200, b"fine"), path="/v1/messages", asked=b"job-7", returns_id=returns_id)
+    headers = dict(start["headers"])
+    assert headers[b"request-id"] == b"job-7"
+    assert (b"x-request-id" in headers) is returns_id
+
+
 @pytest.mark.parametrize("asked", [None, b"", b"x" * 129, b"a\x00b", b"caf\xe9"])
 def test_a_request_without_a_usable_id_gets_one(asked: bytes | None) -> None:
     start, _, given = enveloped(*answer(200, b"fine", (b"x-request-id", b"the engine's")), asked=asked)
