@@ -17,7 +17,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from serving.router.http import sse
 from serving.router.http.downstream import Downstream, Headers, Source
-from serving.router.http.envelope import ID_HEADER, Shape, with_id
+from serving.router.http.envelope import ID_HEADER, Shape, id_headers, with_id
 from serving.router.http.routes import ROUTES, Dialect, dialect_of
 
 logger = logging.getLogger("ray.serve")
@@ -176,6 +176,7 @@ class Exchange(RequestResponseCycle):
         self._query = query
         self._can_chunk = version != "1.0"
         self._id = b""
+        self._anthropic = dialect_of(path) is Dialect.ANTHROPIC
         self._head = b""  # waits for the first piece
         self._error: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._error_body = b""
@@ -231,7 +232,8 @@ class Exchange(RequestResponseCycle):
         self.response_started = True
         self.waiting_for_100_continue = False
         added = self.more_headers() if self.more_headers else ()
-        whole = [*(header for header in headers if header[0] != ID_HEADER), *added, *self._shape.id_headers]
+        whole = [*(header for header in headers if header[0] != ID_HEADER), *added]
+        whole += id_headers(self._id, anthropic=self._anthropic)
         if status >= HTTPStatus.BAD_REQUEST:
             self._error = status, whole  # an error goes out once it is whole
         else:
@@ -260,7 +262,7 @@ class Exchange(RequestResponseCycle):
         self.transport.abort()  # the door then hears that the client has gone
 
     def _shape(self) -> Shape:
-        return Shape(self._id, anthropic=dialect_of(self._path) is Dialect.ANTHROPIC)
+        return Shape(self._id, anthropic=self._anthropic)
 
     def _send(self, data: bytes, *, last: bool = False) -> None:
         """Write a piece of the body, with the head where it has not gone out, in one call: each is one of the kernel's."""

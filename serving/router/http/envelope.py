@@ -86,9 +86,7 @@ class Exchange:
     def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
         self._send = send
         self._shape = Shape(name, anthropic=anthropic)
-        self._id_headers = [
-            header for header in self._shape.id_headers if returns_id or header[0] != ID_HEADER
-        ]
+        self._id_headers = id_headers(name, anthropic=anthropic)[0 if returns_id else 1 :]
         self.started = False
         self._error: Message | None = None
         self._body = b""
@@ -122,13 +120,12 @@ class Exchange:
 
 
 class Shape:
-    """The errors of one request and the headers with its id, as the clients of its route parse them."""
+    """The errors of one request, as the clients of its route parse them."""
 
     def __init__(self, name: bytes, *, anthropic: bool) -> None:
         """`name` is the request's id."""
         self._name = name
         self._anthropic = anthropic
-        self.id_headers = [(ID_HEADER, name), (_ANTHROPIC_ID_HEADER, name)][: 1 + anthropic]
 
     def error(self, status: int, headers: Headers, body: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """An error's headers and body, made from those of any origin. The answer to a client that left has no body."""
@@ -183,6 +180,11 @@ def _anthropic(message: str, status: int, name: bytes) -> dict[str, Any]:
         "error": {"type": kind, "message": message},
         "request_id": name.decode("ascii"),
     }
+
+
+def id_headers(name: bytes, *, anthropic: bool) -> tuple[tuple[bytes, bytes], ...]:
+    """An answer's headers with the request's id: ours, and the one that Anthropic's clients look for."""
+    return ((ID_HEADER, name), (_ANTHROPIC_ID_HEADER, name)) if anthropic else ((ID_HEADER, name),)
 
 
 def with_id(scope: Scope) -> tuple[Scope, bytes]:
