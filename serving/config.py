@@ -66,12 +66,42 @@ class SliceSpec(_Spec):
         return self
 
 
-class ParallelSpec(_Spec):
-    """Parallelism that overrides the derived one; both must fill the slice."""
+AUTO = "auto"
 
-    tensor: int | None = Field(default=None, ge=1, description="Tensor parallel size in JAX devices.")
+
+class ParallelSpec(_Spec):
+    """Parallelism that overrides the derived one; it must fill the slice. Sizes count JAX devices."""
+
+    tensor: int | None = Field(default=None, ge=1, description="Devices that attention heads are cut over.")
     pipeline: int | None = Field(default=None, ge=1, description="Pipeline stages: 1 or the number of hosts.")
     data: int | None = Field(default=None, ge=1, description="Copies of the model in one slice of one host.")
+    expert: int | None = Field(
+        default=None,
+        ge=1,
+        description="The mesh's axis for experts (expert_parallelism); the slice has tensor x expert devices then.",
+    )
+    attention_data: int | str | None = Field(
+        default=None,
+        description="Of the tensor devices, those that share attention by requests (attn_dp_size); "
+        "auto: as many as have no KV head of their own. Latent attention has auto unless a number is set.",
+    )
+    decode_context: int | None = Field(
+        default=None,
+        ge=1,
+        description="Of the tensor devices, those that hold different tokens of a sequence (decode_context_parallel_size).",
+    )
+    prefill_context: int | None = Field(
+        default=None,
+        ge=1,
+        description="Devices beside tensor that read one prompt together (prefill_context_parallel_size).",
+    )
+
+    @field_validator("attention_data")
+    @classmethod
+    def _is_a_size_or_auto(cls, value: int | str | None) -> int | str | None:
+        if value in (None, AUTO) or (isinstance(value, int) and value >= 1):
+            return value
+        raise ValueError("this is neither a whole number from 1 nor auto")
 
 
 class ReplicaSpec(_Spec):
@@ -173,6 +203,10 @@ class ModelSpec(_Spec):
         description="In place of slice, replicas and parallel: several slices, the preferred first.",
     )
     engine: dict[str, Any] = Field(default_factory=dict, description="vLLM engine options by vLLM's names.")
+    engine_env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment of the engine's processes on every host of the slice, by tpu-inference's names.",
+    )
     queue: QueueSpec = Field(default=QueueSpec(), description="How many requests may wait, and how long.")
     slo: SloSpec = Field(default=SloSpec(), description="Targets that scaling buys slices for.")
     cool_down_s: float = Field(

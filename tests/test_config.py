@@ -77,7 +77,10 @@ def test_replicas_are_a_number_or_a_range(replicas: Any, found: tuple[int, int])
         ),
         (args(replicas={"mim": 1}), "models.0.replicas.mim: unknown key; did you mean 'min'?"),
         (args(parallel={"tensors": 8}), "models.0.parallel.tensors: unknown key; did you mean 'tensor'?"),
-        (args(gpu=8), "models.0.gpu: unknown key; known here: cool_down_s, drain_s, engine, model, name"),
+        (
+            args(gpu=8),
+            "models.0.gpu: unknown key; known here: cool_down_s, drain_s, engine, engine_env, model, name",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest_known_one(raw: Any, says: str) -> None:

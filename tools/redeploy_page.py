@@ -35,6 +35,7 @@ _MODEL: dict[str, Any] = {
     "replicas": {"min": 1, "max": 4},
 }
 _RESERVED = {"capacity": ["reserved"], "reservation": "one"}
+_EXPERTS = {"models.model": "Qwen/Qwen3-30B-A3B"}
 _GATEWAY = {"gke.gateway.hostname": "llm.example.com", "gke.gateway.certificate_secret": "tls"}
 
 # By key: what is set beforehand, where the key needs that, and its other value.
@@ -57,8 +58,13 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "models.parallel.tensor": ({}, 4),
     "models.parallel.pipeline": ({}, 2),
     "models.parallel.data": ({"models.slice.hosts": 1}, 2),
+    "models.parallel.expert": (_EXPERTS, 4),
+    "models.parallel.attention_data": (_EXPERTS, "auto"),
+    "models.parallel.decode_context": (_EXPERTS, 2),
+    "models.parallel.prefill_context": ({**_EXPERTS, "models.engine": {"max_num_seqs": 1}}, 2),
     "models.pools": ({}, None),
     "models.engine": ({}, {"max_num_seqs": 32}),
+    "models.engine_env": ({}, {"MIN_TOKEN_BUCKET": "32"}),
     "models.queue.requests": ({}, 7),
     "models.queue.wait_s": ({}, 7),
     "models.slo.ttft_s": ({}, 9),

@@ -139,7 +139,7 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
             f"{slice_['generation']} {slice_['topology']}: {hosts}, {slice_['chips']} chips, {slice_['devices']} devices",
         ),
         ("slices", f"{counts['min']} to {counts['max']}"),
-        ("mesh", f"tensor {mesh['tensor']}, pipeline {mesh['pipeline']}, data {mesh['data']}"),
+        ("mesh", _mesh(mesh)),
         ("because", "\n".join(plan["reasons"])),
         ("all weights", _weights(plan["parameters"]["groups"])),
         ("HBM a device", _hbm(plan["device_hbm"])),
@@ -148,6 +148,13 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         *([("measured", _measured(plan["measured"]))] if plan["measured"] else []),
         (f"{plan['prices']['currency']}, {plan['prices']['as_of']}", _prices(plan["prices"]["options"])),
     ]
+
+
+def _mesh(mesh: dict[str, Any]) -> str:
+    """Tensor, pipeline and data always, the others where they cut anything."""
+    always = ("tensor", "pipeline", "data")
+    sizes = {name: size for name, size in mesh.items() if name in always or (name != "engine" and size > 1)}
+    return ", ".join(f"{name.replace('_', ' ')} {size}" for name, size in sizes.items())
 
 
 def _weights(groups: Sequence[dict[str, Any]]) -> str:

@@ -43,10 +43,14 @@ _MEMORY_BYTES = 2 * GIB  # replica, EngineCore and a worker with vLLM and JAX lo
 
 @dataclass(frozen=True)
 class Overrides:
-    """Changes to an engine's options (vLLM's names) and environment on a host that is no TPU VM."""
+    """Changes to an engine's options (vLLM's names) and environment on a host that is no TPU VM.
+
+    `left_out` are variables of the plan that such a host can't take.
+    """
 
     options: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    left_out: frozenset[str] = frozenset()
 
 
 class VllmServer:
@@ -79,6 +83,7 @@ class VllmServer:
         try:
             config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
             if len(self._held.hosts) > 1:
+                config.parallel_config.ray_runtime_env = self._worker_environment(config)
                 config.parallel_config.placement_group = self._site.group
                 # As build_actor_name in vllm.v1.executor.ray_utils does.
                 self._workers = f"vllm_Worker_{config.instance_id}"
@@ -177,9 +182,22 @@ class VllmServer:
             # tpu-inference 0.26 holds prompts back for up to 30 s to start them together (dp_scheduler.py).
             "DP_SCHED_BATCH_PREFILL": "0",
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": tracing.protocol(),  # vLLM's default is gRPC
-            **self._plan.environment,
+            **self._planned_environment(),
             **self._overrides.environment,
         }
+
+    def _worker_environment(self, config: Any) -> dict[str, Any]:
+        """Ray's runtime environment of the workers on the slice's hosts, with the plan's variables for the engine.
+
+        vLLM hands its own environment to workers that have already imported tpu-inference, and does not replace what is
+        there: LIBTPU_INIT_ARGS and XLA_FLAGS, which tpu-inference sets itself, would be lost (env_override.py).
+        """
+        base = dict(config.parallel_config.ray_runtime_env or {})
+        return {**base, "env_vars": {**base.get("env_vars", {}), **self._planned_environment()}}
+
+    def _planned_environment(self) -> dict[str, str]:
+        planned = self._plan.environment
+        return {name: value for name, value in planned.items() if name not in self._overrides.left_out}
 
     def _pipeline_environment(self) -> dict[str, str | None]:
         """What stages on several hosts need to find one another: see stages.py."""
@@ -226,9 +244,7 @@ class VllmServer:
         options = dict(plan.engine) | {
             "model": plan.model.model,
             "served_model_name": [plan.model.name],
-            "tensor_parallel_size": plan.tensor,
-            "pipeline_parallel_size": plan.pipeline,
-            "data_parallel_size": plan.data,
+            **plan.parallel_options,
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # The engine fetches no URL from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains") or ["none.invalid"],

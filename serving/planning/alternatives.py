@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from serving.config import ParallelSpec
+from serving.config import AUTO, ParallelSpec
 from serving.errors import PlanError
 from serving.planning import parallelism
 from serving.planning.engine_sizes import EngineSizes
@@ -28,15 +28,23 @@ class Candidate:
 
 
 def slices_that_fit(
-    shape: ModelShape, sizes: EngineSizes, prices: Mapping[str, Mapping[str, float]] | None = None
+    shape: ModelShape,
+    sizes: EngineSizes,
+    prices: Mapping[str, Mapping[str, float]] | None = None,
+    *,
+    shares_attention: bool = False,
 ) -> list[Candidate]:
-    """Every slice up to 256 chips that the model fits, cheapest first."""
+    """Every slice up to 256 chips that the model fits, cheapest first.
+
+    `shares_attention`: with as much attention data parallelism as the heads allow.
+    """
     candidates = []
+    parallel = ParallelSpec(attention_data=AUTO if shares_attention else None)
     for slice_ in every_slice():
         if slice_.chips > _MOST_CHIPS:
             continue
         try:
-            layout, _ = parallelism.derive(shape, sizes, slice_, ParallelSpec())
+            layout, _ = parallelism.derive(shape, sizes, slice_, parallel)
         except PlanError:
             continue
         fit = measure(shape, sizes, slice_, layout)
@@ -63,7 +71,8 @@ def advice(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout,
         ways.append(f"engine.max_num_batched_tokens up to {batch} fits here")
     if smaller := _smaller_format(shape, sizes, slice_, layout):
         ways.append(f"it fits here with {smaller}")
-    if others := cheapest_by_generation(slices_that_fit(shape, sizes)):
+    shares = layout.attention_groups > 1
+    if others := cheapest_by_generation(slices_that_fit(shape, sizes, shares_attention=shares)):
         listed = ", ".join(f"{candidate.slice} at ${candidate.per_hour:.2f}/h" for candidate in others)
         ways.append(f"as it is it fits {listed}")
     return "; ".join(ways) or f"it fits no slice of up to {_MOST_CHIPS} chips"

@@ -45,7 +45,7 @@ def state_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
     state = (
         linear.value_heads * linear.key_dim * linear.value_dim * 4 + linear.channels * (linear.kernel - 1) * 2
     )
-    per_sequence = state * linear.count / layout.attention_tensor * _stage(shape, layout)
+    per_sequence = state * linear.count / layout.head_shards * _stage(shape, layout)
     return math.ceil(per_sequence * (sizes.sequences + 1))
 
 
@@ -56,18 +56,17 @@ def page_tokens(max_model_len: int) -> int:
 
 def separate_batches(layout: Layout) -> int:
     """Groups of devices that run different requests; a token is cached in one group alone."""
-    return layout.data * layout.attention_data
+    return layout.data * layout.attention_groups
 
 
-def attention_data_size(shape: ModelShape, sizes: EngineSizes, tensor: int) -> int:
-    """Devices that share attention by requests, because the heads can't fill them (ShardingConfigManager)."""
-    if not sizes.attention_data_parallel:
-        return 1
-    if sizes.attention_data:
-        return sizes.attention_data
+def rows_of_heads(shape: ModelShape, sizes: EngineSizes, *, on_lanes: bool = False) -> float:
+    """Packed rows of four bytes that a token's keys and values fill: more devices than rows hold copies.
+
+    `on_lanes`: the kernel lays tokens, not heads, beside one another.
+    """
     heads = 1 if shape.latent else shape.num_key_value_heads
     packing = _SUBLANE_BYTES // sizes.cache_itemsize * (2 if shape.head_dim == 64 else 1)
-    return max(int(tensor // max(1, heads * 2 / packing)), 1)
+    return max(1, heads * 2 / (1 if on_lanes else packing))
 
 
 def _draft_bytes(sizes: EngineSizes, layout: Layout) -> float:
@@ -81,15 +80,20 @@ def _layer_bytes(shape: ModelShape, kind: AttentionLayers, sizes: EngineSizes, l
     size = sizes.cache_itemsize
     packing = _SUBLANE_BYTES // size
     if shape.latent:  # one vector a token, whole on every device that attends to the token
-        return (
-            (_padded(shape.latent.kv_rank, _LANES) + _padded(shape.latent.rope_dim, _LANES))
-            * size
-            / layout.attention_tensor
-        )
-    heads = max(kind.kv_heads // layout.attention_tensor, 1)
+        return (_padded(shape.latent.kv_rank, _LANES) + _padded(shape.latent.rope_dim, _LANES)) * size
+    heads = heads_of_device(kind.kv_heads, sizes, layout)
     if kind.head_dim == 64:  # this size has its own kernel: key and value share the lanes
-        return _padded(heads, packing) * _LANES * size
-    return _padded(2 * heads, packing) * _padded(kind.head_dim, _LANES) * size
+        return _padded(heads, packing) * _LANES * size / layout.context
+    return _padded(2 * heads, packing) * _padded(kind.head_dim, _LANES) * size / layout.context
+
+
+def heads_of_device(kv_heads: int, sizes: EngineSizes, layout: Layout) -> int:
+    """KV heads that a device caches: all are copied until the axes have one each, then cut over model and expert.
+
+    tpu-inference's own models count the context's devices among those axes, vLLM's do not (get_kv_cache_spec).
+    """
+    axes = layout.mesh["model"] if sizes.by_vllm else layout.head_shards
+    return max(kv_heads, axes) // layout.attention_tensor
 
 
 def _window(sizes: EngineSizes, kind: AttentionLayers) -> int | None:

@@ -27,7 +27,7 @@ DERIVED = {
     "data_parallel_size": "set parallel.data",
     "data_parallel_size_local": _NO_DATA_PARALLEL,
     "data_parallel_start_rank": _NO_DATA_PARALLEL,
-    "decode_context_parallel_size": "tpu-inference has no context parallelism; remove it",
+    "decode_context_parallel_size": "set parallel.decode_context",
     "device_ids": _FROM_PLAN,
     "distributed_executor_backend": _FROM_PLAN,
     "master_addr": _FROM_PLAN,
@@ -40,7 +40,7 @@ DERIVED = {
     "numa_bind_cpus": _FROM_PLAN,
     "numa_bind_nodes": _FROM_PLAN,
     "pipeline_parallel_size": "set parallel.pipeline",
-    "prefill_context_parallel_size": "tpu-inference has no context parallelism; remove it",
+    "prefill_context_parallel_size": "set parallel.prefill_context",
     "served_model_name": "set name",
     "shutdown_timeout": "set drain_s",
     "tensor_parallel_size": "set parallel.tensor",
@@ -56,6 +56,19 @@ _SERVER = {
     "port": "the replica chooses where it listens; remove it",
     "root_path": "set route_prefix of the application",
     "uds": "the replica chooses where it listens; remove it",
+}
+
+# Keys of tpu-inference's own `additional_config.sharding.sharding_strategy` -> the key that sets it, or why none does.
+_STRATEGY = {
+    "attn_dp_size": "set parallel.attention_data",
+    "data_parallelism": "set parallel.data",
+    "decode_context_parallelism": "set parallel.decode_context",
+    "device_indexes": "the engine takes all devices of its slice; remove it",
+    "enable_dp_attention": "set parallel.attention_data: auto",
+    "expert_parallelism": "set parallel.expert",
+    "prefill_context_parallelism": "set parallel.prefill_context",
+    "sequence_parallelism": "tpu-inference 0.26 has no axis for it in its meshes; remove it",
+    "tensor_parallelism": "set parallel.tensor",
 }
 
 # The options of vLLM's server that a YAML may set: its adapters are part of the model, and so is the form of its tool calls.
@@ -492,8 +505,25 @@ def check(engine: Mapping[str, Any]) -> None:
             problem := _value_problem(name, value, engine) if name in SETTABLE | OF_SERVER else _problem(name)
         )
     ]
+    problems += _strategy_problems(engine.get("additional_config"))
     if problems:
         raise ConfigError("; ".join(problems))
+
+
+def _strategy_problems(additional: Any) -> list[str]:
+    sharding = additional.get("sharding") if isinstance(additional, Mapping) else None
+    if not isinstance(sharding, Mapping | None):
+        return [f"engine.additional_config.sharding: a mapping (got {sharding!r})"]
+    strategy = (sharding or {}).get("sharding_strategy")
+    if strategy is None:
+        return []
+    where = "engine.additional_config.sharding.sharding_strategy"
+    if not isinstance(strategy, Mapping):
+        return [f"{where}: not settable; the sizes are those of parallel"]
+    return [
+        f"{where}.{name}: not settable, {_STRATEGY.get(name, 'tpu-inference 0.26 does not know it; remove it')}"
+        for name in strategy
+    ]
 
 
 def _value_problem(name: str, value: Any, engine: Mapping[str, Any]) -> str | None:

@@ -22,6 +22,8 @@ _DEFAULT_LORA_RANK = 16
 JAX_FORMATS = ("", "compressed-tensors", "fp8", "mxfp4")
 # Ways of speculative decoding that tpu-inference 0.26 has (runner/tpu_runner.py, _init_speculative_decoding).
 DRAFTING = ("ngram", "eagle", "eagle3", "dflash", "mtp")
+# Formats that experts can be given while they are loaded (utils.to_jax_dtype).
+_EXPERT_FORMATS = {"fp4": "fp4", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int8": "int8"}
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -36,9 +38,10 @@ class EngineSizes:
     weight_format: str
     cache_itemsize: int
     quantization: Quantization | None
+    expert_format: (
+        str | None
+    )  # in which experts are stored whatever the checkpoint's format is; None: the checkpoint's
     loads_full_size: bool  # weights lie in HBM at full size before they are quantised
-    attention_data_parallel: bool
-    attention_data: int | None  # devices that share attention by requests; None: as the heads allow
     towers: bool
     lora_rank: int  # summed over the adapters held at once; 0 without
     draft: ModelShape | None  # the draft model of speculative decoding
@@ -49,8 +52,13 @@ class EngineSizes:
     expert_parallel: bool
 
 
-def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub) -> EngineSizes:
-    """Read the options a plan depends on; raises ConfigError for a value of the wrong kind."""
+def engine_sizes(
+    engine: Mapping[str, Any],
+    shape: ModelShape,
+    hub: Hub = no_hub,
+    environment: Mapping[str, str] | None = None,
+) -> EngineSizes:
+    """Read the options and variables a plan depends on; raises ConfigError for a value of the wrong kind."""
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
@@ -78,12 +86,9 @@ def engine_sizes(engine: Mapping[str, Any], shape: ModelShape, hub: Hub = no_hub
         weight_format=weight_format,
         cache_itemsize=1 if cache.startswith(("fp8", "int8")) else full_itemsize,
         quantization=quantization,
+        expert_format=_expert_format(environment or {}),
         loads_full_size=quantization is not shape.quantization
         and not _nested(engine, "quantization", "qwix").get("use_abstract_model"),
-        # tpu-inference refuses latent attention without it (tpu_platform.py)
-        attention_data_parallel=shape.latent is not None
-        or _nested(engine, "sharding", "sharding_strategy").get("enable_dp_attention") is True,
-        attention_data=_attention_data(engine),
         towers=towers,
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
@@ -155,16 +160,21 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
     return next((Quantization(name) for name in formats if name), None)
 
 
-def _attention_data(engine: Mapping[str, Any]) -> int | None:
-    strategy = _nested(engine, "sharding", "sharding_strategy")
-    size = strategy.get("attn_dp_size")
-    if size is None or strategy.get("enable_dp_attention") is not True:
+def _expert_format(environment: Mapping[str, str]) -> str | None:
+    """The format that tpu-inference gives experts while it loads them (process_weights/moe_weights.py)."""
+    name = environment.get("MOE_REQUANTIZE_WEIGHT_DTYPE")
+    if not name:
         return None
-    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+    if name not in _EXPERT_FORMATS:
         raise ConfigError(
-            f"engine.additional_config.sharding.sharding_strategy.attn_dp_size: a whole number of at least 1 (got {size!r})"
+            f"engine_env.MOE_REQUANTIZE_WEIGHT_DTYPE: one of {', '.join(_EXPERT_FORMATS)} (got {name!r})"
         )
-    return size
+    block = environment.get("MOE_REQUANTIZE_BLOCK_SIZE")
+    if block is not None and (not block.isdecimal() or int(block) < 1):
+        raise ConfigError(
+            f"engine_env.MOE_REQUANTIZE_BLOCK_SIZE: a whole number of at least 1 (got {block!r})"
+        )
+    return _EXPERT_FORMATS[name] + (f"-g{block}" if block else "")
 
 
 def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:

@@ -222,19 +222,19 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspa
     tokens, item = sizes.batched_tokens, 4 if sizes.weight_format == "float32" else 2
     stream = _STREAMS * tokens * shape.hidden_size * item
     widest = max((width for _, width in shape.mlp_widths), default=0)
-    heads = 3 * shape.num_attention_heads * shape.head_dim / layout.attention_tensor
+    heads = 3 * shape.num_attention_heads * shape.head_dim / layout.head_shards
     rows = 0.0
     if experts := shape.experts:
         widest = max(widest, experts.shared_width)
-        width = experts.width if sizes.expert_parallel else experts.width / layout.tensor
+        width = experts.width if sizes.expert_parallel else experts.width / layout.width
         # experts see the tokens of all devices that share attention by requests
-        routed = tokens * layout.attention_data * experts.per_token
+        routed = tokens * layout.attention_groups * experts.per_token
         rows = routed * item * (_EXPERT_ROWS * shape.hidden_size + width)
     programs = _PROGRAM_BYTES_BY_VLLM if sizes.by_vllm else _PROGRAM_BYTES
     sampled = 0 if sizes.pools else sizes.sequences
     return Workspace(
         program_bytes=_ENCODER_PROGRAM_BYTES if sizes.encoder_programs else programs,
-        step_bytes=math.ceil(stream + tokens * item * (2 * widest / layout.tensor + heads) + rows),
+        step_bytes=math.ceil(stream + tokens * item * (2 * widest / layout.head_shards + heads) + rows),
         expert_bytes=math.ceil(rows),
         sampling_bytes=_SAMPLING_COPIES * 4 * sampled * shape.vocab_size,
     )

@@ -6,14 +6,14 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from serving.config import ModelSpec
+from serving.config import ModelSpec, ParallelSpec
 from serving.errors import PlanError
-from serving.planning import adapters, alternatives, engine_options, parallelism
+from serving.planning import adapters, alternatives, engine_environment, engine_options, parallelism
 from serving.planning.architectures import JAX_MODELS
+from serving.planning.cache import separate_batches
 from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.fit import Fit, measure
@@ -49,9 +49,29 @@ class Plan:
         return self.layout.data
 
     @property
+    def mesh(self) -> dict[str, int]:
+        """The engine's mesh of one pipeline stage: devices by axis, as tpu-inference names the axes."""
+        return self.layout.mesh
+
+    @property
+    def parallel_options(self) -> dict[str, int]:
+        """vLLM's options that with `additional_config` make this mesh."""
+        layout = self.layout
+        options = {
+            "tensor_parallel_size": layout.tensor * layout.expert,
+            "pipeline_parallel_size": layout.pipeline,
+            "data_parallel_size": layout.data,
+        }
+        if layout.decode_context > 1:
+            options["decode_context_parallel_size"] = layout.decode_context
+        if layout.prefill_context > 1:
+            options["prefill_context_parallel_size"] = layout.prefill_context
+        return options
+
+    @property
     def most_sequences(self) -> int:
         """Sequences the slice runs at once: `max_num_seqs` for each group of devices that schedules apart."""
-        return self.sizes.sequences * self.layout.data * self.layout.attention_data
+        return self.sizes.sequences * separate_batches(self.layout)
 
     @property
     def adapters(self) -> tuple[str, ...]:
@@ -60,9 +80,9 @@ class Plan:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tpu-inference needs in every process of the slice, beyond the engine options."""
-        variables = {}
-        if self.sizes.attention_data_parallel:
+        """Variables of every engine process of the slice: the YAML's, and those that plan and model decide."""
+        variables = dict(self.model.engine_env)
+        if self.layout.long_mesh:
             variables["NEW_MODEL_DESIGN"] = "1"
         if self.data > 1:  # one process runs all copies; the launcher would start one a copy
             variables["TPU_MULTIPROCESS_DP"] = "0"
@@ -86,7 +106,7 @@ class Plan:
             self.model.name,
             self.model.model,
             self.slice.key,
-            [self.tensor, self.pipeline, self.data],
+            list(self.parallel_options.values()),
             self.engine,
             self.environment,
         ]
@@ -99,15 +119,17 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
     Raises TopologyError, ConfigError or PlanError where the YAML can't be served.
     """
     engine_options.check(spec.engine)
+    engine_environment.check(spec.engine_env)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
     shape = shape_of(
         str(spec.engine.get("hf_config_path") or spec.model), spec.engine.get("hf_overrides"), hub
     )
-    sizes = engine_sizes(spec.engine, shape, hub)
-    layout, reasons = parallelism.derive(shape, sizes, slice_, spec.parallel)
-    if sizes.lora_rank and layout.data * layout.attention_data > 1:
+    sizes = engine_sizes(spec.engine, shape, hub, spec.engine_env)
+    layout, reasons = parallelism.derive(shape, sizes, slice_, spec.parallel, spec.engine_env)
+    if sizes.lora_rank and layout.data * layout.attention_groups > 1:
         raise PlanError(
-            f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora or parallel.data"
+            f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora, or parallel.data and "
+            "parallel.attention_data"
         )
     adapters.adapters(spec.engine)
     fit = measure(shape, sizes, slice_, layout)
@@ -122,7 +144,7 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
         sizes=sizes,
         layout=layout,
         fit=fit,
-        engine=_engine(spec.engine, sizes, fit),
+        engine=_engine(spec, shape, sizes, layout, fit),
         reasons=(*reasons, *fit.notes),
     )
 
@@ -157,14 +179,29 @@ def _refuse_missed_targets(
         )
 
 
-def _engine(options: Mapping[str, Any], sizes: EngineSizes, fit: Fit) -> dict[str, Any]:
-    """The YAML's options, with those the model decides: the length that fits, attention data parallelism."""
-    engine = dict(options)
+def _engine(
+    spec: ModelSpec, shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit
+) -> dict[str, Any]:
+    """The YAML's options, with those that plan and model decide: the length that fits, the strategy of the mesh."""
+    engine = dict(spec.engine)
     if sizes.max_model_len is None:
         engine["max_model_len"] = fit.longest
-    if sizes.attention_data_parallel:
+    if strategy := _strategy(spec.parallel, shape, layout):
         additional = dict(engine.get("additional_config") or {})
-        sharding = dict(additional.get("sharding") or {})
-        strategy = {**(sharding.get("sharding_strategy") or {}), "enable_dp_attention": True}
-        engine["additional_config"] = {**additional, "sharding": {**sharding, "sharding_strategy": strategy}}
+        sharding = {**(additional.get("sharding") or {}), "sharding_strategy": strategy}
+        engine["additional_config"] = {**additional, "sharding": sharding}
     return engine
+
+
+def _strategy(parallel: ParallelSpec, shape: ModelShape, layout: Layout) -> dict[str, Any]:
+    """tpu-inference's `sharding_strategy`, empty where vLLM's own options say all."""
+    strategy: dict[str, Any] = {}
+    if layout.expert > 1:
+        strategy |= {"tensor_parallelism": layout.tensor, "expert_parallelism": layout.expert}
+    if (
+        parallel.attention_data or shape.latent
+    ):  # tpu-inference refuses latent attention without it (tpu_platform.py)
+        strategy["enable_dp_attention"] = True
+    if isinstance(parallel.attention_data, int):
+        strategy["attn_dp_size"] = parallel.attention_data
+    return strategy

@@ -23,7 +23,7 @@ class Published:
     source: str
     rates: Rates
     engine: Mapping[str, Any] = field(default_factory=dict)
-    parallel: Mapping[str, int] = field(default_factory=dict)
+    parallel: Mapping[str, int | str] = field(default_factory=dict)
     floor: bool = False
 
     @property
@@ -62,9 +62,6 @@ def _bar(prompt: int, answer: int, sequences: int, requests_per_s: float) -> Rat
 def _inferencex(sharding: str, prompt: int, rates: Mapping[int, float]) -> Published:
     """A sharding of PR 3079's sweep; the pull request gives prompt and output tokens a second together."""
     data = {"TP8": 1, "DP4TP2": 4, "DP8": 8}[sharding]
-    attention: dict[str, Any] = {"enable_dp_attention": data > 1}
-    if data > 1:
-        attention["attn_dp_size"] = data
     most = max(rates)
     return Published(
         "Qwen/Qwen3.5-397B-A17B-FP8",
@@ -79,8 +76,8 @@ def _inferencex(sharding: str, prompt: int, rates: Mapping[int, float]) -> Publi
             "kv_cache_dtype": "fp8",
             "enable_expert_parallel": True,
             "language_model_only": True,
-            "additional_config": {"sharding": {"sharding_strategy": attention}},
         },
+        {"attention_data": data} if data > 1 else {},
     )
 
 
@@ -149,8 +146,8 @@ PUBLISHED = (
             "max_num_seqs": 64,
             "max_num_batched_tokens": 1024,
             "enable_expert_parallel": True,
-            "additional_config": {"sharding": {"sharding_strategy": {"enable_dp_attention": True}}},
         },
+        {"attention_data": "auto"},
     ),
     _inferencex("TP8", 1024, {4: 666.3, 8: 1213.1}),
     _inferencex("DP4TP2", 1024, {16: 2229.0, 32: 3659.5, 64: 5988.5, 128: 9146.1}),

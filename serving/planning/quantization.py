@@ -21,9 +21,12 @@ _BYTES_PER_WEIGHT = {
     "fp8": 1.0 + 4 / 128**2,
     "int8": 1.0,
     "int4": 0.5 + 2 / 128,
+    "fp4": 0.5,  # of a whole row, when experts are given it while they are loaded
     "mxfp4": 0.5 + 1 / 32,
     "nvfp4": 0.5 + 1 / 16,
 }
+# Bits of a weight and bytes of a scale in formats whose groups have a size of their own.
+_GROUPED = {"int4": (4, 2), "fp4": (4, 4), "fp8": (8, 4), "int8": (8, 4)}
 _BY_METHOD = {
     "fp8": "fp8",
     "mxfp4": "mxfp4",
@@ -56,7 +59,10 @@ class Quantization:
 def bytes_per_weight(weight_format: str) -> float:
     """Bytes in HBM of a weight in that format; `int4-g32` is int4 in groups of 32."""
     name, _, group = weight_format.partition("-g")
-    return 0.5 + 2 / int(group) if group else _BYTES_PER_WEIGHT[name]
+    if not group:
+        return _BYTES_PER_WEIGHT[name]
+    bits, scale = _GROUPED[name]
+    return bits / 8 + scale / int(group)
 
 
 def read_quantization(config: Any, where: str) -> Quantization | None:

@@ -111,7 +111,7 @@ class Engine:
     @property
     def chunk(self) -> int:
         """Tokens that a step of one copy of the model can take."""
-        return self.sizes.batched_tokens * self.layout.attention_data
+        return self.sizes.batched_tokens * self.layout.attention_groups
 
 
 def predict(
@@ -152,7 +152,7 @@ def per_answer_token(engine: Engine, *, prompt: int, answer: int, sequences: int
     step. Where prompts fill every step, there are more steps than the answers need, each with fewer of them.
     """
     per_copy = max(1.0, sequences / engine.layout.data)
-    groups = engine.layout.attention_data
+    groups = engine.layout.attention_groups
     room = max(engine.chunk - per_copy, 1.0)
     unit = min(room, prompt * (groups if sequences > groups else 1))  # each group takes a prompt of its own
     prompt_tokens = prompt / answer
@@ -189,7 +189,7 @@ def step(
 ) -> Parts:
     """A step of one copy: `decodes` sequences of `context` tokens write one each, and `prompt_tokens` of prompts are read."""
     shape, sizes, layout = engine.shape, engine.sizes, engine.layout
-    row, devices = engine.slice.hardware, layout.tensor * layout.pipeline
+    row, devices = engine.slice.hardware, layout.width * layout.pipeline
     hbm = row.hbm_bytes_per_s / row.devices_per_chip * devices
     padded = _padded(engine, decodes + prompt_tokens)
     groups = tensor_groups(shape, sizes, layout)
@@ -197,10 +197,10 @@ def step(
     products_s = sum(_product_s(engine, group, padded, written) for group in groups) / devices
     read = sum(_read_bytes(shape, group, decodes + prompt_tokens) for group in groups)
     links_s = collectives = 0.0
-    if layout.tensor > 1:
-        moved = 2 * (layout.tensor - 1) / layout.tensor * padded * shape.hidden_size * 2
+    if layout.width > 1:
+        moved = 2 * (layout.width - 1) / layout.width * padded * shape.hidden_size * 2
         links_s = shape.layers * _ALL_REDUCES_A_LAYER * moved / (row.ici_bytes_per_s / row.devices_per_chip)
-        collectives = shape.layers * _ALL_REDUCES_A_LAYER * math.log2(layout.tensor) / 3
+        collectives = shape.layers * _ALL_REDUCES_A_LAYER * math.log2(layout.width) / 3
     expert_layers = rows_s = groups_s = 0.0
     if experts := shape.experts:
         expert_layers = float(experts.layers)
@@ -254,7 +254,7 @@ def _same_layers(one: ModelShape, other: ModelShape) -> bool:
 
 def _padded(engine: Engine, tokens: float) -> float:
     """Tokens that a step computes: those of each group of devices are padded to a bucket it is compiled for."""
-    groups = engine.layout.attention_data
+    groups = engine.layout.attention_groups
     bucket = max(_SMALLEST_BUCKET, 1 << (math.ceil(tokens / groups) - 1).bit_length())
     return max(tokens, min(float(bucket * groups), engine.chunk))
 
@@ -291,9 +291,9 @@ def _groups_s(engine: Engine, groups: tuple[TensorGroup, ...], tokens: float, hb
     experts, layout = engine.shape.experts, engine.layout
     if experts is None or not experts.layers:
         return 0.0
-    here = experts.count / (layout.tensor if engine.sizes.expert_parallel else 1)
+    here = experts.count / (layout.width if engine.sizes.expert_parallel else 1)
     weights = next(group.bytes for group in groups if group.name == "experts")
-    read_s = weights / experts.layers / layout.tensor / layout.pipeline / here / hbm
+    read_s = weights / experts.layers / layout.width / layout.pipeline / here / hbm
     floor_s = max(0.0, _EXPERT_FLOOR_S - COSTS.weights_s * read_s)
     return floor_s * experts.layers * here * _hit(engine.shape, tokens)
 
@@ -301,7 +301,7 @@ def _groups_s(engine: Engine, groups: tuple[TensorGroup, ...], tokens: float, hb
 def _cache_bytes(engine: Engine, decodes: float, context: int, prompt_tokens: float, prompt: int) -> float:
     """Bytes of the whole copy: a decode reads its sequence, a chunk of a prompt what came before, all read states."""
     shape, sizes, layout = engine.shape, engine.sizes, engine.layout
-    share = layout.tensor * layout.pipeline / layout.attention_data
+    share = layout.width * layout.pipeline / layout.attention_groups
     read = decodes * sequence_bytes(shape, sizes, layout, context)
     chunks = prompt_tokens / min(sizes.batched_tokens, prompt or sizes.batched_tokens)
     read += chunks * sequence_bytes(shape, sizes, layout, prompt // 2)
@@ -318,4 +318,4 @@ def _attend_s(engine: Engine, tokens: float, context: int) -> float:
         kind.count * kind.head_dim * min(context, kind.window or context) for kind in shape.attention
     )
     flops = 4 * tokens * attended * shape.num_attention_heads
-    return flops / (row.bf16_flops / row.devices_per_chip) / (layout.tensor * layout.pipeline)
+    return flops / (row.bf16_flops / row.devices_per_chip) / (layout.width * layout.pipeline)

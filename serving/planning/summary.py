@@ -39,7 +39,12 @@ def summary(plan: Plan, prices: Prices) -> dict[str, Any]:
             "tensor": plan.tensor,
             "pipeline": plan.pipeline,
             "data": plan.data,
+            "expert": plan.layout.expert,
             "attention_data": plan.layout.attention_data,
+            "attention_expert": plan.layout.attention_expert,
+            "decode_context": plan.layout.decode_context,
+            "prefill_context": plan.layout.prefill_context,
+            "engine": plan.layout.mesh,
         },
         "reasons": list(plan.reasons),
         "parameters": {

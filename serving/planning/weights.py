@@ -49,7 +49,7 @@ def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Lay
     )
     ends = [group.bytes * group.copies for group in groups if not group.layered]
     worst_end = sum(ends) if layout.pipeline == 1 else max(ends, default=0)
-    return math.ceil((layered + worst_end) / layout.tensor)
+    return math.ceil((layered + worst_end) / layout.width)
 
 
 def checkpoint_params(shape: ModelShape) -> int:
@@ -82,31 +82,36 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     head = 0 if sizes.pools else table
     yield TensorGroup("output head", 0 if shape.tied_embeddings else head, head, full_size, layered=False)
     cut, whole = _attention(shape)
-    yield TensorGroup("attention", cut, cut, stored("self_attn.q_proj"), layout.attention_data)
+    copies = layout.attention_copies
+    yield TensorGroup("attention", cut, cut, stored("self_attn.q_proj"), copies)
     yield TensorGroup(
         "key/value projections", whole, whole, stored("self_attn.k_proj"), _kv_copies(shape, layout)
     )
     linear = _linear(shape)
-    yield TensorGroup(
-        "linear attention", linear, linear, stored("linear_attn.in_proj_qkv"), layout.attention_data
-    )
+    yield TensorGroup("linear attention", linear, linear, stored("linear_attn.in_proj_qkv"), copies)
     dense = sum(3 * shape.hidden_size * width * layers for layers, width in shape.mlp_widths)
-    yield TensorGroup("MLP", dense, dense, stored("mlp.gate_proj"))
+    cut_by_heads = 1 if _cuts_mlp_over_all(shape, sizes) else copies
+    yield TensorGroup("MLP", dense, dense, stored("mlp.gate_proj"), cut_by_heads)
     if experts := shape.experts:
         expert = 3 * shape.hidden_size * experts.width * experts.layers
         shared = 3 * shape.hidden_size * experts.shared_width * experts.layers
         router = shape.hidden_size * experts.count * experts.layers
         yield TensorGroup(
-            "experts", expert * experts.count, expert * experts.per_token, stored("mlp.experts.0.gate_proj")
+            "experts",
+            expert * experts.count,
+            expert * experts.per_token,
+            sizes.expert_format or stored("mlp.experts.0.gate_proj"),
         )
-        yield TensorGroup("shared experts", shared, shared, stored("mlp.shared_experts.gate_proj"))
-        yield TensorGroup("routers", router, router, full_size, layout.tensor)
+        yield TensorGroup(
+            "shared experts", shared, shared, stored("mlp.shared_experts.gate_proj"), cut_by_heads
+        )
+        yield TensorGroup("routers", router, router, full_size, layout.width)
     if width := shape.per_layer_embedding:
         inputs = shape.vocab_size * width * shape.layers
         mixing = 3 * shape.hidden_size * width * shape.layers
         yield TensorGroup("per-layer embeddings", inputs + mixing, mixing + width * shape.layers, full_size)
     if sizes.towers:
-        yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.tensor, layered=False)
+        yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.width, layered=False)
     if sizes.draft:
         plain = replace(sizes, quantization=sizes.draft.quantization, draft=None, lora_rank=0)
         for group in _groups(sizes.draft, plain, layout):
@@ -164,9 +169,17 @@ def _linear(shape: ModelShape) -> int:
 def _kv_copies(shape: ModelShape, layout: Layout) -> int:
     """Latent projections lie on every device; KV heads are copied until every device has one."""
     if shape.latent:
-        return layout.tensor
+        return layout.width
     heads = min((kind.kv_heads for kind in shape.attention), default=1)
-    return layout.attention_data * max(1, layout.attention_tensor // heads)
+    return layout.attention_copies * max(1, layout.head_shards // heads)
+
+
+def _cuts_mlp_over_all(shape: ModelShape, sizes: EngineSizes) -> bool:
+    """Whether devices that share attention by requests cut the MLP as one; else each group holds it whole.
+
+    Of tpu-inference 0.26's models only its own Llama does (models/jax/llama3.py: MLP_TENSOR, not ATTN_HEAD or model).
+    """
+    return shape.architecture == "LlamaForCausalLM" and not sizes.by_vllm
 
 
 def _adapters(shape: ModelShape, rank: int) -> int:

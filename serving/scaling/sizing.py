@@ -86,7 +86,9 @@ def offers(
 
 
 def _others(found: Plan, hub: Hub) -> Iterable[Plan]:
-    for candidate in slices_that_fit(found.shape, found.sizes):
+    for candidate in slices_that_fit(
+        found.shape, found.sizes, shares_attention=found.layout.attention_groups > 1
+    ):
         slice_ = candidate.slice
         elsewhere = SliceSpec(generation=slice_.generation, topology=slice_.topology, hosts=slice_.hosts)
         unchanged = {

@@ -1,11 +1,12 @@
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.config import ModelSpec
+from serving.config import ModelSpec, load
 from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import plan
 from serving.planning.alternatives import slices_that_fit
@@ -15,6 +16,7 @@ from serving.planning.shapes import shape_of
 pytestmark = pytest.mark.unit
 
 GIB = 2**30
+DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
 SHORT = {"max_model_len": 4096}
 # An fp8 checkpoint of whatever model it is.
 FP8 = {"hf_overrides": {"quantization_config": {"quant_method": "fp8"}}, "kv_cache_dtype": "fp8"}
@@ -221,6 +223,54 @@ def test_latent_attention_gets_what_the_engine_refuses_to_run_without() -> None:
     assert strategy == {"enable_dp_attention": True}
     assert found.environment == {"NEW_MODEL_DESIGN": "1"}
     assert found.layout.attention_data == found.tensor == 16
+    assert (
+        "attention_data=16: a token's one latent vector fills 1 of the 16 tensor devices" in found.reasons[0]
+    )
+
+
+def test_groups_that_share_attention_by_requests_hold_what_heads_cut_whole() -> None:
+    """vLLM's layers are cut over the axes of heads alone (layers/vllm/quantization/configs.py), experts over all."""
+    engine = {**SHORT, "kv_cache_dtype": "fp8", "enable_expert_parallel": True, "max_num_seqs": 64}
+    cut = plan(spec("Qwen/Qwen3.5-397B-A17B-FP8", "v7x 2x2x1", engine)).fit
+    shared = plan(
+        spec("Qwen/Qwen3.5-397B-A17B-FP8", "v7x 2x2x1", engine, parallel={"attention_data": "auto"})
+    ).fit
+    copies = {group.name: group.copies for group in shared.groups}
+    assert copies["attention"] == copies["shared experts"] == copies["linear attention"] == 8
+    assert copies["experts"] == copies["embedding"] == 1
+    assert shared.weight_bytes > cut.weight_bytes
+    assert shared.cache_tokens > 3 * cut.cache_tokens  # no KV head is held by more than one device
+
+
+def test_experts_in_a_format_of_their_own_take_its_bytes() -> None:
+    """The published recipe of DeepSeek R1 on one VM: without it its weights are more than the slice has."""
+    found = plan(deployed("deepseek-r1-v7x-8"))
+    experts = next(group for group in found.fit.groups if group.name == "experts")
+    assert experts.format == "fp4-g512"
+    assert experts.bytes == pytest.approx(experts.params * (0.5 + 4 / 512))
+    with pytest.raises(PlanError, match=r"more than the 94\.8 GiB of a device"):
+        plan(found.model.model_copy(update={"engine_env": {}}))
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"MOE_REQUANTIZE_WEIGHT_DTYPE": "fp3"}, "one of fp4, fp8, fp8_e4m3, fp8_e5m2, int8"),
+        (
+            {"MOE_REQUANTIZE_WEIGHT_DTYPE": "fp4", "MOE_REQUANTIZE_BLOCK_SIZE": "x"},
+            "a whole number of at least 1",
+        ),
+    ],
+)
+def test_a_format_of_experts_that_is_none_is_refused(variables: dict[str, str], says: str) -> None:
+    model = deployed("deepseek-r1-v7x-8").model_copy(update={"engine_env": variables})
+    with pytest.raises(ConfigError, match=says):
+        plan(model)
+
+
+def deployed(name: str) -> ModelSpec:
+    (service,) = load(DEPLOYMENTS / f"{name}.yaml").services.values()
+    return service.models[0]
 
 
 def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> None:
@@ -265,7 +315,7 @@ def test_towers_are_counted_unless_they_are_not_loaded() -> None:
         ({"gpu_memory_utilization": 1.2}, "engine.gpu_memory_utilization: a number above 0 and at most 1"),
         ({"quantization": "awq"}, "'awq' needs a checkpoint in that format, this one is bfloat16"),
         ({"additional_config": "x"}, "engine.additional_config: a mapping"),
-        ({"additional_config": {"sharding": 3}}, "engine.additional_config: a mapping"),
+        ({"additional_config": {"sharding": 3}}, "engine.additional_config.sharding: a mapping (got 3)"),
         ({"additional_config": {"sharding": {"sharding_strategy": 3}}}, "engine.additional_config.sharding"),
         ({"speculative_config": "ngram"}, "engine.speculative_config: a mapping"),
         ({"hf_overrides": "x"}, "engine.hf_overrides: a mapping"),
@@ -404,7 +454,6 @@ KEYS = st.sampled_from(
     [
         "sharding",
         "sharding_strategy",
-        "enable_dp_attention",
         "quantization",
         "qwix",
         "rules",

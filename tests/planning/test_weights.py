@@ -119,15 +119,15 @@ def test_bytes_are_those_of_the_checkpoint(model: str) -> None:
         ("openai/gpt-oss-120b", {}, 1, 36),  # half its layers keep a window only; head_dim 64 is not padded
         ("google/gemma-4-E2B-it", {}, 1, 18),  # 15 of 35 layers keep a cache; two head sizes
         ("Qwen/Qwen3.5-397B-A17B-FP8", {}, 1, 30),  # 15 of 60 layers keep a cache
-        ("deepseek-ai/DeepSeek-R1", {}, 8, 76.25),  # 512 + 64 padded to 640
-        ("deepseek-ai/DeepSeek-R1", {"kv_cache_dtype": "fp8"}, 16, 38.125),
+        ("deepseek-ai/DeepSeek-R1", {}, 8, 8 * 76.25),  # 512 + 64 padded to 640, whole on every device
+        ("deepseek-ai/DeepSeek-R1", {"kv_cache_dtype": "fp8"}, 16, 16 * 38.125),
     ],
 )
 def test_a_token_takes_what_the_engine_lays_out(
     model: str, engine: dict[str, str], tensor: int, kib: float
 ) -> None:
     shape = shape_of(model)
-    layout = Layout(tensor)
+    layout = Layout(tensor, attention_data=tensor if "deepseek" in model else 1)
     assert token_bytes(shape, engine_sizes(engine, shape), layout) * tensor / 1024 == pytest.approx(kib)
 
 
@@ -150,13 +150,13 @@ def check_conserved(slice_: Slice, model: str, cache: str) -> None:
         return
     assert layout.devices == slice_.devices
     assert shape.num_attention_heads % layout.tensor == 0
-    assert layout.attention_data * layout.attention_tensor == layout.tensor
+    assert layout.attention_groups * layout.head_shards == layout.width == layout.tensor
     groups = tensor_groups(shape, sizes, layout)
     single = tensor_groups(shape, sizes, Layout(1))
     assert [(group.name, group.params, group.bytes) for group in groups] == [
         (group.name, group.params, group.bytes) for group in single
     ]
-    held = device_bytes(groups, shape, layout) * layout.tensor * layout.pipeline
+    held = device_bytes(groups, shape, layout) * layout.width * layout.pipeline
     assert held >= sum(group.bytes for group in groups)
     fit = measure(shape, sizes, slice_, layout)
     if not fit.problems:

@@ -19,8 +19,13 @@ RESTARTING = {
     "models.parallel.tensor",
     "models.parallel.pipeline",
     "models.parallel.data",
+    "models.parallel.expert",
+    "models.parallel.attention_data",
+    "models.parallel.decode_context",
+    "models.parallel.prefill_context",
     "models.pools",
     "models.engine",
+    "models.engine_env",
 }
 
 

@@ -14,9 +14,22 @@ _SEQUENCES = 32
 _KV_TOKENS = 16384
 
 
+# Options of libtpu's compiler, which ends XLA's for CPUs, and Pallas kernels that have no stand-in there.
+_FOR_TPUS = frozenset(
+    {
+        "LIBTPU_INIT_ARGS",
+        "USE_BATCHED_RPA_KERNEL",
+        "USE_BATCHED_RPA_SEQ_ON_LANE",
+        "USE_MOE_EP_KERNEL",
+        "USE_UNFUSED_MEGABLOCKS",
+        "XLA_FLAGS",
+    }
+)
+
+
 def overrides(plan: Plan, cache: Path) -> Overrides:
     """Overrides for a plan; `cache` keeps compiled programs and the stand-in model between runs."""
-    return Overrides(_options(plan, cache), {"VLLM_XLA_CACHE_PATH": str(cache / "xla")})
+    return Overrides(_options(plan, cache), {"VLLM_XLA_CACHE_PATH": str(cache / "xla")}, _FOR_TPUS)
 
 
 def _options(plan: Plan, cache: Path) -> dict[str, Any]:
