@@ -6,7 +6,7 @@ DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock audit sbom format
+.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock libtpu audit sbom format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -45,6 +45,10 @@ check: install
 docs: install
 	$(BIN)/python -m tools.reference --check
 	$(BIN)/mkdocs build --strict
+
+# The TPU's compiler for `serving compile`, 215 MB, in ~/.cache/tpu-serving; skipped where it is there.
+libtpu: install
+	lock/install-libtpu.sh
 
 format: install
 	$(BIN)/ruff format .

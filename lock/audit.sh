@@ -31,7 +31,7 @@ case $1 in
       exit 2
     fi
     status=0
-    for lock in lock/requirements.txt lock/image.txt lock/tools.txt; do
+    for lock in lock/requirements.txt lock/image.txt lock/tools.txt lock/libtpu.txt; do
       echo "audit: $lock, by $service"
       "$tools/bin/pip-audit" --requirement "$lock" --no-deps --disable-pip --progress-spinner off \
         --vulnerability-service "$service" || status=1

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Writes lock/requirements.txt: every package of the `sim` and `dev` extras, pinned, with the hashes of its wheels, for
-# Python 3.11 and 3.12; a line a package. Then lock/tools.txt, the same of lock/tools.in: what audits the other locks.
+# Python 3.11 and 3.12; a line a package. Then lock/tools.txt, the same of lock/tools.in: what audits the other locks. And
+# lock/libtpu.txt: the TPU's compiler.
 # torch's CPU build is looked for where pip finds it (find-links), else on PyTorch's CPU index.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -19,3 +20,5 @@ compiled() {
 }
 compiled lock/requirements.txt pyproject.toml --extra sim --extra dev --overrides lock/overrides.txt "${torch[@]}" "$@"
 compiled lock/tools.txt lock/tools.in "$@"
+compiled lock/libtpu.txt pyproject.toml --extra compile --no-deps "$@"
+sed -i '/^libtpu==/!d' lock/libtpu.txt # the extra's own line: what it needs is in the other lock

@@ -69,6 +69,15 @@ class ExtensionPointError(ServingError):
     code = "unsupported_version"
 
 
+class CompileError(ServingError):
+    """The TPU's compiler can't be asked about a plan here.
+
+    Do what the message says: install libtpu, or compile another layout. `serving plan FILE` needs neither.
+    """
+
+    code = "not_compilable_here"
+
+
 class PlacementError(ServingError):
     """A replica's placement group is not one whole slice.
 

@@ -70,4 +70,4 @@ def test_production_code_imports_nothing_of_the_simulation() -> None:
         for path in (ROOT / "serving").rglob("*.py")
         if "serving.simulation" in path.read_text() and "simulation" not in path.parts
     }
-    assert importers <= {"app.py", "cli"}
+    assert importers <= {"app.py", "cli", "compiler"}

@@ -9,7 +9,7 @@ LOCKS = Path(__file__).parents[1] / "lock"
 LINE = re.compile(r"(?P<requirement>[^#]+?)(?P<hashes>( --hash=sha256:[0-9a-f]{64})+)(  # .*)?")
 
 
-@pytest.mark.parametrize("name", ["requirements.txt", "image.txt", "tools.txt"])
+@pytest.mark.parametrize("name", ["requirements.txt", "image.txt", "tools.txt", "libtpu.txt"])
 def test_every_package_of_every_lock_has_hashes(name: str) -> None:
     lines = [line for line in (LOCKS / name).read_text().splitlines() if not line.startswith("#")]
     assert lines

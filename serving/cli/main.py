@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from serving.cli.compile import add_commands as add_compiling
 from serving.cli.keys import add_commands as add_keys
 from serving.cli.plan import add_commands as add_planning
 from serving.cli.sim import add_commands as add_simulation
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     add_planning(commands)
+    add_compiling(commands)
 
     add_status(commands)
     add_slices(commands)

@@ -241,10 +241,7 @@ class VllmServer:
 
     def _options(self) -> dict[str, Any]:
         plan = self._plan
-        options = dict(plan.engine) | {
-            "model": plan.model.model,
-            "served_model_name": [plan.model.name],
-            **plan.parallel_options,
+        options = plan.options | {
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # The engine fetches no URL from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains") or ["none.invalid"],
@@ -254,8 +251,6 @@ class VllmServer:
             options["lora_modules"] = flag_values(plan.engine)
         if plan.engine.get(TOOL_PARSER):
             options["enable_auto_tool_choice"] = True
-        if plan.pipeline > 1:
-            options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
         return options | dict(self._overrides.options)
 
     def _stat_logger(self) -> Any:

@@ -79,6 +79,18 @@ class Plan:
         return tuple(adapters.adapters(self.engine))
 
     @property
+    def options(self) -> dict[str, Any]:
+        """The engine's options with those that the plan decides, in vLLM's names; where it runs adds more."""
+        options = dict(self.engine) | {
+            "model": self.model.model,
+            "served_model_name": [self.model.name],
+            **self.parallel_options,
+        }
+        if self.pipeline > 1:
+            options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
+        return options
+
+    @property
     def environment(self) -> dict[str, str]:
         """Variables of every engine process of the slice: the YAML's, and those that plan and model decide."""
         variables = dict(self.model.engine_env)

@@ -78,6 +78,8 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving plan \S+ --workload \S+": Here(),
     r"serving plan --what-fits \S+( --engine \S+)*": Here(),
     r"serving manifest deployments/\S+\.yaml --image REGISTRY/tpu-serving:0\.1\.0": Here(),
+    r"serving compile deployments/\S+\.yaml( --\S+)*": RunBy("test_a_small_model_compiles_for_a_slice"),
+    r"make libtpu": RunBy("test_a_small_model_compiles_for_a_slice"),
     r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
     r"python -m tools\.reference": RunBy("test_a_stale_page_and_a_missing_one_are_named"),
     r"python -m tools\.dashboard > deployments/monitoring/dashboard\.json": RunBy(

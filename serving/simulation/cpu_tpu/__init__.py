@@ -20,7 +20,7 @@ def register() -> str | None:
     if not is_simulated():
         return None
     check_versions()
-    _import_torchax()
+    import_torchax()
     return "serving.simulation.cpu_tpu.platform.SimulatedTpuPlatform"
 
 
@@ -34,7 +34,7 @@ def check_versions() -> None:
             )
 
 
-def _import_torchax() -> None:
+def import_torchax() -> None:
     """Import torchax, which asks at import for operator overloads (Dimname) that torch 2.13 no longer has."""
     from torch._ops import OpOverloadPacket  # noqa: PLC0415  torch is only there where the engine is
 

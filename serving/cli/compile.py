@@ -1,0 +1,111 @@
+"""`serving compile`: what the TPU's own compiler says of a YAML's plans, on a machine without a TPU.
+
+Status 0: everything compiled. 1: a model was refused, by the plan or by the compiler. 2: the file can't be read as asked, or
+there is no compiler.
+"""
+
+import argparse
+import datetime as dt
+import json
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from serving import hub
+from serving.cli.compile_view import Watch, show
+from serving.compiler import libtpu, processes
+from serving.compiler.compile import Answer, Wish, compile_plan
+from serving.compiler.report import Asked, document
+from serving.config import load
+from serving.errors import CompileError, ConfigError, PlanError, TopologyError
+from serving.planning import Plan
+from serving.planning.checkpoints import config_of
+from serving.planning.plan import plan
+
+OK, REFUSED, UNREADABLE = 0, 1, 2
+_LIMIT_S = 1800.0  # a step of 94 layers takes ten minutes on two slow cores
+
+
+def add_commands(commands: Any) -> None:
+    compiling = commands.add_parser(
+        "compile",
+        help="ask the TPU's compiler whether a YAML's engines compile, and what they take of HBM; needs no TPU",
+    )
+    compiling.add_argument("yaml", help="a file of deployments/")
+    compiling.add_argument("--model", metavar="NAME", help="of this model alone")
+    depth = compiling.add_mutually_exclusive_group()
+    depth.add_argument(
+        "--quick",
+        action="store_true",
+        help="steps of a few layers, extended to all of them by what a layer adds",
+    )
+    depth.add_argument("--full", action="store_true", help="every program at every bucket; takes hours")
+    compiling.add_argument("--jobs", type=int, default=1, metavar="N", help="compiles at once (default: 1)")
+    compiling.add_argument(
+        "--timeout", type=float, default=_LIMIT_S, metavar="S", help="seconds for one compile (default: 1800)"
+    )
+    compiling.add_argument("--json", action="store_true", help="print every figure as JSON")
+    compiling.set_defaults(run=_compile)
+
+
+def _compile(options: argparse.Namespace) -> int:
+    wish = Wish(
+        quick=options.quick, full=options.full, jobs=max(1, options.jobs), limit_s=options.timeout, cache=None
+    )
+    output = Console()
+    progress = Console(stderr=True) if options.json else output
+    try:
+        processes.check_installed()
+        library = libtpu.library()
+        plans = _plans(options.yaml, options.model)
+    except (PlanError, TopologyError) as error:
+        progress.print(f"refused {error.message}", markup=False, highlight=False, soft_wrap=True)
+        return REFUSED
+    except (ConfigError, CompileError) as error:
+        progress.print(error.message, markup=False, highlight=False, soft_wrap=True)
+        return UNREADABLE
+    asked = Asked(
+        command=" ".join(["serving", "compile", *_shown(options)]),
+        date=dt.datetime.now(dt.UTC).date().isoformat(),
+        versions={name: version(name) for name in ("tpu-inference", "jax")} | {"libtpu": libtpu.VERSION},
+        quick=options.quick,
+        full=options.full,
+    )
+    documents = []
+    for chosen in plans:
+        answer = _ask(options.yaml, chosen, library, wish, progress)
+        documents.append(document(chosen, asked, answer.stages, answer.unbuilt))
+        if not options.json:
+            show(output, documents[-1])
+        if answer.logs:
+            progress.print(f"logs: {answer.logs}", highlight=False)
+    if options.json:
+        output.print_json(json.dumps(documents))
+    return OK if all(entry["compiles"] for entry in documents) else REFUSED
+
+
+def _ask(file: str, chosen: Plan, library: Path, wish: Wish, console: Console) -> Answer:
+    config = config_of(str(chosen.engine.get("hf_config_path") or chosen.model.model), hub.config_of)
+    with Watch(console, f"{chosen.model.name} on {chosen.slice}") as watch:
+        try:
+            return compile_plan(file, chosen, config, library, wish, watch.tell)
+        except CompileError as error:
+            return Answer((), (error.message,), None)
+
+
+def _plans(file: str, model: str | None) -> list[Plan]:
+    """The plans of a file's models, of one pool after the other; raises what `plan` raises."""
+    services = load(Path(file)).services.values()
+    specs = [spec for service in services for entry in service.models for spec in entry.per_pool()]
+    if model is not None and not any(spec.name == model for spec in specs):
+        names = ", ".join(dict.fromkeys(spec.name for spec in specs))
+        raise ConfigError(f"--model {model}: {file} has {names}")
+    return [plan(spec, hub.config_of) for spec in specs if model in (None, spec.name)]
+
+
+def _shown(options: argparse.Namespace) -> list[str]:
+    """The command as it would be typed again, where it decides what is compiled."""
+    flags = [f"--{name}" for name in ("quick", "full") if getattr(options, name)]
+    return [options.yaml, *(["--model", options.model] if options.model else []), *flags]

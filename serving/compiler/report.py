@@ -1,0 +1,172 @@
+"""What the compiler says of a plan, beside what the plan says. Bytes are of one device, that of the fullest stage."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from serving.compiler.records import BACKBONE, Compiled, Program, Stage, ledger
+from serving.planning import Plan
+from serving.planning.fit import RESIDENT_BYTES
+from serving.tpu.generations import GIB
+
+# "Ran out of memory in memory space hbm. Used 32.40G of 31.24G hbm", or "... exceeds available HBM (31.24G)".
+_AVAILABLE = re.compile(r"(?:of|HBM \()\s*([\d.]+)G(?: hbm|\))")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table of HBM; None where the side says nothing."""
+
+    name: str
+    plan_bytes: int | None
+    compiler_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked of the compiler: how deep a model, all programs or the largest, with which versions."""
+
+    command: str
+    date: str
+    versions: dict[str, str]
+    quick: bool
+    full: bool
+
+
+def hbm(plan: Plan, stages: Sequence[Stage]) -> tuple[Line, ...]:
+    """The plan's table of HBM, line by line, with the compiler's figure."""
+    fit = plan.fit
+    built = [stage.built for stage in stages]
+    step = _largest(stages, step=True)
+    other = _largest(stages, step=False)
+    code = max((code_bytes(stage) for stage in stages), default=0)
+    known = step is not None
+    weights = max(one.weight_bytes for one in built)
+    cache = max(one.cache_bytes for one in built)
+    return (
+        Line("usable", fit.usable_bytes, available_bytes(stages)),
+        Line("weights", fit.weight_bytes, weights),
+        Line("resident", RESIDENT_BYTES, None),
+        Line("cache and state", fit.cache_bytes + fit.state_bytes, cache),
+        Line("a step", fit.workspace.step_bytes, step),
+        Line("sampling and the like", fit.workspace.sampling_bytes, other),
+        Line("programs", fit.workspace.program_bytes, code if known else None),
+        Line(
+            "all of it",
+            fit.weight_bytes + fit.state_bytes + RESIDENT_BYTES + fit.cache_bytes + fit.workspace.bytes,
+            weights + cache + RESIDENT_BYTES + code + max(step or 0, other or 0) if known else None,
+        ),
+    )
+
+
+def needs_bytes(lines: Sequence[Line]) -> int | None:
+    return lines[-1].compiler_bytes
+
+
+def available_bytes(stages: Sequence[Stage]) -> int | None:
+    """HBM that the compiler lets a program have, which it only tells when it refuses one."""
+    for stage in stages:
+        for entry in stage.compiled:
+            if entry.outcome == "refused" and (told := _AVAILABLE.search(entry.reason)):
+                return int(float(told[1]) * GIB)
+    return None
+
+
+def code_bytes(stage: Stage) -> int:
+    """Code of all programs at start: measured where compiled, else that of the largest program of the name."""
+    known = {entry.index: entry.code_bytes for entry in stage.compiled if entry.outcome == "compiled"}
+    largest: dict[str, int] = {}
+    for index, size in known.items():
+        name = stage.built.programs[index].name
+        largest[name] = max(size, largest.get(name, 0))
+    return sum(
+        known.get(index, largest.get(program.name, 0)) for index, program in enumerate(stage.built.programs)
+    )
+
+
+def _largest(stages: Sequence[Stage], *, step: bool) -> int | None:
+    sizes = [
+        entry.extra_bytes
+        for stage in stages
+        for entry in stage.compiled
+        if entry.outcome == "compiled" and stage.built.programs[entry.index].name.startswith(BACKBONE) == step
+    ]
+    return max(sizes, default=None)
+
+
+def extended(shallow: Compiled, deep: Compiled, *, depths: tuple[int, int], layers: int) -> Compiled:
+    """A step at full depth from two that are less deep: every layer adds the same. Seconds stay those of the deeper one."""
+    if shallow.outcome != "compiled" or deep.outcome != "compiled":
+        return deep if deep.outcome != "compiled" else shallow
+    share = (layers - depths[0]) / (depths[1] - depths[0])
+    sizes = {
+        name: round(getattr(shallow, name) + share * (getattr(deep, name) - getattr(shallow, name)))
+        for name in (
+            "argument_bytes",
+            "output_bytes",
+            "aliased_bytes",
+            "temporary_bytes",
+            "code_bytes",
+            "resident_bytes",
+        )
+    }
+    return replace(deep, **sizes)
+
+
+def failures(stages: Sequence[Stage]) -> list[tuple[Program, Compiled]]:
+    return [
+        (stage.built.programs[entry.index], entry)
+        for stage in stages
+        for entry in stage.compiled
+        if entry.outcome != "compiled"
+    ]
+
+
+def document(plan: Plan, asked: Asked, stages: Sequence[Stage], unbuilt: Sequence[str]) -> dict[str, Any]:
+    """Everything as plain data: what `--json` prints and what is kept."""
+    lines = hbm(plan, stages) if stages and not unbuilt else ()
+    return {
+        "model": plan.model.name,
+        "checkpoint": plan.model.model,
+        "slice": {
+            "generation": plan.slice.generation,
+            "topology": plan.slice.topology,
+            "hosts": plan.slice.hosts,
+        },
+        "asked": asdict(asked),
+        "unbuildable": list(unbuilt),
+        "compiles": not unbuilt and bool(stages) and not failures(stages),
+        "needs_bytes": needs_bytes(lines) if lines and not failures(stages) else None,
+        "device_hbm": [asdict(line) for line in lines],
+        "stages": [_stage(stage) for stage in stages],
+    }
+
+
+def _stage(stage: Stage) -> dict[str, Any]:
+    built = stage.built
+    counted = ledger(built.programs)
+    return {
+        "implementation": built.implementation,
+        "mesh": dict(built.mesh),
+        "weight_bytes": built.weight_bytes,
+        "cache_bytes": built.cache_bytes,
+        "cache_blocks": built.cache_blocks,
+        "block_tokens": built.block_tokens,
+        "programs": [
+            {
+                "name": built.programs[entry.index].name,
+                "bucket": dict(built.programs[entry.index].bucket),
+                **{key: value for key, value in asdict(entry).items() if key != "index"},
+                "extra_bytes": entry.extra_bytes,
+            }
+            for entry in stage.compiled
+        ],
+        "ledger": {
+            name: {
+                "programs": count,
+                "buckets": {key: list(sizes) for key, sizes in counted.buckets[name].items()},
+            }
+            for name, count in counted.counts.items()
+        },
+    }

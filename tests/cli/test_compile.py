@@ -1,0 +1,150 @@
+import io
+import json
+import re
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from serving.cli.compile_view import Watch, show
+from serving.cli.main import main
+from serving.compiler import libtpu, processes
+from serving.compiler.records import Built, Compiled, Job, Program, Stage
+from serving.compiler.report import Asked, document
+from serving.config import load
+from serving.errors import CompileError
+from serving.planning import Plan
+from serving.planning.plan import plan
+from serving.tpu.generations import GIB
+
+pytestmark = pytest.mark.unit
+ROOT = Path(__file__).parents[2]
+LLAMA = str(ROOT / "deployments" / "llama-70b-v6e-8.yaml")
+ASKED = Asked("serving compile f.yaml", "2026-11-22", {"libtpu": "0"}, quick=False, full=False)
+BUILT = Built(
+    "flax_nnx",
+    {"model": 8},
+    16 * GIB,
+    14 * GIB,
+    2879,
+    128,
+    (
+        Program("backbone", {"num_tokens": 16, "num_reqs": 256}),
+        Program("backbone", {"num_tokens": 512, "num_reqs": 256}),
+        Program("sample", {"num_reqs": 256}),
+    ),
+    9.0,
+)
+STEP = Compiled(
+    1,
+    "compiled",
+    argument_bytes=30 * GIB,
+    resident_bytes=30 * GIB,
+    output_bytes=14 * GIB,
+    aliased_bytes=14 * GIB,
+    temporary_bytes=GIB // 8,
+    code_bytes=GIB // 64,
+    compile_s=45.0,
+)
+
+
+def planned() -> Plan:
+    (service,) = load(Path(LLAMA)).services.values()
+    return plan(service.models[0].per_pool()[0])
+
+
+def printed(*compiled: Compiled, unbuilt: tuple[str, ...] = ()) -> str:
+    console = Console(file=io.StringIO(), width=160)
+    stages = () if unbuilt else (Stage(BUILT, compiled),)
+    show(console, document(planned(), ASKED, stages, unbuilt))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_the_table_sets_the_compiler_beside_the_plan() -> None:
+    sampled = Compiled(2, "compiled", temporary_bytes=GIB // 2, code_bytes=GIB // 1024)
+    text = printed(STEP, sampled)
+    assert "compiles, needs 30.7 GiB of 31.2 GiB a device" in text
+    assert "backbone tokens=512 reqs=256" in text
+    assert "weights" in text
+    assert "16.0 GiB" in text
+    assert "the engine compiles 3 programs at start" in text
+    assert "tokens 16 512; reqs 256" in text
+
+
+def test_a_refusal_stands_in_the_compiler_s_words() -> None:
+    text = printed(Compiled(1, "refused", "Ran out of memory. Used 32.40G of 31.24G hbm."))
+    assert "does not compile" in text
+    assert "backbone tokens=512 reqs=256: refused: Ran out of memory. Used 32.40G of 31.24G hbm." in text
+    assert re.search(r"usable +31.2 GiB +31.2 GiB", text)
+
+
+def test_what_can_not_be_built_is_named_with_the_reason() -> None:
+    text = printed(unbuilt=("ModuleNotFoundError: No module named 'x'",))
+    assert "was not built" in text
+    assert "can't be built without a TPU: ModuleNotFoundError: No module named 'x'" in text
+
+
+def test_figures_are_left_out_where_a_program_is_missing() -> None:
+    told = document(planned(), ASKED, [Stage(BUILT, (STEP, Compiled(2, "timed out", "slow")))], ())
+    assert (told["compiles"], told["needs_bytes"]) == (False, None)
+    assert json.loads(json.dumps(told)) == told
+
+
+def test_a_line_tells_when_a_compile_ends_where_nobody_watches() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with Watch(console, "llama on v6e 2x4") as watch:
+        watch.tell("backbone", "compiling")
+        watch.tell("backbone", "compiled in 45 s")
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue() == "llama on v6e 2x4: backbone: compiled in 45 s\n"
+
+
+def test_without_libtpu_the_error_says_how_to_get_it(tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="run `make libtpu`"):
+        libtpu.library(tmp_path)
+
+
+def test_the_version_is_the_lock_s_and_the_extra_s() -> None:
+    assert f"libtpu=={libtpu.VERSION} " in (ROOT / "lock" / "libtpu.txt").read_text()
+    assert f'compile = ["libtpu=={libtpu.VERSION}"]' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_model_that_the_file_has_not_is_refused_with_those_it_has(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    library = libtpu.FOLDER.expanduser() / "libtpu" / "libtpu.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert main(["compile", LLAMA, "--model", "other"]) == 2
+    assert "has llama-3.3-70b-instruct" in capsys.readouterr().out
+
+
+@pytest.mark.http
+def test_a_process_whose_time_is_up_is_ended_and_named(tmp_path: Path) -> None:
+    job = Job(LLAMA, "llama-3.3-70b-instruct", "v6e", "/nowhere")
+    outcome = processes.run(
+        job, tmp_path / "log", lambda _event: None, limit_s=0.01, running=processes.Running()
+    )
+    assert outcome.built is None
+    assert outcome.reason == "not done within 0.01 s; --timeout raises the limit"
+
+
+@pytest.mark.http
+def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
+    job = Job(str(tmp_path / "missing.yaml"), "m", "v6e", "/nowhere")
+    outcome = processes.run(
+        job, tmp_path / "log", lambda _event: None, limit_s=120, running=processes.Running()
+    )
+    assert outcome.built is None
+    assert "missing.yaml" in outcome.reason
+
+
+@pytest.mark.http
+def test_what_is_ended_before_it_starts_does_not_run_on(tmp_path: Path) -> None:
+    running = processes.Running()
+    running.end()
+    job = Job(LLAMA, "llama-3.3-70b-instruct", "v6e", "/nowhere")
+    outcome = processes.run(job, tmp_path / "log", lambda _event: None, limit_s=600, running=running)
+    assert "SIGKILL" in outcome.reason

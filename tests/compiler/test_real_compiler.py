@@ -1,0 +1,90 @@
+"""libtpu's own compiler on a small model. `make libtpu` brings it, here into ~/.cache/tpu-serving, once."""
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from serving.cli.main import main
+from serving.compiler import processes
+from serving.compiler.libtpu import library
+from serving.compiler.records import Job, Stage
+from serving.compiler.report import available_bytes
+from serving.config import IMPORT_PATH
+from serving.tpu.generations import GIB
+
+pytestmark = pytest.mark.engine
+ROOT = Path(__file__).parents[2]
+CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_size": 1024,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 8192,
+    "max_position_embeddings": 1024,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def libtpu() -> None:
+    subprocess.run(["lock/install-libtpu.sh"], cwd=ROOT, check=True, timeout=600)
+
+
+def deployment(folder: Path, generation: str, topology: str, **engine: object) -> str:
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
+    model = {
+        "name": "small",
+        "model": str(checkpoint),
+        "slice": {"generation": generation, "topology": topology},
+        "engine": {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 32, **engine},
+    }
+    path = folder / "service.yaml"
+    application = {"name": "a", "import_path": IMPORT_PATH, "args": {"models": [model]}}
+    path.write_text(yaml.safe_dump({"applications": [application]}))
+    return str(path)
+
+
+@pytest.mark.parametrize(("generation", "topology", "devices"), [("v6e", "2x2", 4), ("v7x", "2x2x1", 8)])
+def test_a_small_model_compiles_for_a_slice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], generation: str, topology: str, devices: int
+) -> None:
+    status = main(["compile", deployment(tmp_path, generation, topology), "--json"])
+    printed = capsys.readouterr()
+    print(printed.err)
+    (answer,) = json.loads(printed.out)
+    assert (status, answer["unbuildable"]) == (0, []), printed.err
+    (stage,) = answer["stages"]
+    assert stage["mesh"] == {"model": devices}
+    assert {program["outcome"] for program in stage["programs"]} == {"compiled"}
+    steps = [program for program in stage["programs"] if program["name"] == "backbone"]
+    assert [step["bucket"]["num_tokens"] for step in steps] == [16, 32]
+    # Weights and cache go in, and the cache comes out in its place.
+    assert all(step["aliased_bytes"] >= stage["cache_bytes"] for step in steps)
+    head = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 2 // devices  # which a step does not take
+    taken = stage["weight_bytes"] - head + stage["cache_bytes"]
+    assert all(taken <= step["argument_bytes"] < 1.01 * taken for step in steps)
+    assert stage["ledger"]["backbone"]["buckets"]["num_tokens"] == [16, 32]
+    assert answer["needs_bytes"] > stage["weight_bytes"] + stage["cache_bytes"]
+
+
+def test_a_cache_that_does_not_fit_is_refused_in_the_compiler_s_words(tmp_path: Path) -> None:
+    file = deployment(tmp_path, "v6e", "1x1")
+    job = Job(file, "small", "v6e-1x1-1h-on-demand", str(library()), programs=(0,), blocks=2**17)  # 32 GiB
+    running = processes.Running()
+    outcome = processes.run(job, tmp_path / "log", print, limit_s=600, running=running)
+    assert outcome.built is not None, outcome.reason
+    assert outcome.built.cache_bytes == 32 * GIB
+    (step,) = outcome.compiled
+    assert step.outcome == "refused"
+    assert available_bytes([Stage(outcome.built, outcome.compiled)]) == int(31.24 * GIB), step.reason

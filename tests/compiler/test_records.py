@@ -1,0 +1,114 @@
+import pytest
+
+from serving.compiler.configs import checkpoint_config, quick_layers
+from serving.compiler.records import Built, Compiled, Job, Program, Stage, chosen, ledger
+from serving.compiler.report import available_bytes, code_bytes, extended
+from serving.errors import CompileError
+from serving.planning.known_models import CONFIGS
+from serving.tpu.generations import GIB
+
+pytestmark = pytest.mark.unit
+
+PROGRAMS = (
+    *(Program("backbone", {"num_tokens": tokens, "num_reqs": 8}) for tokens in (16, 32, 64, 128)),
+    *(Program("sample", {"num_reqs": 8, "do_sampling": switch}) for switch in (0, 1)),
+)
+BUILT = Built("flax_nnx", {"model": 4}, GIB, 2 * GIB, 100, 128, PROGRAMS, 1.0)
+
+
+def test_the_largest_of_each_name_and_the_step_that_decodes_are_compiled() -> None:
+    assert chosen(PROGRAMS, sequences=32, full=False) == (1, 3, 5)
+    assert chosen(PROGRAMS, sequences=128, full=False) == (3, 5)
+
+
+def test_full_is_every_program() -> None:
+    assert chosen(PROGRAMS, sequences=32, full=True) == tuple(range(len(PROGRAMS)))
+
+
+def test_the_ledger_counts_programs_and_lists_their_buckets() -> None:
+    counted = ledger(PROGRAMS)
+    assert counted.counts == {"backbone": 4, "sample": 2}
+    assert counted.buckets["backbone"] == {"num_tokens": (16, 32, 64, 128), "num_reqs": (8,)}
+
+
+def test_a_program_takes_beside_weights_and_cache_what_it_does_not_give_back_in_their_place() -> None:
+    step = Compiled(
+        3,
+        "compiled",
+        argument_bytes=110,
+        resident_bytes=100,
+        output_bytes=70,
+        aliased_bytes=60,
+        temporary_bytes=5,
+        code_bytes=1000,
+    )
+    assert step.extra_bytes == 10 + 10 + 5
+
+
+def test_programs_that_were_not_compiled_count_as_the_largest_of_their_name() -> None:
+    stage = Stage(BUILT, (Compiled(1, "compiled", code_bytes=3), Compiled(3, "compiled", code_bytes=5)))
+    assert code_bytes(stage) == 3 + 5 + 2 * 5
+
+
+def test_what_a_layer_adds_is_added_for_every_layer() -> None:
+    def depth(layers: int) -> Compiled:
+        return Compiled(3, "compiled", argument_bytes=100 + 7 * layers, code_bytes=4 + layers)
+
+    whole = extended(depth(1), depth(3), depths=(1, 3), layers=80)
+    assert (whole.argument_bytes, whole.code_bytes) == (100 + 7 * 80, 4 + 80)
+
+
+def test_a_refusal_at_one_depth_is_the_answer() -> None:
+    refused = Compiled(3, "refused", "no")
+    assert extended(Compiled(3, "compiled"), refused, depths=(1, 3), layers=80) == refused
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 32.40G of 31.24G hbm.",
+        "XLA:TPU compile permanent error. Ran out of memory on HBM. Program (32.40G) exceeds available HBM (31.24G)",
+    ],
+)
+def test_a_refusal_tells_what_the_chip_has(words: str) -> None:
+    stage = Stage(BUILT, (Compiled(3, "refused", words),))
+    assert available_bytes([stage]) == int(31.24 * GIB)
+
+
+def test_nothing_is_known_of_the_chip_where_everything_compiled() -> None:
+    assert available_bytes([Stage(BUILT, (Compiled(3, "compiled"),))]) is None
+
+
+def test_a_job_and_an_engine_cross_a_pipe_unchanged() -> None:
+    from dataclasses import asdict
+
+    job = Job("a.yaml", "m", "v6e", "/lib", programs=(1, 2))
+    assert Job.of(job.plain()) == job
+    assert Built.of(asdict(BUILT)) == BUILT
+
+
+@pytest.mark.parametrize(
+    ("model", "depths"),
+    [
+        ("meta-llama/Llama-3.1-8B", (1, 3)),
+        ("openai/gpt-oss-120b", (2, 6)),
+        ("deepseek-ai/DeepSeek-V3", (4, 6)),
+        ("google/gemma-4-31B-it", (6, 18)),
+        ("Qwen/Qwen3.5-397B-A17B-FP8", (4, 12)),
+        ("google/gemma-4-E2B-it", None),
+    ],
+)
+def test_small_depths_have_every_kind_of_layer(model: str, depths: tuple[int, int] | None) -> None:
+    assert quick_layers(CONFIGS[model]) == depths
+
+
+def test_a_cut_config_has_as_many_kinds_as_layers() -> None:
+    cut = checkpoint_config(CONFIGS["openai/gpt-oss-120b"], 2)
+    assert (cut["num_hidden_layers"], len(cut["layer_types"])) == (2, 2)
+    text = checkpoint_config(CONFIGS["google/gemma-4-31B-it"], 6)["text_config"]
+    assert (text["num_hidden_layers"], len(text["layer_types"])) == (6, 6)
+
+
+def test_a_config_without_a_type_is_refused_by_name() -> None:
+    with pytest.raises(CompileError, match="NewForCausalLM: no model_type is known"):
+        checkpoint_config({"architectures": ["NewForCausalLM"]})
