@@ -67,10 +67,9 @@ def server(options: dict[str, Any]) -> VllmServer:
     made = VllmServer.__new__(VllmServer)
     made._plan = SimpleNamespace(  # type: ignore[assignment]
         engine=options,
-        model=SimpleNamespace(name="llama", model="m"),
-        tensor=1,
-        pipeline=1,
-        data=1,
+        engine=options,
+        options=options | {"model": "m"},
+        model=SimpleNamespace(name="llama"),
         adapters=(),
     )
     made._held = SimpleNamespace(hosts=[None], name="slice-0")  # type: ignore[assignment]
