@@ -67,7 +67,6 @@ def server(options: dict[str, Any]) -> VllmServer:
     made = VllmServer.__new__(VllmServer)
     made._plan = SimpleNamespace(  # type: ignore[assignment]
         engine=options,
-        engine=options,
         options=options | {"model": "m"},
         model=SimpleNamespace(name="llama"),
         adapters=(),
