@@ -43,6 +43,7 @@ class Timings:
     quarantine_look_s: float = (
         2.0  # how often the Serve controller looks whether waiting replicas may be placed elsewhere
     )
+    waiting_look_s: float = 3.0  # how often a router asks Ray for hosts while a slice is missing, to say why
     dead_actors_s: float = 1.0  # how often Ray is asked for dead actors while an engine starts
 
     # engine: the replica's own watch

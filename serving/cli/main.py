@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from types import FrameType
 
 from serving.cli.compile import add_commands as add_compiling
+from serving.cli.doctor import add_commands as add_doctor
 from serving.cli.keys import add_commands as add_keys
 from serving.cli.plan import add_commands as add_planning
 from serving.cli.sim import add_commands as add_simulation
@@ -41,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_planning(commands)
     add_compiling(commands)
-
+    add_doctor(commands)
     add_status(commands)
     add_slices(commands)
     add_keys(commands)

@@ -36,6 +36,13 @@ def add_commands(commands: Any) -> None:
     up.set_defaults(run=_sim_up)
     add = actions.add_parser("add", help="add one more slice")
     _shape_options(add)
+    add.add_argument(
+        "--without",
+        action="append",
+        default=[],
+        metavar="VARIABLE",
+        help="a variable that its hosts lack, as TPU_NAME where the TPU webhook was not there",
+    )
     add.set_defaults(run=_sim_add)
     kill = actions.add_parser(
         "kill", help="end a host (slice-0/1) or a whole slice (slice-0) as a power cut does"
@@ -136,7 +143,7 @@ def _sim_add(options: argparse.Namespace) -> None:
     from serving.tpu import resolve
 
     shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
-    print(SimulatedCluster.attach(directory_of(options)).add_slice(shape))
+    print(SimulatedCluster.attach(directory_of(options)).add_slice(shape, without=options.without))
 
 
 def _sim_kill(options: argparse.Namespace) -> None:

@@ -17,7 +17,6 @@ import traceback
 from argparse import Namespace
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from serving import environment, tracing
@@ -28,17 +27,14 @@ from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
-from serving.planning.checkpoints import hub_cache, snapshot
 from serving.planning.engine_options import TOOL_PARSER
 from serving.slices.host_watch import actor_died, actor_processes, first
-from serving.slices.preflight import Needs
+from serving.slices.preflight import Needs, engine_needs
 from serving.slices.process_watch import descendants
-from serving.tpu.generations import GIB
 
 # A cold XLA compile of a large model takes minutes, weights from object storage longer; Serve does not limit a start.
 _READY_TIMEOUT_S = 3 * 3600
 _LOOK_S = 0.2
-_MEMORY_BYTES = 2 * GIB  # replica, EngineCore and a worker with vLLM and JAX loaded, before any weight
 
 
 @dataclass(frozen=True)
@@ -130,11 +126,7 @@ class VllmServer:
 
     def needs(self) -> Needs:
         """Memory, and disk for the whole checkpoint on every host, unless it is there or is streamed."""
-        model, cache = str(self._options()["model"]), hub_cache()
-        there = Path(model).expanduser().is_dir() or snapshot(model) is not None
-        streamed = str(self._plan.engine.get("load_format", "")).startswith("runai")
-        weights = sum(group.bytes for group in self._plan.fit.groups)
-        return Needs(str(cache), 0 if there or streamed or "://" in model else weights, _MEMORY_BYTES)
+        return engine_needs(self._plan, str(self._options()["model"]))
 
     def processes(self) -> dict[str, dict[int, str]]:
         """EngineCore, its forks (one scheduler each with data parallelism), and the workers that are Ray actors."""

@@ -108,7 +108,7 @@ def application(
             f"a model is read from {WEIGHTS}, where gke.weights_bucket is mounted; name a bucket there"
         )
     return Application(
-        label=_label(name),
+        label=label_of(name),
         image=gke.image,
         port=port,
         gke=gke,
@@ -120,7 +120,8 @@ def application(
     )
 
 
-def _label(name: str) -> str:
+def label_of(name: str) -> str:
+    """The name of an application's RayService and of its Service; raises ConfigError."""
     label = _slug(name)
     if not label:
         raise ConfigError(f"application name {name!r} has neither letters nor digits; give it some")

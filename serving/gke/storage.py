@@ -65,7 +65,7 @@ def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
     model = plan.model.model
     mounted = model == WEIGHTS or model.startswith(f"{WEIGHTS}/")
     streamed = "://" in model
-    size = _checkpoint_bytes(plan)
+    size = checkpoint_bytes(plan)
     machine = plan.slice.hardware.machine(plan.slice.machine_type)
     memory = machine.memory_gb * GB if machine and machine.memory_gb else 0
     # Without an explicit size GCS FUSE fills its volume and fails. Weights are all that is read there but compiled programs.
@@ -80,7 +80,7 @@ def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
     )
 
 
-def _checkpoint_bytes(plan: Plan) -> int:
+def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of the files, in the checkpoint's own format: the engine may quantise as it loads."""
     groups = tensor_groups(plan.shape, replace(plan.sizes, quantization=plan.shape.quantization), plan.layout)
     return math.ceil(sum(group.bytes for group in groups if group.name != "LoRA adapters") * _BESIDE_WEIGHTS)

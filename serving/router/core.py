@@ -7,7 +7,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fastapi import FastAPI
@@ -26,6 +26,7 @@ from serving.router.telemetry.latency import RecentLatency
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
 from serving.slices import quarantine
+from serving.slices.tpu_hosts import TpuHost, why_waiting
 from serving.state.liveness import Liveness
 from serving.state.records import (
     DecisionRecord,
@@ -33,6 +34,7 @@ from serving.state.records import (
     Rollout,
     SliceFailures,
     SliceRecord,
+    SliceState,
     Snapshot,
     Suspicion,
     Wanted,
@@ -115,6 +117,7 @@ class RouterCore:
         self.liveness = Liveness(timings, asks=True)
         self._rates = Rates()
         self._serving: set[str] = set()
+        self._why: dict[str, str] = {}  # by model, why it waits for slices
         self._beats = 0
 
     def reconfigure(self, slices: Mapping[str, int | None]) -> None:
@@ -171,7 +174,22 @@ class RouterCore:
         return [self._demand(model) for model in self.table.shapes]
 
     def wanted(self, now_s: float) -> list[Wanted]:
-        return self.table.wanted(now_s)
+        return [
+            replace(entry, why=self._why.get(entry.model, "")) if entry.missing else entry
+            for entry in self.table.wanted(now_s)
+        ]
+
+    def explain(self, hosts: Sequence[TpuHost]) -> None:
+        """See on the TPU hosts that Ray lists why models wait for slices."""
+        taken = {entry.slice for entry in self.entries if entry.state is not SliceState.LOST}
+        left_out = {failed.slice for failed in quarantine.quarantined(self.failures, time.time())}
+        shapes = {
+            model: [plan.slice for plan in self.plans if plan.model.name == model]
+            for model in self.table.shapes
+        }
+        self._why = {
+            model: why_waiting(of_model, hosts, taken, left_out) for model, of_model in shapes.items()
+        }
 
     @property
     def alone(self) -> bool:
@@ -179,7 +197,7 @@ class RouterCore:
         return all(demand.router == self.name for demand in self._demands)
 
     def status(self) -> Status:
-        wanted = self.table.wanted(time.monotonic())
+        wanted = self.wanted(time.monotonic())
         return status(
             self.entries,
             wanted,

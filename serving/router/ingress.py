@@ -22,6 +22,7 @@ from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
 from serving.slices import placement
+from serving.slices.tpu_hosts import tpu_hosts
 from serving.state.gcs import Store
 
 logger = logging.getLogger("ray.serve")
@@ -50,7 +51,7 @@ class Router:
             spans=self._spans,
         )
         store = Store(ray.get_runtime_context().gcs_address)
-        self._loop = StoreLoop(self._core, store, placement.end_replica)
+        self._loop = StoreLoop(self._core, store, placement.end_replica, hosts=lambda: tpu_hosts(ray.nodes()))
         await self._loop.start()
         self._core.admission.refresh()
         self._refreshing = asyncio.create_task(self._core.admission.run())

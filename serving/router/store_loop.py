@@ -7,11 +7,12 @@ import asyncio
 import dataclasses
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from serving.router.core import Forgotten, RouterCore
 from serving.slices.quarantine import failed
+from serving.slices.tpu_hosts import TpuHost
 from serving.state.board import Board
 from serving.state.gcs import Store
 from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion, Wanted
@@ -59,12 +60,17 @@ class StoreLoop:
         store: Store,
         end_replica: Callable[[str, str], None],
         timings: Timings = TIMINGS,
+        *,
+        hosts: Callable[[], Sequence[TpuHost]] = tuple,
     ) -> None:
-        """`end_replica` ends the replica of a deployment and tag that has fallen silent; it may block."""
+        """`end_replica` ends the replica of a deployment and tag that has fallen silent, `hosts` lists the TPU hosts; both may block."""
         self._core = core
         self._store = store
         self._end_replica = end_replica
+        self._hosts = hosts
         self._beat_s = timings.beat_s
+        self._look_s = timings.waiting_look_s
+        self._explaining: asyncio.Task[None] | None = None
         core.dispatcher.claims = StoreClaims(store, core.application, core.name)
         self._board = Board()
         self._told: Mapping[str, Suspicion] = {}
@@ -106,6 +112,8 @@ class StoreLoop:
         forgotten = await in_steps(core.take(snapshot, now_s))
         demands = core.demands()
         wanted = [dataclasses.replace(entry, application=core.application) for entry in core.wanted(now_s)]
+        if any(entry.missing for entry in wanted) and (not self._explaining or self._explaining.done()):
+            self._explaining = self._background(self._explain())
         for entry in core.liveness.silent:
             self._background(self._ask(entry))
         for entry in forgotten.slices:
@@ -118,10 +126,19 @@ class StoreLoop:
             self._told = suspicions
         await asyncio.to_thread(core.publish, demands, now_s)
 
-    def _background(self, work: Coroutine[None, None, None]) -> None:
+    def _background(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _explain(self) -> None:
+        """See why slices are missing, and rest before another look."""
+        try:
+            self._core.explain(await asyncio.to_thread(self._hosts))
+        except Exception:
+            logger.exception("Ray's hosts can't be listed; why slices are missing stays as it was")
+        await asyncio.sleep(self._look_s)
 
     async def _ask(self, entry: SliceRecord) -> None:
         """Ask a slice whose record stands still whether it is well."""

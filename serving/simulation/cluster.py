@@ -224,10 +224,17 @@ class SimulatedCluster:
         environment = self.environment
         return {name: environment[name] for name in _ACCESS}
 
-    def add_slice(self, shape: Slice, *, name: str | None = None) -> str:
-        """Start every host of one more slice; returns its name."""
+    def add_slice(self, shape: Slice, *, name: str | None = None, without: Sequence[str] = ()) -> str:
+        """Start every host of one more slice; returns its name.
+
+        `without` are variables that the hosts lack, as TPU_NAME where Google's webhook was not there in time.
+        """
         entry = self._added(shape, name)
-        self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)])
+        if without:
+            for worker_id in range(shape.hosts):
+                _finish(self._start_host(entry, worker_id, without))
+        else:
+            self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)])
         return entry.name
 
     def restart_host(self, name: str, worker_id: int) -> None:
@@ -411,7 +418,9 @@ class SimulatedCluster:
                 processes.kill(partial(self._processes, f"{entry.name}/{worker_id}"))
                 _finish(self._start_host(entry, worker_id))
 
-    def _start_host(self, entry: SimulatedSlice, worker_id: int) -> "subprocess.Popen[str]":
+    def _start_host(
+        self, entry: SimulatedSlice, worker_id: int, without: Sequence[str] = ()
+    ) -> "subprocess.Popen[str]":
         shape = entry.shape
         folder = self.directory / "chips" / f"{entry.name}-{worker_id}"
         chips.make(folder, shape.chips_per_host)
@@ -427,6 +436,7 @@ class SimulatedCluster:
                 "SKIP_JAX_PRECOMPILE": "1",
             }
         )
+        environment = {name: value for name, value in environment.items() if name not in without}
         resources = json.dumps({"TPU": shape.chips_per_host})
         self._network.add(entry.subnet, worker_id)
         return self._ray_start(

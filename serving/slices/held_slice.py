@@ -7,7 +7,8 @@ from typing import Any
 import ray
 
 from serving.errors import PlacementError
-from serving.slices.placement import CALLBACK, SLICE_LABEL, WORKER_LABEL
+from serving.slices.placement import CALLBACK
+from serving.tpu import SLICE_LABEL, WORKER_LABEL
 
 RESTART = (
     "Serve keeps the options of its first start: run `serve shutdown -y`, then `serve run` the YAML again with "

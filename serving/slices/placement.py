@@ -35,12 +35,10 @@ from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
 from serving.state.records import Release, SliceRecord, SliceState, Snapshot, deployment
 from serving.timings import TIMINGS
-from serving.tpu import POD_TYPE_LABEL
+from serving.tpu import POD_TYPE_LABEL, SLICE_LABEL
 
 logger = logging.getLogger("ray.serve")
 
-SLICE_LABEL = "ray.io/tpu-slice-name"
-WORKER_LABEL = "ray.io/tpu-worker-id"
 NODE_LABEL = "ray.io/node-id"
 CALLBACK = "serving.slices.placement.install"
 _REPLICA = "SERVE_REPLICA::"  # Serve begins the names of replicas and their groups with this

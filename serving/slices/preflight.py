@@ -15,9 +15,12 @@ from pathlib import Path
 import psutil
 
 from serving.environment import CHIPS
+from serving.planning import Plan
+from serving.planning.checkpoints import hub_cache, snapshot
 from serving.tpu.generations import GIB
 
 _DEVICES = ((Path("/dev/vfio"), "[0-9]*"), (Path("/dev"), "accel[0-9]*"))
+_MEMORY_BYTES = 2 * GIB  # replica, EngineCore and a worker with vLLM and JAX loaded, before any weight
 _LOOK_S = 0.5
 _REACH_S = 3.0
 _SHOWN = 3
@@ -33,6 +36,17 @@ class Needs:
     peers: tuple[tuple[str, int], ...] = ()
 
 
+def engine_needs(plan: Plan, model: str) -> Needs:
+    """What an engine of the plan needs of this host: memory, and disk for the whole checkpoint unless it is there or streamed.
+
+    `model` is the checkpoint that the engine loads: on simulated hosts not the plan's.
+    """
+    there = Path(model).expanduser().is_dir() or snapshot(model) is not None
+    streamed = "://" in model or str(plan.engine.get("load_format", "")).startswith("runai")
+    weights = 0 if there or streamed else sum(group.bytes for group in plan.fit.groups)
+    return Needs(str(hub_cache()), weights, _MEMORY_BYTES)
+
+
 @dataclass(frozen=True)
 class Facts:
     """What a host has. `holders` are processes that hold its chips, by device; `unreached` peers with the error of each."""
@@ -43,33 +57,60 @@ class Facts:
     unreached: Mapping[str, str]
 
 
-def problems(needs: Needs, facts: Facts) -> list[str]:
+@dataclass(frozen=True)
+class Problem:
+    """One thing that a host lacks, of CHIPS_FREE, DISK, MEMORY and PEERS, and what to change."""
+
+    lacks: str
+    said: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.said}; {self.remedy}"
+
+
+CHIPS_FREE, DISK, MEMORY, PEERS = "chips", "disk", "memory", "peers"
+
+
+def problems(needs: Needs, facts: Facts) -> list[Problem]:
     """What the host lacks, each with what to change."""
     found = []
     if facts.holders:
         held = [f"{device} by {holder}" for device, holder in sorted(facts.holders.items())]
         more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
-        found.append(f"its chips are held: {', '.join(held[:_SHOWN])}{more}; end that process")
+        found.append(
+            Problem(CHIPS_FREE, f"its chips are held: {', '.join(held[:_SHOWN])}{more}", "end that process")
+        )
     if facts.disk_bytes < needs.disk_bytes:
         found.append(
-            f"{_gib(facts.disk_bytes)} of disk are free under {needs.folder}, and the weights take "
-            f"{_gib(needs.disk_bytes)}; free some, or point HF_HOME at a larger disk"
+            Problem(
+                DISK,
+                f"{gib(facts.disk_bytes)} of disk are free under {needs.folder}, and the weights take {gib(needs.disk_bytes)}",
+                "free some, or point HF_HOME at a larger disk",
+            )
         )
     if facts.memory_bytes < needs.memory_bytes:
         found.append(
-            f"{_gib(facts.memory_bytes)} of memory are available, and an engine's processes take "
-            f"{_gib(needs.memory_bytes)}; end what uses it, or raise the pod's limit"
+            Problem(
+                MEMORY,
+                f"{gib(facts.memory_bytes)} of memory are available, and an engine's processes take {gib(needs.memory_bytes)}",
+                "end what uses it, or raise the pod's limit",
+            )
         )
     if facts.unreached:
         peers = [f"{peer} ({error})" for peer, error in sorted(facts.unreached.items())]
-        found.append(f"it does not reach {', '.join(peers)}; see network and firewall between the hosts")
+        found.append(
+            Problem(
+                PEERS, f"it does not reach {', '.join(peers)}", "see network and firewall between the hosts"
+            )
+        )
     return found
 
 
 def look(needs: Needs, until_free_s: float) -> Facts:
     """Facts of this host; blocks. Waits up to `until_free_s` for an engine that is just ending to let its chips go."""
     until_s = time.monotonic() + until_free_s
-    while (holders := chip_holders(_devices())) and time.monotonic() < until_s:
+    while (holders := chip_holders(devices())) and time.monotonic() < until_s:
         time.sleep(_LOOK_S)
     unreached = {}
     for address, port in needs.peers:
@@ -80,9 +121,9 @@ def look(needs: Needs, until_free_s: float) -> Facts:
     return Facts(holders, free_disk_bytes(needs.folder), available_memory_bytes(), unreached)
 
 
-def chip_holders(devices: Iterable[str]) -> dict[str, str]:
+def chip_holders(chips: Iterable[str]) -> dict[str, str]:
     """Processes that this one can see and that have a device open, by device."""
-    there = set(devices)
+    there = set(chips)
     holders: dict[str, str] = {}
     for process in psutil.process_iter() if there else ():
         with suppress(OSError, psutil.Error):
@@ -113,12 +154,12 @@ def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     return available
 
 
-def _devices() -> list[str]:
+def devices() -> list[str]:
     """The chips of this host, each a file; a simulated host has a folder of its own for them."""
     folder = os.environ.get(CHIPS)
     patterns = ((Path(folder), "*"),) if folder else _DEVICES
     return [str(device) for there, pattern in patterns for device in there.glob(pattern)]
 
 
-def _gib(count: int) -> str:
+def gib(count: int) -> str:
     return f"{count / GIB:.1f} GiB"

@@ -85,6 +85,11 @@ class Store:
                 f"no Ray cluster answers at {self.address!r}; an address is host:port of its head"
             ) from None
 
+    def cluster_versions(self) -> dict[str, str]:
+        """The versions of Ray and Python that the head was started with, as `ray` and `python`."""
+        told = json.loads(self._client.internal_kv_get(b"CLUSTER_METADATA", b"cluster") or b"{}")
+        return {name: told.get(f"{name}_version", "") for name in ("ray", "python")}
+
     def read(self, application: str | None = None) -> Snapshot:
         """All records of one application, or of all: three calls, however many records there are."""
         known = Board()

@@ -104,7 +104,7 @@ _AT_REST = (0,) * len(BEATING)
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a router says of a model: how many slices the model is to have, and for how long some have been missing."""
+    """What a router says of a model: how many slices the model is to have, for how long some have been missing, and why."""
 
     model: str
     shape: str
@@ -112,6 +112,7 @@ class Wanted:
     missing: int
     missing_for_s: float
     application: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True)

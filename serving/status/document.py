@@ -93,6 +93,7 @@ class ModelStatus(_Document):
     slices_serving: int
     slices_missing: int
     missing_for_s: float
+    missing_why: str
     held: int
     in_flight: int
     waiting: int
@@ -242,6 +243,7 @@ def _model(
         slices_serving=len(serving),
         slices_missing=wanted.missing,
         missing_for_s=wanted.missing_for_s,
+        missing_why=wanted.why,
         held=sum(demand.held for demand in demands),
         in_flight=sum(demand.in_flight for demand in demands),
         waiting=sum(entry.waiting for entry in alive),

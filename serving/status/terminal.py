@@ -46,7 +46,7 @@ def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> Renderab
             str(entry.waiting),
             f"{entry.kv_usage:.0%}",
         )
-    return Group(table, *(waiting(record) for record in wanted if record.missing))
+    return Group(table, *(Text(waiting(record)) for record in wanted if record.missing))
 
 
 def waiting(wanted: Wanted) -> str:
@@ -54,7 +54,7 @@ def waiting(wanted: Wanted) -> str:
     slices = "slice" if wanted.missing == 1 else "slices"
     return (
         f"{wanted.model}: {wanted.slices - wanted.missing} of {wanted.slices} there; waiting {wanted.missing_for_s:.0f} s for "
-        f"{wanted.missing} whole, free {slices} of {wanted.shape}"
+        f"{wanted.missing} whole, free {slices} of {wanted.shape}{f': {wanted.why}' if wanted.why else ''}"
     )
 
 
@@ -109,6 +109,7 @@ def _model(model: ModelStatus) -> list[RenderableType]:
     lines: list[RenderableType] = [title, Text(figures)]
     if model.slices_missing:
         waits = f"waiting {model.missing_for_s:.0f} s for {model.slices_missing} whole, free of {model.shape}"
+        waits += f": {model.missing_why}" if model.missing_why else ""
         lines.append(Text(waits, "yellow"))
     tokens, ttft = model.history.output_tokens_per_s[-_WIDTH:], model.history.ttft_p50_s[-_WIDTH:]
     lines.append(Text(f"tokens/s {_spark(tokens)}"))

@@ -15,7 +15,11 @@ from serving.tpu.generations import GENERATIONS, Generation, Machine, chips_of
 # What people, Ray and Google also call a generation.
 _ALIASES = {"v5litepod": "v5e", "tpu7x": "v7x", "v7": "v7x", "trillium": "v6e", "ironwood": "v7x"}
 _LISTED = 12
-POD_TYPE_LABEL = "ray.io/tpu-pod-type"  # Ray sets this label on every host of a slice
+# Labels that Ray sets on every host of a slice, from the variables that GKE gives its pod.
+POD_TYPE_LABEL = "ray.io/tpu-pod-type"
+SLICE_LABEL = "ray.io/tpu-slice-name"
+WORKER_LABEL = "ray.io/tpu-worker-id"
+TOPOLOGY_LABEL = "ray.io/tpu-topology"
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"export SERVING_CLUSTER_SECRET=\$\(serving secret\)": RunBy("test_a_secret_is_printed_once_and_is_long"),
     r"serving sim add( --\S+ \S+)*": RunBy(CLUSTER),
     r"serving sim restart head": RunBy("test_slices_outlive_the_head_and_all_works_under_the_new_one"),
+    r"serving doctor deployments/\S+\.yaml( --json)?": RunBy(
+        "test_the_doctor_finds_what_is_wrong_on_simulated_hosts"
+    ),
     r"serving slices release slice-\d": RunBy(
         "test_a_slice_whose_chips_are_held_is_left_out_and_let_go_by_a_command"
     ),

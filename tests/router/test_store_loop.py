@@ -10,6 +10,7 @@ from serving.config import RouterSpec
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
+from serving.slices.tpu_hosts import TpuHost
 from serving.state import board
 from serving.state.board import Board
 from serving.state.gcs import Found
@@ -18,7 +19,7 @@ from serving.timings import Timings
 
 pytestmark = pytest.mark.http
 
-QUICK = Timings(beat_s=0.01, silent_s=0.1, stale_s=0.2, forgotten_s=60.0, well_s=20.0)
+QUICK = Timings(beat_s=0.01, silent_s=0.1, stale_s=0.2, forgotten_s=60.0, well_s=20.0, waiting_look_s=0.01)
 
 
 class StandingStore:
@@ -83,3 +84,33 @@ async def test_a_router_asks_slices_whose_records_stand_still_and_goes_on_while_
     await loop.close()
     await core.close()
     servers.stop()
+
+
+async def test_a_router_says_why_its_model_waits_and_keeps_that_while_hosts_cannot_be_listed() -> None:
+    plan = small_plan()
+    listed = [TpuHost("n0", "10.0.0.1", chips=8)]
+    looks = 0
+
+    def hosts() -> list[TpuHost]:
+        nonlocal looks
+        looks += 1
+        if looks == 3:
+            raise ConnectionError("the head restarts")
+        return listed
+
+    store: Any = StandingStore()
+    core = RouterCore([plan], RouterSpec(), KeyFile(None), no_metrics, application="app", timings=QUICK)
+    loop = StoreLoop(core, store, lambda *_: None, QUICK, hosts=hosts)
+
+    def why() -> str:
+        (wanted,) = core.wanted(0.0)
+        return wanted.why
+
+    await loop.start()
+    await until(lambda: why().startswith("1 host without TPU_NAME (10.0.0.1)"))
+    await until(lambda: looks > 3)
+    listed[0] = TpuHost("n0", "10.0.0.1", 0, "slice-0", 0, "v6e-8", "2x4", 8, is_head=True)
+    await until(lambda: why() == "")
+    assert core.status().models[0].missing_why == ""
+    await loop.close()
+    await core.close()

@@ -34,6 +34,12 @@ def test_a_model_is_summed_over_its_slices_and_routers() -> None:
     assert model.simulated
 
 
+def test_why_a_slice_is_missing_is_in_the_document_in_words() -> None:
+    why = "2 hosts without TPU_NAME (10.0.0.1, 10.0.0.2)"
+    (model,) = status([], [dataclasses.replace(WANTED, why=why)], [], [], Rates(), 0.0).models
+    assert model.missing_why == why
+
+
 def test_hbm_is_the_plans_with_the_share_of_the_cache_in_use() -> None:
     entries = [
         entry(LLAMA, 0, kv_usage=0.5),

@@ -9,7 +9,8 @@ from serving.status.rates import STEP_S, Rates
 
 pytestmark = pytest.mark.unit
 LLAMA = "llama"
-WANTED = Wanted(LLAMA, "v6e 2x4 (2 hosts x 4 chips)", slices=4, missing=1, missing_for_s=12.0)
+WHY = "1 of 2 hosts of slice b are there; worker 1 is missing"
+WANTED = Wanted(LLAMA, "v6e 2x4 (2 hosts x 4 chips)", slices=4, missing=1, missing_for_s=12.0, why=WHY)
 
 
 def drawn(entries: list[SliceRecord], demands: list[Demand], decisions: list[DecisionStatus]) -> str:
@@ -38,7 +39,7 @@ def test_the_terminal_shows_what_the_page_shows() -> None:
     for said in (
         "slices 1 of 4 · running 12 · queue 7 (7 in routers, 0 in engines) · output 100 tokens/s",
         "TTFT p50 250 ms, p90 1.5 s",
-        "waiting 12 s for 1 whole, free of v6e 2x4 (2 hosts x 4 chips)",
+        f"waiting 12 s for 1 whole, free of v6e 2x4 (2 hosts x 4 chips): {WHY}",
         "■■■■ 1: 127.100.0.1",
         "lost: host 1 (127.100.1.1) is",
         "starting: compiling",

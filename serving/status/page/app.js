@@ -92,7 +92,8 @@ function missing(model) {
   if (!model.slices_missing) return null;
   return h("div.slice.missing", { "data-id": "missing" },
     h("h4", {}, "waiting for hardware"),
-    h("p", {}, `${model.slices_missing} whole, free ${model.slices_missing === 1 ? "slice" : "slices"} of ${model.shape}; for ${time(model.missing_for_s)}`));
+    h("p", {}, `${model.slices_missing} whole, free ${model.slices_missing === 1 ? "slice" : "slices"} of ${model.shape}; for ${time(model.missing_for_s)}`),
+    model.missing_why && h("p.error", {}, model.missing_why));
 }
 
 function drawSlice(slice) {

@@ -316,8 +316,8 @@ def test_missing_slices_are_counted_from_when_they_went() -> None:
     assert found.wanted(5.0)[0].missing == 0
     found.update([entry("a"), entry("b", SliceState.LOST)], 10.0)
     found.update([entry("a")], 11.0)
-    assert dataclasses.astuple(found.wanted(14.5)[0]) == (LLAMA, SHAPE, 2, 1, 4.5, "")
+    assert dataclasses.astuple(found.wanted(14.5)[0]) == (LLAMA, SHAPE, 2, 1, 4.5, "", "")
     found.update([entry("a"), entry("c", SliceState.STARTING)], 20.0)
-    assert dataclasses.astuple(found.wanted(21.0)[0]) == (LLAMA, SHAPE, 2, 0, 0.0, "")
+    assert dataclasses.astuple(found.wanted(21.0)[0]) == (LLAMA, SHAPE, 2, 0, 0.0, "", "")
     found.update([entry("a")], 30.0)
     assert found.wanted(31.0)[0].missing_for_s == 1.0

@@ -1,0 +1,249 @@
+"""Checks of the cluster as a whole: facts in, findings out."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
+from serving.doctor.facts import Facts, HostFacts
+from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
+from serving.doctor.versions import locked
+from serving.planning import Plan
+from serving.slices.tpu_hosts import WEBHOOK, counted, is_of, lacks, listed, nameless
+from serving.state.records import SliceState
+from serving.tpu import Slice
+
+_GUIDE = "docs/guides/gke.md"
+
+
+def ray_version(facts: Facts) -> list[Finding]:
+    if isinstance(facts.cluster, str):
+        return [failed(facts.cluster, "start the cluster, or name another with --address or RAY_ADDRESS")]
+    cluster, here = facts.cluster, facts.here
+    wanted = locked(simulated=facts.simulated)["ray"]
+    if cluster["ray"] != wanted:
+        remedy = "build the image from the lock (lock/image.txt): placement of slices was tried with that Ray alone"
+        return [failed(f"the head runs Ray {cluster['ray']}, and the lock has {wanted}", remedy)]
+    if cluster != here:
+        return [
+            failed(
+                f"the head runs Ray {cluster['ray']} on Python {cluster['python']}, this command Ray {here['ray']} on {here['python']}",
+                "run the command with the image's Python, as on the head itself",
+            )
+        ]
+    return [ok(f"Ray {cluster['ray']}, Python {cluster['python']}")]
+
+
+def token(facts: Facts) -> list[Finding]:
+    modes = {host.ip: told.environment.get("RAY_AUTH_MODE", "disabled") for host, told in facts.seen}
+    if isinstance(facts.head, HostFacts):
+        modes["the head"] = facts.head.environment.get("RAY_AUTH_MODE", "disabled")
+    if not modes:
+        return [_unseen(facts)]
+    if len(set(modes.values())) > 1:
+        without = [place for place, mode in modes.items() if mode != "token"]
+        return [
+            failed(f"Ray asks for a token, but not on {listed(without)}", "set RAY_AUTH_MODE=token on all")
+        ]
+    if set(modes.values()) != {"token"}:
+        return [
+            warning(
+                "Ray asks nobody for a token: who reaches the head runs programs on every host",
+                "set RAY_AUTH_MODE=token on all hosts (authOptions of KubeRay)",
+            )
+        ]
+    return [ok(f"Ray asks for a token on {counted(len(modes), 'host')}")]
+
+
+def cluster_secret(facts: Facts) -> list[Finding]:
+    digests = {host.ip: told.secret for host, told in facts.seen}
+    if isinstance(facts.head, HostFacts):
+        digests["the head"] = facts.head.secret
+    if not digests:
+        return [_unseen(facts)]
+    by_digest = Counter(digests.values())
+    if len(by_digest) > 1:
+        usual = by_digest.most_common(1)[0][0]
+        other = [place for place, digest in digests.items() if digest != usual]
+        return [
+            failed(
+                f"{listed(other)} and the others have different cluster secrets: routers can't ask those slices",
+                "give all pods SERVING_CLUSTER_SECRET from one secret, and restart those that differ",
+            )
+        ]
+    if not any(by_digest):
+        return [
+            warning(
+                "no host has SERVING_CLUSTER_SECRET: slices' ports answer everybody",
+                "make one with `serving secret`",
+            )
+        ]
+    return [ok(f"one cluster secret on {counted(len(digests), 'host')}")]
+
+
+def webhook(facts: Facts) -> list[Finding]:
+    if isinstance(facts.hosts, str) or not facts.hosts:
+        return [_unseen(facts)]
+    if unnamed := nameless(facts.hosts):
+        return [failed(unnamed, f"{WEBHOOK} ({_GUIDE})")]
+    several = {name for name, hosts in facts.slices.items() if len(hosts) > 1}
+    unset = [
+        host.ip
+        for host, told in facts.seen
+        if host.slice in several and not told.simulated and "TPU_WORKER_HOSTNAMES" not in told.environment
+    ]
+    if unset:
+        return [
+            failed(f"{counted(len(unset), 'host')} without TPU_WORKER_HOSTNAMES ({listed(unset)})", WEBHOOK)
+        ]
+    return [ok(f"TPU_NAME and TPU_WORKER_ID on {counted(len(facts.hosts), 'host')}")]
+
+
+def slices(facts: Facts) -> list[Finding]:
+    """Whether every slice that has joined is whole, and of a shape of the plans."""
+    if isinstance(facts.hosts, str):
+        return [_unseen(facts)]
+    findings, whole = [], 0
+    for name, hosts in facts.slices.items():
+        shapes = [plan.slice for plan in facts.plans if is_of(hosts, plan.slice)]
+        if not shapes:
+            shape = f"{hosts[0].pod_type or 'unknown type'}, topology {hosts[0].topology or 'unknown'}"
+            findings.append(
+                warning(
+                    f"slice {name} ({shape}) is of no pool of the YAML: nothing will be placed there",
+                    "change the YAML's slice, or the node pool",
+                )
+            )
+            continue
+        problems = [lacks(name, hosts, shape) for shape in dict.fromkeys(shapes)]
+        if all(problems):
+            remedy = "wait for the host, or see why its pod does not run: kubectl describe pod"
+            findings.append(failed(problems[0], remedy))
+        else:
+            whole += 1
+    if not findings and not whole:
+        return [not_yet("no slice has joined")]
+    return findings or [ok(f"{counted(whole, 'slice')} with all hosts")]
+
+
+def pools(facts: Facts) -> list[Finding]:
+    """Whether there are as many whole slices as the pools' minimum."""
+    if isinstance(facts.hosts, str):
+        return [_unseen(facts)]
+    wanted: defaultdict[Slice, list[Plan]] = defaultdict(list)
+    for plan in facts.plans:
+        wanted[plan.slice].append(plan)
+    findings = []
+    for shape, plans in wanted.items():
+        there = sum(
+            is_of(hosts, shape) and not lacks(name, hosts, shape) for name, hosts in facts.slices.items()
+        )
+        least, most = (sum(getattr(plan.model.replicas, end) for plan in plans) for end in ("min", "max"))
+        said = f"{there} whole of {shape}, of {least} that the YAML starts with" + (
+            f" and {most} at most" if most > least else ""
+        )
+        if there < least:
+            remedy = (
+                "add nodes of that shape (`serving manifest` prints the gcloud line), or lower replicas.min"
+            )
+            findings.append(failed(said, remedy))
+        else:
+            findings.append(ok(said))
+    return findings
+
+
+def control_store(facts: Facts) -> list[Finding]:
+    if not isinstance(facts.head, HostFacts):
+        return [not_looked_at(facts.head)]
+    redis = facts.head.environment.get("RAY_REDIS_ADDRESS")
+    if redis:
+        return [ok(f"kept in the Redis at {redis}: slices outlive the head")]
+    if facts.head.environment.get("RAY_gcs_storage") == "rocksdb":
+        return [ok("kept on the head's disk: slices outlive a restart of the head")]
+    return [
+        warning(
+            "kept in the head's memory: when the head ends, every slice ends a minute later",
+            "keep it outside: gke.control_store (docs/guides/failures.md)",
+        )
+    ]
+
+
+def endpoints(facts: Facts) -> list[Finding]:
+    if isinstance(facts.endpoints, str):
+        return [not_looked_at(facts.endpoints)]
+    findings = []
+    for entry in facts.endpoints:
+        if not entry.ready:
+            findings.append(
+                failed(
+                    f"Service {entry.service} has no ready address: clients reach nobody",
+                    "see whether the head's pod is ready: kubectl get pods -l ray.io/node-type=head",
+                )
+            )
+        elif strangers := sorted(set(entry.ready) - set(entry.heads)):
+            findings.append(
+                failed(
+                    f"Service {entry.service} sends requests to {listed(strangers)}, where no door listens",
+                    "use the Service that `serving manifest` renders, which selects the head alone",
+                )
+            )
+        else:
+            findings.append(ok(f"Service {entry.service} leads to the head ({listed(entry.ready)})"))
+    return findings
+
+
+def service(facts: Facts) -> list[Finding]:
+    """What the slices of the running service do."""
+    if isinstance(facts.snapshot, str):
+        return [not_looked_at(facts.snapshot)]
+    wanted = {record.model: record for record in facts.snapshot.wanted}
+    if not wanted and not facts.snapshot.slices:
+        return [not_yet("nothing is deployed: `serve run` the YAML")]
+    findings = []
+    for model in dict.fromkeys(plan.model.name for plan in facts.plans):
+        records = [record for record in facts.snapshot.slices if record.model == model]
+        serving = sum(record.serves for record in records)
+        if model not in wanted:
+            findings.append(not_yet(f"{model} is not deployed"))
+            continue
+        said = f"{model}: {serving} of {counted(wanted[model].slices, 'slice')} serve"
+        lost = [record for record in records if record.state is SliceState.LOST and record.reason]
+        starting = [record for record in records if record.state is SliceState.STARTING]
+        if serving >= wanted[model].slices:
+            findings.append(ok(said))
+        elif why := wanted[model].why:
+            findings.append(
+                failed(f"{said}; waiting {wanted[model].missing_for_s:.0f} s: {why}", "see above")
+            )
+        elif starting:
+            phases = [f"{record.slice or 'no slice yet'} {record.phase}" for record in starting]
+            findings.append(not_yet(f"{said}; starting: {listed(phases)}"))
+        elif lost:
+            findings.append(failed(f"{said}; {lost[0].slice}: {lost[0].reason}", "see `serving status`"))
+        else:
+            findings.append(failed(said, "see `serving status`, and Serve's log on the head"))
+    findings += [
+        failed(
+            f"engines failed on slice {entry.slice} ({entry.host}) {entry.failures} times: {entry.reason}",
+            f"mend the host, then `serving slices release {entry.slice}`",
+        )
+        for entry in facts.snapshot.slice_failures
+    ]
+    return findings
+
+
+def _unseen(facts: Facts) -> Finding:
+    if isinstance(facts.hosts, str):
+        return not_looked_at(facts.hosts)
+    return not_yet("no TPU host has joined") if not facts.hosts else not_looked_at("no host answered")
+
+
+CLUSTER: Sequence[Check] = (
+    Check("ray", "Head, this command and the lock have one version of Ray and Python.", ray_version),
+    Check("token", "Ray asks for a token on all hosts, or on none.", token),
+    Check("secret", "Head and slices have one cluster secret.", cluster_secret),
+    Check("webhook", "Every TPU host has what Google's TPU webhook sets.", webhook),
+    Check("slices", "Every slice that has joined has all its hosts, with all their chips.", slices),
+    Check("pools", "There are as many whole slices as `replicas.min` asks for.", pools),
+    Check("control store", "Ray's control store outlives the head.", control_store),
+    Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),
+    Check("service", "As many slices serve as are wanted, and why not.", service),
+)

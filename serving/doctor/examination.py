@@ -1,0 +1,43 @@
+"""All checks on one set of facts, in the order in which a cluster comes up."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from serving.doctor.cluster_checks import CLUSTER
+from serving.doctor.facts import Facts
+from serving.doctor.findings import Check, Finding, any_failed
+from serving.doctor.host_checks import HOSTS
+
+STAGES: dict[str, Sequence[Check]] = {"cluster": CLUSTER, "hosts": HOSTS}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one check found."""
+
+    stage: str
+    check: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def failed(self) -> bool:
+        return any_failed(self.findings)
+
+
+def examine(facts: Facts) -> list[Result]:
+    """Every check, decided on the facts."""
+    return [
+        Result(stage, check.name, tuple(check.decide(facts)))
+        for stage, checks in STAGES.items()
+        for check in checks
+    ]
+
+
+def summary(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """What `--json` prints: one entry a finding."""
+    return [
+        {"stage": result.stage, "check": result.check, **asdict(finding)}
+        for result in results
+        for finding in result.findings
+    ]

@@ -1,0 +1,99 @@
+"""What `serving doctor` found, as plain data: what checks decide on. Nothing here looks at anything."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from serving.planning import Plan
+from serving.slices.preflight import Facts as Preflight
+from serving.slices.preflight import Needs
+from serving.slices.tpu_hosts import TpuHost, by_slice, is_of
+from serving.state.records import SliceRecord, SliceState, Snapshot
+
+# The variables of a host that checks read. None of them is a secret.
+VARIABLES = (
+    *("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "TPU_TOPOLOGY"),
+    *("RAY_AUTH_MODE", "RAY_REDIS_ADDRESS", "RAY_gcs_storage"),
+    *("NUM_PRECOMPILE_WORKERS", "VLLM_XLA_CACHE_PATH", "JAX_PLATFORMS"),
+)
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What one host told of itself.
+
+    `devices` are its chips as device files. `memlock_bytes` is what a process may lock in memory, None without a limit.
+    `cpus` are those that a process there may use, of `cores`. `versions` are of installed packages, and of `python`.
+    `secret` is a digest of the cluster's secret, empty without one. `weights` says by model why the host can't read its weights,
+    and nothing where it can.
+    """
+
+    has: Preflight
+    needs: Needs = field(default_factory=Needs)
+    devices: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    memlock_bytes: int | None = None
+    memory_bytes: int = 0
+    cpus: float = 0
+    cores: int = 0
+    versions: Mapping[str, str] = field(default_factory=dict)
+    secret: str = ""
+    weights: Mapping[str, str] = field(default_factory=dict)
+    simulated: bool = False
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """What Kubernetes says of the application's Service: addresses behind it that are ready, and those of heads."""
+
+    service: str
+    ready: tuple[str, ...] = ()
+    heads: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Everything that checks decide on. A text in place of facts says why they were not looked at.
+
+    `plans` are of every pool of the YAML. `cluster` are the versions of `ray` and `python` that the head was started with, `here`
+    those of the caller. `hosts` are the TPU hosts that Ray lists; `told` what each said of itself, by Ray's node id, or why it said
+    nothing; `head` the same of the head.
+    """
+
+    plans: Sequence[Plan]
+    cluster: Mapping[str, str] | str
+    here: Mapping[str, str] = field(default_factory=dict)
+    hosts: Sequence[TpuHost] | str = ()
+    told: Mapping[str, HostFacts | str] = field(default_factory=dict)
+    head: HostFacts | str = "nobody asked it"
+    snapshot: Snapshot | str = field(default_factory=Snapshot)
+    endpoints: Sequence[Endpoints] | str = ()
+
+    @property
+    def seen(self) -> list[tuple[TpuHost, HostFacts]]:
+        """The TPU hosts that told of themselves."""
+        hosts = [] if isinstance(self.hosts, str) else self.hosts
+        pairs = [(host, self.told.get(host.node_id)) for host in hosts]
+        return [(host, told) for host, told in pairs if isinstance(told, HostFacts)]
+
+    @property
+    def slices(self) -> dict[str, list[TpuHost]]:
+        return {} if isinstance(self.hosts, str) else by_slice(self.hosts)
+
+    @property
+    def records(self) -> list[SliceRecord]:
+        """The slice replicas that are not lost."""
+        if isinstance(self.snapshot, str):
+            return []
+        return [record for record in self.snapshot.slices if record.state is not SliceState.LOST]
+
+    @property
+    def simulated(self) -> bool:
+        return any(told.simulated for _, told in self.seen)
+
+    def plans_of(self, host: TpuHost) -> list[Plan]:
+        """The plans whose slices the host may be of."""
+        return [plan for plan in self.plans if is_of([host], plan.slice)]
+
+    def runs_engine(self, host: TpuHost) -> bool:
+        """Whether a replica holds the host's slice: then its engine has the chips, the memory and the files."""
+        return any(record.slice == host.slice for record in self.records if record.slice)

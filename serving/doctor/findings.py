@@ -1,0 +1,59 @@
+"""What a check finds, and what all findings come to."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from serving.doctor.facts import Facts
+
+
+class Verdict(StrEnum):
+    """OK is said of what was looked at alone."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILED = "failed"
+    NOT_YET = "not yet"
+    NOT_LOOKED_AT = "not looked at"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that a check found: what is, and what to do where that is not right."""
+
+    verdict: Verdict
+    said: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check: what it looks at, in a sentence, and the decision on the facts."""
+
+    name: str
+    about: str
+    decide: Callable[[Facts], list[Finding]]
+
+
+def ok(said: str) -> Finding:
+    return Finding(Verdict.OK, said)
+
+
+def warning(said: str, remedy: str) -> Finding:
+    return Finding(Verdict.WARNING, said, remedy)
+
+
+def failed(said: str, remedy: str) -> Finding:
+    return Finding(Verdict.FAILED, said, remedy)
+
+
+def not_yet(said: str) -> Finding:
+    return Finding(Verdict.NOT_YET, said)
+
+
+def not_looked_at(why: str) -> Finding:
+    return Finding(Verdict.NOT_LOOKED_AT, why)
+
+
+def any_failed(findings: Iterable[Finding]) -> bool:
+    return any(finding.verdict is Verdict.FAILED for finding in findings)

@@ -1,0 +1,182 @@
+"""Looks at a cluster for `serving doctor`: the store, Ray's list of nodes, an actor on each host, and kubectl.
+
+Whatever can't be looked at is a sentence that says why. Nothing stays behind: actors end with the look, at the latest with
+this process, their driver.
+"""
+
+import contextlib
+import json
+import logging
+import platform
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from serving.config import DeploymentFile
+from serving.doctor.facts import Endpoints, Facts, HostFacts
+from serving.doctor.host import HostLook
+from serving.errors import ServingError
+from serving.gke.application import label_of
+from serving.planning import Plan
+from serving.slices.tpu_hosts import TpuHost, tpu_hosts
+from serving.state.gcs import Store
+
+_HEAD = "node:__internal_head__"
+_KUBECTL_S = 10
+
+
+def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limit_s: float) -> Facts:
+    """Everything to be known of the cluster at this address; hosts have `limit_s` seconds to answer."""
+    here = {"ray": ray.__version__, "python": platform.python_version()}
+    try:
+        store = Store(address)
+        cluster = store.cluster_versions()
+        snapshot = store.read()
+    except Exception as error:  # noqa: BLE001  Ray's client raises errors of its own that no module names
+        said = (
+            error.message if isinstance(error, ServingError) else f"the control store can't be read: {error}"
+        )
+        return unreached(said, deployment, plans)
+    facts = Facts(plans, cluster, here, snapshot=snapshot, endpoints=kubernetes(deployment))
+    if cluster != here:
+        unseen = "this command can't join a cluster of other versions"
+        return replace(facts, hosts=unseen, head=unseen)
+    with _joined(address):
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        hosts = tpu_hosts(nodes)
+        head = next((node for node in nodes if _HEAD in node["Resources"]), None)
+        told = _told(hosts, head, replace(facts, hosts=hosts), limit_s)
+    told_by_head = told.pop(head["NodeID"], "it did not answer") if head else "Ray lists no head"
+    facts = replace(facts, hosts=hosts, told=told, head=told_by_head)
+    return replace(facts, endpoints="the hosts are simulated") if facts.simulated else facts
+
+
+def unreached(why: str, deployment: DeploymentFile, plans: Sequence[Plan]) -> Facts:
+    """What is to be known where no cluster is reached: what kubectl says."""
+    unseen = "no cluster was reached"
+    return Facts(plans, why, hosts=unseen, head=unseen, snapshot=unseen, endpoints=kubernetes(deployment))
+
+
+@contextlib.contextmanager
+def _joined(address: str) -> Any:
+    ray.init(address=address, namespace="serving-doctor", log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _told(
+    hosts: Sequence[TpuHost], head: Mapping[str, Any] | None, facts: Facts, limit_s: float
+) -> dict[str, HostFacts | str]:
+    """What every host tells of itself, or why it does not, by node; all at once."""
+    until_s = time.monotonic() + limit_s
+    ips = {host.node_id: host.ip for host in hosts}
+    if head:
+        ips.setdefault(head["NodeID"], head["NodeManagerAddress"])
+    look = ray.remote(num_cpus=0, max_restarts=0)(HostLook)
+    actors = {
+        node: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(ip)
+        for node, ip in ips.items()
+    }
+    try:
+        ports = _answers({node: actor.port.remote() for node, actor in actors.items()}, until_s)
+        asked = {}
+        for node in ports:
+            host = next((host for host in hosts if host.node_id == node), None)
+            peers = _peers(host, hosts, ports) if host else []
+            plans = facts.plans_of(host) if host else []
+            if not isinstance(ports[node], str):
+                asked[node] = actors[node].look.remote(plans, peers)
+        return {node: port for node, port in ports.items() if isinstance(port, str)} | _answers(
+            asked, until_s
+        )
+    finally:
+        for actor in actors.values():
+            ray.kill(actor)
+
+
+def _peers(host: TpuHost, hosts: Sequence[TpuHost], ports: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """The other hosts of the slice, by their raylet's port and by the one that the look opened."""
+    peers = []
+    for other in hosts:
+        if other.slice == host.slice and other.slice and other.node_id != host.node_id:
+            opened = ports.get(other.node_id)
+            peers += [(other.ip, port) for port in (other.port, opened) if isinstance(port, int) and port]
+    return peers
+
+
+def _answers(asked: Mapping[str, Any], until_s: float) -> dict[str, Any]:
+    """Each node's answer, or why there is none. What has come in time counts, however late the others are."""
+    left_s = max(0.1, until_s - time.monotonic())
+    ray.wait(list(asked.values()), num_returns=len(asked), timeout=left_s) if asked else None
+    answers: dict[str, Any] = {}
+    for node, reference in asked.items():
+        try:
+            answers[node] = ray.get(reference, timeout=0.1)
+        except GetTimeoutError:
+            answers[node] = "it did not answer in time"
+        except RayError as error:
+            answers[node] = f"it could not look ({str(error).strip().splitlines()[-1]})"
+    return answers
+
+
+def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
+    """The Services of the file's applications, by kubectl; why not, where there is none or it reaches no cluster."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not here"
+    found = []
+    for name, config in deployment.services.items():
+        label, namespace = label_of(name), config.gke.namespace
+        try:
+            slices = _kubectl(namespace, "endpointslices", f"kubernetes.io/service-name={label}")
+            heads = _kubectl(namespace, "pods", f"app={label},ray.io/node-type=head")
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            return f"kubectl reaches no cluster ({error})"
+        found.append(endpoints_of(label, slices, heads))
+    return found
+
+
+def endpoints_of(service: str, slices: Mapping[str, Any], heads: Mapping[str, Any]) -> Endpoints:
+    """What `kubectl get -o json` says of a Service's EndpointSlices and of the heads' pods."""
+    ready = [
+        address
+        for entry in slices["items"]
+        for endpoint in entry.get("endpoints") or ()
+        if endpoint.get("conditions", {}).get("ready", True)
+        for address in endpoint["addresses"]
+    ]
+    pods = [pod.get("status", {}).get("podIP", "") for pod in heads["items"]]
+    return Endpoints(service, tuple(sorted(ready)), tuple(filter(None, pods)))
+
+
+def _kubectl(namespace: str, kind: str, selector: str) -> Any:
+    """Raises ValueError with the last line of kubectl's own words."""
+    done = subprocess.run(
+        [
+            "kubectl",
+            "get",
+            kind,
+            "-n",
+            namespace,
+            "-l",
+            selector,
+            "-o",
+            "json",
+            f"--request-timeout={_KUBECTL_S // 2}s",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_KUBECTL_S,
+        check=False,
+    )
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or ["it failed"])[-1])
+    return json.loads(done.stdout)

@@ -1,0 +1,214 @@
+"""Checks of every host: facts in, findings out."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from serving.doctor.facts import Facts, HostFacts
+from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
+from serving.doctor.versions import locked
+from serving.gke.storage import checkpoint_bytes
+from serving.planning import Plan
+from serving.slices.preflight import CHIPS_FREE, DISK, MEMORY, PEERS, gib, problems
+from serving.slices.tpu_hosts import TpuHost, counted, listed
+
+# What a program may lock where the kernel's own limit was not raised: 64 KiB once, 8 MiB since Linux 5.16.
+_KERNEL_MEMLOCK_BYTES = 8 << 20
+# Google's samples give a pod 20 to 24 CPUs on 4 chips.
+_CPUS_PER_CHIP = 5
+
+Look = Callable[[TpuHost, HostFacts], Finding | None]
+
+
+def answers(facts: Facts) -> list[Finding]:
+    if isinstance(facts.hosts, str):
+        return [not_looked_at(facts.hosts)]
+    if not facts.hosts:
+        return [not_yet("no TPU host has joined")]
+    silent = [
+        failed(f"{_name(host)}: {told}", "see the pod's log; a host whose image differs can't take the check")
+        for host in facts.hosts
+        if isinstance(told := facts.told.get(host.node_id, "it was not asked"), str)
+    ]
+    return silent or [ok(f"{counted(len(facts.hosts), 'host')} answered")]
+
+
+def chips(facts: Facts) -> list[Finding]:
+    def look(host: TpuHost, told: HostFacts) -> Finding | None:
+        wanted = _chips(facts, host)
+        if len(told.devices) != wanted:
+            remedy = "see the TPU device plugin's pod on the node; the pod has to ask for all chips (google.com/tpu)"
+            return failed(f"{counted(len(told.devices), 'chip')} to be seen, of {wanted}", remedy)
+        if facts.runs_engine(host):
+            return None
+        return _problem(told, CHIPS_FREE)
+
+    return _each(facts, look, "all chips there, and free where no engine runs")
+
+
+def tpu_resource(facts: Facts) -> list[Finding]:
+    def look(host: TpuHost, told: HostFacts) -> Finding | None:
+        if host.chips != len(told.devices):
+            return failed(
+                f"Ray counts {counted(host.chips, 'chip')}, and {len(told.devices)} are to be seen",
+                "do not set rayStartParams.resources or num-tpus: Ray counts the devices itself",
+            )
+        return None
+
+    return _each(facts, look, "Ray counts the chips that are there")
+
+
+def memlock(facts: Facts) -> list[Finding]:
+    def look(_: TpuHost, told: HostFacts) -> Finding | None:
+        if told.simulated or told.memlock_bytes is None or told.memlock_bytes > _KERNEL_MEMLOCK_BYTES:
+            return None
+        return failed(
+            f"a program may lock {gib(told.memlock_bytes)} of memory, the kernel's own limit: libtpu needs more",
+            "run `ulimit -l 68719476736` before `ray start`, as the manifest's pods do",
+        )
+
+    simulated = "; simulated hosts lock none" if facts.simulated else ""
+    return _each(facts, look, f"memory may be locked{simulated}")
+
+
+def disk(facts: Facts) -> list[Finding]:
+    return _each(facts, _of_preflight(facts, DISK), "room for the weights")
+
+
+def memory(facts: Facts) -> list[Finding]:
+    def look(host: TpuHost, told: HostFacts) -> Finding | None:
+        if not told.simulated:
+            plans = [plan for plan in facts.plans_of(host) if loads_whole(plan)]
+            needed = max((checkpoint_bytes(plan) for plan in plans), default=0)
+            if needed > told.memory_bytes:
+                return failed(
+                    f"loading holds the whole checkpoint, {gib(needed)}, and the host has {gib(told.memory_bytes)}",
+                    "raise the pod's memory limit, or take a machine with more",
+                )
+        return _of_preflight(facts, MEMORY)(host, told)
+
+    return _each(facts, look, "memory for an engine's processes")
+
+
+def loads_whole(plan: Plan) -> bool:
+    """Whether each host holds all weights while it loads: tpu-inference 0.26 does with FP8 in vLLM's implementation."""
+    quantization = plan.sizes.quantization
+    return plan.sizes.by_vllm and quantization is not None and quantization.format == "fp8"
+
+
+def cpu(facts: Facts) -> list[Finding]:
+    def look(host: TpuHost, told: HostFacts) -> Finding | None:
+        wanted = _CPUS_PER_CHIP * _chips(facts, host)
+        if told.simulated or told.cpus >= wanted:
+            return None
+        return warning(
+            f"{told.cpus:g} CPUs, and {wanted} are usual for {counted(_chips(facts, host), 'chip')}: compiling will be slow",
+            f"lift the pod's CPU limit; the host has {told.cores}",
+        )
+
+    simulated = "; simulated hosts share this machine's" if facts.simulated else ""
+    return _each(facts, look, f"CPUs for its chips{simulated}")
+
+
+def network(facts: Facts) -> list[Finding]:
+    return _each(facts, lambda _, told: _problem(told, PEERS), "each host reaches the others of its slice")
+
+
+def versions(facts: Facts) -> list[Finding]:
+    if not facts.seen:
+        return _unseen(facts)
+    findings: list[Finding] = []
+    hosts = {_name(host): told for host, told in facts.seen}
+    if isinstance(facts.head, HostFacts):
+        hosts["the head"] = facts.head
+    wanted = locked(simulated=facts.simulated)
+    packages = dict.fromkeys([*wanted, *(name for told in hosts.values() for name in told.versions)])
+    for package in packages:
+        there = {name: told.versions.get(package, "none") for name, told in hosts.items()}
+        usual = wanted.get(package) or Counter(there.values()).most_common(1)[0][0]
+        if other := {name: version for name, version in there.items() if version != usual}:
+            said = listed(f"{name} has {version}" for name, version in other.items())
+            of = "the lock" if package in wanted else "the others"
+            findings.append(
+                failed(
+                    f"{package}: {of} {'has' if package in wanted else 'have'} {usual}; {said}", _ONE_IMAGE
+                )
+            )
+    return findings or [ok(f"{', '.join(f'{name} {version}' for name, version in wanted.items())}")]
+
+
+def weights(facts: Facts) -> list[Finding]:
+    def look(_: TpuHost, told: HostFacts) -> Finding | None:
+        unreadable = [f"{model}: {why}" for model, why in told.weights.items() if why]
+        if not unreadable:
+            return None
+        return failed(
+            "; ".join(unreadable),
+            "set HF_TOKEN by gke.token_secret, or give the slices' service account the bucket's role",
+        )
+
+    if facts.simulated:
+        return [not_looked_at("simulated hosts load a stand-in model")]
+    return _each(facts, look, "weights can be read")
+
+
+_ONE_IMAGE = "build one image from the lock, and restart the pods that have another"
+
+
+def _chips(facts: Facts, host: TpuHost) -> int:
+    """The chips that a host should have: by its plan, else what most of its slice has."""
+    return next((plan.slice.chips_per_host for plan in facts.plans_of(host)), host.chips)
+
+
+def _of_preflight(facts: Facts, lacks: str) -> Look:
+    """What an engine lacks on a host; where one runs already, it has what it needs."""
+    return lambda host, told: None if facts.runs_engine(host) else _problem(told, lacks)
+
+
+def _problem(told: HostFacts, lacks: str) -> Finding | None:
+    found = (problem for problem in problems(told.needs, told.has) if problem.lacks == lacks)
+    return next((failed(problem.said, problem.remedy) for problem in found), None)
+
+
+def _each(facts: Facts, look: Look, well: str) -> list[Finding]:
+    """One finding for each thing that some hosts lack; one for all where none lacks any."""
+    if not facts.seen:
+        return _unseen(facts)
+    lacking: dict[Finding, list[str]] = {}
+    for host, told in facts.seen:
+        if found := look(host, told):
+            lacking.setdefault(found, []).append(_name(host))
+    findings = [
+        Finding(found.verdict, f"{listed(names)}: {found.said}", found.remedy)
+        for found, names in lacking.items()
+    ]
+    return findings or [ok(f"{counted(len(facts.seen), 'host')}: {well}")]
+
+
+def _unseen(facts: Facts) -> list[Finding]:
+    if isinstance(facts.hosts, str):
+        return [not_looked_at(facts.hosts)]
+    return [not_looked_at("no host answered") if facts.hosts else not_yet("no TPU host has joined")]
+
+
+def _name(host: TpuHost) -> str:
+    return f"{host.slice}/{host.worker_id} ({host.ip})" if host.named else host.ip
+
+
+HOSTS: Sequence[Check] = (
+    Check("hosts", "Every TPU host answers.", answers),
+    Check("chips", "Every chip of a host is there, and no stranger holds it.", chips),
+    Check("TPU resource", "Ray counts the chips that are there.", tpu_resource),
+    Check("memlock", "Programs may lock the memory that libtpu's buffers take.", memlock),
+    Check("disk", "The disk has room for the weights.", disk),
+    Check(
+        "memory",
+        "The memory holds an engine's processes, and the checkpoint where it is loaded whole.",
+        memory,
+    ),
+    Check("cpu", "The pod has CPUs for the compiler.", cpu),
+    Check("network", "Hosts of a slice reach each other, on Ray's port and on one opened for this.", network),
+    Check("versions", "Packages are those of the lock, on all hosts and the head.", versions),
+    Check(
+        "weights", "Every host can read the weights: token, mounted bucket, or bucket by its API.", weights
+    ),
+)

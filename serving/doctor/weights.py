@@ -1,0 +1,82 @@
+"""Whether a host can read a model's weights: from Hugging Face's site, from a mounted bucket, or from a bucket by its API."""
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from serving.errors import ServingError
+from serving.gke.storage import WEIGHTS
+from serving.planning.checkpoints import snapshot
+
+_ASK_S = 5.0
+# Both are Google's own: where its client libraries look for the metadata server, and for another store than Google's.
+_METADATA = "GCE_METADATA_HOST"
+_STORE = "STORAGE_EMULATOR_HOST"
+
+
+def unreadable(model: str, config_of: Callable[[str], Any]) -> str:
+    """Why this host can't read the weights of a model, in words; empty where it can.
+
+    `config_of` asks Hugging Face's site for a config.json, with this host's token.
+    """
+    scheme, _, path = model.partition("://")
+    if scheme == "gs":
+        return _unreadable_bucket(*path.partition("/")[::2])
+    if path:
+        return f"nobody here can look at {scheme}://"
+    folder = Path(model).expanduser()
+    if model.startswith(("/", ".", "~")):
+        return _unreadable_folder(folder)
+    if folder.is_dir() or snapshot(model) is not None:
+        return ""
+    try:
+        config_of(model)
+    except ServingError as error:
+        return error.message
+    return ""
+
+
+def _unreadable_folder(folder: Path) -> str:
+    if not folder.is_dir():
+        mount = Path(WEIGHTS)
+        missing = f"{folder} is not there"
+        return f"{missing}, nor is a bucket mounted at {WEIGHTS}" if not mount.is_dir() else missing
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        return f"{folder}: {error.strerror}"
+    return "" if files else f"{folder} is empty"
+
+
+def _unreadable_bucket(bucket: str, prefix: str) -> str:
+    """Lists one object below the prefix, as the pod's own service account."""
+    store = os.environ.get(_STORE, "https://storage.googleapis.com")
+    try:
+        headers = {} if _STORE in os.environ else {"Authorization": f"Bearer {_account_token()}"}
+        answer = httpx.get(
+            f"{store}/storage/v1/b/{bucket}/o",
+            params={"prefix": prefix, "maxResults": 1},
+            headers=headers,
+            timeout=_ASK_S,
+        )
+        if answer.status_code in (401, 403):
+            return f"this host's service account may not read gs://{bucket} ({answer.status_code})"
+        answer.raise_for_status()
+        found = answer.json().get("items")
+    except (httpx.HTTPError, ValueError, KeyError) as error:
+        return f"gs://{bucket} can't be asked ({type(error).__name__})"
+    return "" if found else f"gs://{bucket} has nothing below {prefix or '/'}"
+
+
+def _account_token() -> str:
+    host = os.environ.get(_METADATA, "metadata.google.internal")
+    answer = httpx.get(
+        f"http://{host}/computeMetadata/v1/instance/service-accounts/default/token",
+        headers={"Metadata-Flavor": "Google"},
+        timeout=_ASK_S,
+    )
+    answer.raise_for_status()
+    return str(answer.json()["access_token"])
