@@ -82,5 +82,6 @@ def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
 
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of the files, in the checkpoint's own format: the engine may quantise as it loads."""
-    groups = tensor_groups(plan.shape, replace(plan.sizes, quantization=plan.shape.quantization), plan.layout)
+    sizes = replace(plan.sizes, quantization=plan.shape.quantization, expert_format=None)
+    groups = tensor_groups(plan.shape, sizes, plan.layout)
     return math.ceil(sum(group.bytes for group in groups if group.name != "LoRA adapters") * _BESIDE_WEIGHTS)

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from serving.environment import CHIPS
+from serving.gke.storage import checkpoint_bytes
 from serving.planning import Plan
 from serving.planning.checkpoints import hub_cache, snapshot
 from serving.tpu.generations import GIB
@@ -43,7 +44,7 @@ def engine_needs(plan: Plan, model: str) -> Needs:
     """
     there = Path(model).expanduser().is_dir() or snapshot(model) is not None
     streamed = "://" in model or str(plan.engine.get("load_format", "")).startswith("runai")
-    weights = 0 if there or streamed else sum(group.bytes for group in plan.fit.groups)
+    weights = 0 if there or streamed else checkpoint_bytes(plan)
     return Needs(str(hub_cache()), weights, _MEMORY_BYTES)
 
 

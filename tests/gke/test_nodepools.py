@@ -1,7 +1,9 @@
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from serving import config
 from serving.config import GkeSpec, ModelSpec
 from serving.gke import nodepools
 from serving.gke.application import Pool
@@ -140,3 +142,12 @@ def test_the_boot_disk_leaves_the_pod_the_weights_that_it_downloads() -> None:
     several = planned("v6e", "4x4", capacity=["spot", "on-demand"])
     priorities = nodepools.compute_class(pool(several), GKE)["spec"]["priorities"]
     assert [way["storage"] for way in priorities] == [{"bootDiskSize": 110}] * 2
+
+
+def test_experts_that_get_smaller_while_they_load_are_downloaded_at_full_size() -> None:
+    """DeepSeek R1: 689 GB of FP8, whatever format MOE_REQUANTIZE_WEIGHT_DTYPE gives its experts."""
+    path = Path(__file__).parents[2] / "deployments" / "deepseek-r1-v7x-8.yaml"
+    (service,) = config.load(path).services.values()
+    found = plan(service.models[0])
+    assert found.sizes.expert_format
+    assert storage_of(found, GKE).checkpoint_bytes > 689e9
