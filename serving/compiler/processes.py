@@ -131,7 +131,7 @@ def _started(job: Job, log: Path, running: Running) -> Iterator[tuple[subprocess
     running.add(process.pid)
     try:
         assert process.stdin is not None  # noqa: S101  asked for above
-        with process.stdin as stdin, suppress(BrokenPipeError):
+        with suppress(BrokenPipeError), process.stdin as stdin:
             stdin.write(json.dumps(job.plain()).encode())
         yield process, reader
     finally:

@@ -8,8 +8,8 @@ from rich.console import Console
 
 from serving.cli.compile_view import Watch, show
 from serving.cli.main import main
-from serving.compiler import libtpu, processes
-from serving.compiler.records import Built, Compiled, Job, Program, Stage
+from serving.compiler import libtpu
+from serving.compiler.records import Built, Compiled, Program, Stage
 from serving.compiler.report import Asked, document
 from serving.config import load
 from serving.errors import CompileError
@@ -119,32 +119,3 @@ def test_a_model_that_the_file_has_not_is_refused_with_those_it_has(
     library.touch()
     assert main(["compile", LLAMA, "--model", "other"]) == 2
     assert "has llama-3.3-70b-instruct" in capsys.readouterr().out
-
-
-@pytest.mark.http
-def test_a_process_whose_time_is_up_is_ended_and_named(tmp_path: Path) -> None:
-    job = Job(LLAMA, "llama-3.3-70b-instruct", "v6e", "/nowhere")
-    outcome = processes.run(
-        job, tmp_path / "log", lambda _event: None, limit_s=0.01, running=processes.Running()
-    )
-    assert outcome.built is None
-    assert outcome.reason == "not done within 0.01 s; --timeout raises the limit"
-
-
-@pytest.mark.http
-def test_a_process_that_dies_leaves_its_last_words(tmp_path: Path) -> None:
-    job = Job(str(tmp_path / "missing.yaml"), "m", "v6e", "/nowhere")
-    outcome = processes.run(
-        job, tmp_path / "log", lambda _event: None, limit_s=120, running=processes.Running()
-    )
-    assert outcome.built is None
-    assert "missing.yaml" in outcome.reason
-
-
-@pytest.mark.http
-def test_what_is_ended_before_it_starts_does_not_run_on(tmp_path: Path) -> None:
-    running = processes.Running()
-    running.end()
-    job = Job(LLAMA, "llama-3.3-70b-instruct", "v6e", "/nowhere")
-    outcome = processes.run(job, tmp_path / "log", lambda _event: None, limit_s=600, running=running)
-    assert "SIGKILL" in outcome.reason
