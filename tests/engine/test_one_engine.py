@@ -165,28 +165,3 @@ def test_its_span_is_a_child_of_who_asked(engine: tuple[str, Collector]) -> None
     (span,) = (one for one in collector.spans if one.trace_id.hex() == trace)
     assert (span.name, span.parent_span_id.hex()) == ("llm_request", parent)
     assert said(span)["gen_ai.usage.completion_tokens"] == 3
-
-
-ADD = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {
-            "type": "object",
-            "properties": {"a": {"type": "integer", "maximum": 9}},
-            "required": ["a"],
-            "additionalProperties": False,
-        },
-    },
-}
-
-
-def test_a_model_with_a_tool_parser_takes_tools_whatever_the_choice(address: str) -> None:
-    asked = {**GREEDY, "messages": STORY, "tools": [ADD], "max_tokens": 200, "ignore_eos": False}
-    for choice in ({}, {"tool_choice": "auto"}):
-        answer = http.post(f"{address}{CHAT}", json={**asked, **choice, "max_tokens": 5}, timeout=60)
-        assert answer.json()["choices"][0]["message"]["content"]
-    answer = http.post(f"{address}{CHAT}", json={**asked, "tool_choice": "required"}, timeout=60)
-    (call, *_) = answer.json()["choices"][0]["message"]["tool_calls"]
-    assert call["function"]["name"] == "add"
-    assert json.loads(call["function"]["arguments"])["a"] <= 9

@@ -1,8 +1,10 @@
 """A real engine on a simulated one-chip host, without Ray: prints its port, serves until its input ends."""
 
 import asyncio
+import json
 import os
 import sys
+from typing import Any
 
 from serving.config import ModelSpec
 from serving.engine.server import EngineSite
@@ -15,16 +17,18 @@ from serving.slices.held_slice import HeldSlice, SliceHost
 MODEL = "llama-3.1-8b-instruct"
 
 
-SPEC = {
+SPEC: dict[str, Any] = {
     "name": MODEL,
     "model": "meta-llama/Llama-3.1-8B-Instruct",
     "slice": {"generation": "v6e", "topology": "1x1"},
-    "engine": {"max_model_len": 2048, "tool_call_parser": "llama3_json"},
+    "engine": {"max_model_len": 2048},
 }
+# Engine options as JSON may follow on the command line.
 
 
 async def main() -> None:
-    found = plan(ModelSpec.model_validate(SPEC))
+    engine = SPEC["engine"] | json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}")
+    found = plan(ModelSpec.model_validate({**SPEC, "engine": engine}))
     os.environ.update(found.slice.host_environment("slice-0", 0))
     host = SliceHost(worker_id=0, node_id="", ip="127.0.0.1", bundle=0)
     site = EngineSite(HeldSlice("slice-0", (host,)), group=None, gcs_address="", replica="")
