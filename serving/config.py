@@ -428,6 +428,17 @@ class KeysSpec(_Spec):
     )
 
 
+class ResponsesStoreSpec(_Spec):
+    """A file in which routers of one host keep answers of /v1/responses, each for the key that asked. A path may stand alone."""
+
+    path: str = Field(min_length=1, description="SQLite file, made where there is none.")
+    max_responses: int = Field(default=100_000, ge=1, description="The oldest go beyond so many.")
+    max_bytes: int = Field(
+        default=1 << 30, ge=1 << 10, description="The oldest go beyond so many bytes of text."
+    )
+    max_age_s: float = Field(default=30 * 86400, gt=0, description="Seconds that a response stays.")
+
+
 class RouterSpec(_Spec):
     """The HTTP front."""
 
@@ -450,12 +461,21 @@ class RouterSpec(_Spec):
         description="What becomes of a client's `seed`, by which no TPU engine draws: refuse answers 400, ignore answers without it and "
         "says so in a header. A greedy request (temperature 0) may have one.",
     )
+    responses_store: ResponsesStoreSpec | None = Field(
+        default=None,
+        description="Where answers of /v1/responses stay, for `previous_response_id` and GET; none by default.",
+    )
     affinity: Affinity = Field(
         default=Affinity.PREFIX,
         description="prefix: prompts, sessions and adapters go back to the slice that had them, as far as its load allows.",
     )
     failover: FailoverSpec = Field(default=FailoverSpec(), description="Retries and continuation.")
     sentinel: SentinelSpec = Field(default=SentinelSpec(), description="Search for wrong tokens.")
+
+    @field_validator("responses_store", mode="before")
+    @classmethod
+    def _path_alone(cls, raw: Any) -> Any:
+        return {"path": raw} if isinstance(raw, str) else raw
 
 
 class BudgetSpec(_Spec):

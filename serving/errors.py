@@ -184,6 +184,27 @@ class SeedError(BadRequestError):
     param = "seed"
 
 
+class UnknownResponseError(ServingError):
+    """The client asks for a response that is not stored, or is another key's.
+
+    Ask within the store's age and with the key that made the response. Without `router.responses_store` nothing is stored.
+    """
+
+    status = HTTPStatus.NOT_FOUND
+    code = "response_not_found"
+    kind = "invalid_request_error"
+
+
+class PreviousResponseError(BadRequestError):
+    """The client goes on from a response that is not stored, or is another key's.
+
+    Send the whole conversation in `input`, or have the operator set `router.responses_store`.
+    """
+
+    code = "previous_response_not_found"
+    param = "previous_response_id"
+
+
 class UnknownModelError(ServingError):
     """The client names a model that is not served here.
 

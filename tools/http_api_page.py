@@ -22,11 +22,17 @@ def page() -> str:
     made = document(
         Api((), nothing, nothing, nothing, nothing, nothing, nothing).app(), ["llama-3.1-8b-instruct"]
     )
-    own = [(path, methods["get"]) for path, methods in made["paths"].items() if "get" in methods]
-    forwarded = [(path, methods["post"]) for path, methods in made["paths"].items() if "post" in methods]
-    answered = ["| GET | what it gives |", "|---|---|"]
+    routes = [
+        (method.upper(), path, route)
+        for path, methods in made["paths"].items()
+        for method, route in methods.items()
+    ]
+    forwarded = [(path, route) for _, path, route in routes if "requestBody" in route]
+    answered = ["| | | what it gives |", "|---|---|---|"]
     answered += [
-        f"| `{path}` | {_one_line(route.get('description') or route['summary'])} |" for path, route in own
+        f"| {method} | `{path}` | {_one_line(route.get('description') or route['summary'])} |"
+        for method, path, route in routes
+        if "requestBody" not in route
     ]
     lines = [
         "| POST | what it does | must have | fields that the router reads or the document types |",
@@ -45,8 +51,8 @@ def page() -> str:
             "\n".join(
                 [
                     *answered,
-                    "| `/` | The [page](../guides/page.md) |",
-                    "| `/openapi.json` | This, for machines |",
+                    "| GET | `/` | The [page](../guides/page.md) |",
+                    "| GET | `/openapi.json` | This, for machines |",
                 ]
             ),
             "## Forwarded to a slice",

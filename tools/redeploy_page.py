@@ -36,6 +36,7 @@ _MODEL: dict[str, Any] = {
 }
 _RESERVED = {"capacity": ["reserved"], "reservation": "one"}
 _EXPERTS = {"models.model": "Qwen/Qwen3-30B-A3B"}
+_STORE = {"router.responses_store.path": "/var/lib/responses.sqlite"}
 _GATEWAY = {"gke.gateway.hostname": "llm.example.com", "gke.gateway.certificate_secret": "tls"}
 
 # By key: what is set beforehand, where the key needs that, and its other value.
@@ -85,6 +86,10 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.body_timeout_s": ({}, 7),
     "router.max_n": ({}, 7),
     "router.seed": ({}, "ignore"),
+    "router.responses_store.path": ({}, "/var/lib/responses.sqlite"),
+    "router.responses_store.max_responses": (_STORE, 7),
+    "router.responses_store.max_bytes": (_STORE, 4096),
+    "router.responses_store.max_age_s": (_STORE, 7),
     "router.request_log": ({}, False),
     "router.log_content": ({}, True),
     "router.affinity": ({}, "none"),

@@ -19,6 +19,7 @@ from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
+from serving.router.http.response_store import ResponseStore
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.journal import Journal
@@ -108,8 +109,16 @@ class RouterCore:
         self._decisions: Sequence[DecisionRecord] = ()
         self.failures: Sequence[SliceFailures] = ()
         self._rollouts: Sequence[Rollout] = ()
+        self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
         self._api = Api(
-            plans, self.table, self.dispatcher, self.admission, self.journal, self.status, metrics
+            plans,
+            self.table,
+            self.dispatcher,
+            self.admission,
+            self.journal,
+            self.status,
+            metrics,
+            self._responses,
         )
         # Answers a POST of a model's route outside of the app; see serving.router.http.door.
         self.relay = self._api.relay
@@ -224,6 +233,8 @@ class RouterCore:
 
     async def close(self) -> None:
         await self.dispatcher.close()
+        if self._responses:
+            await self._responses.close()
         if self.audit:
             self.audit.tell("stop", {"router": self.name})
         for log in (self.log, self.audit):

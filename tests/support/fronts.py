@@ -14,6 +14,7 @@ from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
+from serving.router.http.response_store import ResponseStore
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.simulation.engine.engine import Engine
@@ -57,12 +58,15 @@ def front(
         dispatcher = Dispatcher(table)
         beating = asyncio.create_task(gate.run(0.05))
         # Not mounted: a mount takes no path with a line break.
-        api = Api([one], table, dispatcher, gate, journal or Journal(Recorder()), _status, _metrics)
+        store = ResponseStore(gate.spec.responses_store) if gate.spec.responses_store else None
+        api = Api([one], table, dispatcher, gate, journal or Journal(Recorder()), _status, _metrics, store)
         late.answer = api.relay
         app.router.default = api.app()
         yield
         beating.cancel()
         await dispatcher.close()
+        if store:
+            await store.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     with serving() as (upstream, engine):

@@ -6,8 +6,10 @@ It reads from a body what it needs to route, and forwards the body as it came; v
 import asyncio
 import json
 import logging
+import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -20,27 +22,33 @@ from starlette.requests import ClientDisconnect
 
 from serving.engine import known_faults
 from serving.errors import (
+    BadRequestError,
     MethodError,
     NoSliceError,
     OverloadedError,
+    PreviousResponseError,
     ServingError,
     SlowBodyError,
     TooLargeError,
     UnauthorizedError,
     UnknownPathError,
+    UnknownResponseError,
 )
 from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController, RefusedError, Visit
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
-from serving.router.http import anthropic_models, seed
+from serving.router.http import anthropic_models, responses, seed
 from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
 from serving.router.http.isolation import salted
+from serving.router.http.keeper import Keeper
 from serving.router.http.openapi import document
 from serving.router.http.protocol import InferenceRequest
+from serving.router.http.response_store import ResponseStore
+from serving.router.http.responses import Keeping, Kept
 from serving.router.http.routes import ROUTES
 from serving.router.http.validation import Estimate, check, fields_of, kept
 from serving.router.scheduling.slice_table import SliceTable
@@ -67,8 +75,10 @@ class Api:
         journal: Journal,
         status: Callable[[], Status],
         metrics: Callable[[], Awaitable[str]],
+        store: ResponseStore | None = None,
     ) -> None:
-        """`status` and `metrics` give the pages of the whole service."""
+        """`status` and `metrics` give the pages of the whole service. `store`: of responses, where the YAML names one."""
+        self._responses = store
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # the plan of the preferred pool
         self._hosts = {
             name: max(plan.slice.hosts for plan in plans if plan.model.name == name) for name in self._plans
@@ -86,6 +96,10 @@ class Api:
         app = FastAPI(
             title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
         )
+        app.add_api_route("/v1/responses/{name}", self.response, methods=["GET"])
+        app.add_api_route("/v1/responses/{name}", self.delete_response, methods=["DELETE"])
+        app.add_api_route("/v1/responses/{name}/input_items", self.input_items, methods=["GET"])
+        app.add_api_route("/v1/responses/{name}/cancel", self.cancel_response, methods=["POST"])
         app.add_route("/{path:path}", self.forward, methods=["POST"], include_in_schema=False)
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
@@ -142,6 +156,30 @@ class Api:
         """Every metric of the service, its slices' engines included, for Prometheus."""
         self._admission.status_is_open_to(request.headers.raw)
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
+
+    async def response(self, request: Request, name: str) -> JSONResponse:
+        """A response that is stored, for the key that asked for it (`router.responses_store`)."""
+        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
+            raise BadRequestError("stream: a stored response is given whole; leave it out.")
+        return JSONResponse((await self._stored(request, name)).response)
+
+    async def delete_response(self, request: Request, name: str) -> JSONResponse:
+        """Forget a stored response."""
+        async with self._asked_by(request) as key:
+            if not (self._responses and await self._responses.delete(key, name)):
+                raise self._unknown_response()
+        return JSONResponse({"id": name, "object": "response", "deleted": True})
+
+    async def input_items(self, request: Request, name: str) -> JSONResponse:
+        """The items that a stored response answers, those of earlier responses among them."""
+        return JSONResponse(responses.listed((await self._stored(request, name)).items, request.query_params))
+
+    async def cancel_response(self, request: Request, name: str) -> JSONResponse:
+        """Always an error: only responses in the background can be cancelled, and none runs there."""
+        await self._stored(request, name)
+        raise BadRequestError(
+            "Only a response in the background can be cancelled, and this service runs none there."
+        )
 
     async def forward(self, request: Request) -> Any:
         """Forward a request to a slice of the model that its body names."""
@@ -209,16 +247,24 @@ class Api:
         model = self._table.resolve(fields.get("model"))
         record.model = model
         record.question = body
+        keeping = None
+        if route.path == responses.PATH and (
+            followed := await self._following(visit.account.key.sha256, fields)
+        ):
+            fields, keeping = followed
+            body = _json(fields)
         work = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
         if drops_seed := work.generates and seed.seeded(route, fields):
             fields = seed.without(fields, self._admission.spec.seed)
-            body = json.dumps(fields).encode("utf-8", "backslashreplace")
+            body = _json(fields)
         estimate = self._admission.estimate(visit, model, work, fields, body)
         if self._admission.spec.keys.isolated_cache:
             body = salted(route.path, body, fields, visit.account.key)
         inference = InferenceRequest.of(request, model, route.path, body, kept(fields))
-        return replace(inference, without_seed=True) if drops_seed else inference, estimate
+        if drops_seed or keeping:
+            inference = replace(inference, without_seed=drops_seed, keeping=keeping)
+        return inference, estimate
 
     async def _carry(
         self,
@@ -232,7 +278,74 @@ class Api:
         run = Forwarding(self._dispatcher, inference, record).run
         if inference.without_seed:
             run = partial(_without_seed, run)
+        if inference.keeping:
+            run = partial(self._keep, run, inference.keeping)
         await self._admission.admit(visit, inference, estimate, record, client, run)
+
+    async def _stored(self, request: Request, name: str) -> Kept:
+        async with self._asked_by(request) as key:
+            if self._responses and (kept := await self._responses.get(key, name)):
+                return kept
+        raise self._unknown_response()
+
+    @asynccontextmanager
+    async def _asked_by(self, request: Request) -> AsyncIterator[str]:
+        """The hash of the key that asks; raises UnauthorizedError and RefusedError."""
+        try:
+            visit = self._admission.arrive(request.headers.raw)
+        except ServingError:
+            await self._admission.hold_up_strangers()
+            raise
+        try:
+            if visit.refusal:
+                await self._admission.hold_up(visit)
+                raise self._admission.refused(visit, body_is_over=True)
+            yield visit.account.key.sha256
+        finally:
+            self._admission.leave(visit)
+
+    def _unknown_response(self) -> UnknownResponseError:
+        if self._responses:
+            return UnknownResponseError("No response of this id is stored here, or it is another key's.")
+        return UnknownResponseError("This service stores no responses (router.responses_store).")
+
+    async def _following(
+        self, key: str, fields: Mapping[str, Any]
+    ) -> tuple[dict[str, Any], Keeping | None] | None:
+        """A request of /v1/responses with the conversation before it, and what to keep its answer with.
+
+        None where there is nothing of either. Raises PreviousResponseError.
+        """
+        before = responses.previous_id(fields)
+        keeps = self._responses is not None and fields.get("store") is not False
+        if not before and not keeps:
+            return None
+        previous = None
+        if before:
+            previous = await self._responses.get(key, before) if self._responses else None
+            if previous is None:
+                raise PreviousResponseError(
+                    "The response of previous_response_id is not stored here, or it is another key's; send the whole "
+                    "conversation in input."
+                    if self._responses
+                    else "This service stores no responses (router.responses_store); send the whole conversation in input."
+                )
+        merged = responses.following(fields, previous)
+        return merged, Keeping(key, merged["input"], before) if keeps else None
+
+    async def _keep(
+        self, run: Callable[[Downstream], Awaitable[None]], keeping: Keeping, client: Downstream
+    ) -> None:
+        """Answer, and keep the response before its client has its end."""
+        assert self._responses is not None  # noqa: S101  what is kept has a store
+        keeper = Keeper(client, keeping.previous_id)
+        await run(keeper)
+        if keeper.response:
+            try:
+                await self._responses.put(keeping, keeper.response)
+            except sqlite3.Error:
+                logger.exception("router.responses_store: a response is not kept")
+        keeper.finish()
 
     def _tells(self, request: Request) -> bool:
         """Whether this client may know how slices are, and where."""
@@ -269,6 +382,10 @@ class Api:
         }
 
 
+def _json(fields: Mapping[str, Any]) -> bytes:
+    return json.dumps(fields).encode("utf-8", "backslashreplace")
+
+
 async def _without_seed(run: Callable[[Downstream], Awaitable[None]], client: Downstream) -> None:
     """Answer, and say that the request's seed was left out."""
     more_headers = client.more_headers
@@ -282,15 +399,18 @@ def _path(request: Request) -> str:
 
 
 def _takes(path: str) -> str:
-    """The method that a path takes; empty where there is no such path."""
+    """The methods that a path takes; empty where there is no such path."""
     if path in ROUTES:
         return "POST"
+    if path.startswith(f"{responses.PATH}/"):
+        _name, _, what = path.removeprefix(f"{responses.PATH}/").partition("/")
+        return {"": "GET, DELETE", "input_items": "GET", "cancel": "POST"}.get(what, "")
     return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
 
 
 def _refusal(request: Request) -> ServingError:
     path, takes = _path(request), _takes(_path(request))
-    if takes and takes != request.method:
+    if takes and request.method not in takes.split(", "):
         return MethodError(f"{path} takes {takes}, not {request.method}.")
     return UnknownPathError(f"There is no {path} here.")
 

@@ -51,7 +51,7 @@ _REASONS = {
     "501": "The model does not do this.",
     "503": "No slice is ready, or all are busy; Retry-After says when to come back.",
 }
-_OF_A_GET = ("401", "404", "405", "503")
+_OF_THE_ROUTER_S_OWN = ("400", "401", "404", "405", "429", "503")
 
 
 def document(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def document(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
         for path in schema["paths"].values():
             for operation in path.values():
                 operation["responses"].pop("422", None)  # FastAPI's own shape, which no answer here has
-                operation["responses"] |= _errors("Error", _OF_A_GET)
+                operation["responses"] |= _errors("Error", _OF_THE_ROUTER_S_OWN)
         for route in ROUTES.values():
             schema["paths"][route.path] = {"post": _operation(route, name)}
         app.openapi_schema = schema

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
+from serving.router.http.responses import Keeping
+
 # A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
 # vLLM's copy of an engine to go to, and SageMaker's adapter and session: the router chooses these.
@@ -16,6 +18,7 @@ _SAGEMAKER = b"x-amzn-sagemaker-"
 class InferenceRequest:
     """A POST for one model. `body` goes to the slice as it came, `headers` without credentials and what steers an engine;
     `fields` are those of the parsed body that the router looks at. `without_seed`: the client's body had a seed.
+    `keeping`: what to keep the answer with.
     """
 
     model: str
@@ -25,6 +28,7 @@ class InferenceRequest:
     query: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     without_seed: bool = False
+    keeping: Keeping | None = None
 
     @property
     def streams(self) -> bool:

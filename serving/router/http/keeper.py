@@ -1,0 +1,108 @@
+"""The answer of /v1/responses on its way to a client, noted for the store of responses."""
+
+import json
+from http import HTTPStatus
+from typing import Any
+
+from serving.router.http import sse
+from serving.router.http.downstream import Downstream, Headers, Source
+
+_NONE_BEFORE = b'"previous_response_id":null'
+_OVER = (b"event: response.completed\n", b"event: response.incomplete\n")
+_WHOLE = ("completed", "incomplete")
+_LENGTH = b"content-length"
+_EVENTS = sse.MEDIA_TYPE.encode()
+
+
+class Keeper:
+    """A Downstream before a client's: notes the response, and holds its end back until `finish`.
+
+    So a client that has the end finds the response kept.
+    """
+
+    def __init__(self, client: Downstream, previous_id: str) -> None:
+        self.response: dict[str, Any] | None = None  # once it is whole
+        self._client = client
+        self._before = b'"previous_response_id":' + json.dumps(previous_id or None).encode()
+        self._head: tuple[int, Headers] | None = None
+        self._streams = False
+        self._passes = False
+        self._held: list[bytes] = []
+        self._over = False
+
+    @property
+    def source(self) -> Source | None:
+        return self._client.source
+
+    @source.setter
+    def source(self, source: Source | None) -> None:
+        self._client.source = source
+
+    @property
+    def more_headers(self) -> Any:
+        return self._client.more_headers
+
+    @more_headers.setter
+    def more_headers(self, more_headers: Any) -> None:
+        self._client.more_headers = more_headers
+
+    @property
+    def started(self) -> bool:
+        return self._client.started
+
+    @property
+    def paused(self) -> bool:
+        return self._client.paused
+
+    def start(self, status: int, headers: Headers) -> None:
+        headers = list(headers)
+        media = next((value for name, value in headers if name == b"content-type"), b"")
+        self._streams = media.startswith(_EVENTS)
+        self._passes = status != HTTPStatus.OK
+        if self._passes or self._streams:
+            self._client.start(status, headers)
+        else:
+            self._head = status, headers
+
+    def write(self, data: bytes) -> None:
+        if self._passes:
+            self._client.write(data)
+            return
+        data = data.replace(_NONE_BEFORE, self._before)
+        if self._streams and not self._held and not any(mark in data for mark in _OVER):
+            self._client.write(data)
+        else:
+            self._held.append(data)
+
+    def end(self, data: bytes = b"") -> None:
+        if self._passes:
+            self._client.end(data)
+        else:
+            if data:
+                self.write(data)
+            self._over = True
+            self.response = self._read(b"".join(self._held))
+
+    def cut(self) -> None:
+        self._client.cut()
+
+    def finish(self) -> None:
+        """Send what was held back."""
+        body = b"".join(self._held)
+        if self._head:
+            status, headers = self._head
+            kept = [header for header in headers if header[0] != _LENGTH]
+            self._client.start(status, [*kept, (_LENGTH, b"%d" % len(body))])
+        if self._over:
+            self._client.end(body)
+
+    def _read(self, held: bytes) -> dict[str, Any] | None:
+        if self._streams:
+            last = next((event for event in sse.each(held) if event.startswith(_OVER)), b"")
+            held = json.dumps(sse.body(last.partition(b"\n")[2]).get("response")).encode()
+        try:
+            response = json.loads(held)
+        except ValueError:
+            return None
+        whole = isinstance(response, dict) and response.get("status") in _WHOLE
+        return response if whole and isinstance(response.get("id"), str) else None

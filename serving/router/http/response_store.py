@@ -1,0 +1,118 @@
+"""Responses that clients may come back to, in an SQLite file on the router's host: `router: {responses_store: PATH}`.
+
+Routers of one host share the file. A response is its key's alone. What is too old, and the oldest of too many, goes when the
+next one comes. One thread of a router's own does all of it, off the event loop.
+"""
+
+import asyncio
+import json
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from serving.config import ResponsesStoreSpec
+from serving.errors import ConfigError
+from serving.router.http.responses import Keeping, Kept
+
+T = TypeVar("T")
+
+_BUSY_S = 5.0  # another router writes
+_TABLES = """
+CREATE TABLE IF NOT EXISTS responses (
+    key TEXT NOT NULL, id TEXT NOT NULL, created_s REAL NOT NULL, bytes INTEGER NOT NULL, response TEXT NOT NULL, items TEXT NOT NULL,
+    PRIMARY KEY (key, id)
+);
+CREATE INDEX IF NOT EXISTS by_age ON responses (created_s);
+CREATE TABLE IF NOT EXISTS totals (responses INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO totals SELECT 0, 0 WHERE NOT EXISTS (SELECT * FROM totals);
+CREATE TRIGGER IF NOT EXISTS came AFTER INSERT ON responses
+    BEGIN UPDATE totals SET responses = responses + 1, bytes = bytes + new.bytes; END;
+CREATE TRIGGER IF NOT EXISTS went AFTER DELETE ON responses
+    BEGIN UPDATE totals SET responses = responses - 1, bytes = bytes - old.bytes; END;
+"""
+_OLDEST = (
+    "DELETE FROM responses WHERE rowid = (SELECT rowid FROM responses ORDER BY created_s, rowid LIMIT 1)"
+)
+
+
+class ResponseStore:
+    """The file of one router. `clock` is a calendar's: the file outlives the process."""
+
+    def __init__(self, spec: ResponsesStoreSpec, clock: Callable[[], float] = time.time) -> None:
+        """Opens the file, and makes it where there is none; raises ConfigError."""
+        self._spec = spec
+        self._clock = clock
+        self._thread = ThreadPoolExecutor(1, "responses")
+        try:
+            self._file = self._thread.submit(self._open).result()
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(
+                f"router.responses_store: {spec.path} can't be opened ({error}); name a file in a folder that the router may write to"
+            ) from None
+
+    async def put(self, keeping: Keeping, response: dict[str, object]) -> None:
+        """Keep a response, unless it alone is larger than the store; raises sqlite3.Error."""
+        await self._run(lambda: self._put(keeping, response))
+
+    async def get(self, key: str, name: str) -> Kept | None:
+        """A key's own response; None where there is none."""
+        return await self._run(lambda: self._get(key, name))
+
+    async def delete(self, key: str, name: str) -> bool:
+        """Whether there was one."""
+        return await self._run(lambda: self._delete(key, name))
+
+    async def close(self) -> None:
+        await self._run(self._file.close)
+        self._thread.shutdown(wait=False)
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _open(self) -> sqlite3.Connection:
+        path = Path(self._spec.path)
+        path.touch(mode=0o600)  # before SQLite makes it, readable by anyone
+        file = sqlite3.connect(path, timeout=_BUSY_S)
+        file.execute("PRAGMA journal_mode = WAL")
+        file.execute("PRAGMA synchronous = NORMAL")
+        file.execute("PRAGMA secure_delete = ON")
+        file.executescript(_TABLES)
+        return file
+
+    def _put(self, keeping: Keeping, response: dict[str, object]) -> None:
+        texts = json.dumps(response), json.dumps(keeping.items)
+        size = sum(map(len, texts))
+        if size > self._spec.max_bytes:
+            return
+        with self._file:
+            # The first stays: a client may choose the ids of its responses.
+            self._file.execute(
+                "INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
+                (keeping.key, response["id"], self._clock(), size, *texts),
+            )
+            self._file.execute("DELETE FROM responses WHERE created_s < ?", (self._oldest_s(),))
+            while self._too_much():
+                self._file.execute(_OLDEST)
+
+    def _too_much(self) -> bool:
+        rows, size = self._file.execute("SELECT responses, bytes FROM totals").fetchone()
+        return bool(rows > self._spec.max_responses or size > self._spec.max_bytes)
+
+    def _get(self, key: str, name: str) -> Kept | None:
+        row = self._file.execute(
+            "SELECT response, items FROM responses WHERE key = ? AND id = ? AND created_s >= ?",
+            (key, name, self._oldest_s()),
+        ).fetchone()
+        return Kept(json.loads(row[0]), json.loads(row[1])) if row else None
+
+    def _delete(self, key: str, name: str) -> bool:
+        with self._file:
+            return (
+                self._file.execute("DELETE FROM responses WHERE key = ? AND id = ?", (key, name)).rowcount > 0
+            )
+
+    def _oldest_s(self) -> float:
+        return self._clock() - self._spec.max_age_s

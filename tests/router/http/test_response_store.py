@@ -1,0 +1,153 @@
+import asyncio
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from serving.config import ResponsesStoreSpec
+from serving.errors import BadRequestError, ConfigError, PreviousResponseError
+from serving.router.http.response_store import ResponseStore
+from serving.router.http.responses import Keeping, Kept, following, listed, previous_id
+
+pytestmark = pytest.mark.unit
+
+
+def with_store(
+    path: Path,
+    work: Callable[[ResponseStore], Awaitable[Any]],
+    clock: Callable[[], float] = lambda: 0.0,
+    **spec: Any,
+) -> Any:
+    async def run() -> Any:
+        store = ResponseStore(ResponsesStoreSpec(path=str(path), **spec), clock)
+        try:
+            return await work(store)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+def kept(name: str, text: str = "hello", key: str = "mine") -> tuple[Keeping, dict[str, Any]]:
+    return Keeping(key, [{"role": "user", "content": text}], ""), {"id": name, "output": []}
+
+
+async def names(store: ResponseStore, *asked: str, key: str = "mine") -> str:
+    return "".join([name for name in asked if await store.get(key, name)])
+
+
+def test_a_response_is_found_by_its_key_alone_also_by_another_router(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+
+    async def put(store: ResponseStore) -> None:
+        await store.put(*kept("a"))
+
+    async def look(store: ResponseStore) -> list[Any]:
+        return [await store.get("mine", "a"), await store.get("other", "a"), await store.get("mine", "b")]
+
+    with_store(path, put)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert with_store(path, look) == [Kept({"id": "a", "output": []}, kept("a")[0].items), None, None]
+
+
+def test_a_response_is_deleted_by_its_key_alone(tmp_path: Path) -> None:
+    async def work(store: ResponseStore) -> list[bool]:
+        await store.put(*kept("a"))
+        return [await store.delete(key, "a") for key in ("other", "mine", "mine")]
+
+    assert with_store(tmp_path / "responses", work) == [False, True, False]
+
+
+def test_an_id_that_is_taken_keeps_its_response_and_other_keys_have_ids_of_their_own(tmp_path: Path) -> None:
+    async def work(store: ResponseStore) -> list[Any]:
+        for text, key in (("first", "mine"), ("second", "mine"), ("third", "other")):
+            await store.put(*kept("a", text, key))
+        found = [await store.get(key, "a") for key in ("mine", "other")]
+        return [each.items[0]["content"] for each in found if each]
+
+    assert with_store(tmp_path / "responses", work) == ["first", "third"]
+
+
+def test_the_oldest_go_beyond_rows_and_bytes_and_age(tmp_path: Path) -> None:
+    now_s = 0.0
+
+    async def rows(store: ResponseStore) -> str:
+        nonlocal now_s
+        for name in "abcde":
+            now_s += 1
+            await store.put(*kept(name))
+        return await names(store, *"abcde")
+
+    async def large(store: ResponseStore) -> str:
+        nonlocal now_s
+        now_s += 1
+        await store.put(*kept("f", "x" * 3000))
+        await store.put(*kept("g", "x" * 5000))  # larger than the store: not kept, and nothing goes for it
+        return await names(store, *"abcdefg")
+
+    async def old(store: ResponseStore) -> str:
+        nonlocal now_s
+        now_s += 10
+        before = await names(store, *"abcdef")
+        await store.put(*kept("h"))
+        return before + await names(store, *"abcdefh")
+
+    path = tmp_path / "responses"
+    assert with_store(path, rows, lambda: now_s, max_responses=3) == "cde"
+    assert with_store(path, large, lambda: now_s, max_bytes=3200) == "def"
+    assert with_store(path, old, lambda: now_s, max_age_s=10) == "ffh"
+
+
+def test_a_file_that_can_not_be_opened_says_which_key_to_change(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none" / "file"):
+        with pytest.raises(ConfigError, match=r"router\.responses_store: .* can't be opened"):
+            ResponseStore(ResponsesStoreSpec(path=str(path)))
+    (tmp_path / "text").write_text("no database, and longer than the head of one" * 100)
+    with pytest.raises(ConfigError, match="not a database"):
+        ResponseStore(ResponsesStoreSpec(path=str(tmp_path / "text")))
+
+
+def test_a_conversation_goes_on_with_all_that_came_before() -> None:
+    first = following({"input": "One", "model": "m", "previous_response_id": None}, None)
+    user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "One"}]}
+    assert first == {"input": [user], "model": "m"}
+    answer = {"type": "message", "role": "assistant"}
+    second = following(
+        {"input": [{"role": "user", "content": "Two"}], "previous_response_id": "r"},
+        Kept({"output": [answer]}, first["input"]),
+    )
+    assert second == {"input": [user, answer, {"role": "user", "content": "Two"}]}
+
+
+def test_what_is_no_id_is_refused() -> None:
+    assert previous_id({"previous_response_id": None}) == previous_id({}) == ""
+    with pytest.raises(PreviousResponseError, match="is no text"):
+        previous_id({"previous_response_id": 7})
+    with pytest.raises(BadRequestError, match="no conversations"):
+        previous_id({"conversation": "conv_1"})
+
+
+def test_input_items_come_in_pages_each_with_an_id() -> None:
+    items: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"type": "function_call_output", "id": "own"},
+        "odd",
+    ]
+    page = listed(items, {})
+    assert [item["id"] for item in page["data"]] == ["item_2", "own", "item_0"]
+    assert (page["first_id"], page["last_id"], page["has_more"]) == ("item_2", "item_0", False)
+    page = listed(items, {"order": "asc", "limit": "1", "after": "item_0"})
+    assert page["data"] == [{"type": "function_call_output", "id": "own"}]
+    assert page["has_more"]
+    assert listed([], {}) == {
+        "object": "list",
+        "data": [],
+        "first_id": None,
+        "last_id": None,
+        "has_more": False,
+    }
+    for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "nothing"}):
+        with pytest.raises(BadRequestError):
+            listed(items, query)
