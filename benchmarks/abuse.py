@@ -25,7 +25,9 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 import uvloop
@@ -35,6 +37,7 @@ from serving.errors import BadRequestError
 from serving.planning import plan
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile, new
+from serving.router.http.door import Door, Relay
 from serving.router.http.validation import parse
 from serving.state.records import SliceRecord, SliceState, Snapshot
 
@@ -79,7 +82,10 @@ async def serve(upstream: str, keys: str) -> None:
 
     core = RouterCore(plans, RouterSpec(), KeyFile(Path(keys)), no_metrics)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(uvicorn.Config(core.app(), log_level="critical", timeout_graceful_shutdown=1))
+    door: Any = partial(Door, Relay(core.relay, ""))
+    server = uvicorn.Server(
+        uvicorn.Config(core.app(), http=door, log_level="critical", timeout_graceful_shutdown=1)
+    )
 
     async def beat() -> None:
         for number in itertools.count():

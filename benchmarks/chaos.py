@@ -32,6 +32,7 @@ from benchmarks.faults import (
     FAULTS,
     NAMESPACES_ONLY,
     SIMULATED_ONLY,
+    VLLM_ONLY,
     Belongings,
     Fault,
     Left,
@@ -313,7 +314,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="chaos", help="name of the simulation (default: chaos)")
     parser.add_argument("--json", type=Path, help="write every outcome here, with what failed")
     options = parser.parse_args(arguments)
-    impossible = {} if options.engine == "simulated" else dict.fromkeys(SIMULATED_ONLY, "--engine simulated")
+    other, others = ("vllm", VLLM_ONLY) if options.engine == "simulated" else ("simulated", SIMULATED_ONLY)
+    impossible = dict.fromkeys(others, f"--engine {other}")
     if best() == LOOPBACK:
         impossible |= dict.fromkeys(NAMESPACES_ONLY, "hosts in network namespaces (root and iproute2)")
     chosen = options.faults or [name for name in names if name not in impossible]

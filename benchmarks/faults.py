@@ -66,6 +66,19 @@ def _kill_engine(trial: SimulatedService, victim: SliceRecord) -> None:
         process.kill()
 
 
+def _kill_worker(worker_id: int) -> Act:
+    def kill(trial: SimulatedService, victim: SliceRecord) -> None:
+        for process in called("RayWorkerProc", trial.cluster.processes(victim.slice, worker_id)):
+            process.kill()
+
+    return kill
+
+
+def _kill_sentinel(trial: SimulatedService, victim: SliceRecord) -> None:
+    for process in called("ray::_Sentinel", trial.cluster.processes(victim.slice, _FAR)):
+        process.kill()
+
+
 def _hang_worker(trial: SimulatedService, victim: SliceRecord) -> None:
     if trial.cluster.engine == "simulated":
         _tell(trial, victim, hang=True)
@@ -139,6 +152,9 @@ FAULTS = (
     Fault("nothing", "for comparison", takes_slice=False),
     Fault("engine", "an engine's process dies", _kill_engine),
     Fault("worker", "an engine's worker hangs, connections stand", _hang_worker),
+    Fault("first-worker", "SIGKILL to the engine's worker beside EngineCore", _kill_worker(0)),
+    Fault("far-worker", "SIGKILL to the engine's worker on the other host", _kill_worker(_FAR)),
+    Fault("sentinel", "SIGKILL to the sentinel that a replica has on the other host", _kill_sentinel),
     Fault("replica", "SIGKILL to a slice's replica", _kill_replica),
     Fault("host", "a host is gone", _kill_host(_FAR)),
     Fault("first-host", "a host is gone, the one with the replica", _kill_host(0)),
@@ -181,7 +197,7 @@ FAULTS = (
     ),
 )
 SIMULATED_ONLY = ("errors", "poison", "corrupt")
-
+VLLM_ONLY = ("first-worker", "far-worker")  # the simulated engine is one process
 NAMESPACES_ONLY = ("cable",)
 
 

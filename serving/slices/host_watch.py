@@ -156,13 +156,26 @@ def actor_processes(name: str) -> dict[str, dict[int, str]]:
 
 
 async def actor_died(name: str) -> str:
-    """Wait until an actor whose name starts with `name` is dead; returns which."""
+    """Wait until an actor whose name starts with `name` is dead; returns which.
+
+    Ray keeps up to 100,000 dead actors of a cluster. So the job of the first such actor is looked for among the living, and
+    from then on only that job's actors are asked for: an engine is a job of its own.
+    """
+    while not (job := await asyncio.to_thread(_job_of, name)):  # noqa: ASYNC110  Ray tells nobody
+        await asyncio.sleep(TIMINGS.dead_actors_s)
     while True:
-        dead = await asyncio.to_thread(state.actors, actor_state_name="DEAD")
+        dead = await asyncio.to_thread(state.actors, job_id=job, actor_state_name="DEAD")
         for actor in dead.values():
             if actor["Name"].startswith(name):
                 return f"{actor['ActorClassName']} on {actor['Address']['IPAddress']} died ({actor['Name']})"
         await asyncio.sleep(TIMINGS.dead_actors_s)
+
+
+def _job_of(name: str) -> ray.JobID | None:
+    for actor in state.actors(actor_state_name="ALIVE").values():
+        if actor["Name"].startswith(name):
+            return ray.JobID(bytes.fromhex(actor["JobID"]))
+    return None
 
 
 @contextlib.contextmanager

@@ -64,7 +64,7 @@ def test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure() -> No
 def test_every_loss_of_a_slice_is_a_fault() -> None:
     taking = {fault.name for fault in FAULTS if fault.takes_slice}
     assert taking == {
-        "engine", "worker", "replica", "host", "first-host", "hung-host", "hung-first-host", "cable", "preempted", "notice", "poison",
+        "engine", "worker", "first-worker", "far-worker", "sentinel", "replica", "host", "first-host", "hung-host", "hung-first-host", "cable", "preempted", "notice", "poison",
             "corrupt",
     }  # fmt: skip
 

@@ -1,5 +1,6 @@
 """Two replicas, three slices: what happens when hosts, engines and workers go away under load."""
 
+import asyncio
 import json
 import signal
 import time
@@ -7,12 +8,19 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
+from serving import secret
+from serving.config import RouterSpec
+from serving.engine import known_faults
+from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile
+from serving.router.store_loop import StoreLoop
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine
@@ -175,3 +183,42 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
     assert "RayWorkerProc" in lost.reason
     running.until_serving(2)
     assert running.groups() == ["CREATED", "CREATED"]
+
+
+@pytest.mark.slow
+async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_then_on(
+    running: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a router of its own, which knows nothing of this fault; the service's routers refuse the request."""
+
+    async def no_metrics() -> str:
+        return ""
+
+    before = {entry.replica for entry in running.until_serving(2)}
+    monkeypatch.setattr(known_faults, "FAULTS", ())
+    monkeypatch.setenv(secret.VARIABLE, running.cluster.secret)
+    core = RouterCore(
+        [running.plan()],
+        RouterSpec(),
+        KeyFile(None),
+        no_metrics,
+        name="beside",
+        application=running.application,
+    )
+    loop = StoreLoop(core, running.store, lambda *_: None)
+    await loop.start()
+    asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "echo": True, "logprobs": 2}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(core.app()), base_url="http://beside", timeout=120
+    ) as client:
+        poison = await client.post("/v1/completions", json=asked)
+        assert (poison.status_code, poison.json()["error"]["code"]) == (500, "request_ends_engines")
+        after = await asyncio.to_thread(running.until_serving, 2)
+        assert not before & {entry.replica for entry in after}
+        again = await client.post("/v1/completions", json=asked)
+        assert (again.status_code, again.json()["error"]["code"]) == (500, "request_ends_engines")
+        innocent = await client.post("/v1/completions", json={**asked, "echo": False})
+        assert innocent.is_success
+    await loop.close()
+    await core.close()
+    assert {entry.replica for entry in running.serving()} == {entry.replica for entry in after}

@@ -3,12 +3,13 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 import ray
 
 from serving.slices.held_slice import HeldSlice, SliceHost
-from serving.slices.host_watch import HostWatch, silent
+from serving.slices.host_watch import HostWatch, _Sentinel, actor_died, silent
 
 
 class Sentinel:
@@ -69,3 +70,22 @@ async def test_a_sentinel_answers_however_often_its_host_was_watched_before() ->
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(silent(HOST, actor, first_s=4, later_s=4), 6)
     watch.close()
+
+
+@pytest.mark.cluster
+@pytest.mark.usefixtures("node")
+@pytest.mark.slow
+async def test_a_dead_actor_is_told_apart_from_those_that_died_before() -> None:
+    def made(name: str) -> Any:
+        return ray.remote(num_cpus=0)(_Sentinel).options(name=name).remote()
+
+    before = made("worker-0")
+    ray.get(before.ping.remote(), timeout=60)
+    ray.kill(before)
+    ours = [made("worker-1-a"), made("worker-1-b")]
+    ray.get([actor.ping.remote() for actor in ours], timeout=60)
+    waiting = asyncio.create_task(actor_died("worker-1"))
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(waiting), 3)
+    ray.kill(ours[1])
+    assert "_Sentinel" in await asyncio.wait_for(waiting, 30)
