@@ -247,6 +247,14 @@ _RESUME = (
         "request",
     ),
     Name(f"{_CHAT}serving:OpenAIServingChat.parser_cls", "is replaced by a parser that reads the ids first"),
+    *(
+        Name(f"{handler}.{name}", "bounds an answer, less what another slice has given of it")
+        for handler in (
+            f"{_CHAT}serving:OpenAIServingChat",
+            f"{_COMPLETION}serving:OpenAIServingCompletion",
+        )
+        for name in ("default_sampling_params", "override_max_tokens")
+    ),
     Name(
         f"{_CHAT}serving:OpenAIServingChat.create_error_response",
         "refuses ids that can't be gone on with",

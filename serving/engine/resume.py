@@ -48,9 +48,24 @@ def _with_said(render: Any, serving: Any, inputs_of: Any) -> Any:
         if "prompt_token_ids" not in inputs[0]:
             return _refusal(serving, f"{CONTINUED} goes with a prompt of tokens.")
         inputs[0]["prompt_token_ids"] = [*inputs[0]["prompt_token_ids"], *ids]
+        _take_off_defaults(serving, request, len(ids))
         return rendered
 
     return rendering
+
+
+def _take_off_defaults(serving: Any, request: Any, had: int) -> None:
+    """Bound the rest of an answer by what generation_config leaves of it; the router takes `had` off the client's own bound."""
+    name = (
+        "max_tokens" if getattr(request, "max_completion_tokens", None) is None else "max_completion_tokens"
+    )
+    asked = getattr(request, name)
+    limits = [serving.override_max_tokens]
+    if asked is None:
+        limits.append(serving.default_sampling_params.get("max_tokens"))
+    left = [limit - had for limit in limits if limit is not None]
+    if left:
+        setattr(request, name, max(1, min(left if asked is None else [*left, asked])))
 
 
 def _refusal(serving: Any, message: str) -> Any:

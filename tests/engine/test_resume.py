@@ -145,20 +145,47 @@ def _with_marks(tokenizer: Any) -> Any:
     ],
 )
 def test_what_can_t_be_gone_on_with_is_refused(fields: dict[str, Any], inputs: list[Any]) -> None:
-    asked = SimpleNamespace(**{"vllm_xargs": {CONTINUED: [7]}, "stream": True, "n": 1, **fields})
+    asked = SimpleNamespace(
+        **{"vllm_xargs": {CONTINUED: [7]}, "stream": True, "n": 1, "max_tokens": None, **fields}
+    )
     assert rendered(asked, inputs) == "refused"
 
 
 def test_the_ids_go_behind_the_prompt() -> None:
-    asked = SimpleNamespace(vllm_xargs={CONTINUED: [7, 8]}, stream=True, n=None)
+    asked = SimpleNamespace(vllm_xargs={CONTINUED: [7, 8]}, stream=True, n=None, max_tokens=None)
     assert rendered(asked, [{"prompt_token_ids": [1]}]) == [{"prompt_token_ids": [1, 7, 8]}]
     asked.vllm_xargs = None
     assert rendered(asked, [{"prompt_token_ids": [1]}]) == [{"prompt_token_ids": [1]}]
 
 
-def rendered(asked: Any, inputs: list[Any]) -> Any:
+@pytest.mark.parametrize(
+    ("asked", "default", "override", "left"),
+    [
+        (None, None, None, None),
+        (None, 50, None, 48),
+        (60, 50, None, 60),
+        (60, 50, 50, 48),
+        (10, 50, 50, 10),
+    ],
+)
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_the_rest_of_an_answer_is_bounded_by_what_the_slice_s_own_limits_leave(
+    name: str, asked: int | None, default: int | None, override: int | None, left: int | None
+) -> None:
+    """`asked` is what the router leaves of the client's bound."""
+    request = SimpleNamespace(vllm_xargs={CONTINUED: [7, 8]}, stream=True, n=None, max_tokens=None)
+    setattr(request, name, asked)
+    rendered(request, [{"prompt_token_ids": [1]}], default=default, override=override)
+    assert getattr(request, "max_tokens" if asked is None else name) == left
+
+
+def rendered(asked: Any, inputs: list[Any], default: int | None = None, override: int | None = None) -> Any:
     async def render(_: Any) -> Any:
         return inputs
 
-    serving = SimpleNamespace(create_error_response=lambda *_, **__: "refused")
+    serving = SimpleNamespace(
+        create_error_response=lambda *_, **__: "refused",
+        override_max_tokens=override,
+        default_sampling_params={} if default is None else {"max_tokens": default},
+    )
     return asyncio.run(resume._with_said(render, serving, lambda found: found)(asked))
