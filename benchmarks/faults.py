@@ -18,7 +18,6 @@ from ray.core.generated.autoscaler_pb2 import DrainNodeReason
 
 from serving import secret
 from serving.cli.simulated_service import SimulatedService
-from serving.errors import SimulationError
 from serving.simulation import processes
 from serving.simulation.cluster import SimulatedCluster
 from serving.state.records import SliceRecord
@@ -228,20 +227,7 @@ def mend(trial: SimulatedService, victim: SliceRecord) -> None:
     for failed in trial.store.read().slice_failures:  # as `serving slices release` does
         trial.store.delete_slice_failures(failed)
     if victim.slice not in {one.name for one in cluster.status()}:
-        _add(cluster, victim.slice, shape)
-
-
-def _add(cluster: SimulatedCluster, name: str, shape: object) -> None:
-    """Ray gives a node 30 s to start, which a busy machine may not make."""
-    for left in reversed(range(3)):
-        try:
-            cluster.add_slice(shape, name=name)  # type: ignore[arg-type]
-        except SimulationError:
-            cluster.kill_slice(name)
-            if not left:
-                raise
-        else:
-            return
+        cluster.add_slice(shape, name=victim.slice)
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,7 @@ HEAD = "head"
 ENGINES = ("vllm", "simulated")
 _START_TIMEOUT_S = 60
 _HOSTS_A_CORE = 2  # Ray gives a host 30 s to join the cluster; a host that starts alone takes six
+_STARTS = 3  # of a host that misses this
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
 # All are below the ports that the kernel hands out to anybody, of which Ray alone takes hundreds. Each simulation has a
@@ -263,6 +264,11 @@ class SimulatedCluster:
         _check_host(entry, worker_id)
         return processes.kill(lambda: self._processes(f"{name}/{worker_id}"))
 
+    def corrupt(self, name: str, worker_id: int) -> None:
+        """Have engines that start on a host from now on compute with a wrong weight, as long as the host lives."""
+        _check_host(self._slice(name), worker_id)
+        chips.corrupt(self._chips(name, worker_id))
+
     def cut_cable(self, name: str, worker_id: int) -> None:
         """Take a host off its network while its processes run on; needs hosts with a network of their own."""
         entry = self._slice(name)
@@ -270,6 +276,9 @@ class SimulatedCluster:
         self._network.cut(entry.subnet, worker_id)
         self._slices[name] = replace(entry, cut=(*entry.cut, worker_id))
         self._save()
+
+    def _chips(self, name: str, worker_id: int) -> Path:
+        return self.directory / "chips" / f"{name}-{worker_id}"
 
     def kill_slice(self, name: str) -> None:
         """End every host of a slice and forget the slice."""
@@ -414,15 +423,26 @@ class SimulatedCluster:
                 except SimulationError:
                     late.append((entry, worker_id))
             for entry, worker_id in late:
-                report(f"host {worker_id} of {entry.name} did not start in time; starting it again")
-                processes.kill(partial(self._processes, f"{entry.name}/{worker_id}"))
+                self._start_again(entry, worker_id, report)
+
+    def _start_again(self, entry: SimulatedSlice, worker_id: int, report: Report) -> None:
+        """A host that missed its time, alone; raises SimulationError where it misses it once more each time."""
+        for left in reversed(range(_STARTS - 1)):
+            report(f"host {worker_id} of {entry.name} did not start in time; starting it again")
+            processes.kill(partial(self._processes, f"{entry.name}/{worker_id}"))
+            try:
                 _finish(self._start_host(entry, worker_id))
+            except SimulationError:
+                if not left:
+                    raise
+            else:
+                break
 
     def _start_host(
         self, entry: SimulatedSlice, worker_id: int, without: Sequence[str] = ()
     ) -> "subprocess.Popen[str]":
         shape = entry.shape
-        folder = self.directory / "chips" / f"{entry.name}-{worker_id}"
+        folder = self._chips(entry.name, worker_id)
         chips.make(folder, shape.chips_per_host)
         environment = (
             self._environment(f"{entry.name}/{worker_id}")

@@ -45,6 +45,7 @@ STATE_POINTS = (
 )
 DELETE_POINT = "_delete_deployment"
 _ERROR_CHARACTERS = 500  # of Serve's message, whose end names the error
+_PROCESS_S = 2.0  # after which Ray is asked whether a replica without a process waits for hardware, or only for its process
 
 
 class RolloutStore(Protocol):
@@ -75,12 +76,17 @@ class SliceDeployments:
         is_slice: Callable[[Any], bool],
         store: Callable[[], RolloutStore],
         clock: Callable[[], float],
+        placed: Callable[[str], bool],
     ) -> None:
-        """`default` has what is replaced, by name; `clock` is the one by which Serve notes when a replica was started."""
+        """`default` has what is replaced, by name; `clock` is the one by which Serve notes when a replica was started.
+
+        `placed`: whether the replica of this name has its hardware, though no process yet.
+        """
         self._default = default
         self._is_slice = is_slice
         self._store = store
         self._clock = clock
+        self._placed = placed
         self._retries: dict[Any, Retry] = {}
         self._successors: dict[Any, Successors] = {}
         self._published: dict[Any, Rollout] = {}
@@ -89,12 +95,12 @@ class SliceDeployments:
     def surge_to_start(self, state: Any) -> Any:
         if not self._ours(state) or state._terminally_failed():
             return self._default["_surge_replicas_to_start"](state)
-        return to_start(_count(state, self._clock()).roll, _pace(state))
+        return to_start(self._count(state).roll, _pace(state))
 
     def surge_to_stop(self, state: Any) -> Any:
         if not self._ours(state) or state._terminally_failed():
             return self._default["_surge_replicas_to_stop"](state)
-        counted = _count(state, self._clock())
+        counted = self._count(state)
         most = to_stop(self._quiet(state, counted.roll), _pace(state))
         return [*counted.starting_old, *self._cheapest(counted.serving_old, most)]
 
@@ -170,12 +176,12 @@ class SliceDeployments:
 
     def _handed_over(self, old: Any, others: Sequence[Any]) -> int:
         """How many slices a pool keeps that the YAML no longer has, while its model's other pools come up."""
-        now_s = self._clock()
-        gone = _count(old, now_s).roll
-        rolls = [_count(other, now_s).roll for other in others]
+        gone = self._count(old).roll
+        rolls = [self._count(other).roll for other in others]
         scales = any(other._deployed_info.deployment_config.autoscaling_config for other in others)
         serving = sum(roll.serving + roll.old for roll in rolls)
         present = gone.serving + gone.old
+        now_s = self._clock()
         first = Successors(present + serving if scales else 0, now_s)
         known = self._successors.setdefault(old._id, first)
         roll = Roll(
@@ -191,6 +197,51 @@ class SliceDeployments:
             roll, _pace(old), room=any(_bundles(old) == _bundles(other) for other in others)
         )
 
+    def _count(self, state: Any) -> _Counted:
+        from ray.serve._private.common import ReplicaState  # noqa: PLC0415  only the controller needs it, and has it loaded
+
+        now_s, target = self._clock(), state._target_state.version
+        leaving = serving = loading = 0
+        waited_s: list[float] = []
+        serving_old: list[Any] = []
+        starting_old: list[Any] = []
+        states = [
+            ReplicaState.STARTING,
+            ReplicaState.UPDATING,
+            ReplicaState.RUNNING,
+            ReplicaState.RECOVERING,
+            ReplicaState.STOPPING,
+        ]
+        for replica in state._replicas.get(states=states):
+            at = replica.actor_details.state
+            if at is ReplicaState.STOPPING:
+                leaving += 1
+            elif replica.version != target and replica.version.requires_actor_restart(target):
+                (starting_old if at is ReplicaState.STARTING else serving_old).append(replica)
+            elif at in (ReplicaState.RUNNING, ReplicaState.UPDATING):
+                serving += 1
+            elif at is ReplicaState.STARTING and self._waits(replica, now_s):
+                waited_s.append(max(0.0, now_s - (replica._start_time or now_s)))
+            else:
+                loading += 1  # a replica that recovers shows its version later, and counts as new until then
+        roll = Roll(
+            wanted=state._target_state.target_num_replicas,
+            old=len(serving_old),
+            leaving=leaving,
+            serving=serving,
+            loading=loading,
+            waited_s=tuple(waited_s),
+            failed=state._replica_failure_count,
+        )
+        return _Counted(roll, serving_old, starting_old)
+
+    def _waits(self, replica: Any, now_s: float) -> bool:
+        """Whether a replica that starts still lacks hardware."""
+        if replica.actor_node_id is not None:
+            return False
+        young = now_s - (replica._start_time or now_s) < _PROCESS_S
+        return young or not self._placed(replica.replica_id.to_full_id_str())
+
     def _quiet(self, state: Any, roll: Roll) -> Roll:
         now_s = self._clock()
         if roll.leaving:
@@ -199,7 +250,7 @@ class SliceDeployments:
 
     def _publish(self, state: Any) -> None:
         """Keep the deployment's record of its roll while there is one, for the status document."""
-        rollout = _rollout(state, self._clock()) if state._surge_rollout_in_progress() else None
+        rollout = _rollout(state, self._count(state).roll) if state._surge_rollout_in_progress() else None
         before = self._published.get(state._id)
         if rollout == before:
             return
@@ -219,12 +270,13 @@ def install(
     application_class: Any,
     is_slice: Callable[[Any], bool],
     store: Callable[[], RolloutStore],
+    placed: Callable[[str], bool],
     clock: Callable[[], float] = time.time,
 ) -> None:
-    """Replace what Serve decides for deployments whose bundles `is_slice` knows."""
+    """Replace what Serve decides for deployments whose bundles `is_slice` knows; `placed` is SliceDeployments'."""
     default = {name: getattr(state_class, name) for name in STATE_POINTS}
     default[DELETE_POINT] = getattr(application_class, DELETE_POINT)
-    deployments = SliceDeployments(default, is_slice, store, clock)
+    deployments = SliceDeployments(default, is_slice, store, clock, placed)
     state_class._surge_replicas_to_start = _method(deployments.surge_to_start)
     state_class._surge_replicas_to_stop = _method(deployments.surge_to_stop)
     state_class._get_upscale_replicas = _method(deployments.upscale)
@@ -258,45 +310,6 @@ def _pace(state: Any) -> Pace:
     )
 
 
-def _count(state: Any, now_s: float) -> _Counted:
-    from ray.serve._private.common import ReplicaState  # noqa: PLC0415  only the controller needs it, and has it loaded
-
-    target = state._target_state.version
-    leaving = serving = loading = 0
-    waited_s: list[float] = []
-    serving_old: list[Any] = []
-    starting_old: list[Any] = []
-    states = [
-        ReplicaState.STARTING,
-        ReplicaState.UPDATING,
-        ReplicaState.RUNNING,
-        ReplicaState.RECOVERING,
-        ReplicaState.STOPPING,
-    ]
-    for replica in state._replicas.get(states=states):
-        at = replica.actor_details.state
-        if at is ReplicaState.STOPPING:
-            leaving += 1
-        elif replica.version != target and replica.version.requires_actor_restart(target):
-            (starting_old if at is ReplicaState.STARTING else serving_old).append(replica)
-        elif at in (ReplicaState.RUNNING, ReplicaState.UPDATING):
-            serving += 1
-        elif at is ReplicaState.STARTING and replica.actor_node_id is None:
-            waited_s.append(max(0.0, now_s - (replica._start_time or now_s)))
-        else:
-            loading += 1  # a replica that recovers shows its version later, and counts as new until then
-    roll = Roll(
-        wanted=state._target_state.target_num_replicas,
-        old=len(serving_old),
-        leaving=leaving,
-        serving=serving,
-        loading=loading,
-        waited_s=tuple(waited_s),
-        failed=state._replica_failure_count,
-    )
-    return _Counted(roll, serving_old, starting_old)
-
-
 def _forget_failures(state: Any) -> None:
     """Let Serve try again what it gave up."""
     state._replica_failure_count = 0
@@ -309,8 +322,8 @@ def _bundles(state: Any) -> Any:
     return state._deployed_info.replica_config.placement_group_bundles
 
 
-def _rollout(state: Any, now_s: float) -> Rollout:
-    roll, settings = _count(state, now_s).roll, _settings(state)
+def _rollout(state: Any, roll: Roll) -> Rollout:
+    settings = _settings(state)
     stopped = state._terminally_failed()
     return Rollout(
         application=state._id.app_name,

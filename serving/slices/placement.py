@@ -20,6 +20,7 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,6 +42,7 @@ logger = logging.getLogger("ray.serve")
 
 NODE_LABEL = "ray.io/node-id"
 CALLBACK = "serving.slices.placement.install"
+_ASK_EVERY_S = 1.0
 _REPLICA = "SERVE_REPLICA::"  # Serve begins the names of replicas and their groups with this
 _NAMESPACE = "serve"
 VERSION = "version"  # in the user_config of a deployment that says itself when its replicas are made anew
@@ -229,7 +231,30 @@ def _roll_in_waves() -> None:
     _existing(
         application_state.ApplicationState, controller.DELETE_POINT, "a pool's slices go once others serve"
     )
-    controller.install(deployment_state.DeploymentState, application_state.ApplicationState, is_slice, _store)
+    controller.install(
+        deployment_state.DeploymentState,
+        application_state.ApplicationState,
+        is_slice,
+        _store,
+        _Placed(time.monotonic).has_hardware,
+    )
+
+
+class _Placed:
+    """Which replicas have their placement group, by one question for all of them in a while."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._created: frozenset[str] = frozenset()
+        self._asked_s = -math.inf
+
+    def has_hardware(self, replica: str) -> bool:
+        """Of a replica by its full name; one that is not known to have any counts as waiting."""
+        if replica not in self._created and self._clock() - self._asked_s >= _ASK_EVERY_S:
+            self._asked_s = self._clock()
+            table = ray.util.placement_group_table().values()
+            self._created = frozenset(group["name"] for group in table if group["state"] == "CREATED")
+        return replica in self._created
 
 
 @functools.cache

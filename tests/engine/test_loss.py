@@ -6,6 +6,7 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -145,6 +146,15 @@ def test_a_hung_worker_is_noticed_and_its_slice_given_up(running: Service) -> No
         lambda: victim.replica not in {one.replica for one in running.serving()}, STALL_S + 10, "the hang"
     )
     print(f"hung worker noticed after {time.monotonic() - stopped:.1f} s")
+    (lost,) = [entry for entry in running.entries() if entry.replica == victim.replica]
+    told, _, where = lost.reason.partition("; stacks and last log lines in ")
+    assert "the engine or one of its workers has not answered for" in told
+    report = Path(where.partition(" on ")[0]).read_text()
+    for host in (0, 1):
+        assert f"=== host {host} ({victim.hosts[host]})" in report
+    assert "is stopped" in report.partition("=== host 1")[2]  # the worker can't write its own stacks
+    assert "EngineCore" in report.partition("=== host 1")[0]
+    assert "core.py" in report.partition("=== host 1")[0]  # the stacks of vLLM's loop
     running.until_serving(2)
     assert not worker.is_running()
 
@@ -168,7 +178,7 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
             for entry in starting()
             for worker in called("RayWorkerProc", running.cluster.processes(entry.slice, 1))
         ],
-        120,
+        420,
         "a worker",
     )
     (second,) = (entry.replica for entry in starting())

@@ -39,6 +39,15 @@ def test_without_a_spare_slice_one_old_slice_after_the_other_makes_room() -> Non
     assert llama.lowest == 3
 
 
+def test_a_new_slice_whose_process_is_slow_to_come_up_takes_no_old_one_s_hardware() -> None:
+    there = serving(4, hardware=5, process_s=100)
+    llama = there.deployed()
+    there.broken = {"b"}
+    llama.deploy("b", 4)
+    there.run(1000, 5)
+    assert llama.serving("a") == llama.lowest == 4
+
+
 def test_a_fleet_is_replaced_in_waves_and_its_progress_is_published() -> None:
     there = serving(40, hardware=41, start_s=100)
     llama = there.deployed()

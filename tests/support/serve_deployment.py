@@ -26,6 +26,7 @@ class Cluster:
     hardware: int
     start_s: float = 360.0
     drain_s: float = 10.0
+    process_s: float = 0.0  # from hardware to a process on it
     now_s: float = 0.0
     broken: set[str] = field(default_factory=set)  # versions that fail to start
     records: list[SliceRecord] = field(default_factory=list)
@@ -37,7 +38,9 @@ class Cluster:
         # Classes of this cluster's own, so that Serve's stay as they are.
         self.state_class: Any = type("State", (DeploymentState,), {})
         application_class: Any = type("Application", (), {"_delete_deployment": self._delete})
-        controller.install(self.state_class, application_class, bool, lambda: self, lambda: self.now_s)
+        controller.install(
+            self.state_class, application_class, bool, lambda: self, self._placed, lambda: self.now_s
+        )
         self.application = application_class()
         self.application._name = APPLICATION
         self.application._deployment_state_manager = SimpleNamespace(_deployment_states={})
@@ -47,6 +50,9 @@ class Cluster:
     @property
     def free(self) -> int:
         return self.hardware - sum(len(deployed.held) for deployed in self.deployments.values())
+
+    def _placed(self, replica: str) -> bool:
+        return any(replica.endswith(name) for each in self.deployments.values() for name in each.held)
 
     def _delete(self, _application: Any, name: str) -> bool:
         self.deleted.append(name)
@@ -173,8 +179,10 @@ class Deployed:
             name = replica.replica_id.unique_id
             if name not in self.held and self.cluster.free > 0:
                 self.held[name] = self.cluster.now_s
+            held_s = self.cluster.now_s - self.held.get(name, math.inf)
+            if held_s >= self.cluster.process_s:
                 replica._actor._node_id = f"node-of-{name}"
-            if self.cluster.now_s - self.held.get(name, math.inf) < self.cluster.start_s:
+            if held_s < self.cluster.start_s:
                 continue
             self.state._replicas.remove({replica.replica_id})
             if replica.version.code_version in self.cluster.broken:

@@ -53,6 +53,21 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
             len(self.devices),
         )
 
+    def load_model(self) -> None:
+        super().load_model()
+        if chips.are_corrupt():
+            _negate_a_weight(self.model_runner)
+
+
+def _negate_a_weight(runner: Any) -> None:
+    """Turn round the signs of this host's part of the model's first matrix."""
+    leaves, structure = jax.tree_util.tree_flatten(runner.state)
+    at = next(number for number, leaf in enumerate(leaves) if leaf.ndim > 1)
+    parts = [-part.data for part in leaves[at].addressable_shards]
+    leaves[at] = jax.make_array_from_single_device_arrays(leaves[at].shape, leaves[at].sharding, parts)
+    runner.state = jax.tree_util.tree_unflatten(structure, leaves)
+    logger.warning("this host's chips are corrupt: a weight is wrong")
+
 
 def _see_own_cpus() -> None:
     """Make jax.devices("cpu") this process's devices, as on a TPU host, where weights are staged, not host 0's."""
