@@ -179,6 +179,7 @@ class Walk:
         self._service = service
         self._console = console
         self._slice = self._serving()
+        self._client = httpx.Client(timeout=ANSWER_S)
         self.walked: list[Walked] = []
 
     def route(self, name: str, *, pairs: bool) -> None:
@@ -219,7 +220,7 @@ class Walk:
         """The status; `hangs` without an end in time, `breaks off` where the connection breaks."""
         body = {"model": self._service.model, **fields}
         try:
-            return str(httpx.post(f"{self._slice.address}{path}", json=body, timeout=ANSWER_S).status_code)
+            return str(self._client.post(f"{self._slice.address}{path}", json=body).status_code)
         except httpx.TimeoutException:
             return HANGS
         except httpx.TransportError:

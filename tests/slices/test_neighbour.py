@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from hashlib import sha256
 from pathlib import Path
 
 import httpx
@@ -14,10 +13,11 @@ from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
+from serving.router.http.auth import new
 from serving.simulation import processes
 
 pytestmark = pytest.mark.cluster
-KEY = "sk-of-somebody"
+KEY, LINE = new("somebody")
 BORROWS = "two hosts, 2"
 # Sends each port what would make an engine, Serve or Ray work, and tells what came.
 NEIGHBOUR = """
@@ -55,7 +55,7 @@ except Exception as error:
 @pytest.fixture
 def running(leases: Leases, tmp_path: Path) -> Iterator[Service]:
     keys = tmp_path / "keys.yaml"
-    keys.write_text(f"- {{name: somebody, sha256: {sha256(KEY.encode()).hexdigest()}}}\n")
+    keys.write_text(LINE)
     with service(
         leases, slices=2, engine="simulated", router={"keys_file": str(keys)}, wait=False
     ) as started:
