@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Any
 
-# Nats by which the likeliest token leads the other answer's token, above which their order is no rounding: bfloat16 rounds a
-# logit of 30 by up to 0.06, a sum over layers by a few times that.
+# Nats by which two slices put the distance of two tokens otherwise, above which that is no rounding: bfloat16 rounds a logit of
+# 30 by up to 0.06, a sum over layers by a few times that.
 NEAR_TIE_NATS = 1.0
 TOP = 5  # logprobs asked for a position
 MOST_TOKENS = 64  # of an answer that is asked again: a wrong weight shows in few
@@ -38,7 +38,11 @@ class Found(StrEnum):
 
 
 def compare(one: Answer, other: Answer) -> Found:
-    """SAME where one begins with the other; NEAR_TIE where either's logprobs say so, or none are there."""
+    """SAME where one begins with the other; NEAR_TIE where rounding explains their first difference, or no logprobs are there.
+
+    Each answer's own token leads the other's there. What one leads by and what the other leads by add up to what their slices
+    disagree by.
+    """
     for at, (token, instead) in enumerate(zip(one.tokens, other.tokens, strict=False)):
         if token != instead:
             leads = [
@@ -46,7 +50,7 @@ def compare(one: Answer, other: Answer) -> Found:
                 for answer, own, its in ((one, token, instead), (other, instead, token))
                 if at < len(answer.tops)
             ]
-            return Found.DIFFERENT if leads and min(leads) >= NEAR_TIE_NATS else Found.NEAR_TIE
+            return Found.DIFFERENT if sum(leads) >= NEAR_TIE_NATS else Found.NEAR_TIE
     return Found.SAME
 
 

@@ -35,8 +35,10 @@ def test_a_token_that_is_not_among_the_likeliest_is_behind_the_last_of_them() ->
     assert compare(answer(7, 99), answer(7, 1, tops={1: -1.0, 2: -1.5})) is Found.NEAR_TIE
 
 
-def test_a_tie_for_either_of_two_is_a_tie() -> None:
-    assert compare(answer(2, tops=TIE), answer(1, tops=SURE)) is Found.NEAR_TIE
+def test_a_tie_is_one_for_both_of_two() -> None:
+    other = {2: -0.7, 1: -0.8}
+    assert compare(answer(2, tops=other), answer(1, tops=TIE)) is Found.NEAR_TIE
+    assert compare(answer(2, tops=other), answer(1, tops=SURE)) is Found.DIFFERENT
 
 
 def test_without_logprobs_nothing_is_called_different() -> None:

@@ -60,12 +60,12 @@ class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
 
 
 def _negate_a_weight(runner: Any) -> None:
-    """Turn round the signs of this host's part of the model's first matrix."""
-    leaves, structure = jax.tree_util.tree_flatten(runner.state)
+    """Turn round the signs of this host's part of the model's first matrix, and make it eight times as large."""
+    leaves, structure = jax.tree_util.tree_flatten(runner.state_leaves)
     at = next(number for number, leaf in enumerate(leaves) if leaf.ndim > 1)
-    parts = [-part.data for part in leaves[at].addressable_shards]
+    parts = [-8 * part.data for part in leaves[at].addressable_shards]
     leaves[at] = jax.make_array_from_single_device_arrays(leaves[at].shape, leaves[at].sharding, parts)
-    runner.state = jax.tree_util.tree_unflatten(structure, leaves)
+    runner.state_leaves = jax.tree_util.tree_unflatten(structure, leaves)  # what each step is called with
     logger.warning("this host's chips are corrupt: a weight is wrong")
 
 
