@@ -16,7 +16,7 @@ from typing import Any
 # Nats by which two slices put the distance of two tokens otherwise, above which that is no rounding: bfloat16 rounds a logit of
 # 30 by up to 0.06, a sum over layers by a few times that.
 NEAR_TIE_NATS = 1.0
-TOP = 5  # logprobs asked for a position
+TOP = 20  # logprobs asked for a position: as many as vLLM gives by default
 MOST_TOKENS = 64  # of an answer that is asked again: a wrong weight shows in few
 _WHOLE_ANSWERS = ("prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params")
 

@@ -71,12 +71,12 @@ def test_an_answer_is_asked_again_as_far_as_it_went_whole_and_with_logprobs() ->
         "prompt": "x",
         "temperature": 0,
         "max_tokens": 4,
-        "logprobs": 5,
+        "logprobs": 20,
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
     }
     chat = again({"messages": [], "max_completion_tokens": 9000}, 9000, chat=True)
-    assert (chat["max_tokens"], chat["logprobs"], chat["top_logprobs"]) == (64, True, 5)
+    assert (chat["max_tokens"], chat["logprobs"], chat["top_logprobs"]) == (64, True, 20)
     assert "max_completion_tokens" not in chat
 
 
