@@ -188,6 +188,20 @@ _ENGINE = (
         ("vllm.general_plugins", "vllm.platform_plugins"),
         "is an entry point through which vLLM loads our plugins",
     ),
+    Name(
+        "vllm.v1.core.kv_cache_utils:get_kv_cache_capacity",
+        "is the tokens that the cache of a started engine holds",
+        "vllm_config, kv_cache_config",
+    ),
+    Name(
+        "vllm.config.parallel:ParallelConfig.worker_extension_cls",
+        "adds the methods by which workers tell what they found",
+    ),
+    *_members(
+        "tpu_inference.runner.tpu_runner:TPUModelRunner",
+        ("mesh", "kv_cache_config", "model"),
+        "is what a worker tells of its start",
+    ),
 )
 
 _RESUME = (

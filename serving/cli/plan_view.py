@@ -145,6 +145,7 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         ("HBM a device", _hbm(plan["device_hbm"])),
         ("cache", cache),
         ("speed", _speed(plan["speed"])),
+        ("start", _start(plan["start"])),
         *([("measured", _measured(plan["measured"]))] if plan["measured"] else []),
         (f"{plan['prices']['currency']}, {plan['prices']['as_of']}", _prices(plan["prices"]["options"])),
     ]
@@ -192,6 +193,28 @@ def _speed(speed: dict[str, Any]) -> str:
         f"{speed['prompt_tokens']}+{speed['answer_tokens']} tokens, a step of {speed['step_s'] * 1e3:.1f} ms, "
         f"prefill {speed['prefill_tokens_per_s']:,} tokens/s"
     )
+
+
+def _start(start: dict[str, Any]) -> str:
+    """Ranges of few published starts, and from how many each comes."""
+    phases = start["phases"]
+    cold, warm = (f"{low} to {high} s" for low, high in (start["cold_s_range"], start["warm_s_range"]))
+    told = [
+        f"{name} {_seconds(phase['s_range'])} ({phase['starts']} published start{'s' if phase['starts'] > 1 else ''})"
+        for name, key in (
+            ("weights", "weights"),
+            ("compiling", "compile"),
+            ("from the cache", "compile_warm"),
+        )
+        if (phase := phases[key])
+    ]
+    downloads = "" if phases["weights"] else ", and the download"
+    return f"{cold}{downloads}; {warm} with XLA's cache: {', '.join(told)}"
+
+
+def _seconds(ends: Sequence[int]) -> str:
+    low, high = ends
+    return f"{low} s" if low == high else f"{low} to {high} s"
 
 
 def _measured(rows: Sequence[dict[str, Any]]) -> str:

@@ -8,8 +8,9 @@ from serving.doctor.cluster_checks import CLUSTER
 from serving.doctor.facts import Facts
 from serving.doctor.findings import Check, Finding, any_failed
 from serving.doctor.host_checks import HOSTS
+from serving.doctor.start_checks import START
 
-STAGES: dict[str, Sequence[Check]] = {"cluster": CLUSTER, "hosts": HOSTS}
+STAGES: dict[str, Sequence[Check]] = {"cluster": CLUSTER, "hosts": HOSTS, "start": START}
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from serving.planning import Plan
 from serving.slices.preflight import Facts as Preflight
 from serving.slices.preflight import Needs
 from serving.slices.tpu_hosts import TpuHost, by_slice, is_of
-from serving.state.records import SliceRecord, SliceState, Snapshot
+from serving.state.records import SliceRecord, SliceState, Snapshot, StartRecord
 
 # The variables of a host that checks read. None of them is a secret.
 VARIABLES = (
@@ -56,7 +56,7 @@ class Facts:
 
     `plans` are of every pool of the YAML. `cluster` are the versions of `ray` and `python` that the head was started with, `here`
     those of the caller. `hosts` are the TPU hosts that Ray lists; `told` what each said of itself, by Ray's node id, or why it said
-    nothing; `head` the same of the head.
+    nothing; `head` the same of the head. `starts` are what the engines' workers found, by replica.
     """
 
     plans: Sequence[Plan]
@@ -67,6 +67,7 @@ class Facts:
     head: HostFacts | str = "nobody asked it"
     snapshot: Snapshot | str = field(default_factory=Snapshot)
     endpoints: Sequence[Endpoints] | str = ()
+    starts: Mapping[str, StartRecord] = field(default_factory=dict)
 
     @property
     def seen(self) -> list[tuple[TpuHost, HostFacts]]:
@@ -87,8 +88,15 @@ class Facts:
         return [record for record in self.snapshot.slices if record.state is not SliceState.LOST]
 
     @property
+    def serving(self) -> list[tuple[SliceRecord, Plan]]:
+        """The slices that serve, each with its plan. A slice whose engine is not of the YAML's version is left out."""
+        plans = {(plan.model.name, plan.version): plan for plan in self.plans}
+        serving = [record for record in self.records if record.serves]
+        return [(record, plan) for record in serving if (plan := plans.get((record.model, record.version)))]
+
+    @property
     def simulated(self) -> bool:
-        return any(told.simulated for _, told in self.seen)
+        return any(told.simulated for _, told in self.seen) or any(entry.simulated for entry in self.records)
 
     def plans_of(self, host: TpuHost) -> list[Plan]:
         """The plans whose slices the host may be of."""

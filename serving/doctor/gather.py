@@ -39,12 +39,14 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
         store = Store(address)
         cluster = store.cluster_versions()
         snapshot = store.read()
+        found = {record.replica: store.start(record.replica) for record in snapshot.slices}
     except Exception as error:  # noqa: BLE001  Ray's client raises errors of its own that no module names
         said = (
             error.message if isinstance(error, ServingError) else f"the control store can't be read: {error}"
         )
         return unreached(said, deployment, plans)
-    facts = Facts(plans, cluster, here, snapshot=snapshot, endpoints=kubernetes(deployment))
+    starts = {replica: start for replica, start in found.items() if start}
+    facts = Facts(plans, cluster, here, snapshot=snapshot, endpoints=kubernetes(deployment), starts=starts)
     if cluster != here:
         unseen = "this command can't join a cluster of other versions"
         return replace(facts, hosts=unseen, head=unseen)

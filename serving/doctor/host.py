@@ -45,7 +45,7 @@ class HostLook:
             environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
             memlock_bytes=_memlock_bytes(),
             memory_bytes=memory_bytes(),
-            cpus=cpus(),
+            cpus=preflight.cpus(),
             cores=os.cpu_count() or 0,
             versions=versions(),
             secret=_digest(secret.of_this_process()),
@@ -79,15 +79,6 @@ def versions() -> dict[str, str]:
 def _memlock_bytes() -> int | None:
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     return None if soft == resource.RLIM_INFINITY else soft
-
-
-def cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
-    """The CPUs that this process may use: those it is bound to, or its container's limit where that is less."""
-    bound = float(len(os.sched_getaffinity(0)))
-    with contextlib.suppress(OSError, ValueError):
-        quota, period = (cgroup / "cpu.max").read_text().split()
-        return min(bound, int(quota) / int(period))
-    return bound
 
 
 def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from serving.doctor.facts import Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
 from serving.doctor.versions import locked
-from serving.gke.storage import checkpoint_bytes
 from serving.planning import Plan
 from serving.slices.preflight import CHIPS_FREE, DISK, MEMORY, PEERS, gib, problems
 from serving.slices.tpu_hosts import TpuHost, counted, listed
@@ -78,7 +77,7 @@ def memory(facts: Facts) -> list[Finding]:
     def look(host: TpuHost, told: HostFacts) -> Finding | None:
         if not told.simulated:
             plans = [plan for plan in facts.plans_of(host) if loads_whole(plan)]
-            needed = max((checkpoint_bytes(plan) for plan in plans), default=0)
+            needed = max((plan.checkpoint_bytes for plan in plans), default=0)
             if needed > told.memory_bytes:
                 return failed(
                     f"loading holds the whole checkpoint, {gib(needed)}, and the host has {gib(told.memory_bytes)}",

@@ -44,16 +44,20 @@ from serving.slices.quarantine import WRONG_TOKENS, until
 from serving.slices.quarantine import failed as failed_start
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
-from serving.state.records import SliceRecord, SliceState, deployment
+from serving.state.records import FIRST_REQUESTS, SliceRecord, SliceState, StartRecord, deployment
 from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
+
+_WATCHING = 4  # tasks of a replica, before those that end it
 
 MakeEngine = Callable[[Plan, EngineSite], EngineServer]
 
 
 class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
+
+    _start: StartRecord | None = None  # what its workers found
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None, *, compares: bool = False
@@ -122,8 +126,7 @@ class SliceReplica:
                 await server.start()
             self._server = server
             self._address = f"http://{held.hosts[0].ip}:{server.port}"
-            if compares:
-                await self._compare_first_answer()
+            await self._look_at_start(compares=compares)
         except ServingError as error:
             self._error = error
             self._on(Event.FAILED, error.message)
@@ -306,6 +309,36 @@ class SliceReplica:
         self._wrong = True
         self._on(Event.WRONG, reason)
 
+    async def _look_at_start(self, *, compares: bool) -> None:
+        """What is to be known of the engine before it serves; raises WrongTokensError."""
+        await self._tell_start()
+        if compares:
+            await self._compare_first_answer()
+
+    async def _tell_start(self) -> None:
+        """Have the workers tell what they found: devices, mesh, cache, programs. A start does not fail for it."""
+        self._enter("checking the devices")
+        try:
+            if found := await self._server.found():
+                self._start = StartRecord(found)
+                await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
+        except Exception:
+            logger.exception("%s: the workers could not tell what they found", self._plan.model.name)
+
+    async def _first_requests(self) -> None:
+        """See whether the engine compiled anything for its first requests, which wait meanwhile."""
+        if not self._start:
+            return
+        try:
+            before = await self._server.programs()
+            while (ended := self._server.load.finished) < FIRST_REQUESTS:  # noqa: ASYNC110  the engine has no event for it
+                await asyncio.sleep(TIMINGS.first_requests_look_s)
+            late = await self._server.programs() - before
+            told = dataclasses.replace(self._start, requests=ended, late_programs=late)
+            await asyncio.to_thread(self._store.put_start, self._record.record.replica, told)
+        except Exception:
+            logger.exception("%s: the workers could not tell what they compiled", self._plan.model.name)
+
     async def _compare_first_answer(self) -> None:
         """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise."""
         own = self._record.record
@@ -335,7 +368,7 @@ class SliceReplica:
 
     def _load(self) -> dict[str, float]:
         load = dataclasses.asdict(self._server.load)
-        del load["last_output_s"]  # by this host's clock
+        del load["last_output_s"], load["finished"]  # by this host's clock; for this replica alone
         return load
 
     def _enter(self, phase: str) -> None:

@@ -15,6 +15,7 @@ import uvicorn
 from serving import secret
 from serving.slices.held_slice import HeldSlice
 from serving.slices.preflight import Needs
+from serving.state.records import WorkerStart
 
 logger = logging.getLogger("ray.serve")
 
@@ -27,7 +28,7 @@ class Load:
     """An engine's load now, and its totals since its start.
 
     `reading`: requests, running or waiting, that have no token yet. `kv_usage` is a share of 1, `last_output_s` the monotonic
-    time of its last token. Of `prompt_tokens`, `cached_tokens` came from the prefix cache.
+    time of its last token. Of `prompt_tokens`, `cached_tokens` came from the prefix cache. `finished` requests have ended.
     """
 
     running: int = 0
@@ -38,6 +39,7 @@ class Load:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    finished: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,12 @@ class EngineServer(Protocol):
 
     async def start(self) -> None:
         """Load the model, open the HTTP server; raises EngineStartError."""
+
+    async def found(self) -> tuple[WorkerStart, ...]:
+        """What the workers of a started engine find, by rank; empty of an engine without devices."""
+
+    async def programs(self) -> int:
+        """How many programs a worker has compiled since its start."""
 
     async def worker_died(self) -> str:
         """Wait until a process that the start needs is dead; returns which. Called from another thread's loop."""

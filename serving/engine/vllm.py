@@ -28,13 +28,17 @@ from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
 from serving.planning.engine_options import TOOL_PARSER
+from serving.planning.starts import compilations
 from serving.slices.host_watch import actor_died, actor_processes, first
-from serving.slices.preflight import Needs, engine_needs
+from serving.slices.preflight import Needs, cpus, engine_needs
 from serving.slices.process_watch import descendants
+from serving.state.records import WorkerStart
 
 # A cold XLA compile of a large model takes minutes, weights from object storage longer; Serve does not limit a start.
 _READY_TIMEOUT_S = 3 * 3600
 _LOOK_S = 0.2
+_COMPILATIONS = "NUM_PRECOMPILE_WORKERS"
+_EXTENSION = "serving.engine.start_facts.StartFacts"  # by name: it imports JAX, which only workers need
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,15 @@ class VllmServer:
             kv_usage=self._load.kv_usage if unfinished else 0.0,
         )
 
+    async def found(self) -> tuple[WorkerStart, ...]:
+        """What every worker found; they compute a sum over the slice's devices together."""
+        told = await self._engine.collective_rpc("serving_start_facts")
+        return tuple(WorkerStart(**worker) for worker in told)
+
+    async def programs(self) -> int:
+        """The most programs that a worker has compiled or read from the cache since its start."""
+        return max(map(int, await self._engine.collective_rpc("serving_programs")))
+
     async def worker_died(self) -> str:
         """Wait until one of this start's workers is dead. EngineCore overlooks that until all workers are there."""
         while not self._workers:  # noqa: ASYNC110  set in another event loop's thread
@@ -173,6 +186,7 @@ class VllmServer:
             **self._pipeline_environment(),
             # tpu-inference 0.26 holds prompts back for up to 30 s to start them together (dp_scheduler.py).
             "DP_SCHED_BATCH_PREFILL": "0",
+            **self._compiling(),
             "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": tracing.protocol(),  # vLLM's default is gRPC
             **self._planned_environment(),
             **self._overrides.environment,
@@ -185,7 +199,12 @@ class VllmServer:
         there: LIBTPU_INIT_ARGS and XLA_FLAGS, which tpu-inference sets itself, would be lost (env_override.py).
         """
         base = dict(config.parallel_config.ray_runtime_env or {})
-        return {**base, "env_vars": {**base.get("env_vars", {}), **self._planned_environment()}}
+        planned = {**self._compiling(), **self._planned_environment()}
+        return {**base, "env_vars": {**base.get("env_vars", {}), **planned}}
+
+    def _compiling(self) -> dict[str, str]:
+        """How many programs tpu-inference compiles at once: as the pod says, else by this host's CPUs. Its own default is one."""
+        return {_COMPILATIONS: os.environ.get(_COMPILATIONS) or str(compilations(int(cpus())))}
 
     def _planned_environment(self) -> dict[str, str]:
         planned = self._plan.environment
@@ -234,6 +253,7 @@ class VllmServer:
     def _options(self) -> dict[str, Any]:
         plan = self._plan
         options = plan.options | {
+            "worker_extension_cls": _EXTENSION,
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # The engine fetches no URL from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains") or ["none.invalid"],
@@ -260,6 +280,7 @@ class VllmServer:
                     load.prompt_tokens += iteration_stats.prompt_token_stats.total
                     load.cached_tokens += iteration_stats.prompt_token_stats.cached_tokens
                     load.output_tokens += iteration_stats.num_generation_tokens
+                    load.finished += len(iteration_stats.finished_requests)
                 if scheduler_stats is not None:
                     load.running = scheduler_stats.num_running_reqs
                     load.kv_usage = scheduler_stats.kv_cache_usage

@@ -10,6 +10,7 @@ from typing import Any
 from serving.gke import nodepools
 from serving.gke.application import Application, Pool
 from serving.gke.storage import CACHE, GB, WEIGHTS
+from serving.planning.starts import compilations
 
 METRICS_PORT = 8080
 GCS_PORT, DASHBOARD_PORT, AGENT_PORT = 6379, 8265, 52365
@@ -24,8 +25,6 @@ _HEAD_CPU, _HEAD_MEMORY_GB = 6, 16
 _CPUS_PER_CHIP = 6  # asked for, no limit: Google's samples ask for 20 to 24 on 4 chips
 _SYSTEM_PODS_BYTES = 4 * GB  # what GKE's own pods ask for on a node, and the file cache's sidecar
 _SHARED_MEMORY_SHARE = 0.2  # of the pod's memory, for /dev/shm, which counts as the pod's
-# tpu-inference compiles one program after the other by default; each needs a core and, for a while, memory.
-_VCPUS_PER_COMPILATION, _MOST_COMPILATIONS, _COMPILATIONS = 8, 16, 8
 _HOST_INDEX_LABEL = "ray.io/replica-host-index"  # KubeRay 1.6 sets it on hosts of slices that have several
 _TMP = "/tmp"  # noqa: S108  Ray, HAProxy and libtpu keep sockets, logs and locks there
 # The kernel's default of 64 KiB keeps libtpu from its buffers; in KiB, as GKE's page on TPUs has it. KubeRay puts
@@ -173,15 +172,13 @@ def _worker(app: Application, pool: Pool) -> dict[str, Any]:
 def _environment(app: Application, pool: Pool) -> list[dict[str, Any]]:
     plan = pool.plan
     machine = plan.slice.hardware.machine(plan.slice.machine_type)
-    vcpus = machine.vcpus if machine else None
-    compilations = min(_MOST_COMPILATIONS, vcpus // _VCPUS_PER_COMPILATION) if vcpus else _COMPILATIONS
     plain = {
         "HOME": _TMP,
         "HF_HOME": f"{CACHE}/huggingface",
         "JAX_PLATFORMS": "tpu,cpu",  # "tpu" alone fails in JAX's weight loader: unknown backend cpu
         "TPU_BACKEND_TYPE": "jax",
         "ENABLE_PJRT_COMPATIBILITY": "true",
-        "NUM_PRECOMPILE_WORKERS": str(compilations),
+        "NUM_PRECOMPILE_WORKERS": str(compilations(machine.vcpus if machine else None)),
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": str(round(plan.model.drain_s) + _NOTICE_S),
         "VBAR_CONTROL_SERVICE_URL": "$(NODE_IP):8353",
         # GKE's device plugin reports what libtpu measures; Ray's agent on the host reads it there.

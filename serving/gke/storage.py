@@ -4,12 +4,10 @@ A model is downloaded from Hugging Face's site to each host's disk, read from a 
 from one (`gs://...`, by the Run:ai streamer that vLLM takes for such paths).
 """
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from serving.config import GkeSpec
 from serving.planning.plan import Plan
-from serving.planning.weights import tensor_groups
 
 WEIGHTS = "/weights"  # where the bucket is mounted
 CACHE = "/cache"  # on the host's disk: what Hugging Face's client and XLA keep
@@ -17,8 +15,6 @@ CACHE = "/cache"  # on the host's disk: what Hugging Face's client and XLA keep
 GB = 10**9
 # Ray's logs, temporary files, programs that XLA compiled.
 _SCRATCH_BYTES = 20 * GB
-# Norms, biases, tokenizer and configs beside the weights that a plan counts.
-_BESIDE_WEIGHTS = 1.05
 # The image unpacked, and the next one before the old one is collected.
 _IMAGE_BYTES = 15 * GB
 _SMALLEST_DISK_GB = 100  # what GKE gives a node by itself
@@ -65,7 +61,7 @@ def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
     model = plan.model.model
     mounted = model == WEIGHTS or model.startswith(f"{WEIGHTS}/")
     streamed = "://" in model
-    size = checkpoint_bytes(plan)
+    size = plan.checkpoint_bytes
     machine = plan.slice.hardware.machine(plan.slice.machine_type)
     memory = machine.memory_gb * GB if machine and machine.memory_gb else 0
     # Without an explicit size GCS FUSE fills its volume and fails. Weights are all that is read there but compiled programs.
@@ -78,10 +74,3 @@ def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
         file_cache_bytes=cache,
         file_cache_in_memory=cache <= memory * _FILE_CACHE_SHARE,
     )
-
-
-def checkpoint_bytes(plan: Plan) -> int:
-    """Bytes of the files, in the checkpoint's own format: the engine may quantise as it loads."""
-    sizes = replace(plan.sizes, quantization=plan.shape.quantization, expert_format=None)
-    groups = tensor_groups(plan.shape, sizes, plan.layout)
-    return math.ceil(sum(group.bytes for group in groups if group.name != "LoRA adapters") * _BESIDE_WEIGHTS)

@@ -20,6 +20,8 @@ from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
 from serving.planning.speed import Engine, predict, spread
+from serving.planning.starts import StartTime, start_time
+from serving.planning.weights import checkpoint_bytes
 from serving.tpu import Slice, resolve
 
 
@@ -72,6 +74,17 @@ class Plan:
     def most_sequences(self) -> int:
         """Sequences the slice runs at once: `max_num_seqs` for each group of devices that schedules apart."""
         return self.sizes.sequences * separate_batches(self.layout)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Of all its files; each host reads them whole, as tpu-inference's loaders cut tensors after they are read."""
+        return checkpoint_bytes(self.shape, self.sizes, self.layout)
+
+    @property
+    def start_time(self) -> StartTime:
+        """How long a start of the engine takes, by phase, as far as starts were published."""
+        machine = self.slice.hardware.machine(self.slice.machine_type)
+        return start_time(self.model.model, self.checkpoint_bytes, machine.vcpus if machine else None)
 
     @property
     def adapters(self) -> tuple[str, ...]:

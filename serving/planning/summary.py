@@ -9,6 +9,7 @@ from serving.planning.cache import separate_batches, sequence_bytes
 from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.plan import Plan
 from serving.planning.prices import AS_OF, CURRENCY, chip_hour
+from serving.planning.starts import StartTime
 
 # Speed and price are predicted for this load, that of the published recipes, unless the model's length is shorter.
 PROMPT_TOKENS = 1024
@@ -71,6 +72,7 @@ def summary(plan: Plan, prices: Prices) -> dict[str, Any]:
         "sequences_at_max_model_len": fit.sequences,
         "most_sequences": plan.most_sequences,
         "speed": predicted,
+        "start": _start(plan.start_time),
         "measured": _measured(plan),
         "prices": {
             "currency": CURRENCY,
@@ -94,6 +96,27 @@ def candidate_summary(candidate: Candidate, prices: Prices) -> dict[str, Any]:
         "per_hour": {
             option: round(price * slice_.chips, 2)
             for option, price in chip_hour(slice_.generation, prices).items()
+        },
+    }
+
+
+def _start(start: StartTime) -> dict[str, Any]:
+    """Seconds of a first start and of one whose programs are in the cache, and by phase from how many starts."""
+    phases = {
+        "weights": start.weights,
+        "compile": start.compile,
+        "compile_warm": start.compile_warm,
+        "rest": start.rest,
+    }
+    return {
+        "cold_s_range": [round(end) for end in start.range_s(warm=False)],
+        "warm_s_range": [round(end) for end in start.range_s(warm=True)],
+        "compilations_at_once": start.compilations,
+        "phases": {
+            name: {"s_range": [round(phase.low_s), round(phase.high_s)], "starts": phase.starts}
+            if phase
+            else None
+            for name, phase in phases.items()
         },
     }
 

@@ -12,6 +12,9 @@ from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
 from serving.planning.shapes import LatentAttention, ModelShape
 
+# Norms, biases, tokenizer and configs beside the weights that a plan counts.
+_BESIDE_WEIGHTS = 1.05
+
 
 @dataclass(frozen=True)
 class TensorGroup:
@@ -50,6 +53,13 @@ def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Lay
     ends = [group.bytes * group.copies for group in groups if not group.layered]
     worst_end = sum(ends) if layout.pipeline == 1 else max(ends, default=0)
     return math.ceil((layered + worst_end) / layout.width)
+
+
+def checkpoint_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
+    """Bytes of the checkpoint's files, in their own format: the engine may quantise as it loads."""
+    stored = replace(sizes, quantization=shape.quantization, expert_format=None)
+    groups = tensor_groups(shape, stored, layout)
+    return math.ceil(sum(group.bytes for group in groups if group.name != "LoRA adapters") * _BESIDE_WEIGHTS)
 
 
 def checkpoint_params(shape: ModelShape) -> int:

@@ -15,7 +15,6 @@ from pathlib import Path
 import psutil
 
 from serving.environment import CHIPS
-from serving.gke.storage import checkpoint_bytes
 from serving.planning import Plan
 from serving.planning.checkpoints import hub_cache, snapshot
 from serving.tpu.generations import GIB
@@ -44,7 +43,7 @@ def engine_needs(plan: Plan, model: str) -> Needs:
     """
     there = Path(model).expanduser().is_dir() or snapshot(model) is not None
     streamed = "://" in model or str(plan.engine.get("load_format", "")).startswith("runai")
-    weights = 0 if there or streamed else checkpoint_bytes(plan)
+    weights = 0 if there or streamed else plan.checkpoint_bytes
     return Needs(str(hub_cache()), weights, _MEMORY_BYTES)
 
 
@@ -153,6 +152,15 @@ def available_memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
         used = int((cgroup / "memory.current").read_text())
         return min(available, limit - used + cache)
     return available
+
+
+def cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> float:
+    """The CPUs that this process may use: those it is bound to, or its container's limit where that is less."""
+    bound = float(len(os.sched_getaffinity(0)))
+    with suppress(OSError, ValueError):
+        quota, period = (cgroup / "cpu.max").read_text().split()
+        return min(bound, int(quota) / int(period))
+    return bound
 
 
 def devices() -> list[str]:

@@ -31,6 +31,7 @@ from serving.state.records import (
     SliceFailures,
     SliceRecord,
     Snapshot,
+    StartRecord,
     Suspicion,
     Wanted,
     dump,
@@ -149,6 +150,7 @@ class Store:
             self._client.internal_kv_del(key, False, _NAMESPACE)
         self._delete(_phase_key(record.replica))
         self._delete(_verdict_key(record.replica))
+        self._delete(_start_key(record.replica))
 
     def put_phase(self, replica: str, phase: str) -> None:
         """What a replica's engine is doing; written by the engine's own process."""
@@ -157,6 +159,15 @@ class Store:
     def phase(self, replica: str) -> str:
         """What the replica's engine reported last; empty where it reported nothing."""
         return (self._get(_phase_key(replica)) or b"").decode()
+
+    def put_start(self, replica: str, record: StartRecord) -> None:
+        """What the workers of a replica's engine found once it was up."""
+        self._put(_start_key(replica), dump(record))
+
+    def start(self, replica: str) -> StartRecord | None:
+        """What they found; None where they have told nothing."""
+        raw = self._get(_start_key(replica))
+        return StartRecord.of(json.loads(raw)) if raw else None
 
     def put_wanted(self, wanted: Wanted) -> None:
         self._put(_key(wanted.application, "wanted", wanted.model), dump(wanted))
@@ -301,6 +312,10 @@ def _failed_key(failed: SliceFailures) -> str:
 
 def _verdict_key(replica: str) -> str:
     return _key("", "verdict", replica)
+
+
+def _start_key(replica: str) -> str:
+    return _key("", "start", replica)
 
 
 def _release_key(deployment: str) -> str:

@@ -103,6 +103,53 @@ _AT_REST = (0,) * len(BEATING)
 
 
 @dataclass(frozen=True)
+class WorkerStart:
+    """What one worker of an engine found once the engine was up: JAX's view of its host and of the slice.
+
+    `hbm_bytes` are those of one device that a program may have, 0 on simulated hosts. `summed` is a sum over all devices of
+    `mesh`, of a one on each. `implementation` is `vllm` or `flax_nnx`. `cache_tokens` are those that one group of devices that
+    schedules apart can hold. `memory_bytes` is the most that the worker's process had in the host's memory.
+    `programs` were compiled or read from the cache, `cache_hits` of them read; `compile_s` is the seconds of all, also of
+    those that took place at once. `precompiles`: whether the engine compiles before it serves.
+    """
+
+    worker_id: int
+    process_index: int
+    local_devices: int
+    devices: int
+    hbm_bytes: int
+    summed: int
+    mesh: Mapping[str, int]
+    implementation: str
+    cache_tokens: int
+    memory_bytes: int
+    programs: int
+    compile_s: float
+    cache_hits: int
+    precompiles: bool = True
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """What the workers of a slice replica found, and how many programs its first requests had compiled.
+
+    `requests` have ended since it serves; `late_programs` is None until there were FIRST_REQUESTS of them.
+    """
+
+    workers: tuple[WorkerStart, ...]
+    requests: int = 0
+    late_programs: int | None = None
+
+    @classmethod
+    def of(cls, fields: dict[str, Any]) -> Self:
+        """The record of what JSON kept of it."""
+        return cls(**fields | {"workers": tuple(WorkerStart(**worker) for worker in fields["workers"])})
+
+
+FIRST_REQUESTS = 100  # after which an engine has seen what it is asked for
+
+
+@dataclass(frozen=True)
 class Wanted:
     """What a router says of a model: how many slices the model is to have, for how long some have been missing, and why."""
 
@@ -232,7 +279,7 @@ class Snapshot:
     slice_failures: tuple[SliceFailures, ...] = ()
 
 
-def dump(record: Wanted | Release | Rollout | Demand | SliceFailures) -> bytes:
+def dump(record: Wanted | Release | Rollout | Demand | SliceFailures | StartRecord) -> bytes:
     """A record as the store keeps it."""
     return json.dumps(dataclasses.asdict(record)).encode()
 

@@ -13,7 +13,15 @@ from serving.doctor.findings import Verdict
 from serving.doctor.host_checks import loads_whole
 from serving.doctor.versions import IMAGE, SIMULATED
 from serving.slices.preflight import Facts as Preflight
-from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot, Wanted
+from serving.state.records import (
+    SliceFailures,
+    SliceRecord,
+    SliceState,
+    Snapshot,
+    StartRecord,
+    Wanted,
+    WorkerStart,
+)
 from serving.tpu.generations import GIB
 
 pytestmark = pytest.mark.unit
@@ -82,6 +90,75 @@ def test_a_healthy_cluster_before_serve_run_is_ok_but_for_what_is_not_there_yet(
     assert {
         check for check, of_check in verdicts.items() if of_check - {Verdict.OK, Verdict.NOT_YET}
     } == set()
+
+
+def worker(worker_id: int, /, **changes: Any) -> WorkerStart:
+    """What a healthy worker of Llama on two v6e hosts finds."""
+    plan = llama()
+    found = WorkerStart(
+        worker_id=worker_id,
+        process_index=worker_id,
+        local_devices=4,
+        devices=8,
+        hbm_bytes=plan.fit.usable_bytes,
+        summed=8,
+        mesh=plan.layout.mesh,
+        implementation="flax_nnx",
+        cache_tokens=plan.fit.cache_tokens,
+        memory_bytes=40 * GIB,
+        programs=60,
+        compile_s=250.0,
+        cache_hits=58,
+    )
+    return replace(found, **changes)
+
+
+def started(late_programs: int | None = 0, **changes: Any) -> Facts:
+    """A slice that serves, with what its worker 1 found."""
+    workers = (worker(0), worker(1, **changes))
+    return replace(
+        deployed(record(version=llama().version)),
+        starts={"r": StartRecord(workers, requests=100, late_programs=late_programs)},
+    )
+
+
+def test_a_slice_that_started_well_is_ok() -> None:
+    for check in STAGES["start"]:
+        assert {finding.verdict for finding in result(started(), check.name).findings} == {Verdict.OK}, (
+            check.name
+        )
+
+
+def test_before_a_slice_serves_there_is_no_start_to_look_at() -> None:
+    for facts in (healthy(), deployed(record(version="of another YAML"))):
+        for check in STAGES["start"]:
+            (finding,) = result(facts, check.name).findings
+            assert finding.verdict is Verdict.NOT_YET, check.name
+
+
+def test_a_simulated_engine_has_nothing_to_tell_of_devices() -> None:
+    facts = deployed(record(version=llama().version, simulated=True))
+    assert result(facts, "devices").findings[0].verdict is Verdict.NOT_LOOKED_AT
+
+
+def test_until_a_hundred_requests_have_ended_it_is_too_early_to_tell() -> None:
+    (finding,) = result(started(late_programs=None), "first requests").findings
+    assert finding.verdict is Verdict.NOT_YET
+    (finding,) = result(started(precompiles=False), "first requests").findings
+    assert finding.verdict is Verdict.NOT_LOOKED_AT
+
+
+def slow(phase: str, seconds: float) -> Facts:
+    facts = started()
+    (entry,) = facts.records
+    slow_entry = replace(entry, phases=(("placing", 2.0), (phase, seconds)))
+    return replace(facts, snapshot=replace(facts.snapshot, slices=(slow_entry,)))  # type: ignore[type-var]
+
+
+def test_where_the_time_of_a_start_went_is_said() -> None:
+    (finding,) = result(slow("compiling", 150.0), "start time").findings
+    assert finding.verdict is Verdict.OK
+    assert "a: placing 2 s, compiling 150 s" in finding.said
 
 
 FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
@@ -250,6 +327,73 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         "versions",
         lambda: on_worker_1(versions={**told(1).versions, "tpu-serving": "0.2.0"}),
         "tpu-serving: the others have 0.1.0; a/1 (10.0.0.1) has 0.2.0",
+        Verdict.FAILED,
+    ),
+    "a missing host of JAX's": (
+        "devices",
+        lambda: started(devices=4),
+        "a: worker 1 sees 4 devices, of 8 of the slice",
+        Verdict.FAILED,
+    ),
+    "HBM that another holds": (
+        "devices",
+        lambda: started(hbm_bytes=16 * GIB),
+        "worker 1 has 16.0 GiB of HBM a device, and the plan 31.2 GiB",
+        Verdict.FAILED,
+    ),
+    "workers in another order": (
+        "order",
+        lambda: started(process_index=0),
+        "JAX process 0 is on worker 1",
+        Verdict.FAILED,
+    ),
+    "ranks in another order": ("order", lambda: started(worker_id=0), "are on workers 0, 0", Verdict.FAILED),
+    "a wrong sum": (
+        "collective",
+        lambda: started(summed=7),
+        "a one on each of 8 devices adds up to 7 on worker 1",
+        Verdict.FAILED,
+    ),
+    "another implementation": (
+        "implementation",
+        lambda: started(implementation="vllm"),
+        "the engine took flax_nnx, vllm, and the plan counts with flax_nnx",
+        Verdict.WARNING,
+    ),
+    "another mesh": (
+        "mesh",
+        lambda: started(mesh={"data": 2, "model": 4}),
+        "the engine's mesh is data 2 x model 4, and the plan has model 8",
+        Verdict.FAILED,
+    ),
+    "a small cache": (
+        "KV cache",
+        lambda: started(cache_tokens=llama().fit.cache_tokens // 2),
+        "50% of the planned",
+        Verdict.WARNING,
+    ),
+    "a full host": (
+        "host memory",
+        lambda: started(memory_bytes=700 * GIB),
+        "worker 1 had 700.0 GiB of its host's 720 GB at most",
+        Verdict.WARNING,
+    ),
+    "a cold cache": (
+        "programs",
+        lambda: started(cache_hits=0),
+        "none came from the cache",
+        Verdict.WARNING,
+    ),
+    "slow compiling": (
+        "start time",
+        lambda: slow("compiling", 900.0),
+        "a: compiling took 900 s, and 37 to 159 s by 1 published start",
+        Verdict.WARNING,
+    ),
+    "a late program": (
+        "first requests",
+        lambda: started(late_programs=2),
+        "2 programs compiled while the first 100 requests waited",
         Verdict.FAILED,
     ),
     "a gated model": (

@@ -24,6 +24,7 @@ from serving.doctor.versions import locked
 from serving.doctor.weights import unreadable
 from serving.errors import PlanError
 from serving.simulation import chips
+from serving.slices import preflight
 
 pytestmark = pytest.mark.http
 
@@ -53,11 +54,11 @@ def test_a_simulated_host_tells_what_it_has_and_never_its_secret(
 
 def test_a_container_s_limits_count_and_a_peer_that_is_gone_is_not_reached(tmp_path: Path) -> None:
     bound = len(os.sched_getaffinity(0))
-    assert host.cpus(tmp_path) == bound
+    assert preflight.cpus(tmp_path) == bound
     (tmp_path / "cpu.max").write_text("50000 100000\n")
-    assert host.cpus(tmp_path) == 0.5
+    assert preflight.cpus(tmp_path) == 0.5
     (tmp_path / "cpu.max").write_text("max 100000\n")
-    assert host.cpus(tmp_path) == bound
+    assert preflight.cpus(tmp_path) == bound
     whole = host.memory_bytes(tmp_path)
     (tmp_path / "memory.max").write_text("1000\n")
     assert host.memory_bytes(tmp_path) == 1000

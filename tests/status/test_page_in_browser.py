@@ -74,7 +74,7 @@ def upstream() -> Iterator[str]:
 
 def busy(upstream: str) -> Shown:
     """Slices in every state, a queue, and five minutes of figures."""
-    service = Shown([MODEL, "qwen3-32b"], wanted=3)
+    service = Shown([MODEL, "qwen3-32b"], wanted=3, why="2 hosts without TPU_NAME (10.0.0.1, 10.0.0.2)")
     service.decisions = [
         DecisionStatus(at=20, model=MODEL, wanted=3, reason="queue of 14 a slice, over 4 for 10 s")
     ]
@@ -121,6 +121,7 @@ def test_it_draws_every_state_readably(browser: "Browser", upstream: str, scheme
         assert "7 in the router" in (page.locator(".tile.warn").get_attribute("title") or "")
         assert "queue of 14 a slice" in page.locator("#decisions").inner_text()
         assert page.locator(".slice.missing").count() == 2  # one of the first model, three of the other
+        assert "2 hosts without TPU_NAME" in page.locator(".slice.missing").first.inner_text()
         assert "simulated" in page.locator(".slice.serving").inner_text()
         assert "planned" in page.locator(".slice.serving").inner_text()
         colour = page.locator(".slice.lost .chip .body").first.evaluate("box => getComputedStyle(box).fill")

@@ -55,6 +55,7 @@ class Shown:
     suspicions: dict[str, Suspicion] = field(default_factory=dict)
     failures: list[SliceFailures] = field(default_factory=list)
     wanted: int = 1
+    why: str = ""  # slices are missing
     window: Rates = field(default_factory=Rates)
     keys: str | None = None
     private_status: bool = False
@@ -76,7 +77,7 @@ class Shown:
         self.window.observe(self.entries, self.demands, self.now_s)
 
     def status(self) -> Status:
-        wanted = self.table.wanted(self.now_s)
+        wanted = [replace(entry, why=self.why) for entry in self.table.wanted(self.now_s)]
         return status(
             self.entries,
             wanted,

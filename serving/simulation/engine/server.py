@@ -17,6 +17,7 @@ from serving.simulation.engine.startup import Startup
 from serving.slices.host_watch import first
 from serving.slices.preflight import Needs
 from serving.state.gcs import Store
+from serving.state.records import WorkerStart
 
 
 class SimulatorServer:
@@ -63,6 +64,14 @@ class SimulatorServer:
             cached_tokens=scheduler.totals.cached_tokens,
             output_tokens=scheduler.totals.written_tokens,
         )
+
+    async def found(self) -> tuple[WorkerStart, ...]:
+        """Nothing: it has neither workers nor devices."""
+        return ()
+
+    async def programs(self) -> int:
+        """None: it compiles nothing."""
+        return 0
 
     async def worker_died(self) -> str:
         """Waits for ever: the simulated engine has no worker processes."""

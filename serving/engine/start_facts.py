@@ -1,0 +1,94 @@
+"""What the workers of an engine find once it is up: devices, mesh, cache, compiled programs. Told by the workers themselves.
+
+A worker extension: vLLM adds the methods below to its worker's class, and EngineCore calls them on all workers at once. It
+imports this module before a worker compiles anything.
+"""
+
+import os
+import resource
+from dataclasses import asdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
+
+from serving.state.records import WorkerStart
+
+# Events of JAX 0.10: a program compiled or read from the cache, with the seconds of it; one found in the cache.
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_CACHE_HIT = "/jax/compilation_cache/cache_hits"
+
+
+class _Compilations:
+    """Programs of this process: compiled or read from the cache, the seconds of all of them, and those read."""
+
+    def __init__(self) -> None:
+        self.programs = 0
+        self.seconds = 0.0
+        self.cache_hits = 0
+
+    def took(self, event: str, seconds: float, **_: Any) -> None:
+        if event == _COMPILED:
+            self.programs += 1
+            self.seconds += seconds
+
+    def happened(self, event: str, **_: Any) -> None:
+        self.cache_hits += event == _CACHE_HIT
+
+
+_compilations = _Compilations()
+jax.monitoring.register_event_duration_secs_listener(_compilations.took)
+jax.monitoring.register_event_listener(_compilations.happened)
+
+
+class StartFacts:
+    """Methods of a tpu-inference worker. Their names begin with ours, so that no worker has them already."""
+
+    model_runner: Any
+    vllm_config: Any
+
+    def serving_start_facts(self) -> dict[str, Any]:
+        """WorkerStart as plain data. Every worker has to be asked: they compute one sum together."""
+        runner, mesh = self.model_runner, self.model_runner.mesh
+        programs, seconds, hits = _compilations.programs, _compilations.seconds, _compilations.cache_hits
+        stats = jax.local_devices()[0].memory_stats() or {}
+        tokens, _ = get_kv_cache_capacity(self.vllm_config, runner.kv_cache_config)
+        return asdict(
+            WorkerStart(
+                worker_id=int(os.environ.get("TPU_WORKER_ID", "0")),
+                process_index=jax.process_index(),
+                local_devices=jax.local_device_count(),
+                devices=jax.device_count(),
+                hbm_bytes=int(stats.get("bytes_limit", 0)),
+                summed=_sum_over(mesh),
+                mesh={name: int(size) for name, size in mesh.shape.items()},
+                implementation=_implementation(runner.model),
+                cache_tokens=int(tokens),
+                memory_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
+                programs=programs,
+                compile_s=round(seconds, 1),
+                cache_hits=hits,
+                precompiles=os.environ.get("SKIP_JAX_PRECOMPILE", "0") in ("", "0"),
+            )
+        )
+
+    def serving_programs(self) -> int:
+        """How many programs this worker has compiled or read from the cache since its start."""
+        return _compilations.programs
+
+
+def _sum_over(mesh: Mesh) -> int:
+    """A one on every device of the mesh, summed by all of them: the number of devices, if they all take part."""
+    ones = jax.jit(
+        lambda: jnp.ones(tuple(mesh.shape.values()), jnp.int32),
+        out_shardings=NamedSharding(mesh, PartitionSpec(*mesh.axis_names)),
+    )()
+    total = jax.jit(jnp.sum, out_shardings=NamedSharding(mesh, PartitionSpec()))(ones)
+    return int(total.addressable_data(0))
+
+
+def _implementation(model: Any) -> str:
+    """As MODEL_IMPL_TYPE names it: vLLM's own model through torchax, or tpu-inference's in JAX."""
+    return "vllm" if ".models.vllm." in f"{type(model).__module__}." else "flax_nnx"
