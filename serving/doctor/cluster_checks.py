@@ -94,6 +94,17 @@ def webhook(facts: Facts) -> list[Finding]:
         return [
             failed(f"{counted(len(unset), 'host')} without TPU_WORKER_HOSTNAMES ({listed(unset)})", WEBHOOK)
         ]
+    wrong = [
+        f"{host.ip} has {counted(len(names), 'name')} in TPU_WORKER_HOSTNAMES, and slice {host.slice} has {counted(plan.slice.hosts, 'host')}"
+        for host, told in facts.seen
+        if (names := told.environment.get("TPU_WORKER_HOSTNAMES", "").split(",")) != [""]
+        for plan in facts.plans_of(host)[:1]
+        if len(names) != plan.slice.hosts
+    ]
+    if wrong:
+        return [
+            failed(listed(wrong), "see numOfHosts of the worker group: the webhook makes the names from it")
+        ]
     return [ok(f"TPU_NAME and TPU_WORKER_ID on {counted(len(facts.hosts), 'host')}")]
 
 
@@ -155,7 +166,7 @@ def control_store(facts: Facts) -> list[Finding]:
         return [not_looked_at(facts.head)]
     redis = facts.head.environment.get("RAY_REDIS_ADDRESS")
     if redis:
-        return [ok(f"kept in the Redis at {redis}: slices outlive the head")]
+        return [ok(f"kept in the Redis at {redis.rpartition('@')[2]}: slices outlive the head")]
     if facts.head.environment.get("RAY_gcs_storage") == "rocksdb":
         return [ok("kept on the head's disk: slices outlive a restart of the head")]
     return [
@@ -211,7 +222,10 @@ def service(facts: Facts) -> list[Finding]:
             findings.append(ok(said))
         elif why := wanted[model].why:
             findings.append(
-                failed(f"{said}; waiting {wanted[model].missing_for_s:.0f} s: {why}", "see above")
+                failed(
+                    f"{said}; waiting {wanted[model].missing_for_s:.0f} s: {why}",
+                    "see `webhook`, `slices` and `pools`",
+                )
             )
         elif starting:
             phases = [f"{record.slice or 'no slice yet'} {record.phase}" for record in starting]

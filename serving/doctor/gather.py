@@ -4,7 +4,6 @@ Whatever can't be looked at is a sentence that says why. Nothing stays behind: a
 this process, their driver.
 """
 
-import contextlib
 import json
 import logging
 import platform
@@ -50,12 +49,16 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
     if cluster != here:
         unseen = "this command can't join a cluster of other versions"
         return replace(facts, hosts=unseen, head=unseen)
-    with _joined(address):
+    if why := _join(address):
+        return replace(facts, hosts=why, head=why)
+    try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         hosts = tpu_hosts(nodes)
         head = next((node for node in nodes if _HEAD in node["Resources"]), None)
         told = _told(hosts, head, replace(facts, hosts=hosts), limit_s)
-    told_by_head = told.pop(head["NodeID"], "it did not answer") if head else "Ray lists no head"
+    finally:
+        ray.shutdown()
+    told_by_head = told.get(head["NodeID"], "it did not answer") if head else "Ray lists no head"
     facts = replace(facts, hosts=hosts, told=told, head=told_by_head)
     return replace(facts, endpoints="the hosts are simulated") if facts.simulated else facts
 
@@ -66,13 +69,19 @@ def unreached(why: str, deployment: DeploymentFile, plans: Sequence[Plan]) -> Fa
     return Facts(plans, why, hosts=unseen, head=unseen, snapshot=unseen, endpoints=kubernetes(deployment))
 
 
-@contextlib.contextmanager
-def _joined(address: str) -> Any:
-    ray.init(address=address, namespace="serving-doctor", log_to_driver=False, logging_level=logging.ERROR)
+def _join(address: str) -> str:
+    """Join the cluster as a driver; returns why that can't be, as on a machine that is no host of it."""
     try:
-        yield
-    finally:
-        ray.shutdown()
+        ray.init(
+            address=address, namespace="serving-doctor", log_to_driver=False, logging_level=logging.ERROR
+        )
+    except Exception as error:  # noqa: BLE001  Ray raises errors of Python's own kinds, and of its client
+        return f"this command can't join the cluster ({_last_line(error)}); run it on one of its hosts"
+    return ""
+
+
+def _last_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def _told(
@@ -118,7 +127,8 @@ def _peers(host: TpuHost, hosts: Sequence[TpuHost], ports: Mapping[str, Any]) ->
 def _answers(asked: Mapping[str, Any], until_s: float) -> dict[str, Any]:
     """Each node's answer, or why there is none. What has come in time counts, however late the others are."""
     left_s = max(0.1, until_s - time.monotonic())
-    ray.wait(list(asked.values()), num_returns=len(asked), timeout=left_s) if asked else None
+    if asked:
+        ray.wait(list(asked.values()), num_returns=len(asked), timeout=left_s)
     answers: dict[str, Any] = {}
     for node, reference in asked.items():
         try:
@@ -126,7 +136,7 @@ def _answers(asked: Mapping[str, Any], until_s: float) -> dict[str, Any]:
         except GetTimeoutError:
             answers[node] = "it did not answer in time"
         except RayError as error:
-            answers[node] = f"it could not look ({str(error).strip().splitlines()[-1]})"
+            answers[node] = f"it could not look ({_last_line(error)})"
     return answers
 
 

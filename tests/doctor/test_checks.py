@@ -211,6 +211,12 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         "1 host without TPU_WORKER_HOSTNAMES (10.0.0.1)",
         Verdict.FAILED,
     ),
+    "a webhook that counts otherwise": (
+        "webhook",
+        lambda: with_environment(TPU_WORKER_HOSTNAMES="a-0,a-1,a-2,a-3"),
+        "10.0.0.1 has 4 names in TPU_WORKER_HOSTNAMES, and slice a has 2 hosts",
+        Verdict.FAILED,
+    ),
     "a missing host": (
         "slices",
         lambda: replace(healthy(), hosts=[host(0)]),
@@ -414,6 +420,15 @@ def test_a_fault_is_found_by_its_check_which_says_what_to_do(fault: str) -> None
     assert [finding.verdict for finding in findings] == [verdict]
     assert said in findings[0].said
     assert findings[0].remedy
+
+
+def test_a_redis_is_named_without_its_password() -> None:
+    facts = replace(
+        healthy(), head=replace(head(), environment={"RAY_REDIS_ADDRESS": "rediss://user:pass@redis:6379"})
+    )
+    (finding,) = result(facts, "control store").findings
+    assert "redis:6379" in finding.said
+    assert "pass" not in finding.said
 
 
 def test_every_check_has_a_fault() -> None:
