@@ -106,8 +106,7 @@ def cache(facts: Facts) -> list[Finding]:
     def look(record: SliceRecord, plan: Plan, start: StartRecord) -> Finding | None:
         if record.simulated:
             return None
-        groups = plan.data * plan.layout.attention_groups
-        found = min(worker.cache_tokens for worker in start.workers) * groups
+        found = min(worker.cache_tokens for worker in start.workers)
         if found < plan.fit.cache_tokens * _CACHE_SHORT:
             return warning(
                 f"the KV cache holds {found:,} tokens, {found / plan.fit.cache_tokens:.0%} of the planned {plan.fit.cache_tokens:,}",

@@ -107,8 +107,8 @@ class WorkerStart:
     """What one worker of an engine found once the engine was up: JAX's view of its host and of the slice.
 
     `hbm_bytes` are those of one device that a program may have, 0 on simulated hosts. `summed` is a sum over all devices of
-    `mesh`, of a one on each. `implementation` is `vllm` or `flax_nnx`. `cache_tokens` are those that one group of devices that
-    schedules apart can hold. `memory_bytes` is the most that the worker's process had in the host's memory.
+    `mesh`, of a one on each. `implementation` is `vllm` or `flax_nnx`. `cache_tokens` are those that the slice can hold: copies of
+    the model share the blocks (tpu-inference's dp_scheduler.py). `memory_bytes` is the most that the worker's process had in the host's memory.
     `programs` were compiled or read from the cache, `cache_hits` of them read; `compile_s` is the seconds of all, also of
     those that took place at once. `precompiles`: whether the engine compiles before it serves.
     """

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 from support.doctor_facts import HERE, head, healthy, host, llama, told
 
+from serving import config
 from serving.doctor.examination import STAGES, Result, examine
 from serving.doctor.facts import Endpoints, Facts, HostFacts
 from serving.doctor.findings import Verdict
 from serving.doctor.host_checks import loads_whole
 from serving.doctor.versions import IMAGE, SIMULATED
+from serving.planning import plan
 from serving.slices.preflight import Facts as Preflight
 from serving.state.records import (
     SliceFailures,
@@ -153,6 +155,18 @@ def slow(phase: str, seconds: float) -> Facts:
     (entry,) = facts.records
     slow_entry = replace(entry, phases=(("placing", 2.0), (phase, seconds)))
     return replace(facts, snapshot=replace(facts.snapshot, slices=(slow_entry,)))  # type: ignore[type-var]
+
+
+def test_the_cache_of_several_groups_of_devices_is_counted_once() -> None:
+    """Of gpt-oss-120b with four copies on a slice: the engine tells the tokens of all of them."""
+    (service,) = config.load(ROOT / "deployments" / "gpt-oss-120b-v7x-8.yaml").services.values()
+    planned = plan(service.models[0])
+    assert planned.data > 1
+    entry = record(version=planned.version, model=planned.model.name)
+    half = StartRecord((worker(0, cache_tokens=planned.fit.cache_tokens // 2),))
+    facts = replace(healthy(), plans=[planned], snapshot=Snapshot(slices=(entry,)), starts={"r": half})
+    (finding,) = result(facts, "KV cache").findings
+    assert "50% of the planned" in finding.said
 
 
 def test_where_the_time_of_a_start_went_is_said() -> None:
@@ -467,9 +481,6 @@ def test_a_slice_that_starts_is_not_a_failure() -> None:
 
 
 def test_a_checkpoint_that_every_host_loads_whole_has_to_fit_into_its_memory() -> None:
-    from serving import config
-    from serving.planning import plan
-
     (service,) = config.load(ROOT / "deployments" / "deepseek-r1-v7x-8.yaml").services.values()
     planned = plan(service.models[0])
     if not loads_whole(planned):
