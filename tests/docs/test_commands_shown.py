@@ -81,6 +81,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving compile deployments/\S+\.yaml( --\S+)*": RunBy("test_a_small_model_compiles_for_a_slice"),
     r"make libtpu": RunBy("test_a_small_model_compiles_for_a_slice"),
     r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
+    r"python -m tools\.vllm_client_tests http://127\.0\.0\.1:8000 --bare \S+": RunBy(
+        "test_vllm_s_tests_run_against_a_service"
+    ),
     r"python -m tools\.reference": RunBy("test_a_stale_page_and_a_missing_one_are_named"),
     r"python -m tools\.dashboard > deployments/monitoring/dashboard\.json": RunBy(
         "test_the_dashboard_in_the_folder_is_what_the_panels_make"

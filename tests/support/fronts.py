@@ -10,7 +10,9 @@ from fastapi import FastAPI
 
 from serving.config import RouterSpec
 from serving.metrics.recorder import Recorder
+from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController
+from serving.router.core import RouterCore
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
@@ -76,6 +78,28 @@ def front(
         gate.refresh()
         with asgi_server(app, **(late.options if door else {})) as address:
             yield Front(address, gate, engine)
+
+
+@contextmanager
+def router_before(
+    plans: list[Plan], slices: list[SliceRecord], spec: RouterSpec, keys: KeyFile | None = None
+) -> Iterator[str]:
+    """A whole router behind its own protocol, before slices of a test."""
+    door = LateDoor()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        core = RouterCore(plans, spec, keys or KeyFile(None), _metrics)
+        core.table.update(slices, 0.0)
+        core.admission.refresh()
+        door.answer = core.relay
+        app.router.default = core.app()
+        yield
+        await core.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    with asgi_server(app, **door.options) as address:
+        yield address
 
 
 def _status() -> Status:

@@ -2,26 +2,23 @@
 
 import itertools
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support import quick_http as http
-from support.doors import LateDoor
-from support.fronts import front
+from support.fronts import front, router_before
 from support.servers import asgi_server
 from support.simulated_engine import MODEL, small_plan
 
 from serving.config import RouterSpec
-from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile, new
 from serving.state.records import SliceRecord, SliceState
 
@@ -82,30 +79,11 @@ async def answer(request: Request) -> Response:
 
 @contextmanager
 def service(keys: KeyFile | None = None, **spec: Any) -> Iterator[str]:
-    """A router core before an engine of this module."""
-    plan, door = small_plan(), LateDoor()
-
-    @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        core = RouterCore([plan], RouterSpec.model_validate(spec), keys or KeyFile(None), no_metrics)
+    """A router before an engine of this module."""
+    with asgi_server(Starlette(routes=[Route("/v1/responses", answer, methods=["POST"])])) as upstream:
         record = SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
-        core.table.update([record], 0.0)
-        core.admission.refresh()
-        door.answer = core.relay
-        app.router.default = core.app()
-        yield
-        await core.close()
-
-    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
-    with (
-        asgi_server(Starlette(routes=[Route("/v1/responses", answer, methods=["POST"])])) as upstream,
-        asgi_server(app, **door.options) as address,
-    ):
-        yield address
-
-
-async def no_metrics() -> str:
-    return ""
+        with router_before([small_plan()], [record], RouterSpec.model_validate(spec), keys) as address:
+            yield address
 
 
 def client(address: str, key: str = "none") -> openai.OpenAI:
