@@ -1,7 +1,6 @@
 """Clients and load generators of others on the router, before a simulated engine: what most of their users ask of them.
 
-Anthropic's client is tested in tests/router/http/test_anthropic_models.py and, with a real engine, in
-tests/engine/test_tools_of_an_engine.py.
+Anthropic's client is tested in tests/router/http/test_anthropic_models.py.
 """
 
 import json

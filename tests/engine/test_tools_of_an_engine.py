@@ -1,4 +1,4 @@
-"""The real engine with a tool parser, without Ray: tools, and clients behind a router that stores responses."""
+"""The real engine, without Ray, with a tool parser. One without would refuse all of these."""
 
 import json
 import subprocess
@@ -7,16 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
-import openai
 import pytest
 from support import quick_http as http
-from support.fronts import router_before
-from support.one_engine import MODEL, SPEC
-
-from serving.config import ModelSpec, RouterSpec
-from serving.planning import plan
-from serving.state.records import SliceRecord, SliceState
+from support.one_engine import MODEL
 
 pytestmark = pytest.mark.engine
 
@@ -71,48 +64,3 @@ def test_a_model_that_has_to_call_a_tool_does_so_with_arguments_that_fit(address
     (call, *_) = ask(address, tool_choice=choice)["tool_calls"]
     assert call["function"]["name"] == "add"
     assert json.loads(call["function"]["arguments"])["a"] <= COUNT["maximum"]
-
-
-@pytest.fixture(scope="module")
-def service(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A router before the engine."""
-    spec = RouterSpec.model_validate({"responses_store": str(tmp_path_factory.mktemp("store") / "file")})
-    record = SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 1x1", address=address)
-    with router_before([plan(ModelSpec.model_validate(SPEC))], [record], spec) as found:
-        yield found
-
-
-def test_openai_s_client_goes_on_from_a_stored_response(service: str) -> None:
-    api = openai.OpenAI(base_url=f"{service}/v1", api_key="none", max_retries=0)
-    asked: dict[str, Any] = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
-    first = api.responses.create(input="One", **asked)
-    second = api.responses.create(input="Two", previous_response_id=first.id, **asked)
-    assert second.previous_response_id == first.id
-    assert second.usage
-    assert first.usage
-    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
-    events = list(api.responses.create(input="Three", previous_response_id=second.id, stream=True, **asked))
-    last: Any = events[-1]
-    assert last.response.previous_response_id == second.id
-    assert last.response.usage.input_tokens > second.usage.input_tokens
-    assert api.responses.retrieve(last.response.id).output_text == last.response.output_text
-    roles = [
-        getattr(item, "role", "") for item in api.responses.input_items.list(last.response.id, order="asc")
-    ]
-    assert roles == ["user", "assistant", "user", "assistant", "user"]
-
-
-def test_anthropic_s_client_talks_counts_and_streams(service: str) -> None:
-    api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
-    asked: Any = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}]}
-    whole = api.messages.create(max_tokens=8, temperature=0, **asked)
-    assert whole.content[0].type == "text"
-    assert whole._request_id
-    assert api.messages.count_tokens(**asked).input_tokens == whole.usage.input_tokens
-    with api.messages.stream(max_tokens=8, temperature=0, **asked) as stream:
-        assert stream.get_final_text() == whole.content[0].text
-    with pytest.raises(anthropic.BadRequestError) as refused:
-        api.messages.create(
-            max_tokens=8, **asked, extra_body={"messages": [{"role": "nobody", "content": "x"}]}
-        )
-    assert "The request is not valid: messages.0.role: " in str(refused.value)
