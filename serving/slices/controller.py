@@ -93,14 +93,22 @@ class SliceDeployments:
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
     def surge_to_start(self, state: Any) -> Any:
-        if not self._ours(state) or state._terminally_failed():
+        if not self._ours(state):
             return self._default["_surge_replicas_to_start"](state)
-        return to_start(self._count(state).roll, _pace(state))
+        roll = self._count(state).roll
+        missing = max(0, roll.wanted - roll.old - roll.new)
+        if missing:
+            self._try_again(state)
+        if state._terminally_failed():
+            return self._default["_surge_replicas_to_start"](state)
+        return missing if self._is_tried_again(state) else to_start(roll, _pace(state))
 
     def surge_to_stop(self, state: Any) -> Any:
         if not self._ours(state) or state._terminally_failed():
             return self._default["_surge_replicas_to_stop"](state)
         counted = self._count(state)
+        if self._is_tried_again(state):
+            return counted.starting_old
         most = to_stop(self._quiet(state, counted.roll), _pace(state))
         return [*counted.starting_old, *self._cheapest(counted.serving_old, most)]
 
@@ -147,21 +155,27 @@ class SliceDeployments:
         return self._ours(state) and not state._target_state.deleting
 
     def _try_again(self, state: Any) -> None:
-        """Let a deployment that Serve gave up start slices once more, after a pause.
+        """Let a deployment that Serve gave up start slices once more, after a pause, where slices are missing.
 
-        No old slice is left to protect here: while there is one, Serve asks `surge_to_start`.
+        After a roll that stopped, only the new version can take the place of an old slice that is lost. Other old slices stay as
+        long as no slice of the new version serves.
         """
+        key = _version(state)
         if not state._terminally_failed():
             if state._replica_has_started:
-                self._retries.pop(state._id, None)
+                self._retries.pop(key, None)
             return
-        before = self._retries.get(state._id, Retry())
-        retry = self._retries[state._id] = before.given_up(self._clock())
+        before = self._retries.get(key, Retry())
+        retry = self._retries[key] = before.given_up(self._clock())
         if retry.failed_s is None:
             _forget_failures(state)
             logger.warning("%s tries again to start slices", state._id)
         elif retry != before:
             logger.error("%s: no slice has started; tries again in %.0f s", state._id, retry.pause_s)
+
+    def _is_tried_again(self, state: Any) -> bool:
+        """Whether the deployment's version has failed before and none of its slices has served yet."""
+        return _version(state) in self._retries and not state._replica_has_started
 
     def _cheapest(self, replicas: list[Any], most: int) -> list[Any]:
         """The replicas that cost least to drain; one that the store does not know serves nobody."""
@@ -250,7 +264,10 @@ class SliceDeployments:
 
     def _publish(self, state: Any) -> None:
         """Keep the deployment's record of its roll while there is one, for the status document."""
-        rollout = _rollout(state, self._count(state).roll) if state._surge_rollout_in_progress() else None
+        rollout = None
+        if state._surge_rollout_in_progress():
+            stopped = state._terminally_failed() or self._is_tried_again(state)
+            rollout = _rollout(state, self._count(state).roll, stopped=stopped)
         before = self._published.get(state._id)
         if rollout == before:
             return
@@ -310,10 +327,15 @@ def _pace(state: Any) -> Pace:
     )
 
 
+def _version(state: Any) -> Any:
+    """What a deployment's starts are counted under: an engine deployed anew begins anew."""
+    return state._id, state._target_state.version.code_version
+
+
 def _forget_failures(state: Any) -> None:
     """Let Serve try again what it gave up."""
     state._replica_failure_count = 0
-    state._target_state.rolling_update = False
+    state._target_state.rolling_update = state._surge_rollout_in_progress()
     state._target_state.rolling_update_failed = False
     state._target_state_changed = True  # Serve keeps it in its checkpoint
 
@@ -322,9 +344,8 @@ def _bundles(state: Any) -> Any:
     return state._deployed_info.replica_config.placement_group_bundles
 
 
-def _rollout(state: Any, roll: Roll) -> Rollout:
+def _rollout(state: Any, roll: Roll, *, stopped: bool) -> Rollout:
     settings = _settings(state)
-    stopped = state._terminally_failed()
     return Rollout(
         application=state._id.app_name,
         deployment=deployment(state._id.app_name, state._id.name),

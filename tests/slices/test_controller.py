@@ -1,6 +1,7 @@
 """What Serve's own DeploymentState makes of our answers: waves, failed starts, pools that are taken out."""
 
 import pytest
+from ray.serve._private.common import ReplicaState
 from support.serve_deployment import Cluster
 
 pytestmark = [
@@ -122,6 +123,38 @@ def test_a_failed_roll_that_has_lost_its_old_slices_is_tried_again() -> None:
     llama.lose(old)
     there.run(100)
     assert llama.serving("b") == 1
+
+
+def test_after_a_roll_that_stopped_the_new_version_is_tried_again_only_in_place_of_a_lost_slice() -> None:
+    there = serving(4, hardware=5, start_s=10)
+    llama = there.deployed()
+    there.broken = {"b"}
+    llama.deploy("b", 4)
+    there.run(2000, 5)
+    assert llama.state._terminally_failed()
+    assert llama.serving("a") == llama.lowest == 4
+    llama.lose(llama.replicas(ReplicaState.RUNNING)[0])
+    there.run(5000, 5)
+    assert llama.serving("a") == llama.lowest == 3
+    (rollout,) = there.rollouts.values()
+    assert (rollout.stopped, rollout.reason) == (True, "boom")
+    there.broken = set()
+    there.run(1500, 5)
+    assert llama.serving("b") == 4
+    assert llama.lowest == 3
+    assert there.rollouts == {}
+
+
+def test_another_version_after_one_that_failed_rolls_as_any_other() -> None:
+    there = serving(3, hardware=3, start_s=10)
+    llama = there.deployed()
+    there.broken = {"b"}
+    llama.deploy("b", 3)
+    there.run(2000, 5)
+    assert llama.serving("a") == 2
+    llama.deploy("c", 3)
+    there.run(1000, 5)
+    assert llama.serving("c") == 3
 
 
 def test_a_pool_that_is_taken_out_serves_until_its_successor_does() -> None:
