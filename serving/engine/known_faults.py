@@ -26,10 +26,18 @@ class KnownFault:
     holds: Callable[[Mapping[str, Any], int], bool]
 
 
-def _prompt_logprobs(fields: Mapping[str, Any], hosts: int) -> bool:
+def _has(fields: Mapping[str, Any], name: str) -> bool:
     sampling = fields.get("sampling_params")
     holders = [fields, sampling] if isinstance(sampling, Mapping) else [fields]
-    if hosts > 1 and any(holder.get("prompt_logprobs") is not None for holder in holders):
+    return any(holder.get(name) is not None for holder in holders)
+
+
+def _allowed_token_ids(fields: Mapping[str, Any], hosts: int) -> bool:  # noqa: ARG001
+    return _has(fields, "allowed_token_ids")
+
+
+def _prompt_logprobs(fields: Mapping[str, Any], hosts: int) -> bool:
+    if hosts > 1 and _has(fields, "prompt_logprobs"):
         return True
     # vLLM gives an echo logprobs of the prompt too (`logprobs` of completions, `top_logprobs` of chat).
     wants_logprobs = fields.get("logprobs") is not None or fields.get("top_logprobs") is not None
@@ -47,6 +55,16 @@ FAULTS = (
         instead="leave them out, or serve the model on slices of one host",
         upstream="tpu_inference/runner/tpu_runner.py, _get_prompt_logprobs_dict; not reported yet",
         holds=_prompt_logprobs,
+    ),
+    KnownFault(
+        name="allowed-token-ids",
+        asked="allowed_token_ids",
+        # jnp.zeros gets the shape of the mask as two arguments: TypeError in the engine's loop.
+        comes="ends every engine",
+        versions=("0.26.0",),
+        instead="leave it out, or bound the answer with structured_outputs",
+        upstream="tpu_inference/runner/input_batch.py, InputBatch.add_request; not reported yet",
+        holds=_allowed_token_ids,
     ),
 )
 

@@ -16,13 +16,17 @@ ENDS: dict[str, list[dict[str, Any]]] = {
         {"messages": [], "prompt_logprobs": 1},
         {"token_ids": [1], "sampling_params": {"prompt_logprobs": 0}},
     ],
+    "allowed-token-ids": [
+        {"prompt": "Hello", "allowed_token_ids": [5, 6]},
+        {"token_ids": [1], "sampling_params": {"allowed_token_ids": [5]}},
+    ],
 }
 HARMLESS: list[dict[str, Any]] = [
     {"prompt": "Hello", "echo": True},
     {"prompt": "Hello", "logprobs": 2},
     {"prompt": "Hello", "echo": False, "logprobs": 2},
     {"messages": [], "logprobs": True, "top_logprobs": 2},
-    {"messages": [], "prompt_logprobs": None},
+    {"messages": [], "prompt_logprobs": None, "allowed_token_ids": None},
     {"token_ids": [1], "sampling_params": {"logprobs": 1}},
     {"token_ids": [1], "sampling_params": "nonsense"},
 ]
