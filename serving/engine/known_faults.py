@@ -1,4 +1,4 @@
-"""Requests that end or hang an engine of the versions we run: the router refuses them. Pure.
+"""Requests that end or hang an engine of the versions we run, which the router refuses, and parameters without effect. Pure.
 
 Each row names the versions with the fault, so that a newer engine starts with an empty table.
 """
@@ -24,6 +24,30 @@ class KnownFault:
     instead: str
     upstream: str
     holds: Callable[[Mapping[str, Any], int], bool]
+
+
+# What tpu-inference 0.26.0 takes into its batch (runner/input_batch.py) and never samples by, and the value that asks for nothing.
+# A test asks a real engine.
+WITHOUT_EFFECT: Mapping[str, Any] = {
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1,
+    "min_p": 0,
+    "logit_bias": {},
+    "bad_words": [],
+}
+
+
+def without_effect(fields: Mapping[str, Any]) -> list[str]:
+    """The parameters of a request that no engine heeds, though it takes them."""
+    sampling = fields.get("sampling_params")
+    holders = (fields, sampling) if isinstance(sampling, Mapping) else (fields,)
+    return [
+        name
+        for holder in holders
+        for name in WITHOUT_EFFECT.keys() & holder.keys()
+        if holder[name] is not None and holder[name] != WITHOUT_EFFECT[name]
+    ]
 
 
 def _has(fields: Mapping[str, Any], name: str) -> bool:

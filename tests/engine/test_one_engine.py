@@ -19,6 +19,7 @@ from support.otlp import Collector, collecting, said
 from support.recorded import CHAT, COMPLETIONS, ask, events_of
 from support.servers import until
 
+from serving.engine.known_faults import WITHOUT_EFFECT
 from serving.router.forwarding.continuation import Transcript
 from serving.router.http.protocol import InferenceRequest
 
@@ -152,6 +153,28 @@ def test_ids_that_are_none_are_refused(address: str) -> None:
     answer = http.post(address + CHAT, json=fields)
     assert answer.status_code == 400
     assert "continued_token_ids" in answer.json()["error"]["message"]
+
+
+def test_it_still_does_not_heed_the_parameters_that_are_said_to_have_no_effect(address: str) -> None:
+    """Where one of them changes a greedy answer, its row goes."""
+
+    def ids(**fields: Any) -> list[int]:
+        asked = {**GREEDY, "prompt": "A slice is", "max_tokens": 8, "return_token_ids": True, **fields}
+        answer = http.post(f"{address}/v1/completions", json=asked, timeout=60)
+        found: list[int] = answer.json()["choices"][0]["token_ids"]
+        return found
+
+    plain = ids()
+    heeded = {
+        "presence_penalty": 2,
+        "frequency_penalty": 2,
+        "repetition_penalty": 2,
+        "logit_bias": {str(plain[0]): -100},
+        "bad_words": ["a", "e", "s"],
+    }
+    assert heeded.keys() | {"min_p"} == WITHOUT_EFFECT.keys()
+    assert [name for name, value in heeded.items() if ids(**{name: value}) != plain] == []
+    assert ids(min_p=1.0, temperature=1.0) != plain  # 1 leaves the likeliest token alone
 
 
 def test_its_span_is_a_child_of_who_asked(engine: tuple[str, Collector]) -> None:

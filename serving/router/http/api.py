@@ -61,6 +61,7 @@ logger = logging.getLogger("ray.serve")
 
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
+_IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
 
 
 class Api:
@@ -255,15 +256,17 @@ class Api:
             body = _json(fields)
         work = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
-        if drops_seed := work.generates and seed.seeded(route, fields):
+        ignored = known_faults.without_effect(fields) if work.generates else []
+        if work.generates and seed.seeded(route, fields):
             fields = seed.without(fields, self._admission.spec.seed)
             body = _json(fields)
+            ignored.append("seed")
         estimate = self._admission.estimate(visit, model, work, fields, body)
         if self._admission.spec.keys.isolated_cache:
             body = salted(route.path, body, fields, visit.account.key)
         inference = InferenceRequest.of(request, model, route.path, body, kept(fields))
-        if drops_seed or keeping:
-            inference = replace(inference, without_seed=drops_seed, keeping=keeping)
+        if ignored or keeping:
+            inference = replace(inference, ignored=tuple(sorted(ignored)), keeping=keeping)
         return inference, estimate
 
     async def _carry(
@@ -276,8 +279,8 @@ class Api:
     ) -> None:
         """Answer an accepted request, once it is admitted."""
         run = Forwarding(self._dispatcher, inference, record).run
-        if inference.without_seed:
-            run = partial(_without_seed, run)
+        if inference.ignored:
+            run = partial(_telling, inference.ignored, run)
         if inference.keeping:
             run = partial(self._keep, run, inference.keeping)
         await self._admission.admit(visit, inference, estimate, record, client, run)
@@ -386,10 +389,12 @@ def _json(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields).encode("utf-8", "backslashreplace")
 
 
-async def _without_seed(run: Callable[[Downstream], Awaitable[None]], client: Downstream) -> None:
-    """Answer, and say that the request's seed was left out."""
-    more_headers = client.more_headers
-    client.more_headers = lambda: [*(more_headers() if more_headers else ()), seed.IGNORED]
+async def _telling(
+    ignored: Sequence[str], run: Callable[[Downstream], Awaitable[None]], client: Downstream
+) -> None:
+    """Answer, and say which of the request's parameters had no effect."""
+    more_headers, told = client.more_headers, (_IGNORED, ", ".join(ignored).encode())
+    client.more_headers = lambda: [*(more_headers() if more_headers else ()), told]
     await run(client)
 
 

@@ -17,7 +17,7 @@ _SAGEMAKER = b"x-amzn-sagemaker-"
 @dataclass(frozen=True)
 class InferenceRequest:
     """A POST for one model. `body` goes to the slice as it came, `headers` without credentials and what steers an engine;
-    `fields` are those of the parsed body that the router looks at. `without_seed`: the client's body had a seed.
+    `fields` are those of the parsed body that the router looks at. `ignored`: parameters of the client that no engine heeds.
     `keeping`: what to keep the answer with.
     """
 
@@ -27,7 +27,7 @@ class InferenceRequest:
     fields: Mapping[str, Any]
     query: str = ""
     headers: tuple[tuple[bytes, bytes], ...] = ()
-    without_seed: bool = False
+    ignored: tuple[str, ...] = ()
     keeping: Keeping | None = None
 
     @property

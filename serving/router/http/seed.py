@@ -11,9 +11,6 @@ from serving.config import Seeds
 from serving.errors import SeedError
 from serving.router.http.routes import Route
 
-# What an answer says that was made without its request's seed.
-IGNORED = (b"x-ignored-parameters", b"seed")
-
 
 def seeded(route: Route, fields: Mapping[str, Any]) -> bool:
     """Whether an engine would have to draw by a seed of the request's own."""

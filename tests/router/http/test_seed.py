@@ -84,6 +84,17 @@ def test_seeds_are_refused_with_the_reason(door: bool) -> None:
 
 @pytest.mark.http
 @pytest.mark.parametrize("door", [True, False])
+def test_parameters_that_no_engine_heeds_are_named(door: bool) -> None:
+    with front(door=door, seed="ignore") as running:
+        client = openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0)
+        penalised = ask(client, presence_penalty=0.5, seed=7, extra_body={"min_p": 0.1})
+        assert penalised.headers["x-ignored-parameters"] == "min_p, presence_penalty, seed"
+        asks_for_nothing = ask(client, presence_penalty=0, logit_bias={}, extra_body={"min_p": None})
+        assert "x-ignored-parameters" not in asks_for_nothing.headers
+
+
+@pytest.mark.http
+@pytest.mark.parametrize("door", [True, False])
 @pytest.mark.parametrize("isolated", [True, False])
 def test_ignored_seeds_never_reach_an_engine_and_the_answer_says_so(door: bool, isolated: bool) -> None:
     """The simulated engine refuses them, as tpu-inference does."""
