@@ -1,6 +1,6 @@
 """A process that stays connected to a simulated cluster and does what it reads: `serve run` takes four seconds to import Ray.
 
-Each line of its input is an order, `["deploy", PATH]`, `["delete"]` or `["groups"]`; each line of its output an answer.
+Each line of its input is an order, `["deploy", PATH]`, `["status"]`, `["delete"]` or `["groups"]`; each line of its output an answer.
 What Ray prints of the cluster's logs goes to stderr.
 """
 
@@ -20,6 +20,11 @@ def deploy(path: str) -> str:
     return "deployed"
 
 
+def status() -> dict[str, str]:
+    """Of each application, by name."""
+    return {name: found.status.value for name, found in serve.status().applications.items()}
+
+
 def delete() -> list[str]:
     """Every application; returns once their replicas are gone."""
     names = list(serve.status().applications)
@@ -34,7 +39,7 @@ def groups() -> list[str]:
     return sorted(state for state in states if state != "REMOVED")
 
 
-ORDERS: dict[str, Any] = {"deploy": deploy, "delete": delete, "groups": groups}
+ORDERS: dict[str, Any] = {"deploy": deploy, "status": status, "delete": delete, "groups": groups}
 
 
 def main() -> None:

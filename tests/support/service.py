@@ -104,6 +104,16 @@ class Service:
         self._log_begins = self._lent.log.stat().st_size
         self._lent.ask("deploy", str(self.deployment))
 
+    def delete(self) -> None:
+        """Delete the application, and return once its replicas are gone."""
+        self._lent.ask("delete")
+
+    def until_deployed(self, timeout_s: float = 200) -> None:
+        """Wait until Serve has done all that was asked of it."""
+        self.until(
+            lambda: self._lent.ask("status").get(self.application) == "RUNNING", timeout_s, "the deployment"
+        )
+
     def fault(self, victim: SliceRecord, **faults: Any) -> None:
         """Have a simulated engine fail."""
         shown = secret.headers(self.cluster.secret)
