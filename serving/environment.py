@@ -14,6 +14,7 @@ STARTUP = (
     "SERVING_SIMULATION_STARTUP"  # how long the simulated engine takes to start, as download=20,compile=90
 )
 CHIPS = "SERVING_SIMULATION_CHIPS"  # a folder with a file a chip, which a simulated host has in place of /dev/vfio
+COMPILER = "SERVING_COMPILER"  # of a compile process: it has tpu-inference's platform, and no chips
 REPLICA = "SERVING_REPLICA"  # of the engine's processes: whose they are
 OWNER = "SERVING_REPLICA_PID"
 STAGES = "SERVING_STAGE_HOSTS"  # of a pipeline over several hosts: their addresses by rank, with commas

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import torch
 from flax import nnx
+from jax._src.pallas.mosaic import tpu_info
 from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 from tpu_inference import utils
@@ -43,6 +44,8 @@ def install(devices: list[Any], generation: str) -> None:
 
     jax.devices = seen  # kernels choose their block sizes by the kind of the first device
     jax.local_devices = lambda *_args, **_options: devices
+    tpu_info.get_device_kind = lambda: devices[0].device_kind  # the size of VMEM hangs on it
+    tpu_info.get_num_device_cores = lambda: devices[0].num_cores
     TpuPlatform.get_device_name = classmethod(lambda _cls, _device=0: f"TPU {_CHIP_NAMES[generation]}")
     utils.hbm_usage_bytes = lambda some: [(0, 1)] * len(some)
     utils.hbm_usage_gb = lambda _some: []

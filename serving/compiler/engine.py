@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+import tempfile
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from jax.experimental import topologies
 from tpu_inference.distributed import jax_parallel_state
 from tpu_inference.runner.tpu_runner import TPUModelRunner
 from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import ensure_model_parallel_initialized, init_distributed_environment
+from vllm.ir import set_default_torch_wrap
 from vllm.v1.core.kv_cache_utils import get_kv_cache_configs
 
 from serving.compiler import abstract
@@ -82,7 +85,14 @@ def build(
     config.compilation_config.compilation_time = 0
     jax_parallel_state._PP = jax_parallel_state.GroupCoordinator(stage, plan.pipeline)  # noqa: SLF001
     recorded: list[tuple[Any, ...]] = []
-    with set_current_vllm_config(config), abstract.recorded(recorded):
+    with (
+        set_current_vllm_config(config),
+        abstract.recorded(recorded),
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        config.kernel_config.ir_op_priority.set_default()  # both as WorkerBase does
+        set_default_torch_wrap(config.compilation_config.ir_enable_torch_wrap)
+        _be_alone(config.parallel_config, f"file://{folder}/torch")
         runner = TPUModelRunner(config, devices, stage, stage == 0, stage == plan.pipeline - 1)
         runner.load_model()
         weights = device_bytes(runner.state_leaves)
@@ -106,6 +116,16 @@ def build(
         seconds=round(time.monotonic() - began, 1),
     )
     return Engine(built, calls, runner)
+
+
+def _be_alone(parallel: Any, address: str) -> None:
+    """Make this torch's only process, as TPUWorker does: vLLM's models ask for their place, JAX shares the work out."""
+    copies, parallel.data_parallel_size = parallel.data_parallel_size, 1
+    try:
+        init_distributed_environment(1, 0, address, 0, "gloo")
+        ensure_model_parallel_initialized(1, 1)
+    finally:
+        parallel.data_parallel_size = copies
 
 
 def device_bytes(tree: Any) -> int:

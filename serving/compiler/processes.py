@@ -27,6 +27,7 @@ _TAIL_LINES = 3  # of a dead process's log
 # What would make a process another kind of host, or change what it compiles.
 _UNSET = (environment.HOST, "XLA_FLAGS", "LIBTPU_INIT_ARGS", "TPU_MULTIHOST_BACKEND", "MODEL_IMPL_TYPE")
 _ENVIRONMENT = {
+    environment.COMPILER: "1",
     "JAX_PLATFORMS": "cpu",  # the topology's chips are no backend
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -34,6 +35,7 @@ _ENVIRONMENT = {
     "TPU_MULTIPROCESS_DP": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # several compile; libtpu would let one process at a time, for it holds no chip
     "VLLM_LOGGING_LEVEL": "WARNING",
+    "TORCHDYNAMO_DISABLE": "1",  # torchax leaves compiling to JAX; from torch 2.13 dynamo refuses to stand aside
 }
 
 

@@ -23,7 +23,6 @@ from serving.errors import CompileError, ServingError
 from serving.planning import Plan
 from serving.planning.checkpoints import config_of
 from serving.planning.plan import plan
-from serving.simulation.cpu_tpu import import_torchax
 
 _REASON_LINES = 12  # of a compiler's message, which may go on for pages
 
@@ -42,8 +41,6 @@ class Report:
 def run(job: Job, report: Report) -> None:
     decided = planned(job)
     environment.write({"TPU_LIBRARY_PATH": job.libtpu, **decided.environment})
-    import_torchax()
-    _choose_platform()
     import jax  # noqa: PLC0415  only once its environment is set
 
     from serving.compiler import abstract, engine  # noqa: PLC0415
@@ -71,6 +68,8 @@ def run(job: Job, report: Report) -> None:
             "model": folder,
             "hf_config_path": None,
             "skip_tokenizer_init": True,
+            "tokenizer": None,
+            "reasoning_parser": "",  # it would ask a tokenizer, and compiles nothing
             "load_format": "dummy",
         }
         built = engine.build(decided, options, devices, stage=job.stage, blocks=job.blocks)
@@ -88,14 +87,6 @@ def planned(job: Job) -> Plan:
     pools = [spec for service in services for model in service.models for spec in model.per_pool()]
     plans = (plan(spec, hub.config_of) for spec in pools if spec.name == job.model)
     return next(one for one in plans if one.pool == job.pool)
-
-
-def _choose_platform() -> None:
-    """vLLM on tpu-inference's platform; left to itself it looks for chips on this machine."""
-    import vllm.platforms  # noqa: PLC0415
-    from tpu_inference.platforms.tpu_platform import TpuPlatform  # noqa: PLC0415
-
-    vllm.platforms._current_platform = TpuPlatform()  # noqa: SLF001
 
 
 def _compiled(built: Any, index: int, report: Report) -> Compiled:

@@ -55,17 +55,26 @@ def deployment(folder: Path, generation: str, topology: str, **engine: object) -
     return str(path)
 
 
-@pytest.mark.parametrize(("generation", "topology", "devices"), [("v6e", "2x2", 4), ("v7x", "2x2x1", 8)])
+@pytest.mark.parametrize(
+    ("generation", "topology", "devices", "implementation", "engine"),
+    [("v6e", "2x2", 4, "flax_nnx", {}), ("v7x", "2x2x1", 8, "vllm", {"model_impl": "vllm"})],
+)
 def test_a_small_model_compiles_for_a_slice(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], generation: str, topology: str, devices: int
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    generation: str,
+    topology: str,
+    devices: int,
+    implementation: str,
+    engine: dict[str, str],
 ) -> None:
-    status = main(["compile", deployment(tmp_path, generation, topology), "--json"])
+    status = main(["compile", deployment(tmp_path, generation, topology, **engine), "--json"])
     printed = capsys.readouterr()
     print(printed.err)
     (answer,) = json.loads(printed.out)
     assert (status, answer["unbuildable"]) == (0, []), printed.err
     (stage,) = answer["stages"]
-    assert stage["mesh"] == {"model": devices}
+    assert (stage["implementation"], stage["mesh"]) == (implementation, {"model": devices})
     assert {program["outcome"] for program in stage["programs"]} == {"compiled"}
     steps = [program for program in stage["programs"] if program["name"] == "backbone"]
     assert [step["bucket"]["num_tokens"] for step in steps] == [16, 32]
@@ -73,7 +82,7 @@ def test_a_small_model_compiles_for_a_slice(
     assert all(step["aliased_bytes"] >= stage["cache_bytes"] for step in steps)
     head = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 2 // devices  # which a step does not take
     taken = stage["weight_bytes"] - head + stage["cache_bytes"]
-    assert all(taken <= step["argument_bytes"] < 1.01 * taken for step in steps)
+    assert all(0.99 * taken < step["argument_bytes"] < 1.01 * taken for step in steps)
     assert stage["ledger"]["backbone"]["buckets"]["num_tokens"] == [16, 32]
     assert answer["needs_bytes"] > stage["weight_bytes"] + stage["cache_bytes"]
 

