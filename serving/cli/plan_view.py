@@ -147,6 +147,7 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         ("speed", _speed(plan["speed"])),
         ("start", _start(plan["start"])),
         *([("measured", _measured(plan["measured"]))] if plan["measured"] else []),
+        *([("compiled", _compiled(plan["compiled"]))] if plan["compiled"] else []),
         (f"{plan['prices']['currency']}, {plan['prices']['as_of']}", _prices(plan["prices"]["options"])),
     ]
 
@@ -228,6 +229,12 @@ def _measured(rows: Sequence[dict[str, Any]]) -> str:
         ]
         lines.append(f"  {source}")
     return "\n".join(lines)
+
+
+def _compiled(result: dict[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
+    said = f"yes, needs {gib(result['needs_bytes'])} a device" if result["compiles"] else "no"
+    return f"{said} ({result['date']}, {versions}): {result['command']}"
 
 
 def _prices(options: dict[str, dict[str, float]]) -> RenderableType:

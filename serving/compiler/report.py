@@ -10,6 +10,8 @@ from serving.planning import Plan
 from serving.planning.fit import RESIDENT_BYTES
 from serving.tpu.generations import GIB
 
+# Runs for requests with prompt_logprobs alone; at start it is compiled and not run.
+_ON_DEMAND = "compute_and_gather_prompt_logprobs"
 # "Ran out of memory in memory space hbm. Used 32.40G of 31.24G hbm", or "... exceeds available HBM (31.24G)".
 _AVAILABLE = re.compile(r"(?:of|HBM \()\s*([\d.]+)G(?: hbm|\))")
 
@@ -38,8 +40,8 @@ def hbm(plan: Plan, stages: Sequence[Stage]) -> tuple[Line, ...]:
     """The plan's table of HBM, line by line, with the compiler's figure."""
     fit = plan.fit
     built = [stage.built for stage in stages]
-    step = _largest(stages, step=True)
-    other = _largest(stages, step=False)
+    step = _largest(stages, "step")
+    other = _largest(stages, "other")
     code = max((code_bytes(stage) for stage in stages), default=0)
     known = step is not None
     weights = max(one.weight_bytes for one in built)
@@ -51,6 +53,7 @@ def hbm(plan: Plan, stages: Sequence[Stage]) -> tuple[Line, ...]:
         Line("cache and state", fit.cache_bytes + fit.state_bytes, cache),
         Line("a step", fit.workspace.step_bytes, step),
         Line("sampling and the like", fit.workspace.sampling_bytes, other),
+        Line("prompt logprobs, if asked for", None, _largest(stages, "on demand")),
         Line("programs", fit.workspace.program_bytes, code if known else None),
         Line(
             "all of it",
@@ -85,14 +88,21 @@ def code_bytes(stage: Stage) -> int:
     )
 
 
-def _largest(stages: Sequence[Stage], *, step: bool) -> int | None:
+def _largest(stages: Sequence[Stage], kind: str) -> int | None:
+    """Bytes of the largest program of a kind: steps, those on demand, or all others."""
     sizes = [
         entry.extra_bytes
         for stage in stages
         for entry in stage.compiled
-        if entry.outcome == "compiled" and stage.built.programs[entry.index].name.startswith(BACKBONE) == step
+        if entry.outcome == "compiled" and _kind(stage.built.programs[entry.index].name) == kind
     ]
     return max(sizes, default=None)
+
+
+def _kind(name: str) -> str:
+    if name.startswith(BACKBONE):
+        return "step"
+    return "on demand" if name == _ON_DEMAND else "other"
 
 
 def extended(shallow: Compiled, deep: Compiled, *, depths: tuple[int, int], layers: int) -> Compiled:
@@ -128,6 +138,7 @@ def document(plan: Plan, asked: Asked, stages: Sequence[Stage], unbuilt: Sequenc
     lines = hbm(plan, stages) if stages and not unbuilt else ()
     return {
         "model": plan.model.name,
+        "version": plan.version,
         "checkpoint": plan.model.model,
         "slice": {
             "generation": plan.slice.generation,

@@ -1,11 +1,13 @@
 """A plan as plain data: what `serving plan --json` prints and its table shows."""
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from serving.planning import speed
 from serving.planning.alternatives import Candidate
 from serving.planning.cache import separate_batches, sequence_bytes
+from serving.planning.compiled import result_of
 from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.plan import Plan
 from serving.planning.prices import AS_OF, CURRENCY, chip_hour
@@ -74,6 +76,7 @@ def summary(plan: Plan, prices: Prices) -> dict[str, Any]:
         "speed": predicted,
         "start": _start(plan.start_time),
         "measured": _measured(plan),
+        "compiled": asdict(result) if (result := result_of(plan.version)) else None,
         "prices": {
             "currency": CURRENCY,
             "as_of": AS_OF,

@@ -1,6 +1,7 @@
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ from serving.cli.compile_view import Watch, show
 from serving.cli.main import main
 from serving.compiler import libtpu
 from serving.compiler.records import Built, Compiled, Program, Stage
-from serving.compiler.report import Asked, document
+from serving.compiler.report import Asked, document, hbm
 from serving.config import load
 from serving.errors import CompileError
 from serving.planning import Plan
+from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.plan import plan
 from serving.tpu.generations import GIB
 
@@ -119,3 +121,12 @@ def test_a_model_that_the_file_has_not_is_refused_with_those_it_has(
     library.touch()
     assert main(["compile", LLAMA, "--model", "other"]) == 2
     assert "has llama-3.3-70b-instruct" in capsys.readouterr().out
+
+
+def test_prompt_logprobs_stand_apart_for_they_run_where_they_are_asked_for() -> None:
+    asked_for = Program("compute_and_gather_prompt_logprobs", {"num_tokens": 512})
+    built = replace(BUILT, programs=(*BUILT.programs, asked_for))
+    large = Compiled(3, "compiled", temporary_bytes=2 * GIB)
+    lines = {line.name: line.compiler_bytes for line in hbm(planned(), [Stage(built, (STEP, large))])}
+    assert lines["prompt logprobs, if asked for"] == 2 * GIB
+    assert lines["all of it"] == 30 * GIB + RESIDENT_BYTES + GIB // 8 + 2 * (GIB // 64)

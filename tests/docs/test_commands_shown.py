@@ -78,7 +78,10 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving plan \S+ --workload \S+": Here(),
     r"serving plan --what-fits \S+( --engine \S+)*": Here(),
     r"serving manifest deployments/\S+\.yaml --image REGISTRY/tpu-serving:0\.1\.0": Here(),
-    r"serving compile deployments/\S+\.yaml( --\S+)*": RunBy("test_a_small_model_compiles_for_a_slice"),
+    r"serving compile deployments/\S+\.yaml( --\S+)*( > result\.json)?": RunBy(
+        "test_a_small_model_compiles_for_a_slice"
+    ),
+    r"python -m tools\.compiled result\.json": RunBy("test_a_kept_answer_takes_the_place_of_an_older_one"),
     r"make libtpu": RunBy("test_a_small_model_compiles_for_a_slice"),
     r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
     r"python -m tools\.vllm_client_tests http://127\.0\.0\.1:8000 --bare \S+": RunBy(
@@ -259,7 +262,7 @@ def test_make_has_the_target_and_ci_calls_what_it_is_said_to(command: str) -> No
     "command", sorted({entry.command for entry in ALL if re.match(r"(\.venv/bin/)?serving ", entry.command)})
 )
 def test_the_command_line_takes_the_arguments(command: str) -> None:
-    words = shlex.split(re.split(r" (?:\||>>) ", command)[0])
+    words = shlex.split(re.split(r" (?:\||>>?) ", command)[0])
     _parser().parse_args(words[1:])
 
 
