@@ -18,7 +18,8 @@ class Timings:
        and ends a replica that does not answer, so that Serve starts another one.
     5. The replica itself is quicker where it lives: a sentinel on each host dies with its connection, or leaves a ping
        unanswered for `host_silent_s`; the engine is probed every `engine_probe_s` and counts as hung after the YAML's
-       `stall_s`. Either way the replica writes LOST, gives clients `last_words_s`, and ends.
+       `stall_s`; while it compiles a program, for at most `compile_s`, that clock and the routers' stand still. Either way
+       the replica writes LOST, gives clients `last_words_s`, and ends.
     6. Serve sees that within `health_period_s` and places a new replica on a whole slice.
     """
 
@@ -49,6 +50,8 @@ class Timings:
     # engine: the replica's own watch
     engine_probe_s: float = 2.0
     stacks_s: float = 1.5  # for the processes of a silent engine to write their stacks before they are killed
+    compile_look_s: float = 0.25  # how often an engine's process looks whether it compiles; the silence of half a second asks for it
+    compile_s: float = 900.0  # one program: DeepSeek R1 took 630 s for all of its own, one after the other
     last_words_s: float = 1.0  # for open requests to carry their error to the client before the process ends
     open_requests_s: float = (
         0.2  # how often a draining replica counts its open requests; the server has no event for it

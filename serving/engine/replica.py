@@ -22,6 +22,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from serving.engine.compilation_watch import heard_s
 from serving.engine.first_answer import wrong_at_start
 from serving.engine.lifecycle import TABLE, Action, Event, Life
 from serving.engine.server import EngineServer, EngineSite
@@ -369,7 +370,15 @@ class SliceReplica:
     def _load(self) -> dict[str, float]:
         load = dataclasses.asdict(self._server.load)
         del load["last_output_s"], load["finished"]  # by this host's clock; for this replica alone
-        return load
+        return load | {"compiling_s": self._compiling_s()}
+
+    def _compiling_s(self) -> float:
+        """Seconds for which the engine has been compiling instead of giving tokens; the store is asked once it is silent."""
+        load, now_s = self._server.load, time.monotonic()
+        if not load.running + load.waiting or now_s - load.last_output_s < TIMINGS.beat_s:
+            return 0.0
+        seconds = self._server.compiling_s()
+        return seconds or 0.0 if heard_s(now_s, load.last_output_s, seconds) == now_s else 0.0
 
     def _enter(self, phase: str) -> None:
         self._note(phase)
@@ -382,20 +391,25 @@ class SliceReplica:
         self._phase = (phase, now)
 
     async def _engine_is_silent(self) -> str:
-        """Wait until EngineCore or a worker neither answers a probe nor gives a token for stall_s."""
+        """Wait until EngineCore or a worker neither answers a probe, gives a token nor compiles for stall_s."""
         while True:
             await asyncio.sleep(TIMINGS.engine_probe_s)
             stall_s = self._spec.stall_s
             probe = asyncio.create_task(self._server.probe())
-            asked_s = time.monotonic()
+            alive_s = time.monotonic()
             while not probe.done():
-                silent_s = time.monotonic() - max(asked_s, self._server.load.last_output_s)
+                compiling_s = await asyncio.to_thread(self._server.compiling_s)
+                now_s = time.monotonic()
+                alive_s = max(alive_s, heard_s(now_s, self._server.load.last_output_s, compiling_s))
+                silent_s = now_s - alive_s
                 if silent_s >= stall_s:
                     silent = f"the engine or one of its workers has not answered for {silent_s:.0f} s"
+                    if compiling_s:
+                        silent += f", and has compiled one program for {compiling_s:.0f} s, more than {TIMINGS.compile_s:.0f}"
                     report = await self._report(silent, asyncio.get_running_loop())
                     probe.cancel()
                     return f"{silent}; {report}"
-                await asyncio.wait([probe], timeout=stall_s - silent_s)
+                await asyncio.wait([probe], timeout=min(stall_s - silent_s, TIMINGS.engine_probe_s))
             if error := probe.exception():
                 return f"the engine failed its probe: {error}"
 

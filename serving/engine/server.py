@@ -79,6 +79,9 @@ class EngineServer(Protocol):
     async def probe(self) -> None:
         """Ask for a sign of life; raises what the engine raises."""
 
+    def compiling_s(self) -> float | None:
+        """For how long the engine has been compiling a program; None where it does not. Blocks."""
+
     async def died(self) -> str:
         """Wait until the engine or its HTTP server has ended by itself; returns which."""
 

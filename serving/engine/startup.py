@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from serving.engine import stages
+from serving.engine import compilation_watch, stages
 from serving.environment import REPLICA
 from serving.slices import stacks
 from serving.state.gcs import Store
@@ -24,13 +24,16 @@ _PHASES = (
 
 
 def follow() -> None:
-    """Register for stacks, tell a stage its addresses, and report phases on worker 0 of a replica's slice."""
+    """Register for stacks, tell a stage its addresses, report compilations, and phases on worker 0 of a replica's slice."""
     stacks.register()
     stages.install()
     replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
-    if not replica or not address or os.environ.get("TPU_WORKER_ID", "0") != "0":
+    if not replica or not address:
         return
-    store = Store(address)
+    store, worker = Store(address), os.environ.get("TPU_WORKER_ID", "0")
+    compilation_watch.follow(lambda since: store.put_compiling(replica, f"{worker}-{os.getpid()}", since))
+    if worker != "0":
+        return
     handler = _Reporter(lambda phase: store.put_phase(replica, phase))
     for name in ("vllm", "tpu_inference"):
         logging.getLogger(name).addHandler(handler)

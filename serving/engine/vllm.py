@@ -32,6 +32,7 @@ from serving.planning.starts import compilations
 from serving.slices.host_watch import actor_died, actor_processes, first
 from serving.slices.preflight import Needs, cpus, engine_needs
 from serving.slices.process_watch import descendants
+from serving.state.gcs import Store
 from serving.state.records import WorkerStart
 
 # A cold XLA compile of a large model takes minutes, weights from object storage longer; Serve does not limit a start.
@@ -68,6 +69,7 @@ class VllmServer:
         self._children: list[Any] = []
         self._engine: Any = None
         self._http: HttpServer | None = None
+        self._store: Store | None = None
 
     async def start(self) -> None:
         """Start EngineCore and workers, load the model, open the HTTP server; raises EngineStartError.
@@ -149,6 +151,12 @@ class VllmServer:
             own |= {child.pid: child.name, **descendants(child.pid)}
         return workers
 
+    def compiling_s(self) -> float | None:
+        """What processes of this engine have told the control store (see startup.py)."""
+        self._store = self._store or Store(self._site.gcs_address)
+        since = self._store.compiling(self._site.replica)
+        return None if since is None else time.time() - since
+
     async def died(self) -> str:
         """Wait until the engine reports itself dead, or its HTTP server has ended; returns which."""
         assert self._http is not None  # noqa: S101  `start` came first
@@ -178,6 +186,8 @@ class VllmServer:
             "VLLM_HOST_IP": self._held.hosts[0].ip,
             "VLLM_ENGINE_READY_TIMEOUT_S": str(_READY_TIMEOUT_S),
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
+            # A forked EngineCore would not load our plugins, and so outlive this process (parent_death.py).
+            "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
             # Without this, ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.

@@ -151,6 +151,8 @@ class Store:
         self._delete(_phase_key(record.replica))
         self._delete(_verdict_key(record.replica))
         self._delete(_start_key(record.replica))
+        for key in self._client.internal_kv_keys(_compiling_key(record.replica, "").encode(), _NAMESPACE):
+            self._client.internal_kv_del(key, False, _NAMESPACE)
 
     def put_phase(self, replica: str, phase: str) -> None:
         """What a replica's engine is doing; written by the engine's own process."""
@@ -168,6 +170,19 @@ class Store:
         """What they found; None where they have told nothing."""
         raw = self._get(_start_key(replica))
         return StartRecord.of(json.loads(raw)) if raw else None
+
+    def put_compiling(self, replica: str, worker: str, since: float | None) -> None:
+        """Since when a process of a replica's engine compiles a program, seconds since 1970; None where it does not."""
+        key = _compiling_key(replica, worker)
+        if since is None:
+            self._delete(key)
+        else:
+            self._put(key, json.dumps(since).encode())
+
+    def compiling(self, replica: str) -> float | None:
+        """Since when some process of a replica's engine compiles; the one that began first."""
+        keys = self._client.internal_kv_keys(_compiling_key(replica, "").encode(), _NAMESPACE)
+        return min((json.loads(raw) for raw in self._values(keys).values()), default=None)
 
     def put_wanted(self, wanted: Wanted) -> None:
         self._put(_key(wanted.application, "wanted", wanted.model), dump(wanted))
@@ -304,6 +319,10 @@ def _demand_key(demand: Demand) -> str:
 
 def _phase_key(replica: str) -> str:
     return _key("", "phase", replica)
+
+
+def _compiling_key(replica: str, worker: str) -> str:
+    return _key("", "compiling", f"{replica}/{worker}")
 
 
 def _failed_key(failed: SliceFailures) -> str:

@@ -27,6 +27,7 @@ class SliceRecord:
     `pool` is the key of its pool: the slice's shape and the way it is bought. `reading`: requests, running or waiting, that
     have no token yet. `kv_usage` is a share of 1.
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start.
+    `compiling_s`: for how long its engine has compiled a program and given no token; 0 where it does not.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
     its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
     the slice.
@@ -52,6 +53,7 @@ class SliceRecord:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0
+    compiling_s: float = 0.0
     pool: str = ""
     chips_per_host: int = 0
     hbm_bytes: int = 0
@@ -97,7 +99,7 @@ class SliceRecord:
 # What changes from beat to beat: the store has it apart from the rest, which is read once.
 BEATING = (
     *("beat", "running", "waiting", "reading", "kv_usage"),
-    *("prompt_tokens", "cached_tokens", "output_tokens"),
+    *("prompt_tokens", "cached_tokens", "output_tokens", "compiling_s"),
 )
 _AT_REST = (0,) * len(BEATING)
 

@@ -1,4 +1,7 @@
-"""A real engine on a simulated one-chip host, without Ray: prints its port, serves until its input ends."""
+"""A real engine on a simulated host, without Ray: prints its port, serves until its input ends.
+
+Its argument is a model as a YAML has it, as JSON; without one it is a model on one chip.
+"""
 
 import asyncio
 import json
@@ -9,7 +12,7 @@ from typing import Any
 from serving.config import ModelSpec
 from serving.engine.server import EngineSite
 from serving.engine.vllm import VllmServer
-from serving.planning import plan
+from serving.planning import Plan, plan
 from serving.simulation.cluster import CACHE, HOST, cache_directory
 from serving.simulation.cpu_tpu.options import overrides
 from serving.slices.held_slice import HeldSlice, SliceHost
@@ -26,9 +29,7 @@ SPEC: dict[str, Any] = {
 # Engine options as JSON may follow on the command line.
 
 
-async def main() -> None:
-    engine = SPEC["engine"] | json.loads(sys.argv[1] if len(sys.argv) > 1 else "{}")
-    found = plan(ModelSpec.model_validate({**SPEC, "engine": engine}))
+async def main(found: Plan) -> None:
     os.environ.update(found.slice.host_environment("slice-0", 0))
     host = SliceHost(worker_id=0, node_id="", ip="127.0.0.1", bundle=0)
     site = EngineSite(HeldSlice("slice-0", (host,)), group=None, gcs_address="", replica="")
@@ -41,14 +42,17 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
+    options, changed = [*map(json.loads, sys.argv[1:]), {}, {}][:2]
+    engine = SPEC["engine"] | options
+    planned = plan(ModelSpec.model_validate({**SPEC, **changed, "engine": engine}))
     os.environ |= {
         HOST: "slice-0/0",
         CACHE: str(cache_directory()),
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=1",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={planned.slice.devices}",
         "OMP_NUM_THREADS": "1",
         "SKIP_JAX_PRECOMPILE": "1",
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
     }
-    asyncio.run(main())
+    asyncio.run(main(planned))

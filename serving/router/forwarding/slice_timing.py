@@ -80,6 +80,10 @@ class SliceTiming:
             if entry.beat != slice_.beat:
                 if entry.output_tokens != slice_.output_tokens:
                     slice_.moved_s = slice_.reported_s  # after the report before, that is
+                if entry.compiling_s:
+                    slice_.moved_s = (
+                        now_s  # it gives no token, and another slice would have to compile the same
+                    )
                 slice_.beat, slice_.output_tokens, slice_.reported_s = entry.beat, entry.output_tokens, now_s
                 slice_.reading = entry.reading
         self._slices = slices
@@ -96,7 +100,7 @@ class SliceTiming:
         return self._of(replica).first_s
 
     def moved_s(self, replica: str) -> float:
-        """Since when, at the latest, the slice has given a token to somebody; 0 where nothing is known of that."""
+        """Since when, at the latest, the slice has given a token to somebody, or was seen compiling; 0 where nothing is known."""
         return self._of(replica).moved_s
 
     def _of(self, replica: str) -> _Slice:

@@ -82,6 +82,13 @@ def stalled(
             for stream in open_streams
             if stream.movable
             and not stream.telling
-            and (silent or (stream.trial and not stream.heard_s and now_s - stream.asked_s > late_s))
+            and (
+                silent
+                or (
+                    stream.trial
+                    and not stream.heard_s
+                    and now_s - max(stream.asked_s, timing.moved_s(replica)) > late_s
+                )
+            )
         ]
     return late

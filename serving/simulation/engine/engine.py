@@ -65,6 +65,7 @@ class Engine:
         self.faults = Faults()
         self.dead: str | None = None
         self.last_output_s = 0.0
+        self.compiling_since_s: float | None = None
         self._physics = physics
         self._chance = chance
         self._streams: dict[Request, tuple[Stream, Choice]] = {}
@@ -117,8 +118,11 @@ class Engine:
         self._changed.set()
 
     async def probe(self) -> None:
-        """Answer while the engine takes steps; hang while it hangs."""
+        """Answer while the engine takes steps; hang while it hangs or compiles."""
         await self._while_hanging()
+        while self.compiling_since_s is not None and not self.dead:
+            self._changed.clear()
+            await self._changed.wait()
         if self.dead:
             raise SliceLostError(self.dead)
 
@@ -141,8 +145,12 @@ class Engine:
                 due_s = time.monotonic()
                 continue
             due_s = max(due_s, now_s - CATCH_UP_S) + self.faults.step_s(self._physics.seconds(step.batch))
+            self.compiling_since_s = now_s if self.faults.compile_s else None
             self.faults = self.faults.after_step()
             await asyncio.sleep(max(0, due_s - time.monotonic()))
+            if self.compiling_since_s is not None:
+                self.compiling_since_s = None
+                self._changed.set()
             await self._while_hanging()
             if not self.dead:
                 self._hand_out(step, time.monotonic())

@@ -19,6 +19,7 @@ class Faults:
     die         the engine ends: requests in flight end with an error, the slice is given up
     hang        the engine computes no step and answers no probe, until hang is off again
     stall_s     the next step takes this much longer, once
+    compile_s   the next step takes this much longer, once, for the engine compiles; it says so, and answers no probe
     slow        every step takes this many times as long
     error_rate  share of requests that are answered with an error 500
     refuse      every new request is answered 503
@@ -29,6 +30,7 @@ class Faults:
     die: bool = False
     hang: bool = False
     stall_s: float = 0.0
+    compile_s: float = 0.0
     slow: float = 1.0
     error_rate: float = 0.0
     refuse: bool = False
@@ -56,11 +58,11 @@ class Faults:
 
     def step_s(self, seconds: float) -> float:
         """Seconds of a step that takes `seconds` without faults."""
-        return seconds * self.slow + self.stall_s
+        return seconds * self.slow + self.stall_s + self.compile_s
 
     def after_step(self) -> Self:
-        """The faults after a step: a stall happens once."""
-        return dataclasses.replace(self, stall_s=0.0) if self.stall_s else self
+        """The faults after a step: a stall or a compilation happens once."""
+        return dataclasses.replace(self, stall_s=0.0, compile_s=0.0)
 
 
 def _is_amount(value: Any) -> bool:

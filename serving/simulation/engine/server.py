@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 from serving import tracing
 from serving.engine.server import EngineSite, HttpServer, Load
@@ -89,6 +90,11 @@ class SimulatorServer:
     def processes(self) -> dict[str, dict[int, str]]:
         """None but the replica's own."""
         return {}
+
+    def compiling_s(self) -> float | None:
+        """For how long a step has been compiled, on request of a fault."""
+        since_s = self._engine.compiling_since_s
+        return None if since_s is None else time.monotonic() - since_s
 
     async def died(self) -> str:
         """Wait until the engine is dead, or its HTTP server has ended; returns which."""

@@ -110,7 +110,7 @@ def test_what_can_t_go_on_elsewhere_stays() -> None:
     assert found([stays, goes], 30) == [goes]
 
 
-def report(beat: int, **load: int) -> SliceRecord:
+def report(beat: int, **load: float) -> SliceRecord:
     return SliceRecord("a", "llama", SliceState.SERVING, "serving", "v6e 2x4", beat=beat, **load)  # type: ignore[arg-type]
 
 
@@ -143,6 +143,21 @@ def test_what_an_engine_that_hangs_reports_hides_no_stall() -> None:
     for beat in range(1, 9):
         known.settle([report(beat, running=4, output_tokens=min(beat, 2))], 9 + beat / 2)
     assert stalled([late], known, lambda _: 1, 12.1) == [late]
+
+
+def test_a_slice_that_compiles_keeps_its_streams_and_its_trial() -> None:
+    """Another slice would have to compile the same program for them."""
+    known = timing(0.01)
+    late, trial = stream(heard=10), stream(asked=10, trial=True)
+    for beat in range(1, 80):
+        known.settle([report(beat, running=2, compiling_s=beat / 2, output_tokens=7)], 10 + beat / 2)
+        assert stalled([late, trial], known, lambda _: 2, 10.4 + beat / 2) == []
+    for beat in range(80, 90):  # it compiles no more, and still gives nothing
+        known.settle([report(beat, running=2, output_tokens=7)], 10 + beat / 2)
+    assert stalled([late, trial], known, lambda _: 2, 49.5 + TIMINGS.shortest_prefill_stall_s + 0.1) == [
+        late,
+        trial,
+    ]
 
 
 def test_other_slices_are_none_of_its_business() -> None:
