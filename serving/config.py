@@ -224,7 +224,9 @@ class ModelSpec(_Spec):
         default=RolloutSpec(), description="How many slices change their engine at a time."
     )
     stall_s: float = Field(
-        default=30, gt=0, description="Seconds without an answer after which an engine counts as hung."
+        default=30,
+        gt=0,
+        description="Seconds without an answer after which an engine counts as hung, unless it compiles a program (for up to 15 minutes).",
     )
     start_s: float = Field(
         default=1800,

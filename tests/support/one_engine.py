@@ -1,6 +1,6 @@
 """A real engine on a simulated host, without Ray: prints its port, serves until its input ends.
 
-Its argument is a model as a YAML has it, as JSON; without one it is a model on one chip.
+Its arguments may be engine options, and keys of the model that differ from those below, as JSON.
 """
 
 import asyncio
@@ -26,7 +26,6 @@ SPEC: dict[str, Any] = {
     "slice": {"generation": "v6e", "topology": "1x1"},
     "engine": {"max_model_len": 2048},
 }
-# Engine options as JSON may follow on the command line.
 
 
 async def main(found: Plan) -> None:
