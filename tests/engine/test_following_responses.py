@@ -1,0 +1,60 @@
+"""The conversation that the router puts in the place of `previous_response_id`, read by vLLM's own functions."""
+
+import json
+from typing import Any
+
+import pytest
+
+from serving.router.http.responses import Kept, following
+
+pytestmark = pytest.mark.engine
+
+ANSWER: dict[str, Any] = {
+    "type": "message",
+    "id": "msg_1",
+    "role": "assistant",
+    "status": "completed",
+    "content": [{"type": "output_text", "text": "Two", "annotations": [], "logprobs": None}],
+    "phase": None,
+}
+CALL = {
+    "type": "function_call",
+    "id": "fc_1",
+    "call_id": "call_1",
+    "name": "add",
+    "arguments": '{"a": 1}',
+    "status": "completed",
+}
+
+
+def messages_of(fields: dict[str, Any]) -> list[Any]:
+    """What a chat template gets."""
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+    from vllm.entrypoints.openai.responses.utils import construct_input_messages
+
+    request = ResponsesRequest.model_validate(json.loads(json.dumps(fields)))
+    return list(construct_input_messages(request_input=request.input))
+
+
+def test_vllm_reads_a_conversation_that_the_router_put_together() -> None:
+    first = following({"model": "m", "input": "One"}, None)
+    second = following(
+        {"model": "m", "input": "Three", "previous_response_id": "r"},
+        Kept({"output": [ANSWER]}, first["input"]),
+    )
+    asked, answered, asked_next = messages_of(second)
+    assert (asked["role"], asked["content"]) == ("user", [{"type": "input_text", "text": "One"}])
+    assert (answered["role"], answered["content"]) == ("assistant", "Two")
+    assert (asked_next["role"], asked_next["content"][0]["text"]) == ("user", "Three")
+
+
+def test_vllm_reads_a_tool_s_call_and_its_result() -> None:
+    first = following({"model": "m", "input": "One"}, None)
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
+    second = following(
+        {"model": "m", "input": [result], "previous_response_id": "r"},
+        Kept({"output": [CALL]}, first["input"]),
+    )
+    _, called, returned = messages_of(second)
+    assert called["tool_calls"][0]["function"]["name"] == "add"
+    assert (returned["role"], returned["tool_call_id"], returned["content"]) == ("tool", "call_1", "2")
