@@ -11,7 +11,14 @@ from typing import Any
 
 from serving.config import ModelSpec, ParallelSpec
 from serving.errors import PlanError
-from serving.planning import adapters, alternatives, engine_environment, engine_options, parallelism
+from serving.planning import (
+    adapters,
+    alternatives,
+    engine_environment,
+    engine_options,
+    host_memory,
+    parallelism,
+)
 from serving.planning.architectures import JAX_MODELS
 from serving.planning.cache import separate_batches
 from serving.planning.checkpoints import Hub, no_hub
@@ -170,7 +177,11 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
         layout=layout,
         fit=fit,
         engine=_engine(spec, shape, sizes, layout, fit),
-        reasons=(*reasons, *fit.notes),
+        reasons=(
+            *reasons,
+            *fit.notes,
+            *host_memory.notes(sizes, slice_, checkpoint_bytes(shape, sizes, layout)),
+        ),
     )
 
 
