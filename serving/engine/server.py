@@ -28,7 +28,9 @@ class Load:
     """An engine's load now, and its totals since its start.
 
     `reading`: requests, running or waiting, that have no token yet. `kv_usage` is a share of 1, `last_output_s` the monotonic
-    time of its last token. Of `prompt_tokens`, `cached_tokens` came from the prefix cache. `finished` requests have ended.
+    time of its last token. Of `prompt_tokens`, `cached_tokens` came from the prefix cache, which has dropped what it was last
+    asked for `cache_age_s` ago and earlier; 0 where it has dropped nothing yet. `finished` requests
+    have ended.
     """
 
     running: int = 0
@@ -40,6 +42,7 @@ class Load:
     cached_tokens: int = 0
     output_tokens: int = 0
     finished: int = 0
+    cache_age_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class HttpServer:
                 # uvicorn's own config closes every handler, Serve's too; a restarted controller asks replicas for their log file.
                 log_config=None,
                 log_level="warning",
+                interface="asgi3",
                 access_log=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
             )

@@ -26,7 +26,8 @@ class SliceRecord:
 
     `pool` is the key of its pool: the slice's shape and the way it is bought. `reading`: requests, running or waiting, that
     have no token yet. `kv_usage` is a share of 1.
-    `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start.
+    `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start. The
+    prefix cache has dropped what it was last asked for `cache_age_s` ago and earlier; 0 where it has dropped nothing yet.
     `compiling_s`: for how long its engine has compiled a program and given no token; 0 where it does not.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
     its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
@@ -54,6 +55,7 @@ class SliceRecord:
     cached_tokens: int = 0
     output_tokens: int = 0
     compiling_s: float = 0.0
+    cache_age_s: float = 0.0
     pool: str = ""
     chips_per_host: int = 0
     hbm_bytes: int = 0
@@ -99,7 +101,7 @@ class SliceRecord:
 # What changes from beat to beat: the store has it apart from the rest, which is read once.
 BEATING = (
     *("beat", "running", "waiting", "reading", "kv_usage"),
-    *("prompt_tokens", "cached_tokens", "output_tokens", "compiling_s"),
+    *("prompt_tokens", "cached_tokens", "output_tokens", "compiling_s", "cache_age_s"),
 )
 _AT_REST = (0,) * len(BEATING)
 
@@ -199,6 +201,7 @@ class Demand:
     `in_flight` requests are with a slice. A percentile is 0 where nothing was answered. `seats` sequences are with slices,
     `seats_wanted` wait, `seats_leased` is the most that this router lets be with slices. `keys` is what limited keys have in
     this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
+    `address` is where other routers tell this one what they sent; empty where they do not.
     """
 
     router: str
@@ -218,6 +221,7 @@ class Demand:
     keys: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
     beat: int = 0
     application: str = ""
+    address: str = ""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,9 @@ def chain(parent: int, tokens: Sequence[int]) -> int:
 
 
 class BlockPool:
-    """How many sequences hold each block, and which content lies where."""
+    """How many sequences hold each block, and which content lies where. Of the contents that gave way, `dropped_s` is when
+    the one used last had been taken.
+    """
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -22,6 +24,8 @@ class BlockPool:
         self._holders = [0] * count
         self._content: dict[int, int] = {}  # block -> name of its content
         self._lies_in: dict[int, int] = {}  # name of a content -> block
+        self._taken_s = [0.0] * count
+        self.dropped_s = 0.0
 
     @property
     def free(self) -> int:
@@ -40,7 +44,7 @@ class BlockPool:
             blocks.append(block)
         return blocks
 
-    def take(self, shared: Sequence[int], fresh: int) -> list[int] | None:
+    def take(self, shared: Sequence[int], fresh: int, now_s: float = 0.0) -> list[int] | None:
         """Hold these cached blocks and as many fresh ones; None, and nothing held, where there are too few."""
         revived = sum(not self._holders[block] for block in shared)
         if revived + fresh > len(self._free):
@@ -49,11 +53,13 @@ class BlockPool:
             if not self._holders[block]:
                 del self._free[block]
             self._holders[block] += 1
+            self._taken_s[block] = now_s
         taken = list(islice(self._free, fresh))
         for block in taken:
             del self._free[block]
             self._holders[block] = 1
             self._forget(block)
+            self._taken_s[block] = now_s
         return [*shared, *taken]
 
     def name(self, block: int, content: int) -> None:
@@ -73,3 +79,4 @@ class BlockPool:
         content = self._content.pop(block, None)
         if content is not None:
             del self._lies_in[content]
+            self.dropped_s = max(self.dropped_s, self._taken_s[block])

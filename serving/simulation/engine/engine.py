@@ -80,6 +80,11 @@ class Engine:
         self._changed.set()
         return self.faults
 
+    def cache_age_s(self, now_s: float) -> float:
+        """How long ago what the prefix cache has dropped was last asked for; 0 where it has dropped nothing."""
+        dropped_s = self.scheduler.pool.dropped_s
+        return round(now_s - dropped_s, 1) if dropped_s else 0.0
+
     def fails_now(self) -> bool:
         """Whether the request that has just come fails, by chance."""
         return self.faults.error_rate > 0 and self._chance() < self.faults.error_rate

@@ -58,6 +58,7 @@ class EngineApi:
             Route("/health", self.health),
             Route("/metrics", self.metrics),
             Route("/simulator/faults", self.faults, methods=["GET", "POST", "DELETE"]),
+            Route("/simulator/cache", self.cache),
         ]
         handlers = {
             RequestError: _on_request_error,
@@ -123,6 +124,10 @@ class EngineApi:
             case "DELETE":
                 self._engine.inject(vars(Faults()))
         return JSONResponse(vars(self._engine.faults))
+
+    async def cache(self, _: Request) -> Response:
+        """What a slice says of its prefix cache in its record."""
+        return JSONResponse({"age_s": self._engine.cache_age_s(time.monotonic())})
 
     def _check(self, model: str | None) -> None:
         if self._engine.faults.refuse:

@@ -100,6 +100,7 @@ class Scheduler:
         self.totals = Totals()
         self.running: list[Request] = []
         self.waiting: deque[Request] = deque()
+        self._now_s = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request; raises ValueError for one that could not run even alone and would wait for ever."""
@@ -125,6 +126,7 @@ class Scheduler:
 
     def schedule(self, now_s: float) -> Step | None:
         """The next step, or None where there is no work."""
+        self._now_s = now_s
         work: list[tuple[Request, int]] = []
         budget, preempted = self._schedule_running(work)
         if not preempted:  # freed blocks do not go to new requests in the same step
@@ -170,7 +172,7 @@ class Scheduler:
             shared = self._shared(request)
             cached = len(shared) * self.limits.block_tokens
             tokens = min(request.known - cached, budget)
-            blocks = self.pool.take(shared, self._blocks_for(cached + tokens) - len(shared))
+            blocks = self.pool.take(shared, self._blocks_for(cached + tokens) - len(shared), now_s)
             if blocks is None:
                 break
             self.waiting.popleft()
@@ -221,7 +223,7 @@ class Scheduler:
         missing = self._blocks_for(tokens) - len(request.blocks)
         if missing <= 0:
             return True
-        fresh = self.pool.take((), missing)
+        fresh = self.pool.take((), missing, self._now_s)
         if fresh is None:
             return False
         request.blocks += fresh

@@ -64,6 +64,7 @@ class SimulatorServer:
             prompt_tokens=scheduler.totals.prompt_tokens,
             cached_tokens=scheduler.totals.cached_tokens,
             output_tokens=scheduler.totals.written_tokens,
+            cache_age_s=self._engine.cache_age_s(time.monotonic()),
         )
 
     async def found(self) -> tuple[WorkerStart, ...]:
