@@ -471,6 +471,11 @@ class RouterSpec(_Spec):
         default=Affinity.PREFIX,
         description="prefix: prompts, sessions and adapters go back to the slice that had them, as far as its load allows.",
     )
+    share: bool = Field(
+        default=True,
+        description="Whether routers, where there are several, tell each other which prompts they sent to which slice. Off, each "
+        "knows its own alone.",
+    )
     failover: FailoverSpec = Field(default=FailoverSpec(), description="Retries and continuation.")
     sentinel: SentinelSpec = Field(default=SentinelSpec(), description="Search for wrong tokens.")
 

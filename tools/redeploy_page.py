@@ -93,6 +93,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.request_log": ({}, False),
     "router.log_content": ({}, True),
     "router.affinity": ({}, "none"),
+    "router.share": ({}, False),
     "router.failover.continue_streams": ({}, False),
     "router.failover.retries": ({}, 7),
     "router.failover.wait_s": ({}, 7),

@@ -59,13 +59,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--route", help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("engines", nargs="*", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.engine:
         asyncio.run(serve())
     elif options.route:
         policy = next(policy for policy in POLICIES if policy.name == options.route)
-        asyncio.run(route(policy, options.port, options.engines))
+        asyncio.run(route(policy, options.port, options.engines, options.folder))
     else:
         policies = [policy for policy in POLICIES if not options.only or policy.name in options.only]
         seconds, rounds = (4, 1) if options.quick else (options.seconds, options.rounds)

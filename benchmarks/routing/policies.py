@@ -42,6 +42,7 @@ class Policy:
     name: str
     routers: int = 1
     peer: str = ""
+    shares: bool = False
 
     def table(self, model: str) -> SliceTable:
         wanted, shapes = {model: ENGINES}, {model: "simulated"}
@@ -50,7 +51,8 @@ class Policy:
         if self.name == "power of two":
             return TwoChoices(wanted, shapes)
         affinity = Affinity.NONE if self.name == "least loaded" else Affinity.PREFIX
-        return SliceTable(wanted, shapes, affinity=affinity, routers=self.routers)
+        key = b"of this benchmark" if self.shares else b""
+        return SliceTable(wanted, shapes, affinity=affinity, routers=self.routers, shared_key=key)
 
 
 POLICIES = (
@@ -60,5 +62,6 @@ POLICIES = (
     Policy("smg", peer="smg"),
     Policy("vllm-router", peer="vllm-router"),
     Policy(OURS),
-    Policy(f"{OURS}, 3 routers", routers=3),
+    Policy(f"{OURS}, 3 routers", routers=3, shares=True),
+    Policy(f"{OURS}, 3 that do not share", routers=3),
 )

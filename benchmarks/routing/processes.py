@@ -6,8 +6,10 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 
 import aiohttp
 import uvicorn
@@ -27,9 +29,10 @@ from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
+from serving.router.neighbours import Neighbours
 from serving.simulation.cluster import free_port
 from serving.simulation.engine.server import SimulatorServer
-from serving.state.records import SliceRecord, SliceState
+from serving.state.records import Demand, SliceRecord, SliceState
 from serving.timings import TIMINGS
 
 _SPEC = {
@@ -40,13 +43,21 @@ _SPEC = {
 }
 
 
-async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
-    """One of our routers: the relay over a table that is kept from the engines' metrics, as elsewhere from the board."""
+async def route(policy: Policy, port: int, engines: Sequence[str], folder: Path) -> None:
+    """One of our routers: the relay over a table that is kept from the engines' metrics, as elsewhere from the board.
+
+    Routers that share have a file each in `folder`, with their address.
+    """
     table = policy.table(MODEL)
+    name = str(port)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         app.state.relay = Dispatcher(table)
+        app.state.neighbours = Neighbours(name, table, "127.0.0.1")
+        if policy.shares:
+            app.state.neighbours.start()
+            (folder / name).write_text(app.state.neighbours.address)
         async with aiohttp.ClientSession() as session:
             await read(session, 1)
             following = asyncio.create_task(follow(session))
@@ -60,11 +71,12 @@ async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
             await read(session, beat)
 
     async def read(session: aiohttp.ClientSession, beat: int) -> None:
-        figures = [await counted(session, engine) for engine in engines]
+        figures = [await counted(session, engine) | await dropped(session, engine) for engine in engines]
         table.update(
             [entry(engine, now, beat) for engine, now in zip(engines, figures, strict=True)],
             beat * TIMINGS.beat_s,
         )
+        app.state.neighbours.settle(told(folder))
 
     async def forward(request: Request) -> Response:
         body = await request.body()
@@ -78,6 +90,11 @@ async def route(policy: Policy, port: int, engines: Sequence[str]) -> None:
     app = Starlette(routes=[Route("/{path:path}", forward, methods=["POST"])], lifespan=lifespan)
     config = uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", access_log=False)
     await uvicorn.Server(config).serve()
+
+
+def told(folder: Path) -> list[Demand]:
+    """The routers that have a file."""
+    return [Demand(file.name, MODEL, address=file.read_text()) for file in folder.iterdir()]
 
 
 def entry(engine: str, figures: dict[str, float], beat: int) -> SliceRecord:
@@ -95,8 +112,15 @@ def entry(engine: str, figures: dict[str, float], beat: int) -> SliceRecord:
         prompt_tokens=int(figures["prompt_tokens_total"]),
         cached_tokens=int(figures["prefix_cache_hits_total"]),
         output_tokens=int(figures["generation_tokens_total"]),
+        cache_age_s=figures["cache_age_s"],
         beat=beat,
     )
+
+
+async def dropped(session: aiohttp.ClientSession, engine: str) -> dict[str, float]:
+    """What a slice's record says of its cache beside vLLM's metrics."""
+    async with session.get(f"{engine}/simulator/cache") as answer:
+        return {"cache_age_s": (await answer.json())["age_s"]}
 
 
 async def serve() -> None:
@@ -129,11 +153,12 @@ def routers(policy: Policy, engines: Sequence[str]) -> Iterator[list[str]]:
     """The routers of a policy, answering; raises RuntimeError where one does not."""
     ports = [free_port() for _ in range(policy.routers)]
     with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         for port in ports:
             command = (
                 peer_command(policy.peer, port, engines)
                 if policy.peer
-                else own_command(policy, port, engines)
+                else own_command(policy, port, engines, folder)
             )
             process = subprocess.Popen(
                 command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True
@@ -160,8 +185,9 @@ async def answers(address: str) -> None:
     raise RuntimeError(f"{address} does not answer")
 
 
-def own_command(policy: Policy, port: int, engines: Sequence[str]) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.routing", "--route", policy.name, "--port", str(port), *engines]
+def own_command(policy: Policy, port: int, engines: Sequence[str], folder: Path) -> list[str]:
+    options = ["--route", policy.name, "--port", str(port), "--folder", str(folder)]
+    return [sys.executable, "-m", "benchmarks.routing", *options, *engines]
 
 
 def peer_command(peer: str, port: int, engines: Sequence[str]) -> list[str]:

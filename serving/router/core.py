@@ -8,11 +8,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from typing import Any
 
 from fastapi import FastAPI
 
-from serving.config import RouterSpec
+from serving import secret
+from serving.config import Affinity, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController
@@ -20,6 +22,7 @@ from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
 from serving.router.http.response_store import ResponseStore
+from serving.router.neighbours import Neighbours
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.journal import Journal
@@ -79,7 +82,9 @@ class RouterCore:
         self.log = log
         self.audit = audit
         self.spans = spans
-        self.table = _table(plans, spec)
+        self.table = _table(plans, spec, application)
+        self.neighbours: Neighbours | None = None
+        self._shares = _shares(spec)
         self.dispatcher = Dispatcher(
             self.table,
             spec.failover,
@@ -129,6 +134,12 @@ class RouterCore:
         self._why: dict[str, str] = {}  # by model, why it waits for slices
         self._beats = 0
 
+    def listen(self, ip: str) -> None:
+        """Open the port on which other routers tell what they sent, where they do; `ip`: of this router's host."""
+        if self._shares:
+            self.neighbours = Neighbours(self.name, self.table, ip)
+            self.neighbours.start()
+
     def reconfigure(self, slices: Mapping[str, int | None]) -> None:
         """Take over how many slices each model is to have; None where scaling says it in the store."""
         self._scaled = {model for model, count in slices.items() if count is None}
@@ -156,6 +167,8 @@ class RouterCore:
         self._rates.observe(entries, demands, now_s)
         yield
         self.admission.others(demands, self.name)
+        if self.neighbours:
+            self.neighbours.settle(demands)
         others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]
         self.dispatcher.suspects.take(others, time.time())
         serving = {entry.replica for entry in entries if entry.serves}
@@ -232,6 +245,8 @@ class RouterCore:
                 log.flush()
 
     async def close(self) -> None:
+        if self.neighbours:
+            await self.neighbours.close()
         await self.dispatcher.close()
         if self._responses:
             await self._responses.close()
@@ -245,10 +260,27 @@ class RouterCore:
         fields: dict[str, Any] = {**self.admission.counts(model), **self.latency.percentiles(model)}
         # One record of a router tells of the keys, which have no model.
         keys = self.admission.key_uses() if model == next(iter(self.table.shapes)) else {}
-        return Demand(self.name, model, **fields, keys=keys, beat=self._beats, application=self.application)
+        return Demand(
+            self.name,
+            model,
+            **fields,
+            keys=keys,
+            beat=self._beats,
+            application=self.application,
+            address=self.neighbours.address if self.neighbours else "",
+        )
 
 
-def _table(plans: Sequence[Plan], spec: RouterSpec) -> SliceTable:
+def _shares(spec: RouterSpec) -> bool:
+    return spec.share and spec.replicas > 1 and spec.affinity is Affinity.PREFIX
+
+
+def _shared_key(application: str) -> bytes:
+    """Of the names that routers of one application tell each other: nobody without the cluster's secret can make any."""
+    return blake2b(secret.of_this_process().encode(), key=application.encode()[:64], digest_size=32).digest()
+
+
+def _table(plans: Sequence[Plan], spec: RouterSpec, application: str) -> SliceTable:
     wanted: Counter[str] = Counter()
     shapes: dict[str, list[str]] = {}
     pools: dict[str, list[str]] = {}
@@ -263,4 +295,5 @@ def _table(plans: Sequence[Plan], spec: RouterSpec) -> SliceTable:
         pools=pools,
         affinity=spec.affinity,
         routers=spec.replicas,
+        shared_key=_shared_key(application) if _shares(spec) else b"",
     )

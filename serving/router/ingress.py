@@ -50,6 +50,7 @@ class Router:
             audit=AuditLog(_log_path("audit")),
             spans=self._spans,
         )
+        self._core.listen(ray.util.get_node_ip_address())
         store = Store(ray.get_runtime_context().gcs_address)
         self._loop = StoreLoop(self._core, store, placement.end_replica, hosts=lambda: tpu_hosts(ray.nodes()))
         await self._loop.start()

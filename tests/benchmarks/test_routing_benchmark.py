@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from support.servers import asgi_server
 
+from benchmarks.routing import simulated
 from benchmarks.routing.load import CHAT, LOADS, Seen, play
 from benchmarks.routing.picture import svg
 from benchmarks.routing.policies import MODEL, OURS, POLICIES, Policy
@@ -108,3 +109,16 @@ def test_our_policies_choose_what_they_are_named_for(policy: Policy) -> None:
         chosen.append(table.choose(MODEL).replica)
         table.begin(chosen[-1])
     assert chosen.count("a") == 3, OURS
+
+
+def test_in_simulated_time_routers_that_share_find_more_than_those_that_do_not() -> None:
+    found = simulated.plan(simulated.ModelSpec.model_validate(simulated._SPEC))
+    load = replace(next(load for load in simulated.LOADS if load.adapters), per_s=10.0)
+    one, three, apart = (
+        simulated.play(found, load, routers, 8.0, 1, shares=shares)
+        for routers, shares in ((1, False), (3, True), (3, False))
+    )
+    assert len(one.rows) == len(three.rows) == len(apart.rows) > 50
+    assert three.hits > 0.95 * one.hits
+    assert three.hits > apart.hits
+    assert simulated.row("load", "who", three).count("|") == simulated.HEAD.splitlines()[0].count("|")

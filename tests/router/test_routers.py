@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -117,6 +118,41 @@ def test_a_key_s_requests_a_minute_are_kept_by_the_routers_together(
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-ratelimit-limit-requests"] == str(MINUTE)
+
+
+def test_the_beginning_of_a_prompt_is_read_once_whichever_router_sends_it(
+    running: Service, keys: dict[str, str]
+) -> None:
+    """By itself each router would send a beginning to the home of whoever asked first: every other one would be read twice."""
+    prompts, turns = 12, 3
+
+    def tokens() -> tuple[int, int]:
+        there = running.serving()
+        return sum(one.prompt_tokens for one in there), sum(one.cached_tokens for one in there)
+
+    def read_once() -> bool:
+        prompt_before, cached_before = tokens()
+        arrived_before = {name: one.arrived for name, one in live_routers(running).items()}
+        asked = 0
+        for number in range(prompts):
+            system = {"role": "system", "content": f"{uuid.uuid4()} " + f"instruction {number} " * 900}
+            for turn in range(turns):
+                user = {"role": "user", "content": f"{uuid.uuid4()}, question {turn}?"}
+                answer = ask(running, keys["free"], messages=[system, user])
+                asked += answer.json()["usage"]["prompt_tokens"]
+        running.until(lambda: tokens()[0] - prompt_before == asked, 10, "all prompts counted by the slices")
+        read = asked - (tokens()[1] - cached_before)
+        arrived = [one.arrived - arrived_before.get(name, 0) for name, one in live_routers(running).items()]
+        print(f"{read} of {asked} tokens read, requests by router {arrived}")
+        # Of what a slice has, the last block is read again: a tenth of a prompt. Two beginnings may overtake the news of them.
+        return min(arrived) >= prompts and read < 0.45 * asked
+
+    running.until(
+        lambda: sum(bool(one.address) for one in live_routers(running).values()) == ROUTERS,
+        20,
+        "where routers tell each other what they sent",
+    )
+    assert running.until(read_once, 60, "beginnings that are read once")
 
 
 def test_routers_that_are_replaced_lose_neither_a_request_nor_a_stream(

@@ -377,6 +377,18 @@ class Upstream:
         """Whether anything comes back from a slice."""
         return await self._health(entry, within_s) is not None
 
+    async def call(self, address: str, method: bytes, path: str, body: bytes = b"") -> bytes:
+        """The body that another process of the cluster answers with; raises UpstreamError, also where it refuses."""
+        head = _head(method, path.encode(), address, (), self._secret, body)
+        response = await self._ask(address, head, body)
+        try:
+            whole = await response.read()
+        finally:
+            response.close()
+        if response.status != HTTPStatus.OK:
+            raise UpstreamError(f"{address}{path} answers {response.status}")
+        return whole
+
     def give_back(self, connection: _Connection) -> None:
         connection.idle_since_s = time.monotonic()
         self._idle.setdefault(connection.address, deque()).append(connection)

@@ -3,9 +3,9 @@
 A prompt's text is cut into blocks: 512 bytes each for the first 8 KiB, and then twice as long each time that the text doubles.
 So a text of any length has at most 72 blocks, and no match is understated by more than an eighth. A hash of a block and of
 all before it is the block's name, so prompts with a common beginning share names. Text and not tokens: the engine tokenises
-anyway, and its blocks may end elsewhere. Names are Python's own keyed hashes: no client can make them collide, and no other
-router needs them. All routers must agree on a conversation's home without talking, so a hash that is the same everywhere
-gives it.
+anyway, and its blocks may end elsewhere. No client can make names collide: they are Python's own keyed hashes or, where routers
+tell each other of them, hashes under a key that the routers share, which take four times as long. All routers must agree on a
+conversation's home, so a hash that is the same everywhere gives it.
 """
 
 from array import array
@@ -62,19 +62,34 @@ class Trace:
 NOTHING = Trace()
 
 
-def trace(request: InferenceRequest, adapter: str | None = None) -> Trace:
-    """The trace of a request as it came; the engine refuses fields of a wrong type."""
+def trace(request: InferenceRequest, adapter: str | None = None, key: bytes = b"") -> Trace:
+    """The trace of a request as it came; the engine refuses fields of a wrong type.
+
+    `key`: of all routers that share names; without one, names are this process's own.
+    """
     session = _session(request)
     pieces, opening = _text(request.fields)
     data = b"\0".join(pieces)[:_MOST_BYTES]
     salt = request.fields.get("cache_salt")
     identity = session or opening
+    salt = salt if isinstance(salt, str) else None
+    home = everywhere(identity) if identity else 0
+    tokens = len(data) // TOKEN_BYTES
+    if key:
+        seed = _keyed(repr((adapter, salt)).encode(errors="surrogatepass"), key)
+        return Trace(
+            blocks=shared_blocks(data, seed),
+            tokens=tokens,
+            session=_number(_keyed(b"session" + session, key)) if session else None,
+            adapter=_number(_keyed(b"adapter" + adapter.encode(), key)) if adapter else None,
+            home=home,
+        )
     return Trace(
-        blocks=blocks(data, hash((adapter, salt if isinstance(salt, str) else None))),
-        tokens=len(data) // TOKEN_BYTES,
+        blocks=blocks(data, hash((adapter, salt))),
+        tokens=tokens,
         session=hash(("session", session)) if session else None,
         adapter=hash(("adapter", adapter)) if adapter else None,
-        home=everywhere(identity) if identity else 0,
+        home=home,
     )
 
 
@@ -88,6 +103,16 @@ def blocks(data: bytes, seed: int = 0) -> tuple[int, ...]:
     return tuple(names)
 
 
+def shared_blocks(data: bytes, seed: bytes) -> tuple[int, ...]:
+    """The same, by names that are the same in every process with this seed, of 16 bytes and more."""
+    name, start, names = seed, 0, []
+    for end in _ENDS[: bisect_right(_ENDS, len(data))]:
+        name = _keyed(data[start:end], name)
+        names.append(_number(name))
+        start = end
+    return tuple(names)
+
+
 def tokens_of(matched_blocks: int) -> int:
     """About how many tokens a prompt's first blocks have."""
     return _ENDS[matched_blocks - 1] // TOKEN_BYTES if matched_blocks else 0
@@ -95,7 +120,15 @@ def tokens_of(matched_blocks: int) -> int:
 
 def everywhere(name: bytes) -> int:
     """A number for a name, the same in every process."""
-    return int.from_bytes(blake2b(name, digest_size=8).digest(), "little")
+    return _number(blake2b(name, digest_size=8).digest())
+
+
+def _keyed(data: bytes, key: bytes) -> bytes:
+    return blake2b(data, key=key, digest_size=16).digest()
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "little")
 
 
 class PrefixIndex:
@@ -166,7 +199,21 @@ class PrefixIndex:
 
     def add(self, number: int, sent: Trace) -> None:
         """Note that a slice was sent a prompt."""
-        names = (*sent.blocks[: self._half - len(sent.marks)], *sent.marks)
+        self.put(number, (*sent.blocks[: self._half - len(sent.marks)], *sent.marks))
+
+    def drop(self, number: int, names: Sequence[int]) -> None:
+        """A slice has these names no more."""
+        for known in (self._young, self._old):
+            for name in names:
+                having = known.get(name, 0)
+                if having >> number & 1:
+                    if rest := having & ~self._bits[number]:
+                        known[name] = rest
+                    else:
+                        del known[name]
+
+    def put(self, number: int, names: Sequence[int]) -> None:
+        """Note that a slice was sent names, no more than half of those that are remembered."""
         if len(self._young) + len(names) > self._half:
             self._turn()
         young, bit = self._young, self._bits[number]

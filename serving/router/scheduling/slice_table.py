@@ -1,7 +1,7 @@
 """Which slices there are and which one takes the next request. Decisions only: the store's entries and time are given.
 
 A slice's load is this router's requests there, exact and current, and what the slice reports beyond those, up to a beat old.
-A slice's cache is taken to hold what this router sent. Pools come in order: the next one where every slice of those before
+A slice's cache is taken to hold what this router sent, and others that told of it (sharing), less what the slice says it dropped. Pools come in order: the next one where every slice of those before
 it is full. What a choice needs of all slices stands in sets and columns (bit_columns): no request looks at each slice.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from serving.config import Affinity
 from serving.errors import NoSliceError, UnknownModelError
 from serving.router.http.protocol import InferenceRequest
-from serving.router.scheduling import prefix_index, scoring
+from serving.router.scheduling import prefix_index, scoring, sharing
 from serving.router.scheduling.homes import Homes
 from serving.router.scheduling.scoring import REQUEST, UNIT_TOKENS
 from serving.state.records import SliceRecord, SliceState, Wanted
@@ -30,6 +30,10 @@ _PREFILL_LEFT = 0.75
 _AT_HOME_SHARE = (
     0.5  # of a prompt that another router had before: the part thought to be on the conversation's home
 )
+_MOST_DROPPED = (
+    1000  # names that a slice's cache has lost, and that one report has forgotten: half a millisecond
+)
+_MOST_UNREAD = 1 << 20  # tokens of one prompt that another router tells of
 _ENDLESS = 1e9  # requests; what is no number or not finite counts as none
 _STEP = 100  # entries that are taken over at once: half a millisecond
 
@@ -90,11 +94,12 @@ class SliceTable:
         pools: Mapping[str, Sequence[str]] | None = None,
         affinity: Affinity = Affinity.PREFIX,
         routers: int = 1,
+        shared_key: bytes = b"",
     ) -> None:
         """For each model: how many slices it starts with, and their shape in words.
 
         `adapters`: the model of each. `pools`: each model's pool keys, the preferred first. `routers`: how many share the
-        requests.
+        requests. `shared_key`: under which they tell each other what they sent; empty where they do not.
         """
         self.shapes = shapes
         self.adapters = adapters or {}
@@ -108,6 +113,10 @@ class SliceTable:
         self._models: defaultdict[str, _Model] = defaultdict(_Model)
         self._loads = scoring.Loads()
         self._index = prefix_index.PrefixIndex(_MOST_NAMES)
+        self._sends = sharing.Sends(_MOST_NAMES)
+        self.news = sharing.Outbox()
+        self._shared_key = shared_key
+        self._now_s = 0.0
         self._looks_at_text = affinity is Affinity.PREFIX
         self._routers = routers
         self._in_flight: Counter[str] = Counter()
@@ -120,6 +129,7 @@ class SliceTable:
 
     def update_in_steps(self, entries: Iterable[SliceRecord], now_s: float) -> Iterator[None]:
         """As `update`, in steps that take half a millisecond; requests may be sent between them."""
+        self._now_s = now_s
         there = {entry.replica: entry for entry in entries}
         for gone in self._slices.keys() - there.keys():
             self._leave(gone)
@@ -186,7 +196,9 @@ class SliceTable:
         if request and self._looks_at_text:
             asked = request.fields.get("model")
             trace = prefix_index.trace(
-                request, asked if isinstance(asked, str) and asked in self.adapters else None
+                request,
+                asked if isinstance(asked, str) and asked in self.adapters else None,
+                self._shared_key,
             )
         able = 0
         for _, slices in pools:
@@ -199,7 +211,30 @@ class SliceTable:
             self._reckon(chosen)
         if trace is not prefix_index.NOTHING:
             self._index.add(chosen.number, trace)
+            news = self._sends.note(chosen.number, (*trace.blocks, *trace.marks), self._now_s)
+            if news and self._shared_key:
+                self.news.put(sharing.Sent(chosen.entry.replica, tuple(news), tokens=max(0, unread)))
         return chosen.entry
+
+    def everything(self) -> tuple[sharing.Sent, ...]:
+        """What a router that starts is to know: the names that slices were sent last, as many of each slice."""
+        most = sharing.MOST_TOLD // max(1, len(self._slices))
+        return tuple(
+            sharing.Sent(replica, names, max(0.0, self._now_s - at_s))
+            for replica, slice_ in self._slices.items()
+            for at_s, names in self._sends.latest(slice_.number, most)
+        )
+
+    def take_news(self, sent: Iterable[sharing.Sent]) -> None:
+        """Take over what other routers sent; what they sent to slices that this one does not know is not kept."""
+        for one in sent:
+            if slice_ := self._slices.get(one.replica):
+                at_s = self._now_s - max(0.0, one.age_s)
+                self._index.put(slice_.number, one.names)
+                self._sends.note(slice_.number, one.names, at_s)
+                if one.tokens > 0:
+                    slice_.prefill += min(one.tokens, _MOST_UNREAD)
+                    self._reckon(slice_)
 
     def begin(self, replica: str) -> None:
         self._in_flight[replica] += 1
@@ -249,7 +284,9 @@ class SliceTable:
                 if (holders := index.holders(mark) & able)
             ),
             home=first.homes.of(trace.home, of_first) if trace.home else None,
-            at_home=int((1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens) // UNIT_TOKENS,
+            at_home=0
+            if self._shared_key
+            else int((1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens) // UNIT_TOKENS,
         )
 
     def _take(self, entry: SliceRecord) -> None:
@@ -274,6 +311,9 @@ class SliceTable:
         slice_.others = max(0.0, running + waiting - max(slice_.peak, slice_.peak_before))
         slice_.prefill, slice_.prefill_before = 0, slice_.prefill
         slice_.peak, slice_.peak_before = self._in_flight.get(entry.replica, 0), slice_.peak
+        if entry.cache_age_s > 0:
+            before_s = self._now_s - entry.cache_age_s - sharing.RENEWED_S
+            self._index.drop(slice_.number, self._sends.gone(slice_.number, before_s, _MOST_DROPPED))
         self._loads.waiting.set(slice_.number, math.ceil(waiting))
         self._reckon(slice_)
         full = scoring.is_full(waiting, entry.kv_usage)
@@ -294,6 +334,7 @@ class SliceTable:
         slice_ = self._slices.pop(replica)
         del self._numbered[slice_.number]
         self._index.leave(slice_.number)
+        self._sends.leave(slice_.number)
         for column in (self._loads.load, self._loads.cost, self._loads.waiting):
             column.set(slice_.number, 0)
         self._sort_out(slice_, slice_.entry)

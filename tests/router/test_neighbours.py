@@ -1,0 +1,90 @@
+"""Two routers' tables with real ports between them."""
+
+import asyncio
+from collections.abc import Callable
+
+import httpx
+import pytest
+from support.many_routers import MODEL, SHAPE, prompt
+
+from serving import secret
+from serving.router.neighbours import PATH, Neighbours
+from serving.router.scheduling.slice_table import SliceTable
+from serving.state.records import Demand, SliceRecord, SliceState
+
+pytestmark = pytest.mark.http
+
+KEY = b"shared"
+LONG = "a word of it " * 400
+
+
+def table(routers: int = 2) -> SliceTable:
+    made = SliceTable({MODEL: 4}, {MODEL: SHAPE}, routers=routers, shared_key=KEY)
+    made.update(
+        [
+            SliceRecord(name, MODEL, SliceState.SERVING, "serving", SHAPE, address="http://x")
+            for name in "abcd"
+        ],
+        100.0,
+    )
+    return made
+
+
+def ask(of: SliceTable, text: str) -> str:
+    return of.choose(MODEL, (), prompt(text)).replica
+
+
+def known(of: SliceTable) -> set[tuple[str, int]]:
+    return {(one.replica, name) for one in of.everything() for name in one.names}
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():  # noqa: ASYNC110  another router's news has no event here
+            await asyncio.sleep(0.01)
+
+
+def demands(*routers: Neighbours) -> list[Demand]:
+    return [Demand(router._name, MODEL, address=router.address) for router in routers]
+
+
+async def test_a_router_sends_a_prompt_where_another_sent_its_beginning() -> None:
+    tables = [table(), table()]
+    routers = [Neighbours(name, of, "127.0.0.1") for name, of in zip("xy", tables, strict=True)]
+    for router in routers:
+        router.start()
+        router.settle(demands(*routers))
+    sent = {text: ask(tables[0], text + LONG) for text in ("one", "two", "three", "four", "five")}
+    await until(lambda: known(tables[1]) == known(tables[0]))
+    assert {text: ask(tables[1], text + LONG + "and more") for text in sent} == sent
+    for router in routers:
+        await router.close()
+
+
+async def test_a_router_that_starts_knows_what_the_others_know() -> None:
+    tables = [table(), table()]
+    old = Neighbours("x", tables[0], "127.0.0.1")
+    old.start()
+    sent = {text: ask(tables[0], text + LONG) for text in ("one", "two", "three")}
+    tables[0].news.take()
+    new = Neighbours("y", tables[1], "127.0.0.1")
+    new.start()
+    new.settle(demands(old, new))
+    await until(lambda: known(tables[1]) == known(tables[0]))
+    assert {text: ask(tables[1], text + LONG) for text in sent} == sent
+    await old.close()
+    await new.close()
+
+
+async def test_who_does_not_show_the_secret_tells_and_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(secret.VARIABLE, "known to the cluster")
+    router = Neighbours("x", table(), "127.0.0.1")
+    router.start()
+    async with httpx.AsyncClient(base_url=router.address) as client:
+        assert (await client.get(PATH)).status_code == 401
+        assert (await client.post(PATH, content=b"{}")).status_code == 401
+        shown = secret.headers("known to the cluster")
+        assert (await client.get(PATH, headers=shown)).status_code == 200
+        assert (await client.post(PATH, content=b"{}", headers=shown)).status_code == 400
+        assert (await client.get("/", headers=shown)).status_code == 404
+    await router.close()
