@@ -318,6 +318,7 @@ class SliceReplica:
 
     async def _tell_start(self) -> None:
         """Have the workers tell what they found: devices, mesh, cache, programs. A start does not fail for it."""
+        self._record.load = self._load  # the engine's own phases are over
         self._enter("checking the devices")
         try:
             if found := await self._server.found():
