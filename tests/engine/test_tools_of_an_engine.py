@@ -1,4 +1,4 @@
-"""The real engine, without Ray, with a tool parser. One without would refuse all of these."""
+"""The real engine with a tool parser, without Ray: tools, and clients behind a router that stores responses."""
 
 import json
 import subprocess
@@ -7,9 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 from support import quick_http as http
-from support.one_engine import MODEL
+from support.fronts import router_before
+from support.one_engine import MODEL, SPEC
+
+from serving.config import ModelSpec, RouterSpec
+from serving.planning import plan
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine
 
@@ -64,3 +70,32 @@ def test_a_model_that_has_to_call_a_tool_does_so_with_arguments_that_fit(address
     (call, *_) = ask(address, tool_choice=choice)["tool_calls"]
     assert call["function"]["name"] == "add"
     assert json.loads(call["function"]["arguments"])["a"] <= COUNT["maximum"]
+
+
+@pytest.fixture(scope="module")
+def service(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A router before the engine."""
+    spec = RouterSpec.model_validate({"responses_store": str(tmp_path_factory.mktemp("store") / "file")})
+    record = SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 1x1", address=address)
+    with router_before([plan(ModelSpec.model_validate(SPEC))], [record], spec) as found:
+        yield found
+
+
+def test_openai_s_client_goes_on_from_a_stored_response(service: str) -> None:
+    api = openai.OpenAI(base_url=f"{service}/v1", api_key="none", max_retries=0)
+    asked: dict[str, Any] = {"model": MODEL, "max_output_tokens": 8, "temperature": 0}
+    first = api.responses.create(input="One", **asked)
+    second = api.responses.create(input="Two", previous_response_id=first.id, **asked)
+    assert second.previous_response_id == first.id
+    assert second.usage
+    assert first.usage
+    assert second.usage.input_tokens > first.usage.input_tokens + first.usage.output_tokens
+    events = list(api.responses.create(input="Three", previous_response_id=second.id, stream=True, **asked))
+    last: Any = events[-1]
+    assert last.response.previous_response_id == second.id
+    assert last.response.usage.input_tokens > second.usage.input_tokens
+    assert api.responses.retrieve(last.response.id).output_text == last.response.output_text
+    roles = [
+        getattr(item, "role", "") for item in api.responses.input_items.list(last.response.id, order="asc")
+    ]
+    assert roles == ["user", "assistant", "user", "assistant", "user"]
