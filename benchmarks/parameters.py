@@ -24,6 +24,7 @@ from typing import Any
 import httpx
 from rich.console import Console
 
+from benchmarks import accounting
 from benchmarks.service import Service, serving
 from serving.state.records import SliceRecord
 
@@ -246,6 +247,7 @@ class Walk:
 
 
 def main() -> None:
+    accounting.unwind_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--routes", nargs="+", choices=list(ROUTES), default=list(ROUTES))
     parser.add_argument("--singles", action="store_true", help="no pairs")
