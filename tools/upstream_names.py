@@ -541,7 +541,7 @@ _RAY = (
     ),
     *_lines(
         "ray._private.state",
-        ("Name", "ActorClassName", "Address", "IPAddress", "NodeID", "Pid"),
+        ("Name", "ActorClassName", "Address", "IPAddress", "JobID", "NodeID", "Pid"),
         "is a key of what `actors` returns",
     ),
     Name("ray._private.worker:global_worker.node", "leads to the directory of Ray's session"),
@@ -551,4 +551,57 @@ _RAY = (
     Name("ray._raylet:Config", "has the mode of authentication read anew"),
 )
 
-NAMES: tuple[Name, ...] = (*_ENGINE, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_RAY)
+# What `serving compile` builds engines with, without a TPU (serving/compiler).
+_COMPILER: tuple[Name, ...] = (
+    *_members(
+        "tpu_inference.models.jax.utils.weight_utils",
+        ("LoadableWithIterator", "JaxDummyModelLoader._process_weights_after_loading", "shard_put"),
+        "loads a model in JAX; a description stands for each weight",
+    ),
+    *_members(
+        "tpu_inference.models.jax.utils.qwix.qwix_utils",
+        ("apply_qwix_on_abstract_model", "apply_qwix_quantization"),
+        "quantizes a model in JAX",
+    ),
+    *_members(
+        "tpu_inference.models.vllm.vllm_model_wrapper",
+        ("VllmModelWrapper.load_weights", "vllm_get_model"),
+        "loads a model of vLLM; a description stands for each weight",
+    ),
+    *_members(
+        "vllm.model_executor.model_loader.utils",
+        ("initialize_model", "process_weights_after_loading"),
+        "makes a model of vLLM on torch's meta device",
+    ),
+    *_members(
+        "tpu_inference.utils",
+        ("hbm_usage_gb", "t2j", "to_jax_dtype"),
+        "asks devices, or converts arrays; descriptions have neither",
+    ),
+    *(
+        Name(path, "is replaced: arrays have a shape and no bytes")
+        for path in (
+            "tpu_inference.layers.common.utils:cpu_mesh_context",
+            "tpu_inference.layers.vllm.process_weights.cleanup_sharding:_tensor_is_in_cpu",
+            "tpu_inference.models.common.model_loader:_get_nnx_model",
+            "tpu_inference.runner.kv_cache:_get_kv_cache_allocator",
+        )
+    ),
+    Name("tpu_inference.runner.compilation_manager:CompilationManager", "lists an engine's programs"),
+    Name("tpu_inference.runner.tpu_runner:CompilationManager", "lists an engine's programs"),
+    Name(
+        "tpu_inference.distributed.jax_parallel_state:GroupCoordinator",
+        "says which stage of a pipeline is compiled, as the module's global _PP",
+    ),
+    *_members(
+        "vllm.distributed.parallel_state",
+        ("init_distributed_environment", "ensure_model_parallel_initialized"),
+        "sets up groups of one process",
+    ),
+    Name("vllm.config:set_current_vllm_config", "is the context in which a model is made"),
+    Name("vllm.utils.torch_utils:set_default_torch_dtype", "is the type in which a model is made"),
+    Name("vllm.ir:set_default_torch_wrap", "keeps vLLM from compiling with torch"),
+    Name("vllm.v1.core.kv_cache_utils:get_kv_cache_configs", "sizes the cache as an engine does"),
+)
+
+NAMES: tuple[Name, ...] = (*_ENGINE, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_COMPILER, *_RAY)

