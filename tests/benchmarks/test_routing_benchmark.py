@@ -100,6 +100,7 @@ def test_our_policies_choose_what_they_are_named_for(policy: Policy) -> None:
             "prompt_tokens_total",
             "prefix_cache_hits_total",
             "generation_tokens_total",
+            "cache_age_s",
         ),
         0.0,
     )

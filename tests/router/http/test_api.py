@@ -271,7 +271,7 @@ def test_a_wrong_method_is_answered_with_the_right_one(
     [
         ("GET", "/load"),
         ("GET", "/v1/nothing"),
-        ("DELETE", "/v1/responses/7"),
+        ("DELETE", "/v1/nothing/7"),
         ("POST", "/sleep"),
         ("POST", "/tokenize/"),
         ("POST", "/simulator/faults"),
