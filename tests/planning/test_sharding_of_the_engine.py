@@ -1,8 +1,11 @@
 """The plan's mesh is the engine's: tpu-inference's own derivation is asked for every deployment and a matrix of options."""
 
 import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,9 +13,8 @@ import pytest
 from serving.config import ModelSpec, load
 from serving.errors import PlanError
 from serving.planning import Plan, plan, plan_pools
+from serving.planning.engine_environment import DERIVED, SETTABLE
 from serving.planning.layout import AXES, SHORT_AXES
-from serving.simulation.cluster import HOST
-from serving.simulation.cpu_tpu import register
 
 pytestmark = pytest.mark.engine
 
@@ -25,77 +27,70 @@ MODELS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def simulated_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    """tpu-inference imports on a CPU only as on a simulated host."""
-    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
-    monkeypatch.setenv(HOST, "slice-0/0")
-    register()
+class Engine:
+    """The installed tpu-inference, in a process of its own (support.engine_meshes)."""
+
+    def __init__(self) -> None:
+        script = Path(__file__).parents[1] / "support" / "engine_meshes.py"
+        self.process = subprocess.Popen(
+            [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout
+        self.known: dict[str, Any] = json.loads(self.process.stdout.readline())
+
+    def mesh(self, found: Plan) -> dict[str, Any]:
+        """What ShardingConfigManager makes of the options and the environment that the engine is started with."""
+        shape = found.shape
+        asked = {
+            "parallel": {
+                "decode_context_parallel_size": 1,
+                "prefill_context_parallel_size": 1,
+                "data_parallel_rank": 0,
+                "data_parallel_size_local": 1,
+                **found.parallel_options,
+            },
+            "additional_config": found.engine.get("additional_config") or {},
+            "latent": shape.latent is not None,
+            "kv_heads": shape.num_key_value_heads,
+            "head_dim": shape.head_dim,
+            "cache_dtype": found.engine.get("kv_cache_dtype", "auto"),
+            "lora": bool(found.sizes.lora_rank),
+            "environment": dict(found.environment),
+        }
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(json.dumps(asked) + "\n")
+        self.process.stdin.flush()
+        told: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return told
 
 
-def of_engine(found: Plan, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """What ShardingConfigManager makes of the options and the environment that the engine is started with."""
-    from tpu_inference.layers.common.sharding import ShardingConfigManager
-
-    for name in ("NEW_MODEL_DESIGN", "TPU_MULTIPROCESS_DP"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in found.environment.items():
-        monkeypatch.setenv(name, value)
-    return ShardingConfigManager.from_vllm_config(vllm_config(found))
+@pytest.fixture(scope="module")
+def engine() -> Iterator[Engine]:
+    started = Engine()
+    yield started
+    started.process.communicate(timeout=30)
+    assert started.process.returncode == 0
 
 
-def vllm_config(found: Plan) -> Any:
-    options = {
-        "decode_context_parallel_size": 1,
-        "prefill_context_parallel_size": 1,
-        "data_parallel_rank": 0,
-        "data_parallel_size_local": 1,
-        **found.parallel_options,
-    }
-    shape = found.shape
-    return SimpleNamespace(
-        additional_config=found.engine.get("additional_config") or {},
-        parallel_config=SimpleNamespace(**options),
-        model_config=SimpleNamespace(
-            use_mla=shape.latent is not None,
-            dtype="bfloat16",
-            get_total_num_kv_heads=lambda: shape.num_key_value_heads,
-            get_head_size=lambda: shape.head_dim,
-        ),
-        cache_config=SimpleNamespace(cache_dtype=found.engine.get("kv_cache_dtype", "auto")),
-        lora_config=object() if found.sizes.lora_rank else None,
-    )
-
-
-def check_same(found: Plan, engine: Any) -> None:
-    sizes = (
-        engine.model_dp_size,
-        engine.attn_dp_size,
-        engine.attn_dp_expert_size,
-        engine.expert_size,
-        engine.tp_size,
-        engine.decode_cp_size,
-        engine.prefill_cp_size,
-    )
-    mesh = dict(zip(AXES, sizes, strict=True))
+def check_same(found: Plan, told: dict[str, Any]) -> None:
+    mesh = dict(zip(AXES, told["sizes"], strict=True))
     assert found.mesh == {axis: mesh[axis] for axis in found.mesh}
     assert tuple(found.mesh) == (AXES if found.environment.get("NEW_MODEL_DESIGN") else SHORT_AXES)
     assert all(size == 1 for axis, size in mesh.items() if axis not in found.mesh)
-    assert engine.total_devices * found.pipeline == found.slice.devices
-    assert engine.total_dp_size * found.sizes.sequences == found.most_sequences
+    assert told["devices"] * found.pipeline == found.slice.devices
+    assert told["groups"] * found.sizes.sequences == found.most_sequences
 
 
-def test_the_axes_are_those_of_the_installed_engine() -> None:
-    from tpu_inference.layers.common import sharding
-
-    assert (sharding.MESH_AXIS_NAMES, sharding.MESH_AXIS_NAMES_2D) == (AXES, SHORT_AXES)
+def test_the_axes_are_those_of_the_installed_engine(engine: Engine) -> None:
+    assert (tuple(engine.known["axes"]), tuple(engine.known["short_axes"])) == (AXES, SHORT_AXES)
 
 
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.stem)
-def test_every_deployment_has_the_engine_s_mesh(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_deployment_has_the_engine_s_mesh(path: Path, engine: Engine) -> None:
     for service in load(path).services.values():
         for found in itertools.chain.from_iterable(map(plan_pools, service.models)):
-            check_same(found, of_engine(found, monkeypatch))
+            check_same(found, engine.mesh(found))
 
 
 def asked(model: str, cache: str, **parallel: Any) -> ModelSpec:
@@ -117,9 +112,7 @@ def asked(model: str, cache: str, **parallel: Any) -> ModelSpec:
 
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
 @pytest.mark.parametrize("model", MODELS)
-def test_a_matrix_of_strategies_has_the_engine_s_mesh(
-    model: str, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_matrix_of_strategies_has_the_engine_s_mesh(model: str, cache: str, engine: Engine) -> None:
     """Where the plan refuses, nothing is asked; those of the engine's own refusals that sizes decide are the plan's too."""
     planned = 0
     sharing = (None, "auto", 1, 2, 4, 8)
@@ -131,7 +124,7 @@ def test_a_matrix_of_strategies_has_the_engine_s_mesh(
             found = plan(asked(model, cache, attention_data=shared, **sizes))
         except PlanError:
             continue
-        check_same(found, of_engine(found, monkeypatch))
+        check_same(found, engine.mesh(found))
         planned += 1
     assert planned > 10
 
@@ -154,11 +147,11 @@ def test_a_matrix_of_strategies_has_the_engine_s_mesh(
     ],
 )
 def test_a_strategy_makes_this_mesh(
-    model: str, parallel: dict[str, Any], mesh: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    model: str, parallel: dict[str, Any], mesh: dict[str, int], engine: Engine
 ) -> None:
     found = plan(asked(model, "auto", **parallel))
     assert {axis: size for axis, size in found.mesh.items() if size > 1} == mesh
-    check_same(found, of_engine(found, monkeypatch))
+    check_same(found, engine.mesh(found))
     assert " x ".join(f"{axis}={size}" for axis, size in found.mesh.items()) in " ".join(found.reasons)
 
 
@@ -170,23 +163,18 @@ def test_a_strategy_makes_this_mesh(
     ],
 )
 def test_what_the_engine_can_t_derive_is_refused_with_what_would_do(
-    parallel: dict[str, Any], says: str, monkeypatch: pytest.MonkeyPatch
+    parallel: dict[str, Any], says: str, engine: Engine
 ) -> None:
     found = plan(asked("Qwen/Qwen3-30B-A3B", "auto", attention_data=2))
     strategy = found.engine["additional_config"]["sharding"]["sharding_strategy"]
     strategy["attn_dp_size"] = parallel["attention_data"]
-    with pytest.raises((ZeroDivisionError, AssertionError)):
-        of_engine(found, monkeypatch)
+    assert "error" in engine.mesh(found)
     with pytest.raises(PlanError, match=says):
         plan(asked("Qwen/Qwen3-30B-A3B", "auto", **parallel))
 
 
-def test_variables_are_those_of_the_installed_engine() -> None:
-    from tpu_inference import envs
-
-    from serving.planning.engine_environment import DERIVED, SETTABLE
-
-    known = set(envs.environment_variables)
+def test_variables_are_those_of_the_installed_engine(engine: Engine) -> None:
+    known = set(engine.known["variables"])
     assert known <= SETTABLE | DERIVED.keys()
     assert known >= SETTABLE
     assert {name for name in DERIVED.keys() - known if not name.startswith("VLLM_")} == set()
