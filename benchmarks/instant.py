@@ -17,11 +17,21 @@ _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encodin
 
 
 class _Instant(asyncio.Protocol):
-    """One connection; events go out one write each, as an engine sends them."""
+    """One connection; events go out one write each, as an engine sends them, and wait for a client that reads none."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         self._transport = transport
+        self._paused, self._waiting = False, 0
         self._begin()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._waiting:
+            left, self._waiting = self._waiting, 0
+            self._write(left)
 
     def data_received(self, data: bytes) -> None:
         self._parser.feed_data(data)
@@ -42,7 +52,9 @@ class _Instant(asyncio.Protocol):
     def _write(self, left: int) -> None:
         if self._transport.is_closing():
             return
-        if left:
+        if self._paused and left:
+            self._waiting = left
+        elif left:
             self._transport.write(_chunk(_EVENT))
             asyncio.get_running_loop().call_soon(self._write, left - 1)
         else:
