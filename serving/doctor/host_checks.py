@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from serving.doctor.facts import Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
 from serving.doctor.versions import locked
-from serving.planning import Plan
+from serving.planning.host_memory import loads_whole
 from serving.slices.preflight import CHIPS_FREE, DISK, MEMORY, PEERS, gib, problems
 from serving.slices.tpu_hosts import TpuHost, counted, listed
 
@@ -76,7 +76,7 @@ def disk(facts: Facts) -> list[Finding]:
 def memory(facts: Facts) -> list[Finding]:
     def look(host: TpuHost, told: HostFacts) -> Finding | None:
         if not told.simulated:
-            plans = [plan for plan in facts.plans_of(host) if loads_whole(plan)]
+            plans = [plan for plan in facts.plans_of(host) if loads_whole(plan.sizes)]
             needed = max((plan.checkpoint_bytes for plan in plans), default=0)
             if needed > told.memory_bytes:
                 return failed(
@@ -86,12 +86,6 @@ def memory(facts: Facts) -> list[Finding]:
         return _of_preflight(facts, MEMORY)(host, told)
 
     return _each(facts, look, "memory for an engine's processes")
-
-
-def loads_whole(plan: Plan) -> bool:
-    """Whether each host holds all weights while it loads: tpu-inference 0.26 does with FP8 in vLLM's implementation."""
-    quantization = plan.sizes.quantization
-    return plan.sizes.by_vllm and quantization is not None and quantization.format == "fp8"
 
 
 def cpu(facts: Facts) -> list[Finding]:

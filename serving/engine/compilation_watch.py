@@ -14,7 +14,7 @@ from serving.timings import TIMINGS
 # JAX 0.10 tells when a program has been lowered, which its compilation follows, and when it has been compiled
 # (jax/_src/interpreters/pxla.py).
 _LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 class Compiles:
@@ -27,7 +27,7 @@ class Compiles:
         """Take one of JAX's events; others than the two above mean nothing."""
         if event == _LOWERED:
             self._since[thread] = now
-        elif event == _COMPILED:
+        elif event == COMPILED:
             self._since.pop(thread, None)
 
     def since(self) -> float | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serving.engine.protocol import sampling_holders
 from serving.errors import BadRequestError
 
 
@@ -40,20 +41,16 @@ WITHOUT_EFFECT: Mapping[str, Any] = {
 
 def without_effect(fields: Mapping[str, Any]) -> list[str]:
     """The parameters of a request that no engine heeds, though it takes them."""
-    sampling = fields.get("sampling_params")
-    holders = (fields, sampling) if isinstance(sampling, Mapping) else (fields,)
     return [
         name
-        for holder in holders
+        for holder in sampling_holders(fields)
         for name in WITHOUT_EFFECT.keys() & holder.keys()
         if holder[name] is not None and holder[name] != WITHOUT_EFFECT[name]
     ]
 
 
 def _has(fields: Mapping[str, Any], name: str) -> bool:
-    sampling = fields.get("sampling_params")
-    holders = [fields, sampling] if isinstance(sampling, Mapping) else [fields]
-    return any(holder.get(name) is not None for holder in holders)
+    return any(holder.get(name) is not None for holder in sampling_holders(fields))
 
 
 def _allowed_token_ids(fields: Mapping[str, Any], hosts: int) -> bool:  # noqa: ARG001

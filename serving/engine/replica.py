@@ -50,8 +50,6 @@ from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
 
-_WATCHING = 4  # tasks of a replica, before those that end it
-
 MakeEngine = Callable[[Plan, EngineSite], EngineServer]
 
 
@@ -133,7 +131,7 @@ class SliceReplica:
             self._on(Event.FAILED, error.message)
             raise
         self._on(Event.STARTED)
-        watching = (self._watch(), self._notice(), self._verdict())
+        watching = (self._watch(), self._notice(), self._verdict(), self._first_requests())
         self._watching = [asyncio.create_task(work) for work in watching]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
@@ -398,6 +396,7 @@ class SliceReplica:
             stall_s = self._spec.stall_s
             probe = asyncio.create_task(self._server.probe())
             alive_s = time.monotonic()
+            await asyncio.wait([probe], timeout=min(stall_s, TIMINGS.engine_probe_s))
             while not probe.done():
                 compiling_s = await asyncio.to_thread(self._server.compiling_s)
                 now_s = time.monotonic()

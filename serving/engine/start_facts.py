@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
+from serving.engine.compilation_watch import COMPILED
 from serving.state.records import WorkerStart
 
-# Events of JAX 0.10: a program compiled or read from the cache, with the seconds of it; one found in the cache.
-_COMPILED = "/jax/core/compile/backend_compile_duration"
+# An event of JAX 0.10: a program found in the cache, which COMPILED tells of too.
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
@@ -30,7 +30,7 @@ class _Compilations:
         self.cache_hits = 0
 
     def took(self, event: str, seconds: float, **_: Any) -> None:
-        if event == _COMPILED:
+        if event == COMPILED:
             self.programs += 1
             self.seconds += seconds
 

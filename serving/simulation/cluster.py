@@ -231,11 +231,7 @@ class SimulatedCluster:
         `without` are variables that the hosts lack, as TPU_NAME where Google's webhook was not there in time.
         """
         entry = self._added(shape, name)
-        if without:
-            for worker_id in range(shape.hosts):
-                _finish(self._start_host(entry, worker_id, without))
-        else:
-            self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)])
+        self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)], without=without)
         return entry.name
 
     def restart_host(self, name: str, worker_id: int) -> None:
@@ -405,7 +401,10 @@ class SimulatedCluster:
         return entry
 
     def _start_hosts(
-        self, hosts: Sequence[tuple[SimulatedSlice, int]], report: Report = lambda _: None
+        self,
+        hosts: Sequence[tuple[SimulatedSlice, int]],
+        report: Report = lambda _: None,
+        without: Sequence[str] = (),
     ) -> None:
         """In groups large enough to keep the machine's cores busy while a host waits for its parts.
 
@@ -415,7 +414,9 @@ class SimulatedCluster:
         for first in range(0, len(hosts), at_once):
             group = hosts[first : first + at_once]
             report(f"starting host {first + 1} to {first + len(group)} of {len(hosts)}, {group[0][0].shape}")
-            starts = [(entry, worker_id, self._start_host(entry, worker_id)) for entry, worker_id in group]
+            starts = [
+                (entry, worker_id, self._start_host(entry, worker_id, without)) for entry, worker_id in group
+            ]
             late = []
             for entry, worker_id, start in starts:
                 try:
@@ -423,15 +424,17 @@ class SimulatedCluster:
                 except SimulationError:
                     late.append((entry, worker_id))
             for entry, worker_id in late:
-                self._start_again(entry, worker_id, report)
+                self._start_again(entry, worker_id, report, without)
 
-    def _start_again(self, entry: SimulatedSlice, worker_id: int, report: Report) -> None:
+    def _start_again(
+        self, entry: SimulatedSlice, worker_id: int, report: Report, without: Sequence[str]
+    ) -> None:
         """A host that missed its time, alone; raises SimulationError where it misses it once more each time."""
         for left in reversed(range(_STARTS - 1)):
             report(f"host {worker_id} of {entry.name} did not start in time; starting it again")
             processes.kill(partial(self._processes, f"{entry.name}/{worker_id}"))
             try:
-                _finish(self._start_host(entry, worker_id))
+                _finish(self._start_host(entry, worker_id, without))
             except SimulationError:
                 if not left:
                     raise

@@ -121,8 +121,8 @@ def why_waiting(
     Slices in `taken` are held by replicas, those in `left_out` are in quarantine. Empty where a whole slice is free: Ray is
     about to place on it.
     """
-    shapes, slices = list(shapes), by_slice(hosts)
-    said = [f"{unnamed}; {WEBHOOK}" for unnamed in [nameless(hosts)] if unnamed]
+    slices, unnamed = by_slice(hosts), nameless(hosts)
+    said = [f"{unnamed}; {WEBHOOK}"] if unnamed else []
     for shape in shapes:
         of_shape = {name: found for name, found in slices.items() if is_of(found, shape)}
         broken = {name: lacks(name, found, shape) for name, found in of_shape.items()}
@@ -136,7 +136,7 @@ def why_waiting(
             said.append(
                 f"{counted(len(held), 'slice')} of {shape} {'is' if len(held) == 1 else 'are'} in use"
             )
-        elif not of_shape and not nameless(hosts):
+        elif not of_shape and not unnamed:
             said.append(f"no host of {shape} ({shape.pod_type}) has joined")
     return "; ".join(dict.fromkeys(said))
 

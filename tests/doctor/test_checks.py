@@ -11,9 +11,9 @@ from serving import config
 from serving.doctor.examination import STAGES, Result, examine
 from serving.doctor.facts import Endpoints, Facts, HostFacts
 from serving.doctor.findings import Verdict
-from serving.doctor.host_checks import loads_whole
 from serving.doctor.versions import IMAGE, SIMULATED
 from serving.planning import plan
+from serving.planning.host_memory import loads_whole
 from serving.slices.preflight import Facts as Preflight
 from serving.state.records import (
     SliceFailures,
@@ -483,9 +483,8 @@ def test_a_slice_that_starts_is_not_a_failure() -> None:
 def test_a_checkpoint_that_every_host_loads_whole_has_to_fit_into_its_memory() -> None:
     (service,) = config.load(ROOT / "deployments" / "deepseek-r1-v7x-8.yaml").services.values()
     planned = plan(service.models[0])
-    if not loads_whole(planned):
-        planned = replace(planned, sizes=replace(planned.sizes, by_vllm=True))
-    assert loads_whole(planned)
+    planned = replace(planned, sizes=replace(planned.sizes, by_vllm=True))
+    assert loads_whole(planned.sizes)
     small = replace(host(0), pod_type=planned.slice.pod_type, topology=planned.slice.topology)
     facts = replace(
         healthy(), plans=[planned], hosts=[small], told={"a0": replace(told(0), memory_bytes=400 * GIB)}

@@ -1,5 +1,7 @@
 """What the workers of a real engine tell of its start: two simulated hosts of four devices, and the doctor on it."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from support.leases import Leases
 from support.service import service
@@ -7,11 +9,12 @@ from support.service import service
 from serving.doctor.facts import Facts
 from serving.doctor.findings import Verdict
 from serving.doctor.start_checks import START
+from serving.state.records import FIRST_REQUESTS
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-def test_workers_tell_what_they_found_and_the_doctor_finds_it_as_planned(leases: Leases) -> None:
+def test_workers_tell_what_they_found_and_what_the_first_hundred_requests_compiled(leases: Leases) -> None:
     with service(leases, slices=1) as running:
         (entry,) = running.until_serving(1)
         record = running.store.start(entry.replica)
@@ -28,11 +31,28 @@ def test_workers_tell_what_they_found_and_the_doctor_finds_it_as_planned(leases:
             assert worker.cache_tokens >= plan.fit.max_model_len
             assert not worker.precompiles
         assert "checking the devices" in dict(entry.phases)
+        with ThreadPoolExecutor(8) as pool:
+            answers = pool.map(
+                lambda at: running.post(
+                    "/v1/completions", prompt="x " * (1 + at % 20), max_tokens=1 + at % 3
+                ),
+                range(FIRST_REQUESTS),
+            )
+            assert all(answer.is_success for answer in answers)
+
+        def told() -> bool:
+            found = running.store.start(entry.replica)
+            return found is not None and found.late_programs is not None
+
+        running.until(told, 60, "what the first requests compiled")
+        found = running.store.start(entry.replica)
+        assert found
+        assert found.requests >= FIRST_REQUESTS
         facts = Facts(
             [plan],
             {},
             snapshot=running.records(),
-            starts={entry.replica: record},
+            starts={entry.replica: found},
         )
         findings = {check.name: check.decide(facts) for check in START}
         for name, of_check in findings.items():

@@ -8,18 +8,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from serving.config import Seeds
+from serving.engine.protocol import sampling_holders
 from serving.errors import SeedError
 from serving.router.http.routes import Route
 
 
 def seeded(route: Route, fields: Mapping[str, Any]) -> bool:
     """Whether an engine would have to draw by a seed of the request's own."""
-    if "seed" not in fields and "sampling_params" not in fields:
-        return False
     # Speech is heard greedily unless its form says otherwise; the engine refuses the rest.
-    return not route.form and any(
-        _draws_by_seed(holder) for holder in (fields, fields.get("sampling_params"))
-    )
+    return not route.form and any(map(_draws_by_seed, sampling_holders(fields)))
 
 
 def without(fields: Mapping[str, Any], seeds: Seeds) -> dict[str, Any]:
@@ -34,6 +31,6 @@ def without(fields: Mapping[str, Any], seeds: Seeds) -> dict[str, Any]:
     return kept
 
 
-def _draws_by_seed(holder: Any) -> bool:
+def _draws_by_seed(holder: Mapping[str, Any]) -> bool:
     # vLLM raises a temperature between 0 and 0.01 to 0.01: 0 alone is greedy.
-    return isinstance(holder, Mapping) and holder.get("seed") is not None and holder.get("temperature") != 0
+    return holder.get("seed") is not None and holder.get("temperature") != 0

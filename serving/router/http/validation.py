@@ -22,7 +22,7 @@ from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving.config import RouterSpec
-from serving.engine.protocol import CONTINUED
+from serving.engine.protocol import CONTINUED, sampling_holders
 from serving.errors import BadRequestError
 from serving.planning import Plan
 from serving.router.http.routes import Route
@@ -202,8 +202,7 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
     """What the request makes an engine do; raises BadRequestError, with value and limit, where no engine should see it."""
     work = route.work(fields, len(body))
     _check_steering(fields)
-    sampling = fields.get("sampling_params")
-    for holder in (fields, sampling) if isinstance(sampling, Mapping) else (fields,):
+    for holder in sampling_holders(fields):
         if _CHECKED.isdisjoint(holder):
             continue
         _check_answers(holder, spec.max_n)
