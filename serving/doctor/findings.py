@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from serving.doctor.facts import Facts
+from serving.slices.tpu_hosts import listed
 
 
 class Verdict(StrEnum):
@@ -53,6 +54,19 @@ def not_yet(said: str) -> Finding:
 
 def not_looked_at(why: str) -> Finding:
     return Finding(Verdict.NOT_LOOKED_AT, why)
+
+
+def together(found: Iterable[tuple[str, Finding | None]], said: str) -> list[Finding]:
+    """One finding for each thing that some of the named show, with their names; OK, as `said`, where none shows any."""
+    names: dict[Finding, list[str]] = {}
+    for name, finding in found:
+        if finding:
+            names.setdefault(finding, []).append(name)
+    findings = [
+        Finding(finding.verdict, f"{listed(of)}: {finding.said}", finding.remedy)
+        for finding, of in names.items()
+    ]
+    return findings or [ok(said)]
 
 
 def any_failed(findings: Iterable[Finding]) -> bool:

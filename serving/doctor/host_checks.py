@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from serving.doctor.facts import Facts, HostFacts
-from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
+from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, together, warning
 from serving.doctor.versions import locked
 from serving.planning.host_memory import loads_whole
 from serving.slices.preflight import CHIPS_FREE, DISK, MEMORY, PEERS, gib, problems
@@ -166,15 +166,8 @@ def _each(facts: Facts, look: Look, well: str) -> list[Finding]:
     """One finding for each thing that some hosts lack; one for all where none lacks any."""
     if not facts.seen:
         return _unseen(facts)
-    lacking: dict[Finding, list[str]] = {}
-    for host, told in facts.seen:
-        if found := look(host, told):
-            lacking.setdefault(found, []).append(_name(host))
-    findings = [
-        Finding(found.verdict, f"{listed(names)}: {found.said}", found.remedy)
-        for found, names in lacking.items()
-    ]
-    return findings or [ok(f"{counted(len(facts.seen), 'host')}: {well}")]
+    found = ((_name(host), look(host, told)) for host, told in facts.seen)
+    return together(found, f"{counted(len(facts.seen), 'host')}: {well}")
 
 
 def _unseen(facts: Facts) -> list[Finding]:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from serving.doctor.facts import Facts
-from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
+from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, together, warning
 from serving.gke.storage import GB
 from serving.planning import Plan
 from serving.slices.preflight import gib
@@ -235,15 +235,8 @@ def _each(facts: Facts, look: Look, well: str) -> list[Finding]:
         return [not_yet("no slice serves what the YAML says")]
     if not (started := _started(facts)):
         return [not_looked_at("the engines told nothing; the simulated one has no devices")]
-    found: dict[Finding, list[str]] = {}
-    for record, plan, start in started:
-        if finding := look(record, plan, start):
-            found.setdefault(finding, []).append(record.slice)
-    findings = [
-        Finding(finding.verdict, f"{listed(names)}: {finding.said}", finding.remedy)
-        for finding, names in found.items()
-    ]
-    return findings or [ok(f"{counted(len(started), 'slice')}: {well}")]
+    found = ((record.slice, look(record, plan, start)) for record, plan, start in started)
+    return together(found, f"{counted(len(started), 'slice')}: {well}")
 
 
 START: Sequence[Check] = (
