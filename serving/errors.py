@@ -145,6 +145,16 @@ class ClusterError(ServingError):
     code = "no_cluster"
 
 
+class StorageError(ServingError):
+    """The database or the folder of files takes nothing more, or can't be reached.
+
+    Make room on the disk, or bring the server back; the message has the reason. What was stored stays.
+    """
+
+    status = HTTPStatus.INSUFFICIENT_STORAGE
+    code = "storage_failed"
+
+
 class SimulationError(ServingError):
     """The simulated cluster can't do what was asked of it.
 

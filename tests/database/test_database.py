@@ -1,0 +1,211 @@
+"""The database's door: SQLite in a file, and the same schema in a real PostgreSQL."""
+
+import asyncio
+import os
+import signal
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, func, insert, select, text
+from support.postgres import postgres
+
+from serving.database.database import Database, version
+from serving.database.tables import FILES, METADATA
+from serving.errors import ConfigError, StorageError
+
+SQLITE = pytest.mark.unit
+POSTGRES = (pytest.mark.http, pytest.mark.slow)
+
+
+@pytest.fixture(
+    params=[pytest.param("sqlite", marks=SQLITE), pytest.param("postgresql", marks=POSTGRES)], scope="module"
+)
+def where(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    if request.param == "sqlite":
+        yield str(tmp_path_factory.mktemp("database") / "store.sqlite")
+    else:
+        with postgres() as url:
+            yield url
+
+
+def row(name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "key": "0" * 64,
+        "filename": "in.jsonl",
+        "purpose": "batch",
+        "bytes": 1,
+        "state": "stored",
+        "created_s": 1.5,
+    }
+
+
+async def count(database: Database) -> int:
+    async with database.read() as connection:
+        return int(await connection.scalar(select(func.count()).select_from(FILES)) or 0)
+
+
+def differences(connection: Connection) -> list[Any]:
+    return list(compare_metadata(MigrationContext.configure(connection), METADATA))
+
+
+async def test_migrations_and_tables_say_the_same(where: str) -> None:
+    database = await Database.open(where)
+    async with database.read() as connection:
+        assert await connection.run_sync(differences) == []
+        assert await connection.scalar(text("SELECT version_num FROM alembic_version")) == version()
+    await database.close()
+
+
+async def test_several_open_a_new_database_at_once_and_none_of_their_writes_is_lost(where: str) -> None:
+    opened = await asyncio.gather(*(Database.open(where) for _ in range(4)))
+    before = await count(opened[0])
+
+    async def write(at: int) -> None:
+        async with opened[at % 4].write() as connection:
+            await connection.execute(insert(FILES).values(row(f"several-{at}")))
+
+    await asyncio.gather(*(write(at) for at in range(40)))
+    assert await count(opened[0]) == before + 40
+    await asyncio.gather(*(database.close() for database in opened))
+
+
+async def test_a_transaction_that_fails_leaves_nothing(where: str) -> None:
+    database = await Database.open(where)
+    before = await count(database)
+    with pytest.raises(ZeroDivisionError):  # noqa: PT012  what is written before it fails
+        async with database.write() as connection:
+            await connection.execute(insert(FILES).values(row("failed")))
+            _ = 1 / 0
+    assert await count(database) == before
+    await database.close()
+
+
+async def test_what_is_there_twice_is_ignored_where_that_is_asked_for(where: str) -> None:
+    database = await Database.open(where)
+    for _ in range(2):
+        async with database.write() as connection:
+            await connection.execute(database.insert(FILES).values(row("twice")).on_conflict_do_nothing())
+    with pytest.raises(StorageError, match="can't be written"):
+        async with database.write() as connection:
+            await connection.execute(insert(FILES).values(row("twice")))
+    await database.close()
+
+
+async def test_a_database_of_a_newer_version_is_not_touched(where: str) -> None:
+    database = await Database.open(where)
+    async with database.write() as connection:
+        await connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ConfigError, match="newer version"):
+        await Database.open(where)
+    async with database.write() as connection:
+        await connection.execute(
+            text("UPDATE alembic_version SET version_num = :newest"), {"newest": version()}
+        )
+    await database.close()
+
+
+WRITER = """
+import asyncio, sys
+from sqlalchemy import insert
+from serving.database.database import Database
+from serving.database.tables import FILES
+
+async def main():
+    database = await Database.open(sys.argv[1])
+    for at in range(10**6):
+        async with database.write() as connection:
+            values = dict(key="0" * 64, filename="f", purpose="batch", bytes=1, state="stored", created_s=1.5)
+            await connection.execute(insert(FILES).values([dict(values, id=f"a{at}"), dict(values, id=f"b{at}")]))
+        print(at, flush=True)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.http
+def test_what_a_killed_writer_committed_is_there_and_nothing_by_half(tmp_path: Path) -> None:
+    where = str(tmp_path / "store.sqlite")
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, where], stdout=subprocess.PIPE, text=True)
+    assert writer.stdout
+    told = [int(writer.stdout.readline()) for _ in range(50)]
+    os.kill(writer.pid, signal.SIGKILL)
+    told += [int(line) for line in writer.stdout if line.endswith("\n")]
+    writer.wait()
+    found = asyncio.run(counted(where))
+    assert found % 2 == 0
+    assert found // 2 - len(told) in (0, 1)  # the last commit may not have been told
+
+
+async def counted(where: str) -> int:
+    database = await Database.open(where)
+    found = await count(database)
+    await database.close()
+    return found
+
+
+@pytest.mark.unit
+async def test_the_file_is_its_owner_s_alone(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "new" / "store.sqlite"))
+    assert stat.S_IMODE((tmp_path / "new" / "store.sqlite").stat().st_mode) == 0o600
+    await database.close()
+
+
+@pytest.mark.unit
+async def test_a_full_disk_refuses_what_is_new_and_keeps_what_there_is(tmp_path: Path) -> None:
+    """SQLite's own limit on pages fails as a full disk does."""
+    database = await Database.open(str(tmp_path / "store.sqlite"))
+    async with database.write() as connection:
+        await connection.execute(insert(FILES).values(row("first")))
+    with pytest.raises(StorageError, match="full"):  # noqa: PT012
+        async with database.write() as connection:
+            pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar()
+            await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
+            await connection.execute(insert(FILES).values({**row("second"), "filename": "x" * 100_000}))
+    assert await count(database) == 1
+    await database.close()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("postgresql://serving:secret@127.0.0.1/x", "has a password in it"),
+        ("postgresql://serving@127.0.0.1:1/x", "PGPASSWORD is set"),
+        ("postgresql://serving@host:port/x", "this is no URL"),
+        ("/dev/null/store.sqlite", "on a disk of the head's own"),
+    ],
+)
+async def test_a_place_that_is_none_is_refused_with_what_to_change(place: str, words: str) -> None:
+    with pytest.raises(ConfigError, match=words) as refused:
+        await Database.open(place)
+    assert "secret@" not in refused.value.message
+
+
+@pytest.mark.unit
+async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    path.write_bytes(b"something else\n" * 100)
+    with pytest.raises(ConfigError, match="not a database"):
+        await Database.open(str(path))
+    assert path.read_bytes().startswith(b"something else")
+
+
+@pytest.mark.unit
+async def test_the_file_can_be_read_by_sqlite_s_own_tools(tmp_path: Path) -> None:
+    path = tmp_path / "store.sqlite"
+    database = await Database.open(str(path))
+    async with database.write() as connection:
+        await connection.execute(insert(FILES).values(row("first")))
+    with sqlite3.connect(path) as other:
+        assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert other.execute("SELECT id FROM files").fetchall() == [("first",)]
+    await database.close()
