@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 from support import quick_http as http
 from support.leases import Leases
-from support.service import MODEL, Service, service
+from support.service import MODEL, Service, called, service
 
 from serving import secret
 from serving.config import RouterSpec
@@ -75,10 +74,6 @@ def streams(running: Service) -> list[Future[dict[str, Any]]]:
         lambda: [entry.running for entry in running.serving()] == [2, 2], 30, "two streams on each slice"
     )
     return asked
-
-
-def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if name in " ".join(process.cmdline())]
 
 
 def test_two_replicas_hold_two_whole_slices(running: Service) -> None:

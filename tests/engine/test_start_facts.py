@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.leases import Leases
-from support.service import service
+from support.service import called, service
 
 from serving.doctor.facts import Facts
 from serving.doctor.findings import Verdict
@@ -15,8 +15,10 @@ pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
 def test_workers_tell_what_they_found_and_what_the_first_hundred_requests_compiled(leases: Leases) -> None:
-    with service(leases, slices=1) as running:
+    with service(leases, slices=1, engine_env={"NUM_PRECOMPILE_WORKERS": "3"}) as running:
         (entry,) = running.until_serving(1)
+        workers = called("RayWorkerProc", running.cluster.processes())
+        assert [worker.environ()["NUM_PRECOMPILE_WORKERS"] for worker in workers] == ["3", "3"]
         record = running.store.start(entry.replica)
         assert record
         plan = running.plan()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import yaml
 
 from serving import config, secret
@@ -172,10 +173,12 @@ def service(
         yield running
 
 
+def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [process for process in processes if name in " ".join(process.cmdline())]
+
+
 def leftovers(simulation: str) -> list[str]:
     """Processes of a simulation that are still there, by command line."""
-    import psutil
-
     found = []
     for process in psutil.process_iter():
         try:

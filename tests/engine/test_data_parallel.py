@@ -1,0 +1,50 @@
+"""A real engine with data parallelism on one simulated host: its schedulers are forks that hold the chips too."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.leases import Leases
+from support.service import Service, called, service
+
+from serving.slices.preflight import chip_holders
+
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
+
+
+@pytest.fixture
+def running(leases: Leases) -> Iterator[Service]:
+    with service(
+        leases,
+        slices=1,
+        slice={"generation": "v6e", "topology": "2x2"},
+        parallel={"data": 2, "tensor": 2},
+    ) as started:
+        yield started
+
+
+def chips(running: Service) -> list[str]:
+    return [str(path) for path in Path(running.cluster.directory).glob("chips/*/*") if path.is_file()]
+
+
+def test_a_killed_replica_lets_the_chips_go_and_the_slice_serves_again(running: Service) -> None:
+    (entry,) = running.until_serving(1)
+    before = running.post("/v1/completions", prompt="one two", max_tokens=8, temperature=0)
+    assert before.is_success, before.text
+    held = chip_holders(chips(running))
+    assert held, "no chip is held while an engine runs"
+    print(held)
+    (core,) = called("EngineCore", running.cluster.processes())
+    schedulers = core.children(recursive=True)
+    print(held, core, schedulers)
+    replica = core.parent()
+    assert replica
+    os.kill(replica.pid, signal.SIGKILL)
+    running.until(lambda: not chip_holders(chips(running)), 20, "the chips are let go")
+    running.until(
+        lambda: [new for new in running.serving() if new.replica != entry.replica], 300, "a new engine serves"
+    )
+    after = running.post("/v1/completions", prompt="one two", max_tokens=8, temperature=0)
+    assert after.json()["choices"][0]["text"] == before.json()["choices"][0]["text"]
