@@ -10,6 +10,7 @@ import ray
 
 from serving.slices.held_slice import HeldSlice, SliceHost
 from serving.slices.host_watch import HostWatch, _Sentinel, actor_died, silent
+from serving.state.gcs import show_token
 
 
 class Sentinel:
@@ -47,6 +48,7 @@ async def test_a_sentinel_that_takes_long_to_start_is_no_host_that_hangs_but_onc
 @pytest.fixture
 def node(short_directory: Path) -> Iterator[None]:
     """A Ray node that is no TPU host; to a sentinel they are alike."""
+    show_token({})  # of a cluster of another test, which may be gone
     ray.init(
         "local", num_cpus=1, include_dashboard=False, _temp_dir=str(short_directory), log_to_driver=False
     )
