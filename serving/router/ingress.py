@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,15 @@ class Router:
 
     async def __init__(self, plans: list[Plan], spec: RouterSpec, *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
         """`_slices`: the deployments of the slices. Serve runs them because they are bound here."""
+        self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
         keys = KeyFile.of(spec.keys_file)
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries)
-        self._spans = RequestSpans(provider) if provider else None
+        self._closing.push_async_callback(self._scraper.close)
+        spans = RequestSpans(provider) if provider else None
+        if spans:
+            self._closing.push_async_callback(asyncio.to_thread, spans.close)
         self._core = RouterCore(
             plans,
             spec,
@@ -48,14 +53,17 @@ class Router:
             application=here.app_name,
             log=RequestLog(_log_path("requests")) if spec.request_log else None,
             audit=AuditLog(_log_path("audit")),
-            spans=self._spans,
+            spans=spans,
         )
+        self._closing.push_async_callback(self._core.close)
         self._core.listen(ray.util.get_node_ip_address())
         store = Store(ray.get_runtime_context().gcs_address)
         self._loop = StoreLoop(self._core, store, placement.end_replica, hosts=lambda: tpu_hosts(ray.nodes()))
+        self._closing.push_async_callback(self._loop.close)
         await self._loop.start()
         self._core.admission.refresh()
-        self._refreshing = asyncio.create_task(self._core.admission.run())
+        refreshing = asyncio.create_task(self._core.admission.run())
+        self._closing.callback(refreshing.cancel)
         serve_door.install(self._core.relay)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
@@ -69,12 +77,7 @@ class Router:
         return self._core.app(returns_id=False)
 
     async def __del__(self) -> None:
-        self._refreshing.cancel()
-        await self._loop.close()
-        await self._core.close()
-        await self._scraper.close()
-        if self._spans:
-            await asyncio.to_thread(self._spans.close)
+        await self._closing.aclose()
 
 
 def _log_path(name: str) -> Path:

@@ -144,6 +144,7 @@ async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.wait(tasks)  # the loop may be closed next
 
 
 def actor_processes(name: str) -> dict[str, dict[int, str]]:

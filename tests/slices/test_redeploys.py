@@ -17,7 +17,13 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 3"
 ONE_CHIP = {"generation": "v6e", "topology": "1x1"}
 # What the load's clients can't show: they have no key, and ask for a status that all may see.
-NOT_HERE = ("router.keys_file", "router.private_status", "models", "models.pools")
+NOT_HERE = (
+    "router.keys_file",
+    "router.keys.isolated_cache",
+    "router.private_status",
+    "models",
+    "models.pools",
+)
 
 
 @pytest.fixture
