@@ -25,7 +25,9 @@ from tpu_inference.models.common import model_loader
 from tpu_inference.models.jax.utils import weight_utils
 from tpu_inference.models.jax.utils.qwix import qwix_utils
 from tpu_inference.platforms.tpu_platform import TpuPlatform
-from tpu_inference.runner import compilation_manager, kv_cache, tpu_runner
+from tpu_inference.runner import compilation_manager, kv_cache, kv_cache_manager, tpu_runner
+from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from vllm.model_executor.models import registry
 
 # As tpu_info names the chips: tpu-inference chooses the format of fp8 caches by it.
 _CHIP_NAMES = {"v4": "V4", "v5e": "V5E", "v5p": "V5P", "v6e": "V6E", "v7x": "V7X"}
@@ -52,7 +54,25 @@ def install(devices: list[Any], generation: str) -> None:
     for module in (utils, compilation_manager, tpu_runner):
         module.device_array = _device_array
     kv_cache._get_kv_cache_allocator = _cache_allocator  # noqa: SLF001
+    kv_cache_manager.jax = _JaxOfStates()
     model_loader._get_nnx_model = _nnx_model  # noqa: SLF001
+    Gemma4TextConfig.__post_init__ = _flat(Gemma4TextConfig.__post_init__)
+
+
+def _flat(original: Callable[..., None]) -> Callable[..., None]:
+    """Gemma 4's config as vLLM 0.26 reads it, and the image's transformers 5.14 has it: sizes of global layers beside the others.
+
+    transformers 5.23 moves them into a config for each layer, and refuses to tell any for the whole model.
+    """
+
+    def post_init(self: Any, **keywords: Any) -> None:
+        sizes = {"global_head_dim": 512, "num_global_key_value_heads": None}
+        sizes |= {name: keywords.pop(name) for name in sizes.keys() & keywords.keys()}
+        original(self, **{**keywords, "per_layer_config": {}})
+        for name, value in sizes.items():
+            setattr(self, name, value)
+
+    return post_init
 
 
 def _put(tree: Any, sharding: Any, **_options: Any) -> Any:
@@ -65,6 +85,16 @@ def _device_array(mesh: Any, tree: Any, sharding: Any = None, **_options: Any) -
 
 def _cache_allocator(shape: tuple[int, ...], dtype: Any, sharding: Any) -> Callable[[], Any]:
     return lambda: jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+
+class _JaxOfStates:
+    """Stands for `jax` where states of linear attention are allocated by a jitted function without arguments."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(jax, name)
+
+    def jit(self, function: Callable[[], Any], *, out_shardings: Any) -> Callable[[], Any]:
+        return lambda: _put(jax.eval_shape(function), out_shardings)
 
 
 class _Placed:
@@ -163,14 +193,19 @@ def _nnx_model(model_class: Any, vllm_config: Any, rng: Any, mesh: Any, **_optio
         nnx.get_partition_spec(state), is_leaf=lambda leaf: isinstance(leaf, PartitionSpec)
     )
     sharded = [
-        described(
-            leaf, put or NamedSharding(mesh, spec if isinstance(spec, PartitionSpec) else PartitionSpec())
-        )
+        described(leaf, put or NamedSharding(mesh, _spec(leaf, spec)))
         for leaf, spec, put in zip(
             leaves, (getattr(spec, "value", spec) for spec in specs), shardings, strict=True
         )
     ]
     return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, sharded))
+
+
+def _spec(leaf: Any, spec: Any) -> PartitionSpec:
+    """A parameter's own partition. Axes of one row are left whole, as qwix leaves its scales (update_sharding)."""
+    if not isinstance(spec, PartitionSpec):
+        return PartitionSpec()
+    return PartitionSpec(*(None if size == 1 else axis for axis, size in zip(spec, leaf.shape, strict=False)))
 
 
 class _Loader:
@@ -181,8 +216,11 @@ class _Loader:
 
 
 def _fill(model: Any) -> None:
-    """Give experts their weights one by one, as a checkpoint has them: JaxDummyModelLoader's shapes, without its threads."""
+    """Take parameters for loaded, and give experts their weights one by one, as a checkpoint has them: JaxDummyModelLoader's
+    shapes, without its threads.
+    """
     for _, parameter in model.named_parameters():
+        parameter.set_metadata("_is_loaded", True)
         if hasattr(parameter, "_weights_to_load"):
             experts, inputs, outputs = parameter.get_value().shape
             weights = jnp.zeros((experts, outputs, inputs), parameter.get_value().dtype)
@@ -192,6 +230,8 @@ def _fill(model: Any) -> None:
 def install_torch() -> None:
     """The same for vLLM's models, which run through torchax: built on torch's meta device, loaded while JAX traces."""
     _stand_in_torchvision()
+    registry._run_in_subprocess = lambda inspect: inspect()  # noqa: SLF001  another process has no stand-in
+    from torchax import tensor as torchax_tensor  # noqa: PLC0415
     from torchax.interop import jax_view  # noqa: PLC0415
     from torchax.ops import mappings  # noqa: PLC0415
     from tpu_inference.layers.vllm.process_weights import cleanup_sharding  # noqa: PLC0415
@@ -240,6 +280,11 @@ def install_torch() -> None:
             hasattr(tensor, "jax") and placed.of(jax_view(tensor)) is not None
         )
 
+    def detach(tensor: Any) -> Any:
+        """torch detaches whatever becomes a parameter; torchax would give it another tracer, which nobody has placed."""
+        return torchax_tensor.Tensor(tensor.jax(), tensor._env)  # noqa: SLF001
+
+    torchax_tensor.Tensor.detach = detach
     _replace(mappings.t2j, t2j)
     mappings.t2j = t2j
     _replace(utils.t2j, t2j)

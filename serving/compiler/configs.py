@@ -20,6 +20,7 @@ _TYPES = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
 }
+_GEMMA4_IMAGE_TOKENS = 280  # in every checkpoint's vision_config; transformers has no default
 _BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
 
 
@@ -33,6 +34,11 @@ def checkpoint_config(config: Mapping[str, Any], layers: int | None = None) -> d
                 f"{architecture}: no model_type is known for it; give a checkpoint's folder with its config.json"
             )
         whole["model_type"] = _TYPES[architecture]
+    vision = whole.get("vision_config")
+    if whole["model_type"] == "gemma4" and isinstance(vision, Mapping):
+        whole["vision_config"] = {"default_output_length": _GEMMA4_IMAGE_TOKENS, **vision}
+    if (quantization := whole.get("quantization_config")) and quantization.get("quant_method") == "fp8":
+        whole["quantization_config"] = {"activation_scheme": "dynamic", **quantization}
     if layers is None:
         return whole
     text = whole.get("text_config")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax import dtypes
 from jax.experimental import topologies
 from tpu_inference.distributed import jax_parallel_state
 from tpu_inference.runner.tpu_runner import TPUModelRunner
@@ -132,7 +133,7 @@ def _be_alone(parallel: Any, address: str) -> None:
 def device_bytes(tree: Any) -> int:
     """Bytes of one device's part of abstract arrays."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * dtypes.itemsize_bits(leaf.dtype) // 8
         for leaf in jax.tree_util.tree_leaves(tree)
     )
 

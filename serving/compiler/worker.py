@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -40,7 +41,7 @@ class Report:
 
 def run(job: Job, report: Report) -> None:
     decided = planned(job)
-    environment.write({"TPU_LIBRARY_PATH": job.libtpu, **decided.environment})
+    environment.write({"TPU_LIBRARY_PATH": job.libtpu, **_for_libtpu(decided.environment)})
     import jax  # noqa: PLC0415  only once its environment is set
 
     from serving.compiler import abstract, engine  # noqa: PLC0415
@@ -70,7 +71,7 @@ def run(job: Job, report: Report) -> None:
             "skip_tokenizer_init": True,
             "tokenizer": None,
             "reasoning_parser": "",  # it would ask a tokenizer, and compiles nothing
-            "load_format": "dummy",
+            "load_format": "auto",  # nothing is loaded; tpu-inference's DeepSeek takes no dummy weights
         }
         built = engine.build(decided, options, devices, stage=job.stage, blocks=job.blocks)
     report.tell("built", engine=asdict(built.built))
@@ -79,6 +80,13 @@ def run(job: Job, report: Report) -> None:
         programs = chosen(built.built.programs, sequences=decided.most_sequences, full=job.full)
     for index in programs:
         report.tell("done", program=asdict(_compiled(built, index, report)))
+
+
+def _for_libtpu(variables: Mapping[str, str]) -> dict[str, str]:
+    """A plan's variables, with XLA's flags told to libtpu: the XLA of this process is that of CPUs, which ends at a TPU's flag."""
+    flags = [variables[name] for name in ("LIBTPU_INIT_ARGS", "XLA_FLAGS") if variables.get(name)]
+    others = {name: value for name, value in variables.items() if name != "XLA_FLAGS"}
+    return {**others, "LIBTPU_INIT_ARGS": " ".join(flags)} if flags else others
 
 
 def planned(job: Job) -> Plan:

@@ -71,6 +71,7 @@ def engine_sizes(
     quantization = _quantization(engine, shape)
     by_vllm = (
         shape.architecture not in JAX_MODELS
+        or _fails_in_jax(shape)
         or shape.scores
         or engine.get("model_impl") == "vllm"
         or (quantization is not None and quantization.method not in JAX_FORMATS)
@@ -104,6 +105,14 @@ def engine_sizes(
         and (shape.architecture in JAX_MODELS or compilation.get("cudagraph_mm_encoder") is True),
         expert_parallel=engine.get("enable_expert_parallel") is True,
     )
+
+
+def _fails_in_jax(shape: ModelShape) -> bool:
+    """tpu-inference 0.26's own Qwen2 looks for `text_config` as it makes an output head, which Qwen2's config has not.
+
+    models/jax/qwen2.py, Qwen2ForCausalLM: AttributeError at start. A model with a tied head makes none.
+    """
+    return shape.architecture == "Qwen2ForCausalLM" and not shape.tied_embeddings
 
 
 def _max_model_len(engine: Mapping[str, Any], shape: ModelShape) -> int | None:

@@ -12,6 +12,20 @@ from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
 from serving.planning.shapes import LatentAttention, ModelShape
 
+# Of tpu-inference 0.26's own models these make the output head without saying how to cut it, which leaves it whole on every
+# device (models/jax/qwen2.py, qwen3.py, qwen2_5_vl.py, gemma4.py: JaxLmHead without a partition).
+_WHOLE_HEADS = (
+    "Gemma4ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3ForCausalLM",
+)
+# And these cut the embedding over the mesh's axis `model` alone; the others cut it over every device.
+_EMBEDDINGS_BY_MODEL_AXIS = (*_WHOLE_HEADS, "Gemma4ForConditionalGeneration")
+# Lanes that the first product of experts is padded to on every device (layers/common/process_weights/moe_weights.py), and the
+# blocks that both sides of mxfp4 experts are padded to, with a float32 scale each (layers/vllm/quantization/mxfp4.py).
+_EXPERT_LANES = 128
+_MXFP4_BLOCK = 512
 # Norms, biases, tokenizer and configs beside the weights that a plan counts.
 _BESIDE_WEIGHTS = 1.05
 
@@ -29,6 +43,12 @@ class TensorGroup:
     format: str
     copies: int = 1
     layered: bool = True
+    padding: float = 1.0  # bytes that lie on devices for each that is counted
+
+    @property
+    def held_bytes(self) -> float:
+        """Bytes of all devices together."""
+        return self.bytes * self.copies * self.padding
 
     @property
     def bytes(self) -> int:
@@ -47,10 +67,8 @@ def tensor_groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> tupl
 def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Layout) -> int:
     """Bytes of weights on the fullest device: a stage's layers, embedding and head where they meet."""
     stage_layers = math.ceil(shape.layers / layout.pipeline)
-    layered = (
-        sum(group.bytes * group.copies for group in groups if group.layered) * stage_layers / shape.layers
-    )
-    ends = [group.bytes * group.copies for group in groups if not group.layered]
+    layered = sum(group.held_bytes for group in groups if group.layered) * stage_layers / shape.layers
+    ends = [group.held_bytes for group in groups if not group.layered]
     worst_end = sum(ends) if layout.pipeline == 1 else max(ends, default=0)
     return math.ceil((layered + worst_end) / layout.width)
 
@@ -87,10 +105,18 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
         table,
         table if shape.tied_embeddings and not sizes.pools else shape.hidden_size,
         full_size,
+        _embedding_copies(shape, sizes, layout),
         layered=False,
     )
     head = 0 if sizes.pools else table
-    yield TensorGroup("output head", 0 if shape.tied_embeddings else head, head, full_size, layered=False)
+    yield TensorGroup(
+        "output head",
+        0 if shape.tied_embeddings else head,
+        head,
+        full_size,
+        _head_copies(shape, sizes, layout),
+        layered=False,
+    )
     cut, whole = _attention(shape)
     copies = layout.attention_copies
     yield TensorGroup("attention", cut, cut, stored("self_attn.q_proj"), copies)
@@ -111,6 +137,7 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
             expert * experts.count,
             expert * experts.per_token,
             sizes.expert_format or stored("mlp.experts.0.gate_proj"),
+            padding=_expert_padding(shape, experts.width, sizes, layout),
         )
         yield TensorGroup(
             "shared experts", shared, shared, stored("mlp.shared_experts.gate_proj"), cut_by_heads
@@ -119,7 +146,13 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     if width := shape.per_layer_embedding:
         inputs = shape.vocab_size * width * shape.layers
         mixing = 3 * shape.hidden_size * width * shape.layers
-        yield TensorGroup("per-layer embeddings", inputs + mixing, mixing + width * shape.layers, full_size)
+        yield TensorGroup(
+            "per-layer embeddings",
+            inputs + mixing,
+            mixing + width * shape.layers,
+            full_size,
+            _embedding_copies(shape, sizes, layout),
+        )
     if sizes.towers:
         yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.width, layered=False)
     if sizes.draft:
@@ -182,6 +215,36 @@ def _kv_copies(shape: ModelShape, layout: Layout) -> int:
         return layout.width
     heads = min((kind.kv_heads for kind in shape.attention), default=1)
     return layout.attention_copies * max(1, layout.head_shards // heads)
+
+
+def _embedding_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
+    by_axis = shape.architecture in _EMBEDDINGS_BY_MODEL_AXIS and not sizes.by_vllm
+    return layout.width // layout.mesh["model"] if by_axis else 1
+
+
+def _head_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
+    return layout.width if shape.architecture in _WHOLE_HEADS and not sizes.by_vllm else 1
+
+
+def _expert_padding(shape: ModelShape, width: int, sizes: EngineSizes, layout: Layout) -> float:
+    """Two of an expert's three matrices are padded to whole lanes, by each device where they are cut over all."""
+    shards = 1 if sizes.expert_parallel or not sizes.by_vllm else layout.width
+    first, second = 2 * _aligned(width, _EXPERT_LANES * shards), width
+    if sizes.expert_format or not sizes.quantization or sizes.quantization.format != "mxfp4":
+        return (first + second) / (3 * width)
+    second = _aligned(width, _MXFP4_BLOCK)
+    per_weight = (0.5 + 4 / _MXFP4_BLOCK) / bytes_per_weight("mxfp4")
+    return (
+        per_weight
+        * (first + second)
+        / (3 * width)
+        * _aligned(shape.hidden_size, _MXFP4_BLOCK)
+        / shape.hidden_size
+    )
+
+
+def _aligned(size: int, multiple: int) -> int:
+    return math.ceil(size / multiple) * multiple
 
 
 def _cuts_mlp_over_all(shape: ModelShape, sizes: EngineSizes) -> bool:

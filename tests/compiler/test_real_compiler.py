@@ -76,6 +76,10 @@ def test_a_small_model_compiles_for_a_slice(
     (stage,) = answer["stages"]
     assert (stage["implementation"], stage["mesh"]) == (implementation, {"model": devices})
     assert {program["outcome"] for program in stage["programs"]} == {"compiled"}
+    table = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 2
+    layer = (4 * CONFIG["hidden_size"] + 3 * CONFIG["intermediate_size"]) * CONFIG["hidden_size"] * 2
+    cut = (2 * table + CONFIG["num_hidden_layers"] * layer) / devices
+    assert cut < stage["weight_bytes"] < 1.05 * cut  # every device holds its part, and norms
     steps = [program for program in stage["programs"] if program["name"] == "backbone"]
     assert [step["bucket"]["num_tokens"] for step in steps] == [16, 32]
     # Weights and cache go in, and the cache comes out in its place.

@@ -112,3 +112,10 @@ def test_a_cut_config_has_as_many_kinds_as_layers() -> None:
 def test_a_config_without_a_type_is_refused_by_name() -> None:
     with pytest.raises(CompileError, match="NewForCausalLM: no model_type is known"):
         checkpoint_config({"architectures": ["NewForCausalLM"]})
+
+
+def test_an_fp8_config_and_gemma_4_get_what_their_checkpoints_say_and_known_models_leave_out() -> None:
+    fp8 = checkpoint_config(CONFIGS["deepseek-ai/DeepSeek-R1"])["quantization_config"]
+    assert (fp8["activation_scheme"], fp8["weight_block_size"]) == ("dynamic", [128, 128])
+    gemma = checkpoint_config(CONFIGS["google/gemma-4-E2B-it"])
+    assert gemma["vision_config"]["default_output_length"] == 280

@@ -242,6 +242,54 @@ def test_groups_that_share_attention_by_requests_hold_what_heads_cut_whole() -> 
     assert shared.cache_tokens > 3 * cut.cache_tokens  # no KV head is held by more than one device
 
 
+# GiB of weights on a device as tpu-inference 0.26 lays them out: `serving compile` builds its runner without a TPU.
+BUILT_GIB = {
+    "qwen3-4b-v6e-1": 7.492,
+    "qwen3-32b-v6e-4": 16.344,  # the head whole on every device
+    "qwen3-32b-v7x-2": 16.711,
+    "qwen3-30b-v7x-16": 7.372,  # experts of 48 columns a device, padded to 128
+    "qwen3-coder-480b-v7x-8": 56.282,
+    "qwen3.5-397b-v7x-8": 52.951,
+    "gpt-oss-120b-v7x-2": 32.980,  # both sides of experts padded to blocks of 512
+    "deepseek-r1-v7x-8": 53.453,
+}
+
+
+@pytest.mark.parametrize("name", BUILT_GIB)
+def test_weights_of_a_device_are_within_one_percent_of_what_the_engine_lays_out(name: str) -> None:
+    found = plan(deployed(name)).fit.weight_bytes / GIB
+    assert found == pytest.approx(BUILT_GIB[name], rel=0.01)
+
+
+def test_a_head_that_is_left_whole_lies_on_every_device() -> None:
+    """tpu-inference's own Qwen makes its head without a partition; vLLM's cuts it."""
+    own = plan(spec("Qwen/Qwen3-32B", "v6e 2x2", SHORT)).fit
+    by_vllm = plan(spec("Qwen/Qwen3-32B", "v6e 2x2", {**SHORT, "model_impl": "vllm"})).fit
+    head = 151936 * 5120 * 2
+    assert own.weight_bytes - by_vllm.weight_bytes == head - head // 4
+    tied = plan(spec("Qwen/Qwen3-4B", "v6e 2x2", SHORT)).fit
+    assert {group.copies for group in tied.groups if group.name == "embedding"} == {1}
+
+
+def test_qwen2_with_a_head_of_its_own_runs_as_vllm_s() -> None:
+    """tpu-inference 0.26's own Qwen2 ends at start: it looks for text_config in a config that has none."""
+    whole = plan(spec("Qwen/Qwen2.5-32B", "v6e 2x2", SHORT))
+    assert (whole.sizes.by_vllm, whole.environment) == (True, {"MODEL_IMPL_TYPE": "vllm"})
+    tied = plan(spec("Qwen/Qwen2.5-1.5B-Instruct", "v6e 1x1", SHORT))
+    assert (tied.sizes.by_vllm, tied.environment) == (False, {})
+
+
+def test_experts_cut_over_many_devices_are_padded_on_each() -> None:
+    cut = plan(spec("Qwen/Qwen3-30B-A3B", "v7x 2x2x2", SHORT)).fit
+    whole = plan(spec("Qwen/Qwen3-30B-A3B", "v7x 2x2x2", {**SHORT, "enable_expert_parallel": True})).fit
+    padding = {
+        name: next(group.padding for group in fit.groups if group.name == "experts")
+        for name, fit in (("cut", cut), ("whole", whole))
+    }
+    # 768 columns over 16 devices are 48, which take 128: 2048 columns in all.
+    assert padding == {"cut": pytest.approx((2 * 2048 / 768 + 1) / 3), "whole": 1}
+
+
 def test_experts_in_a_format_of_their_own_take_its_bytes() -> None:
     """The published recipe of DeepSeek R1 on one VM: without it its weights are more than the slice has."""
     found = plan(deployed("deepseek-r1-v7x-8"))

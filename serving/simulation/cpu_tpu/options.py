@@ -14,10 +14,12 @@ _SEQUENCES = 32
 _KV_TOKENS = 16384
 
 
-# Options of libtpu's compiler, which ends XLA's for CPUs, and Pallas kernels that have no stand-in there.
+# Options of libtpu's compiler, which ends XLA's for CPUs, Pallas kernels that have no stand-in there, and the choice of vLLM's
+# models, which need torchvision; the stand-in is a Llama, which tpu-inference has in JAX.
 _FOR_TPUS = frozenset(
     {
         "LIBTPU_INIT_ARGS",
+        "MODEL_IMPL_TYPE",
         "USE_BATCHED_RPA_KERNEL",
         "USE_BATCHED_RPA_SEQ_ON_LANE",
         "USE_MOE_EP_KERNEL",
