@@ -10,6 +10,7 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from serving import hub
+from serving.batches.replica import StoreReplica
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
 from serving.errors import PlanError, ServingError
@@ -28,6 +29,7 @@ from serving.tpu import GENERATIONS
 _NO_TPU_HOST = {
     "ray.io/accelerator-type": f"!in({','.join(row.ray_accelerator_type for row in GENERATIONS.values())})"
 }
+_HEAD = "node:__internal_head__"  # Ray's resource that the head alone has
 # Nothing in a router blocks. In a thread of its own, as Serve runs user code, every chunk would change threads twice.
 _ONE_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
 # Above zero Serve asks what to start and to stop during a roll; `rollout` answers, not this number.
@@ -93,7 +95,39 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         logging_config={"enable_access_log": False},
         user_config={"version": _router_version(config, every), "slices": _slices(plans)},
     )
-    return router.bind(every, config.router, *slices)
+    return router.bind(every, config.router, *slices, store=_store(config, every), batch=config.batch)
+
+
+def _store(config: ServiceConfig, plans: list[Plan]) -> Application | None:
+    """The one process that opens the database; none where the YAML has no place for it."""
+    if config.store is None:
+        return None
+    models = sorted({name for plan in plans for name in (plan.model.name, *plan.adapters)})
+    most_line_bytes = config.router.max_body_bytes
+    made_with = [
+        config.store.model_dump(mode="json"),
+        config.batch.model_dump(mode="json"),
+        models,
+        most_line_bytes,
+    ]
+    deployment = serve.deployment(
+        StoreReplica,
+        name="store",
+        num_replicas=1,
+        max_ongoing_requests=1000,
+        health_check_period_s=TIMINGS.health_period_s,
+        health_check_timeout_s=TIMINGS.health_timeout_s,
+        graceful_shutdown_timeout_s=TIMINGS.stop_margin_s,
+        ray_actor_options={
+            "num_cpus": 0,
+            "label_selector": _NO_TPU_HOST,
+            # A folder is on the head's disk.
+            "resources": {_HEAD: 0.001} if config.store.folder else {},
+        },
+        logging_config={"enable_access_log": False},
+        user_config={"version": _hash(made_with)},
+    )
+    return deployment.bind(config.store, config.batch, models, most_line_bytes)
 
 
 def _slices(plans: list[list[Plan]]) -> dict[str, int | None]:
@@ -110,6 +144,7 @@ def _router_version(config: ServiceConfig, plans: list[Plan]) -> str:
     """A hash of everything a router is made with; what slices or scaling alone read does not change it."""
     made_with = [
         config.router.model_dump(mode="json"),
+        [config.store is not None, config.batch.spare],
         *(
             [
                 plan.version,
@@ -121,6 +156,10 @@ def _router_version(config: ServiceConfig, plans: list[Plan]) -> str:
             for plan in sorted(plans, key=lambda plan: plan.model.name)  # in which pools keep their order
         ),
     ]
+    return _hash(made_with)
+
+
+def _hash(made_with: list[Any]) -> str:
     return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -215,6 +215,48 @@ class PreviousResponseError(BadRequestError):
     param = "previous_response_id"
 
 
+class UnknownFileError(ServingError):
+    """No file of this id is there for this key.
+
+    Ask with the key that uploaded the file, and before the file expires. `GET /v1/files` lists a key's own.
+    """
+
+    status = HTTPStatus.NOT_FOUND
+    code = "file_not_found"
+    kind = "invalid_request_error"
+
+
+class UnknownBatchError(ServingError):
+    """No batch of this id is there for this key.
+
+    Ask with the key that made the batch. `GET /v1/batches` lists a key's own.
+    """
+
+    status = HTTPStatus.NOT_FOUND
+    code = "batch_not_found"
+    kind = "invalid_request_error"
+
+
+class NoStoreError(ServingError):
+    """The service keeps no files and so runs no batches.
+
+    Have the operator set `store` in the YAML.
+    """
+
+    status = HTTPStatus.NOT_IMPLEMENTED
+    code = "no_store"
+
+
+class StoreAwayError(ServingError):
+    """The process that keeps files and batches can't be reached now.
+
+    Try again shortly: Serve starts it anew. Where this stays so, its log names the reason.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "store_away"
+
+
 class UnknownModelError(ServingError):
     """The client names a model that is not served here.
 

@@ -47,4 +47,5 @@ def test_only_what_may_pass_by_itself_is_a_503() -> None:
         errors.NoRouterError,
         errors.SliceLostError,
         errors.OverloadedError,
+        errors.StoreAwayError,
     }

@@ -24,6 +24,7 @@ key of [the configuration](config.md).
 - **in place**: what runs takes it over; no request notices.
 - **scaling**: the number of slices may change, no slice restarts for it.
 - **routers**: new routers take over; old ones end once their answers have.
+- **the store**: the process that keeps files and batches starts anew; batches go on where they were.
 - **engines in waves**: slices change their engine as [`rollout`](../guides/yaml.md#change-a-running-service) says.
 - **another pool**: slices of the new pool come up, and those of the old one go as they serve.
 - **another model**: the model is a new one, and the one of the old name goes at once."""
@@ -37,6 +38,7 @@ _MODEL: dict[str, Any] = {
 _RESERVED = {"capacity": ["reserved"], "reservation": "one"}
 _EXPERTS = {"models.model": "Qwen/Qwen3-30B-A3B"}
 _STORE = {"router.responses_store.path": "/var/lib/responses.sqlite"}
+_KEPT = {"store.folder": "/var/lib/tpu-serving"}
 _GATEWAY = {"gke.gateway.hostname": "llm.example.com", "gke.gateway.certificate_secret": "tls"}
 
 # By key: what is set beforehand, where the key needs that, and its other value.
@@ -99,6 +101,16 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.failover.wait_s": ({}, 7),
     "budget.slices": ({}, 7),
     "budget.dollars_per_hour": ({}, 700),
+    "store.folder": (_KEPT, "/var/lib/other"),
+    "store.database": (_KEPT, "postgresql://serving@db/serving"),
+    "store.files": (_KEPT, "gs://bucket/files"),
+    "batch.max_file_bytes": (_KEPT, 4096),
+    "batch.max_key_bytes": (_KEPT, 4096),
+    "batch.max_lines": (_KEPT, 7),
+    "batch.max_open": (_KEPT, 7),
+    "batch.max_age_s": (_KEPT, 7200),
+    "batch.max_window_s": (_KEPT, 7200),
+    "batch.spare": (_KEPT, 0.5),
     "prices": ({}, {"v6e": {"on-demand": 3.0}}),
     **{
         f"gke.{key}": ({}, "other")
@@ -131,9 +143,10 @@ class Effect(IntEnum):
     IN_PLACE = 1
     SCALING = 2
     ROUTERS = 3
-    ENGINES = 4
-    POOL = 5
-    MODEL = 6
+    STORE = 4
+    ENGINES = 5
+    POOL = 6
+    MODEL = 7
 
 
 _WORDS = {
@@ -141,6 +154,7 @@ _WORDS = {
     Effect.IN_PLACE: "in place",
     Effect.SCALING: "scaling",
     Effect.ROUTERS: "routers",
+    Effect.STORE: "the store",
     Effect.ENGINES: "engines in waves",
     Effect.POOL: "another pool",
     Effect.MODEL: "another model",
@@ -151,9 +165,10 @@ _WORDS = {
 class Made:
     """One deployment as Serve compares it."""
 
-    model: str  # empty for the routers
+    model: str  # empty for routers and store
     version: DeploymentVersion
     config: dict[str, Any]
+    is_store: bool = False
 
 
 def page() -> str:
@@ -216,7 +231,7 @@ def effects(before: dict[str, Any], after: dict[str, Any]) -> set[Effect]:
 def _between(old: Made, new: Made) -> set[Effect]:
     found = set()
     if old.version.requires_actor_restart(new.version):
-        found.add(Effect.ENGINES if new.model else Effect.ROUTERS)
+        found.add(Effect.ENGINES if new.model else Effect.STORE if new.is_store else Effect.ROUTERS)
     elif old.version.requires_actor_reconfigure(new.version):
         found.add(Effect.IN_PLACE)
     scaling = ("num_replicas", "autoscaling_config")
@@ -229,8 +244,9 @@ def _between(old: Made, new: Made) -> set[Effect]:
 def made(args: str) -> dict[str, Made]:
     """The deployments built of args in JSON by name, with the versions that serving.slices.placement gives them."""
     router = build(json.loads(args))._bound_deployment  # noqa: SLF001  Serve has no public name
-    slices = [bound._bound_deployment for bound in router.init_args[2:]]  # noqa: SLF001
-    return {deployment.name: _made(deployment) for deployment in (router, *slices)}
+    bound = [*router.init_args[2:], router.init_kwargs["store"]]
+    others = [application._bound_deployment for application in bound if application]  # noqa: SLF001
+    return {deployment.name: _made(deployment) for deployment in (router, *others)}
 
 
 def _made(deployment: Any) -> Made:
@@ -242,7 +258,9 @@ def _made(deployment: Any) -> Made:
         replica.placement_group_bundles,
         replica.placement_group_strategy,
     )
-    return Made(config.user_config.get("name", ""), version, config.model_dump())
+    return Made(
+        config.user_config.get("name", ""), version, config.model_dump(), is_store=deployment.name == "store"
+    )
 
 
 def _args() -> dict[str, Any]:

@@ -14,13 +14,15 @@ from typing import Any
 from fastapi import FastAPI
 
 from serving import secret
-from serving.config import Affinity, RouterSpec
+from serving.config import Affinity, BatchSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController
+from serving.router.filler import Filler
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
+from serving.router.http.kept_files import KeptFiles
 from serving.router.http.response_store import ResponseStore
 from serving.router.neighbours import Neighbours
 from serving.router.scheduling.slice_table import SliceTable
@@ -74,8 +76,13 @@ class RouterCore:
         audit: AuditLog | None = None,
         spans: RequestSpans | None = None,
         timings: Timings = TIMINGS,
+        store: Callable[[], Awaitable[tuple[str, str]]] | None = None,
+        batch: BatchSpec | None = None,
     ) -> None:
-        """`plans` has one plan per pool, the preferred pool of each model first. `metrics` gives the page of all metrics."""
+        """`plans` has one plan per pool, the preferred pool of each model first. `metrics` gives the page of all metrics.
+
+        `store` finds the process that keeps files and batches, where there is one.
+        """
         self.name = name
         self.application = application
         self.plans = plans
@@ -115,6 +122,7 @@ class RouterCore:
         self.failures: Sequence[SliceFailures] = ()
         self._rollouts: Sequence[Rollout] = ()
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
+        self._kept = KeptFiles(store) if store else None
         self._api = Api(
             plans,
             self.table,
@@ -124,6 +132,12 @@ class RouterCore:
             self.status,
             metrics,
             self._responses,
+            self._kept,
+        )
+        self.filler = (
+            Filler(self._api, self.admission, self.table, self._kept, batch or BatchSpec(), name)
+            if self._kept
+            else None
         )
         # Answers a POST of a model's route outside of the app; see serving.router.http.door.
         self.relay = self._api.relay
@@ -248,6 +262,8 @@ class RouterCore:
         if self.neighbours:
             await self.neighbours.close()
         await self.dispatcher.close()
+        if self._kept:
+            await self._kept.close()
         if self._responses:
             await self._responses.close()
         if self.audit:

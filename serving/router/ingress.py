@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fastapi import FastAPI
 from ray import serve
 
 from serving import tracing
-from serving.config import RouterSpec
+from serving.config import BatchSpec, RouterSpec
 from serving.metrics import agents
 from serving.metrics.scrape import Scraper
 from serving.planning import Plan
@@ -33,8 +34,18 @@ logger = logging.getLogger("ray.serve")
 class Router:
     """One router replica."""
 
-    async def __init__(self, plans: list[Plan], spec: RouterSpec, *_slices: Any) -> None:  # type: ignore[misc]  # Serve awaits it
-        """`_slices`: the deployments of the slices. Serve runs them because they are bound here."""
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        plans: list[Plan],
+        spec: RouterSpec,
+        *_slices: Any,
+        store: Any = None,
+        batch: BatchSpec | None = None,
+    ) -> None:
+        """`store`: the deployment that keeps files and batches, if there is one; `_slices`: those of the slices.
+
+        Serve runs them because they are bound here.
+        """
         self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
         keys = KeyFile.of(spec.keys_file)
         here = serve.get_replica_context()
@@ -54,16 +65,25 @@ class Router:
             log=RequestLog(_log_path("requests")) if spec.request_log else None,
             audit=AuditLog(_log_path("audit")),
             spans=spans,
+            store=partial(_place, store) if store else None,
+            batch=batch,
         )
         self._closing.push_async_callback(self._core.close)
         self._core.listen(ray.util.get_node_ip_address())
-        store = Store(ray.get_runtime_context().gcs_address)
-        self._loop = StoreLoop(self._core, store, placement.end_replica, hosts=lambda: tpu_hosts(ray.nodes()))
+        records = Store(ray.get_runtime_context().gcs_address)
+        self._loop = StoreLoop(
+            self._core, records, placement.end_replica, hosts=lambda: tpu_hosts(ray.nodes())
+        )
         self._closing.push_async_callback(self._loop.close)
         await self._loop.start()
         self._core.admission.refresh()
         refreshing = asyncio.create_task(self._core.admission.run())
         self._closing.callback(refreshing.cancel)
+        if self._core.filler:
+            filling = asyncio.create_task(self._core.filler.run())
+            self._closing.push_async_callback(self._core.filler.close)
+            self._closing.push_async_callback(asyncio.wait, [filling])
+            self._closing.callback(filling.cancel)
         serve_door.install(self._core.relay)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
@@ -83,6 +103,11 @@ class Router:
 def _log_path(name: str) -> Path:
     """A file per router process, beside the logs of Ray and Serve."""
     return placement.session_logs() / f"{name}-{_process()}.jsonl"
+
+
+async def _place(store: Any) -> tuple[str, str]:
+    address, token = await store.place.remote()
+    return address, token
 
 
 def _process() -> str:

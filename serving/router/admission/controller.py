@@ -20,7 +20,7 @@ from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Tic
 from serving.router.admission.rate_limit import Account, Refusals
 from serving.router.admission.shares import Book, KeyUse, Lease
 from serving.router.admission.usage import Usage, used_tokens
-from serving.router.http.auth import ANYONE, KeyFile
+from serving.router.http.auth import ANYONE, Key, KeyFile
 from serving.router.http.bodies import BodyReader
 from serving.router.http.downstream import Downstream, respond
 from serving.router.http.errors import refusal_response
@@ -37,13 +37,17 @@ logger = logging.getLogger("ray.serve")
 # A client that reads nothing for so long gives up its seats; one that reads on and off may take longer, by what it has read.
 UNREAD_S = 30.0
 _SLOWEST_READER_BYTES_PER_S = 1024
+_FILLS = -101  # the priority of requests that fill: below any key's
 
 
 class Visit:
-    """One request of a key, from its headers to its end. `refusal`: why it may not come now."""
+    """One request of a key, from its headers to its end. `refusal`: why it may not come now. `fills`: only a free seat is for it."""
 
-    def __init__(self, account: Account, refusal: Refusal | None, now_s: float) -> None:
+    def __init__(
+        self, account: Account, refusal: Refusal | None, now_s: float, *, fills: bool = False
+    ) -> None:
         self.account = account
+        self.fills = fills
         self.refusal = refusal
         self.owner = account.key.name
         self.body_bytes = 0
@@ -97,6 +101,7 @@ class AdmissionController:
         self._queue = AdmissionQueue(self._queues)
         self._backlog = Backlog()
         self._accounts: dict[str, Account] = {}
+        self._fillers: dict[str, Account] = {}
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
         self._longest = {plan.model.name: plan.fit.max_model_len for plan in plans}
         self._usage = Usage()
@@ -112,6 +117,25 @@ class AdmissionController:
         account = self._accounts[self._keys.ring.holder(headers).name]
         now_s = self._clock()
         return Visit(account, account.arrive(now_s), now_s)
+
+    def fill(self, sha256: str) -> Visit:
+        """A request that a key left here for free seats; raises UnauthorizedError where the key is revoked.
+
+        Its account is apart: it has no limits, and what it uses costs the key's other requests no turn.
+        """
+        key = self._keys.ring.owner(sha256)
+        account = self._fillers.setdefault(
+            sha256, Account(Key.model_construct(name=f"{key.name} (batch)", sha256=sha256, priority=_FILLS))
+        )
+        account.open += 1
+        return Visit(account, None, self._clock(), fills=True)
+
+    def room(self, model: str, spare: float) -> int:
+        """Seats of a model for requests that fill; `spare`: the share of all seats that stays free of them."""
+        return self._queue.room(model, spare)
+
+    def filling(self, model: str) -> int:
+        return self._queue.filling(model)
 
     def leave(self, visit: Visit) -> None:
         """End a visit and forget its body; a second call changes nothing."""
@@ -167,6 +191,7 @@ class AdmissionController:
             seats=min(estimate.work.sequences, max(self._most[model].values())),
             size_bytes=len(request.body),
             since_s=self._clock(),
+            fills=visit.fills,
         )
         if account.limited:
             client.more_headers = lambda: account.headers(self._clock())

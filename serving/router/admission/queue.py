@@ -40,7 +40,8 @@ class Where(Enum):
 class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
-    `used_tokens`: what it has used, known once it has ended.
+    `used_tokens`: what it has used, known once it has ended. A request that `fills` takes a free seat or none: it never waits,
+    and is no demand.
     """
 
     model: str
@@ -52,6 +53,7 @@ class Ticket:
     where: Where = Where.HELD
     refusal: Refusal | None = None
     used_tokens: float = 0.0
+    fills: bool = False
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class _Model:
     outlook: Outlook = field(default_factory=lambda: Outlook(0, coming=False, why_none="no slice is known"))
     open: int = 0
     requests: int = 0
+    filling: int = 0
     held_bytes: int = 0
     held_seats: int = 0
     arrived: int = 0
@@ -98,6 +101,11 @@ class _Model:
             and len(self.queue) < self.spec.requests
             and self.held_bytes + ticket.size_bytes <= _MOST_HELD_BYTES
         )
+
+    def room(self, spare: float) -> int:
+        """Seats for requests that fill, where a share stays free; one seat alone may be filled."""
+        kept = min(math.ceil(spare * self.outlook.seats), self.outlook.seats - 1)
+        return 0 if self.queue else max(0, self.outlook.seats - kept - self.open)
 
     def measure(self, now_s: float) -> None:
         """Average the requests ended per second, over beats in which there was something to do."""
@@ -141,6 +149,12 @@ class AdmissionQueue:
         if refusal := ticket.account.reserve(ticket.tokens, now_s):
             ticket.where, ticket.refusal = Where.REFUSED, refusal
             return []
+        if ticket.fills:
+            if model.room(0.0):
+                self._admit(model, ticket)
+            else:
+                ticket.where, ticket.refusal = Where.REFUSED, model.refusal(0.0)
+            return []
         model.arrived += 1
         model.prompt_bytes += ticket.size_bytes
         seats = model.outlook.seats
@@ -172,6 +186,9 @@ class AdmissionQueue:
                 ticket.account.settle(ticket.tokens, 0.0, now_s)
             case Where.ADMITTED:
                 model.open -= ticket.seats
+                if ticket.fills:
+                    model.filling -= 1
+                    return self._next(model)
                 model.requests -= 1
                 model.ended += 1
                 ticket.account.settle(ticket.tokens, ticket.used_tokens, now_s)
@@ -204,6 +221,14 @@ class AdmissionQueue:
             "prompt_bytes": model.prompt_bytes,
         }
 
+    def room(self, name: str, spare: float) -> int:
+        """Seats for requests that fill; `spare`: the share of all seats that stays free of them."""
+        return self._models[name].room(spare)
+
+    def filling(self, name: str) -> int:
+        """Requests under way that fill."""
+        return self._models[name].filling
+
     def free_seats(self, name: str) -> int:
         return self._models[name].outlook.seats - self._models[name].open
 
@@ -228,7 +253,10 @@ class AdmissionQueue:
     def _admit(self, model: _Model, ticket: Ticket) -> None:
         ticket.where = Where.ADMITTED
         model.open += ticket.seats
-        model.requests += 1
+        if ticket.fills:
+            model.filling += 1
+        else:
+            model.requests += 1
 
     def _unqueue(self, model: _Model, ticket: Ticket) -> None:
         model.queue.remove(ticket)

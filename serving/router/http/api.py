@@ -25,6 +25,7 @@ from serving.errors import (
     BadRequestError,
     MethodError,
     NoSliceError,
+    NoStoreError,
     OverloadedError,
     PreviousResponseError,
     ServingError,
@@ -45,6 +46,7 @@ from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
 from serving.router.http.isolation import salted
 from serving.router.http.keeper import Keeper
+from serving.router.http.kept_files import KeptFiles
 from serving.router.http.openapi import document
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.response_store import ResponseStore
@@ -60,6 +62,7 @@ from serving.status.document import Status
 logger = logging.getLogger("ray.serve")
 
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
+_KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
 
@@ -77,9 +80,14 @@ class Api:
         status: Callable[[], Status],
         metrics: Callable[[], Awaitable[str]],
         store: ResponseStore | None = None,
+        kept: KeptFiles | None = None,
     ) -> None:
-        """`status` and `metrics` give the pages of the whole service. `store`: of responses, where the YAML names one."""
+        """`status` and `metrics` give the pages of the whole service. `store`: of responses, where the YAML names one.
+
+        `kept`: the way to files and batches, where the YAML has a place for them.
+        """
         self._responses = store
+        self._kept = kept
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # the plan of the preferred pool
         self._hosts = {
             name: max(plan.slice.hosts for plan in plans if plan.model.name == name) for name in self._plans
@@ -101,6 +109,19 @@ class Api:
         app.add_api_route("/v1/responses/{name}", self.delete_response, methods=["DELETE"])
         app.add_api_route("/v1/responses/{name}/input_items", self.input_items, methods=["GET"])
         app.add_api_route("/v1/responses/{name}/cancel", self.cancel_response, methods=["POST"])
+        kept: tuple[tuple[str, Callable[..., Any], str], ...] = (
+            ("/v1/files", self.upload_file, "POST"),
+            ("/v1/files", self.files, "GET"),
+            ("/v1/files/{name}", self.file, "GET"),
+            ("/v1/files/{name}", self.delete_file, "DELETE"),
+            ("/v1/files/{name}/content", self.file_content, "GET"),
+            ("/v1/batches", self.create_batch, "POST"),
+            ("/v1/batches", self.batches, "GET"),
+            ("/v1/batches/{name}", self.batch, "GET"),
+            ("/v1/batches/{name}/cancel", self.cancel_batch, "POST"),
+        )
+        for path, endpoint, method in kept:
+            app.add_api_route(path, endpoint, methods=[method], response_model=None)
         app.add_route("/{path:path}", self.forward, methods=["POST"], include_in_schema=False)
         app.add_api_route("/v1/models", self.models)
         app.add_api_route("/v1/models/{name:path}", self.model)
@@ -182,6 +203,49 @@ class Api:
             "Only a response in the background can be cancelled, and this service runs none there."
         )
 
+    async def upload_file(self, request: Request) -> Response:
+        """Keep a file of JSON lines for a batch (`store`)."""
+        return await self._of_key(request)
+
+    async def files(self, request: Request) -> Response:
+        """The key's own files, the newest first."""
+        return await self._of_key(request)
+
+    async def file(self, request: Request, name: str) -> Response:  # noqa: ARG002  the path has it
+        """One of them."""
+        return await self._of_key(request)
+
+    async def delete_file(self, request: Request, name: str) -> Response:  # noqa: ARG002
+        """Forget a file, unless a batch still reads it."""
+        return await self._of_key(request)
+
+    async def file_content(self, request: Request, name: str) -> Response:  # noqa: ARG002
+        """What a file has in it."""
+        return await self._of_key(request)
+
+    async def create_batch(self, request: Request) -> Response:
+        """Have every line of a file answered when there are free seats."""
+        return await self._of_key(request)
+
+    async def batches(self, request: Request) -> Response:
+        """The key's own batches, the newest first."""
+        return await self._of_key(request)
+
+    async def batch(self, request: Request, name: str) -> Response:  # noqa: ARG002
+        """One of them: how far it is, and the files of its results."""
+        return await self._of_key(request)
+
+    async def cancel_batch(self, request: Request, name: str) -> Response:  # noqa: ARG002
+        """End a batch; the results that there are stay."""
+        return await self._of_key(request)
+
+    async def _of_key(self, request: Request) -> Response:
+        """Ask the process that keeps files and batches, for the key that asks here."""
+        async with self._asked_by(request) as key:
+            if self._kept is None:
+                raise NoStoreError("This service keeps no files and runs no batches (store).")
+            return await self._kept.ask(request, _path(request), key)
+
     async def forward(self, request: Request) -> Any:
         """Forward a request to a slice of the model that its body names."""
         record = self._journal.begin(_path(request), request.headers)
@@ -191,10 +255,22 @@ class Api:
 
     async def relay(self, request: Request, client: Downstream) -> None:
         """The same outside of any ASGI app, from the request's headers to the answer's end. Cancelled where the client goes."""
+        await self._relayed(request, client, self._accept)
+
+    async def fill(self, request: Request, sha256: str, client: Downstream) -> None:
+        """Answer a request that the key of this hash left here, if there is a free seat for it."""
+        await self._relayed(request, client, partial(self._accept_left, sha256))
+
+    async def _relayed(
+        self,
+        request: Request,
+        client: Downstream,
+        accept: Callable[[Request, RequestRecord], Awaitable[tuple[Visit, InferenceRequest, Estimate]]],
+    ) -> None:
         path = _path(request)
         record = self._journal.begin(path, request.headers)
         try:
-            visit, inference, estimate = await self._accept(request, record)
+            visit, inference, estimate = await accept(request, record)
             await self._carry(visit, inference, estimate, record, client)
         except RefusedError as refused:
             respond(client, refused.response)
@@ -233,6 +309,17 @@ class Api:
             await self._admission.hold_up(visit)
             over = await self._admission.bodies.drop(request, time.monotonic())
             raise self._admission.refused(visit, body_is_over=over)
+        try:
+            return visit, *await self._read(request, record, visit)
+        except BaseException:
+            self._admission.leave(visit)
+            raise
+
+    async def _accept_left(
+        self, sha256: str, request: Request, record: RequestRecord
+    ) -> tuple[Visit, InferenceRequest, Estimate]:
+        visit = self._admission.fill(sha256)
+        record.key = visit.account.key.id
         try:
             return visit, *await self._read(request, record, visit)
         except BaseException:
@@ -410,6 +497,14 @@ def _takes(path: str) -> str:
     if path.startswith(f"{responses.PATH}/"):
         _name, _, what = path.removeprefix(f"{responses.PATH}/").partition("/")
         return {"": "GET, DELETE", "input_items": "GET", "cancel": "POST"}.get(what, "")
+    if takes := _KEPT_PATHS.get(path.rstrip("/")):
+        return takes
+    for kind, after in (
+        ("/v1/files/", {"": "GET, DELETE", "content": "GET"}),
+        ("/v1/batches/", {"": "GET", "cancel": "POST"}),
+    ):
+        if path.startswith(kind):
+            return after.get(path.removeprefix(kind).partition("/")[2], "")
     return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
 
 

@@ -44,7 +44,7 @@ class Key(BaseModel):
     @property
     def id(self) -> str:
         """The key's name for readers who do not know the file."""
-        return NO_KEY if self is ANYONE else self.sha256[:_ID_DIGITS]
+        return NO_KEY if self.sha256 == ANYONE.sha256 else self.sha256[:_ID_DIGITS]
 
 
 # The key of every request where the service has no keys.
@@ -74,6 +74,17 @@ class KeyRing:
         # The time of the look-up tells at most the part of a hash that is no secret.
         if not hmac.compare_digest(digest, bytes.fromhex(key.sha256) if key else bytes(32)) or key is None:
             raise UnauthorizedError("The API key that was sent is not one of this service's.")
+        return key
+
+    def owner(self, sha256: str) -> Key:
+        """The key of a hash, for work that it left here; raises UnauthorizedError where it is revoked."""
+        if not self.required:
+            return ANYONE
+        key = self._by_hash.get(_bucket(bytes.fromhex(sha256)))
+        if key is None or key.sha256 != sha256:
+            raise UnauthorizedError(
+                "The API key that this was asked with is no longer one of this service's."
+            )
         return key
 
 

@@ -4,7 +4,7 @@ import math
 
 from starlette.responses import JSONResponse
 
-from serving.errors import NoSliceError, OverloadedError, Refusal, ServingError
+from serving.errors import NoSliceError, OverloadedError, Refusal, ServingError, StoreAwayError
 from serving.router.http import sse
 from serving.router.http.routes import Dialect, dialect_of
 
@@ -13,7 +13,7 @@ _RETRY_AFTER_S = 5
 
 
 def error_response(error: ServingError) -> JSONResponse:
-    passing = isinstance(error, NoSliceError | OverloadedError)
+    passing = isinstance(error, NoSliceError | OverloadedError | StoreAwayError)
     headers = {"retry-after": str(_RETRY_AFTER_S)} if passing else None
     return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
 

@@ -1,0 +1,419 @@
+"""The batches of a service at work: reads inputs, hands lines out to routers, keeps what comes back, assembles the files.
+
+All that has to outlive this process is in the ledger. Here is only which router has which line now: routers say it again with
+every question, and a line whose router has fallen silent goes to another. A line may so be asked twice of a model after a kill;
+the ledger keeps one result.
+"""
+
+import asyncio
+import json
+import logging
+import math
+import time
+import uuid
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Row
+
+from serving.batches import lines
+from serving.batches.files import Folder
+from serving.batches.ledger import ANSWERED, Ledger, NewLine, Result, ToDo
+from serving.batches.lifecycle import ASSEMBLING, Event, State
+from serving.config import BatchSpec
+from serving.errors import StorageError
+
+logger = logging.getLogger("ray.serve")
+
+Held = tuple[str, int]  # a batch and a line of it
+
+TICK_S = 1.0
+_OWNED_S = 15.0  # after which another process takes the batches of one that is silent
+_SILENT_S = 15.0  # after which a router that has said nothing of a line no longer has it
+_SWEEP_S = 60.0
+_UPLOAD_S = 3600.0  # of one file, at most
+_TRIES = 5  # of a line on which engines or slices fail
+_READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
+_AHEAD = 200  # lines of a batch that are looked up at once
+_OUTPUT, _ERRORS = "output_file_id", "error_file_id"
+
+
+@dataclass
+class _Work:
+    """A batch in progress, as far as it is handed out. `behind`: by models asked for, the last line that was looked up."""
+
+    batch: Row[Any]
+    ahead: dict[frozenset[str], deque[ToDo]] = field(default_factory=dict)
+    behind: dict[frozenset[str], int] = field(default_factory=dict)
+    nothing: set[frozenset[str]] = field(default_factory=set)
+    file: Any = None
+
+    def returned(self) -> None:
+        """Lines came back: look from the start again."""
+        self.ahead.clear()
+        self.behind.clear()
+        self.nothing.clear()
+
+    def close(self) -> None:
+        if self.file:
+            self.file.close()
+
+
+class Desk:
+    """The batches that this process owns."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        folder: Folder,
+        spec: BatchSpec,
+        models: Collection[str],
+        most_line_bytes: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        calendar: Callable[[], float] = time.time,
+    ) -> None:
+        """`models` are the names that a line may ask for."""
+        self._ledger = ledger
+        self._folder = folder
+        self._spec = spec
+        self._models = frozenset(models)
+        self._most_line_bytes = most_line_bytes
+        self._clock = clock
+        self._calendar = calendar
+        self._works: dict[str, _Work] = {}
+        self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
+        self._tries: Counter[Held] = Counter()
+        self._busy: dict[str, asyncio.Task[None]] = {}  # by batch: reads it, or assembles its files
+        self._swept_s = -math.inf
+        self._began_s = clock()
+        self._taking = asyncio.Lock()
+
+    async def tick(self) -> None:
+        """Once a second: own batches, and begin what is next for each."""
+        now_s = self._calendar()
+        owned = {batch.id: batch for batch in await self._ledger.own(now_s, now_s + _OWNED_S)}
+        for name, batch in owned.items():
+            state = State(batch.state)
+            if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):
+                await self._ledger.happen(name, Event.EXPIRE, now_s)
+            elif state is State.VALIDATING:
+                self._begin(name, self.read(batch))
+            elif state in ASSEMBLING:
+                self._begin(name, self.assemble(batch))
+            elif batch.completed + batch.failed >= batch.total:
+                await self._ledger.happen(name, Event.DONE, now_s)
+        async with self._taking:
+            self._follow({name: batch for name, batch in owned.items() if batch.state == State.IN_PROGRESS})
+        if self._clock() - self._swept_s >= _SWEEP_S:
+            self._swept_s = self._clock()
+            await self.sweep()
+
+    async def take(
+        self, router: str, wants: Sequence[Mapping[str, Any]], holding: Collection[Held]
+    ) -> dict[str, Any]:
+        """Lines for a router. `wants`: `names` of models that share seats, and how many lines at `most`; `holding`: what it has.
+
+        `drop` of the answer are lines on which work is for nothing.
+        """
+        async with self._taking:
+            now_s = self._clock()
+            drop = []
+            said = set(holding)
+            for held, (holder, _) in list(self._out.items()):
+                if (
+                    holder == router and held not in said
+                ):  # an answer was lost, or the router gives lines back
+                    del self._out[held]
+                    if work := self._works.get(held[0]):
+                        work.returned()
+            for held in holding:
+                if held[0] in self._works:
+                    self._out[held] = router, now_s
+                else:
+                    drop.append(held)
+            given: list[dict[str, Any]] = []
+            # A router that had lines before this process began says so first.
+            if now_s - self._began_s >= 2 * TICK_S:
+                for want in wants:
+                    given += await self._take(router, frozenset(want["names"]), int(want["most"]))
+            return {"lines": given, "drop": drop}
+
+    async def commit(self, results: Sequence[Mapping[str, Any]]) -> None:
+        """Keep what routers bring: `status`, `body` and `request_id` of a line; `again` where another try may do better."""
+        by_batch: dict[str, list[Mapping[str, Any]]] = {}
+        for result in results:
+            by_batch.setdefault(result["batch"], []).append(result)
+        for name, of_batch in by_batch.items():
+            final = []
+            for result in of_batch:
+                held = name, result["line"]
+                if result["again"]:
+                    self._tries[held] += 1
+                if not result["again"] or self._tries[held] >= _TRIES:
+                    final.append(result)
+            if final:
+                names = await self._ledger.custom_ids(name, [result["line"] for result in final])
+                texts = [_result(name, result, names.get(result["line"])) for result in final]
+                await self._ledger.commit(name, texts, self._calendar())
+            again = len(final) < len(of_batch)
+            for result in of_batch:
+                self._out.pop((name, result["line"]), None)
+            if again and (work := self._works.get(name)):
+                work.returned()
+
+    async def read(self, batch: Row[Any]) -> None:
+        """Give every line of a batch's input a row, from where an earlier try has ended."""
+        reading = self._pieces(batch)
+        while True:
+            piece = await asyncio.to_thread(next, reading, None)
+            if piece is None:
+                break
+            rows, read_bytes = piece
+            if rows[-1].line > self._spec.max_lines:
+                problem = f"The file has more than {self._spec.max_lines} lines, the most of a batch; send several (batch.max_lines)."
+                await self._break(batch, "too_many_lines", problem)
+                return
+            if not await self._ledger.add_lines(batch.id, rows, read_bytes):
+                return
+        now_s = self._calendar()
+        after = await self._ledger.batch(batch.key, batch.id)
+        if after and not after.total:
+            await self._break(batch, "empty_file", "The file has no line.")
+        else:
+            await self._ledger.happen(batch.id, Event.READ, now_s)
+
+    async def assemble(self, batch: Row[Any]) -> None:
+        """Write the files of results, and end the batch with them."""
+        now_s = self._calendar()
+        expires_s = now_s + (batch.output_expires_after_s or self._spec.max_age_s)
+        names = {column: f"file-{uuid.uuid4().hex}" for column in (_OUTPUT, _ERRORS)}
+        for column, name in names.items():
+            what = "output" if column == _OUTPUT else "error"
+            await self._ledger.add_file(
+                {
+                    "id": name,
+                    "key": batch.key,
+                    "filename": f"{batch.id}_{what}.jsonl",
+                    "purpose": "batch_output",
+                    "bytes": 0,
+                    "created_s": now_s,
+                    "expires_s": expires_s,
+                }
+            )
+        code, why = _UNDONE[State(batch.state)]
+        writings = {
+            column: await asyncio.to_thread(self._folder.write, name) for column, name in names.items()
+        }
+        try:
+            counts = Counter[str]()
+            async for page in self._ledger.results(batch.id):
+                texts: dict[str, list[str]] = {_OUTPUT: [], _ERRORS: []}
+                for row in page:
+                    text = row.result or lines.refused(batch.id, row.line, row.custom_id, code, why)
+                    texts[_OUTPUT if row.outcome == ANSWERED else _ERRORS].append(text + "\n")
+                for column, of_column in texts.items():
+                    counts[column] += len(of_column)
+                    await asyncio.to_thread(writings[column].write, "".join(of_column).encode())
+            for writing in writings.values():
+                await asyncio.to_thread(writing.close)
+        except BaseException:
+            for writing in writings.values():
+                writing.discard()
+            raise
+        sizes = {column: (name, writings[column].bytes) for column, name in names.items()}
+        await self._ledger.assembled(batch.id, sizes, (counts[_OUTPUT], counts[_ERRORS]), self._calendar())
+
+    async def sweep(self) -> None:
+        """Delete what nobody may read any more."""
+        now_s = self._calendar()
+        for name in await self._ledger.condemn(now_s, _UPLOAD_S):
+            await asyncio.to_thread(self._folder.delete, name)
+            await self._ledger.forget_file(name)
+        await self._ledger.sweep_lines()
+        await self._ledger.sweep_batches(now_s - self._spec.max_age_s)
+
+    async def run(self) -> None:
+        """Tick until cancelled."""
+        while True:
+            try:
+                await self.tick()
+            except Exception:
+                logger.exception("batches stand still; the next beat tries again")
+            await asyncio.sleep(TICK_S)
+
+    async def close(self) -> None:
+        for task in self._busy.values():
+            task.cancel()
+        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        for work in self._works.values():
+            work.close()
+        await self._ledger.disown()
+
+    async def idle(self) -> None:
+        """Wait until nothing is read or assembled."""
+        while self._busy:
+            await asyncio.gather(*self._busy.values())
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        if name in self._busy:
+            work.close()
+            return
+        task = self._busy[name] = asyncio.create_task(self._tried(name, work))
+        task.add_done_callback(lambda _: self._busy.pop(name, None))
+
+    async def _tried(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except StorageError as error:
+            logger.error("batch %s waits: %s", name, error.message)  # noqa: TRY400  the message says it all
+        except Exception:
+            logger.exception("batch %s waits", name)
+
+    async def _break(self, batch: Row[Any], code: str, message: str) -> None:
+        error = {"code": code, "message": message, "line": None, "param": None}
+        await self._ledger.happen(
+            batch.id, Event.BREAK, self._calendar(), errors={"object": "list", "data": [error]}
+        )
+
+    def _follow(self, batches: Mapping[str, Row[Any]]) -> None:
+        """Take over which batches are in progress, and take lines back from routers that are silent."""
+        for name in self._works.keys() - batches.keys():
+            self._works.pop(name).close()
+        for name, batch in batches.items():
+            self._works.setdefault(name, _Work(batch)).batch = batch
+        now_s = self._clock()
+        for held, (router, said_s) in list(self._out.items()):
+            work = self._works.get(held[0])
+            if work is None or now_s - said_s >= _SILENT_S:
+                del self._out[held]
+                if work:
+                    logger.warning(
+                        "router %s is silent: line %d of %s goes to another", router, held[1], held[0]
+                    )
+                    work.returned()
+        for held in [held for held in self._tries if held[0] not in self._works]:
+            del self._tries[held]
+
+    async def _take(self, router: str, names: frozenset[str], most: int) -> list[dict[str, Any]]:
+        """Lines of every batch in turn, those of the key with the fewest lines out first."""
+        given: list[dict[str, Any]] = []
+        out = Counter(self._works[name].batch.key for name, _ in self._out if name in self._works)
+        works = sorted(self._works.values(), key=lambda work: (out[work.batch.key], work.batch.created_s))
+        for at, work in enumerate(works):
+            left = most - len(given)
+            if left <= 0:
+                break
+            share = math.ceil(left / (len(works) - at))
+            given += await self._take_of(work, router, names, share)
+        for work in works:
+            if len(given) >= most:
+                break
+            given += await self._take_of(work, router, names, most - len(given))
+        return given
+
+    async def _take_of(
+        self, work: _Work, router: str, names: frozenset[str], most: int
+    ) -> list[dict[str, Any]]:
+        name = work.batch.id
+        chosen: list[ToDo] = []
+        while len(chosen) < most and names not in work.nothing:
+            ahead = work.ahead.setdefault(names, deque())
+            if not ahead:
+                page = await self._ledger.to_do(name, names, work.behind.get(names, 0), _AHEAD)
+                if not page:
+                    work.nothing.add(names)
+                    break
+                work.behind[names] = page[-1].line
+                ahead.extend(line for line in page if (name, line.line) not in self._out)
+                continue
+            chosen.append(ahead.popleft())
+        if not chosen:
+            return []
+        texts = await asyncio.to_thread(self._texts, work, chosen)
+        now_s = self._clock()
+        given = []
+        for line, text in zip(chosen, texts, strict=True):
+            self._out[name, line.line] = router, now_s
+            given.append(
+                {
+                    "batch": name,
+                    "line": line.line,
+                    "key": work.batch.key,
+                    "path": work.batch.endpoint,
+                    "body": json.loads(text)["body"],
+                }
+            )
+        return given
+
+    def _texts(self, work: _Work, chosen: Sequence[ToDo]) -> list[bytes]:
+        if work.file is None:
+            work.file = self._folder.read(work.batch.input_file_id)
+        texts = []
+        for line in chosen:
+            work.file.seek(line.start)
+            texts.append(work.file.read(line.bytes))
+        return texts
+
+    def _pieces(self, batch: Row[Any]) -> Iterator[tuple[list[NewLine], int]]:
+        """The lines of an input without rows, some at a time, and how far the file is read with them."""
+        with self._folder.read(batch.input_file_id) as file:
+            number = at = 0
+            rows: list[NewLine] = []
+            began = batch.read_bytes
+            while text := file.readline(self._most_line_bytes + 1):
+                start, number = at, number + 1
+                at += len(text)
+                whole = text.endswith(b"\n") or len(text) <= self._most_line_bytes
+                if not whole:
+                    at += _skip(file)
+                if at <= batch.read_bytes or not text.strip():
+                    continue
+                rows.append(self._row(batch, number, start, text, whole=whole))
+                if len(rows) >= _READ_LINES or at - began >= _READ_BYTES:
+                    yield rows, at
+                    rows, began = [], at
+            if rows:
+                yield rows, at
+
+    def _row(self, batch: Row[Any], number: int, start: int, text: bytes, *, whole: bool) -> NewLine:
+        try:
+            if not whole:
+                raise lines.LineError("line_too_long", f"A line has at most {self._most_line_bytes} bytes.")  # noqa: TRY301
+            asked = lines.asked(text, batch.endpoint, self._models)
+        except lines.LineError as error:
+            result = lines.refused(batch.id, number, error.custom_id, error.code, error.message)
+            return NewLine(number, start, len(text), result=result)
+        return NewLine(number, start, len(text), asked.custom_id, asked.model)
+
+
+# What is said of lines without a result when the files are assembled.
+_UNDONE = {
+    State.FINALIZING: ("internal_error", "This line has no result."),
+    State.CANCELLING: ("batch_cancelled", "The batch was cancelled before this line was asked."),
+    State.EXPIRING: (
+        "batch_expired",
+        "The batch's completion window was over before this line was answered.",
+    ),
+}
+
+
+def _result(batch: str, result: Mapping[str, Any], custom_id: str | None) -> Result:
+    try:
+        body = json.loads(result["body"])
+    except ValueError:
+        body = result["body"]
+    text = lines.answered(batch, result["line"], custom_id, result["status"], result["request_id"], body)
+    return Result(batch, result["line"], text, is_error=result["status"] >= 400)
+
+
+def _skip(file: Any) -> int:
+    """Read the rest of a line that is too long; its bytes."""
+    skipped = 0
+    while piece := file.readline(1 << 20):
+        skipped += len(piece)
+        if piece.endswith(b"\n"):
+            break
+    return skipped

@@ -1,0 +1,80 @@
+"""Lines of a batch: what one of the input asks, and what one of the output says. Pure."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+_MOST_CUSTOM_ID = 512
+
+
+class LineError(Exception):
+    """What is wrong with one line of an input file; `custom_id` where it could be read."""
+
+    def __init__(self, code: str, message: str, custom_id: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.custom_id = custom_id
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One good line."""
+
+    custom_id: str
+    model: str
+    body: dict[str, Any]
+
+
+def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
+    """Read a line; raises LineError."""
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError):
+        raise LineError("invalid_json_line", "This line is not JSON.") from None
+    if not isinstance(fields, dict):
+        raise LineError("invalid_json_line", "This line is no JSON object.")
+    custom_id = fields.get("custom_id")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_CUSTOM_ID:
+        raise LineError(
+            "missing_required_parameter",
+            f"custom_id has to be a text of 1 to {_MOST_CUSTOM_ID} characters.",
+        )
+    if "\0" in custom_id:
+        raise LineError("invalid_custom_id", "custom_id has a zero byte in it.")
+    if fields.get("method") != "POST":
+        raise LineError("invalid_method", "method has to be POST.", custom_id)
+    if fields.get("url") != endpoint:
+        raise LineError("mismatched_url", f"url has to be the batch's endpoint, {endpoint}.", custom_id)
+    body = fields.get("body")
+    if not isinstance(body, dict):
+        raise LineError("missing_required_parameter", "body has to be an object.", custom_id)
+    if body.get("stream"):
+        raise LineError("invalid_request", "A batch has no streams; leave out stream.", custom_id)
+    model = body.get("model")
+    if not isinstance(model, str) or model not in models:
+        raise LineError(
+            "model_not_found",
+            f"The body's model is none of this service's: {', '.join(sorted(models))}.",
+            custom_id,
+        )
+    return Asked(custom_id, model, body)
+
+
+def answered(batch: str, line: int, custom_id: str | None, status: int, request_id: str, body: Any) -> str:
+    """A line of the output or, from status 400, of the error file."""
+    response = {"status_code": status, "request_id": request_id, "body": body}
+    return _line(batch, line, custom_id, response, None)
+
+
+def refused(batch: str, line: int, custom_id: str | None, code: str, message: str) -> str:
+    """A line of the error file for what was never asked of a model."""
+    return _line(batch, line, custom_id, None, {"code": code, "message": message, "line": line})
+
+
+def _line(batch: str, line: int, custom_id: str | None, response: Any, error: Any) -> str:
+    name = f"batch_req_{batch.removeprefix('batch_')}_{line}"
+    # No byte that a database's text can't hold: JSON spells it.
+    return json.dumps({"id": name, "custom_id": custom_id, "response": response, "error": error})

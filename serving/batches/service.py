@@ -1,0 +1,381 @@
+"""OpenAI's Files and Batch API, as routers ask it for their clients, and the lines that routers take and bring back.
+
+A router has settled whose request it is: the header `x-serving-key` has the hash of the key.
+"""
+
+import asyncio
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from sqlalchemy import Row
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.types import Message, Receive
+
+from serving.batches import lines
+from serving.batches.desk import Desk
+from serving.batches.files import PIECE_BYTES, Folder
+from serving.batches.ledger import Ledger
+from serving.batches.lifecycle import Event, State
+from serving.config import BatchSpec, StoreSpec
+from serving.database.database import Database
+from serving.errors import BadRequestError, RateLimitError, TooLargeError, UnknownBatchError, UnknownFileError
+
+KEY_HEADER = "x-serving-key"
+_FORM_BYTES = 64 << 10  # of a form beside its file
+_LEAST_EXPIRY_S = 3600
+_MOST_METADATA = 16
+_UNITS = {"m": 60, "h": 3600, "d": 86400}
+
+
+class Batches:
+    """The part of the database's owner that keeps files and batches."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: StoreSpec,
+        spec: BatchSpec,
+        models: Collection[str],
+        most_line_bytes: int,
+        calendar: Callable[[], float] = time.time,
+    ) -> None:
+        """Raises ConfigError."""
+        self._spec = spec
+        self._calendar = calendar
+        self.ledger = Ledger(database, uuid.uuid4().hex)
+        self._folder = Folder(store.files_at)
+        self.desk = Desk(self.ledger, self._folder, spec, models, most_line_bytes, calendar=calendar)
+
+    def routes(self) -> APIRouter:
+        routes = APIRouter()
+        for path, handler, method in (
+            ("/v1/files", self.upload, "POST"),
+            ("/v1/files", self.list_files, "GET"),
+            ("/v1/files/{name}", self.file, "GET"),
+            ("/v1/files/{name}", self.delete_file, "DELETE"),
+            ("/v1/files/{name}/content", self.content, "GET"),
+            ("/v1/batches", self.create, "POST"),
+            ("/v1/batches", self.list_batches, "GET"),
+            ("/v1/batches/{name}", self.batch, "GET"),
+            ("/v1/batches/{name}/cancel", self.cancel, "POST"),
+            ("/lines/take", self.take, "POST"),
+            ("/lines/commit", self.commit, "POST"),
+        ):
+            routes.add_api_route(path, handler, methods=[method], response_model=None)
+        return routes
+
+    async def start(self) -> None:
+        await self.desk.tick()
+        self._running = asyncio.create_task(self.desk.run())
+
+    async def close(self) -> None:
+        self._running.cancel()
+        await self.desk.close()
+
+    async def upload(self, request: Request) -> Response:
+        key, now_s = _key(request), self._calendar()
+        if await self.ledger.bytes_of(key) >= self._spec.max_key_bytes:
+            raise TooLargeError(
+                f"This key's files have {self._spec.max_key_bytes} bytes already (batch.max_key_bytes); delete some."
+            )
+        too_large = TooLargeError(
+            f"The file is larger than {self._spec.max_file_bytes} bytes, the most this service takes (batch.max_file_bytes)."
+        )
+        limited = Request(
+            request.scope, _limited(request.receive, self._spec.max_file_bytes + _FORM_BYTES, too_large)
+        )
+        try:
+            form = await limited.form(max_files=1, max_fields=16, max_part_size=_FORM_BYTES)
+        except (MultiPartException, KeyError) as error:
+            raise BadRequestError(f"The request body is no form with a file: {error}") from None
+        except Exception as error:
+            if isinstance(error.__cause__ or error.__context__, MultiPartException):
+                raise BadRequestError("The request body is no form with a file.") from None
+            raise
+        try:
+            file, purpose = form.get("file"), form.get("purpose")
+            if not isinstance(file, UploadFile):
+                raise BadRequestError("file: the form has none; send a file of JSON lines.")
+            if purpose != "batch":
+                raise BadRequestError("purpose has to be batch: this service keeps files for batches alone.")
+            if (file.size or 0) > self._spec.max_file_bytes:
+                raise too_large
+            expires_s = now_s + self._expiry(
+                form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
+            )
+            fields: dict[str, Any] = {
+                "id": f"file-{uuid.uuid4().hex}",
+                "key": key,
+                "filename": (file.filename or "file")[:512].replace("\0", ""),
+                "purpose": "batch",
+                "bytes": file.size or 0,
+                "created_s": now_s,
+                "expires_s": expires_s,
+            }
+            await self.ledger.add_file(fields)
+            size = await asyncio.to_thread(self._copy, file, fields["id"])
+        finally:
+            await form.close()
+        await self.ledger.store_file(fields["id"], size)
+        return JSONResponse(_file(await self._file_of(key, fields["id"])))
+
+    async def list_files(self, request: Request) -> Response:
+        query = request.query_params
+        limit = _limit(query.get("limit"), 10_000, 10_000)
+        if (order := query.get("order", "desc")) not in ("asc", "desc"):
+            raise BadRequestError("order is neither asc nor desc.")
+        rows = await self.ledger.files(
+            _key(request),
+            self._calendar(),
+            purpose=query.get("purpose"),
+            after_id=query.get("after"),
+            limit=limit,
+            newest=order == "desc",
+        )
+        return _page([_file(row) for row in rows], limit)
+
+    async def file(self, request: Request, name: str) -> Response:
+        return JSONResponse(_file(await self._file_of(_key(request), name)))
+
+    async def delete_file(self, request: Request, name: str) -> Response:
+        await self._file_of(_key(request), name)
+        if not await self.ledger.delete_file(name):
+            raise BadRequestError("A batch that is not over reads this file; cancel the batch first.")
+        await asyncio.to_thread(self._folder.delete, name)
+        await self.ledger.forget_file(name)
+        return JSONResponse({"id": name, "object": "file", "deleted": True})
+
+    async def content(self, request: Request, name: str) -> Response:
+        row = await self._file_of(_key(request), name)
+        pieces: Iterator[bytes] = self._folder.pieces(name)
+        return StreamingResponse(
+            pieces, media_type="application/octet-stream", headers={"content-length": str(row.bytes)}
+        )
+
+    async def create(self, request: Request) -> Response:
+        key, now_s = _key(request), self._calendar()
+        fields = await _json(request)
+        endpoint = fields.get("endpoint")
+        if endpoint not in lines.ENDPOINTS:
+            raise BadRequestError(f"endpoint has to be one of {', '.join(lines.ENDPOINTS)}.")
+        if not isinstance(fields.get("input_file_id"), str):
+            raise BadRequestError("input_file_id has to be the id of a file; upload one at /v1/files.")
+        file = await self._file_of(key, fields["input_file_id"])
+        if file.purpose != "batch":
+            raise BadRequestError("input_file_id: the file's purpose is not batch.")
+        window = fields.get("completion_window")
+        name = f"batch_{uuid.uuid4().hex}"
+        taken = await self.ledger.add_batch(
+            {
+                "id": name,
+                "key": key,
+                "endpoint": endpoint,
+                "input_file_id": file.id,
+                "completion_window": window,
+                "metadata": _metadata(fields.get("metadata")),
+                "created_s": now_s,
+                "expires_s": now_s + self._window_s(window),
+                "output_expires_after_s": self._output_expiry(fields.get("output_expires_after")),
+            },
+            self._spec.max_open,
+        )
+        if not taken:
+            raise RateLimitError(
+                f"This key has {self._spec.max_open} batches that are not over (batch.max_open); wait for one, or cancel one."
+            )
+        return JSONResponse(_batch(await self._batch_of(key, name)))
+
+    async def list_batches(self, request: Request) -> Response:
+        limit = _limit(request.query_params.get("limit"), 20, 100)
+        rows = await self.ledger.batches(
+            _key(request), after_id=request.query_params.get("after"), limit=limit
+        )
+        return _page([_batch(row) for row in rows], limit)
+
+    async def batch(self, request: Request, name: str) -> Response:
+        return JSONResponse(_batch(await self._batch_of(_key(request), name)))
+
+    async def cancel(self, request: Request, name: str) -> Response:
+        key = _key(request)
+        row = await self._batch_of(key, name)
+        row = await self.ledger.happen(name, Event.CANCEL, self._calendar(), key=key) or row
+        if row.state not in (State.CANCELLING, State.CANCELLED):
+            raise BadRequestError(
+                f"The batch is {State(row.state).told}; only one that is not over can be cancelled."
+            )
+        return JSONResponse(_batch(row))
+
+    async def take(self, request: Request) -> Response:
+        asked = await _json(request)
+        holding = [(batch, line) for batch, line in asked["holding"]]
+        return JSONResponse(await self.desk.take(asked["router"], asked["wants"], holding))
+
+    async def commit(self, request: Request) -> Response:
+        await self.desk.commit((await _json(request))["results"])
+        return JSONResponse({})
+
+    def _copy(self, file: UploadFile, name: str) -> int:
+        writing = self._folder.write(name)
+        try:
+            while piece := file.file.read(PIECE_BYTES):
+                writing.write(piece)
+            writing.close()
+        except BaseException:
+            writing.discard()
+            raise
+        return writing.bytes
+
+    async def _file_of(self, key: str, name: str) -> Row[Any]:
+        row = await self.ledger.file(key, name, self._calendar())
+        if row is None:
+            raise UnknownFileError("No file of this id is there, or it is another key's.")
+        return row
+
+    async def _batch_of(self, key: str, name: str) -> Row[Any]:
+        row = await self.ledger.batch(key, name)
+        if row is None:
+            raise UnknownBatchError("No batch of this id is there, or it is another key's.")
+        return row
+
+    def _expiry(self, anchor: Any, seconds: Any) -> float:
+        if anchor is None and seconds is None:
+            return self._spec.max_age_s
+        if anchor != "created_at":
+            raise BadRequestError("expires_after: anchor has to be created_at.")
+        if isinstance(seconds, bool) or not re.fullmatch(r"\d{1,9}", str(seconds)):
+            raise BadRequestError("expires_after: seconds has to be a whole number.")
+        if not _LEAST_EXPIRY_S <= int(seconds) <= self._spec.max_age_s:
+            raise BadRequestError(
+                f"expires_after: seconds has to be from {_LEAST_EXPIRY_S} to {self._spec.max_age_s:.0f} (batch.max_age_s)."
+            )
+        return int(seconds)
+
+    def _output_expiry(self, asked: Any) -> int | None:
+        if asked is None:
+            return None
+        if not isinstance(asked, dict):
+            raise BadRequestError("output_expires_after has to be an object with anchor and seconds.")
+        return int(self._expiry(asked.get("anchor", ""), asked.get("seconds", "")))
+
+    def _window_s(self, window: Any) -> int:
+        found = re.fullmatch(r"(\d{1,6})([mhd])", window) if isinstance(window, str) else None
+        seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+        if not 0 < seconds <= self._spec.max_window_s:
+            raise BadRequestError(
+                f"completion_window has to be a time as 24h, at most {self._spec.max_window_s / 3600:g}h (batch.max_window_s)."
+            )
+        return seconds
+
+
+def _key(request: Request) -> str:
+    return request.headers[KEY_HEADER]
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    try:
+        fields = await request.json()
+    except (ValueError, RecursionError):
+        raise BadRequestError("The request body is not JSON.") from None
+    if not isinstance(fields, dict):
+        raise BadRequestError("The request body has to be an object.")
+    return fields
+
+
+def _limited(receive: Receive, most_bytes: int, too_large: TooLargeError) -> Receive:
+    """Raises TooLargeError once more than so many bytes have come."""
+    taken = 0
+
+    async def limited() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > most_bytes:
+            raise too_large
+        return message
+
+    return limited
+
+
+def _limit(asked: str | None, usual: int, most: int) -> int:
+    if asked is None:
+        return usual
+    if not asked.isdecimal() or not 1 <= int(asked[:9]) <= most:
+        raise BadRequestError(f"limit is not a whole number from 1 to {most}.")
+    return int(asked)
+
+
+def _metadata(given: Any) -> dict[str, str] | None:
+    if given is None:
+        return None
+    if (
+        not isinstance(given, dict)
+        or len(given) > _MOST_METADATA
+        or not all(
+            isinstance(value, str) and len(value) <= 512 and len(name) <= 64 for name, value in given.items()
+        )
+    ):
+        raise BadRequestError(
+            f"metadata has to be an object of at most {_MOST_METADATA} texts, each of at most 512 characters under a name of 64."
+        )
+    return given
+
+
+def _page(entries: list[dict[str, Any]], limit: int) -> Response:
+    shown = entries[:limit]
+    return JSONResponse(
+        {
+            "object": "list",
+            "data": shown,
+            "first_id": shown[0]["id"] if shown else None,
+            "last_id": shown[-1]["id"] if shown else None,
+            "has_more": len(entries) > limit,
+        }
+    )
+
+
+def _file(row: Row[Any]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "object": "file",
+        "bytes": row.bytes,
+        "created_at": int(row.created_s),
+        "expires_at": None if row.expires_s is None else int(row.expires_s),
+        "filename": row.filename,
+        "purpose": row.purpose,
+        "status": "processed",
+    }
+
+
+def _batch(row: Row[Any]) -> dict[str, Any]:
+    def since(*states: State) -> int | None:
+        found = [row.times[state.value] for state in states if state.value in row.times]
+        return int(found[0]) if found else None
+
+    return {
+        "id": row.id,
+        "object": "batch",
+        "endpoint": row.endpoint,
+        "errors": row.errors,
+        "input_file_id": row.input_file_id,
+        "completion_window": row.completion_window,
+        "status": State(row.state).told,
+        "output_file_id": row.output_file_id,
+        "error_file_id": row.error_file_id,
+        "created_at": int(row.created_s),
+        "in_progress_at": since(State.IN_PROGRESS),
+        "expires_at": int(row.expires_s),
+        "finalizing_at": since(State.FINALIZING, State.EXPIRING),
+        "completed_at": since(State.COMPLETED),
+        "failed_at": since(State.FAILED),
+        "expired_at": since(State.EXPIRED),
+        "cancelling_at": since(State.CANCELLING),
+        "cancelled_at": since(State.CANCELLED),
+        "request_counts": {"total": row.total, "completed": row.completed, "failed": row.failed},
+        "metadata": row.metadata,
+    }

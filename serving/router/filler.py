@@ -1,0 +1,243 @@
+"""Fills a router's free seats with lines of batches, and brings back what became of them.
+
+The router takes lines only for seats that are free, and starts one only while the seat is: nothing of a batch ever waits in
+front of a client's request. The process that keeps batches knows from every question which lines this router has.
+"""
+
+import asyncio
+import json
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import Message
+
+from serving.config import BatchSpec
+from serving.errors import PoisonousRequestError, StoreAwayError
+from serving.router.admission.controller import AdmissionController
+from serving.router.http.api import Api
+from serving.router.http.downstream import Headers as RawHeaders
+from serving.router.http.downstream import Source
+from serving.router.http.kept_files import KeptFiles
+from serving.router.scheduling.slice_table import SliceTable
+
+logger = logging.getLogger("ray.serve")
+
+_BEAT_S = 0.5
+_LEAST_S = 0.05  # between two questions
+_AHEAD = 32  # lines of a model that are here before their seat is free, at most
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of a batch; `key` is the hash of the API key that made it."""
+
+    batch: str
+    line: int
+    key: str
+    path: str
+    body: bytes
+
+    @property
+    def held(self) -> tuple[str, int]:
+        return self.batch, self.line
+
+
+class Answer:
+    """A Downstream that keeps the whole answer."""
+
+    def __init__(self) -> None:
+        self.source: Source | None = None
+        self.more_headers: Callable[[], RawHeaders] | None = None
+        self.status = 0
+        self.body = b""
+        self.over = False
+        self.paused = False
+
+    @property
+    def started(self) -> bool:
+        return self.status != 0
+
+    def start(self, status: int, headers: RawHeaders) -> None:  # noqa: ARG002  as a Downstream has it
+        self.status = status
+
+    def write(self, data: bytes) -> None:
+        self.body += data
+
+    def end(self, data: bytes = b"") -> None:
+        self.body += data
+        self.over = True
+
+    def cut(self) -> None:
+        """Never called: this client reads at once."""
+
+
+class Filler:
+    """The batches' lines in one router; `name` is the router's."""
+
+    def __init__(
+        self,
+        api: Api,
+        admission: AdmissionController,
+        table: SliceTable,
+        kept: KeptFiles,
+        spec: BatchSpec,
+        name: str,
+    ) -> None:
+        self._api = api
+        self._admission = admission
+        self._table = table
+        self._kept = kept
+        self._spec = spec
+        self._name = name
+        self._waiting: dict[str, deque[Line]] = {model: deque() for model in table.shapes}
+        self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._results: dict[tuple[str, int], dict[str, Any]] = {}
+        self._woken = asyncio.Event()
+        self._away = False
+
+    async def run(self) -> None:
+        """Until cancelled; then what runs is given up."""
+        try:
+            while True:
+                try:
+                    await self.step()
+                    self._away = False
+                except StoreAwayError:
+                    self._away = True  # results stay here until they are taken
+                except Exception:
+                    logger.exception("batches are not filled in; the next beat tries again")
+                await asyncio.sleep(_LEAST_S)
+                try:
+                    async with asyncio.timeout(_BEAT_S):
+                        await self._woken.wait()
+                except TimeoutError:
+                    pass
+                self._woken.clear()
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    async def close(self) -> None:
+        """Bring what is done, and give the rest back; after `run` has ended."""
+        try:
+            await self._bring()
+            await self._kept.call("/lines/take", {"router": self._name, "wants": [], "holding": []})
+        except StoreAwayError:
+            logger.warning("the store is away: others take this router's lines once it has been silent")
+
+    async def step(self) -> None:
+        """Bring results, ask for lines, start those that have a seat. Raises StoreAwayError."""
+        await self._bring()
+        wants = [self._want(model) for model in self._waiting]
+        holding = [*self._running, *(line.held for lines in self._waiting.values() for line in lines)]
+        holding += [held for held in self._results if held not in self._running]
+        answer = await self._kept.call(
+            "/lines/take",
+            {"router": self._name, "wants": [want for want in wants if want["most"]], "holding": holding},
+        )
+        self._drop({(batch, line) for batch, line in answer["drop"]})
+        for fields in answer["lines"]:
+            self._take(fields)
+        self._start()
+
+    def _want(self, model: str) -> dict[str, Any]:
+        room = self._admission.room(model, self._spec.spare)
+        running = self._admission.filling(model)
+        # Seats that come free before the next question find a line here.
+        most = room + min(running + room, _AHEAD) - len(self._waiting[model]) if room or running else 0
+        names = [model, *(adapter for adapter, of in self._table.adapters.items() if of == model)]
+        return {"names": names, "most": max(0, most)}
+
+    def _take(self, fields: Mapping[str, Any]) -> None:
+        body = fields["body"]
+        model = self._table.resolve(body["model"])
+        line = Line(fields["batch"], fields["line"], fields["key"], fields["path"], json.dumps(body).encode())
+        self._waiting[model].append(line)
+
+    def _start(self) -> None:
+        for model, lines in self._waiting.items():
+            room = self._admission.room(model, self._spec.spare) - self._starting(model)
+            while lines and room > 0:
+                line = lines.popleft()
+                room -= 1
+                task = self._running[line.held] = asyncio.create_task(self._answer(line, model), name=model)
+                task.add_done_callback(partial(self._ended, line))
+
+    def _starting(self, model: str) -> int:
+        """Lines that run and have no seat yet."""
+        of_model = sum(1 for task in self._running.values() if task.get_name() == model)
+        return max(0, of_model - self._admission.filling(model))
+
+    async def _answer(self, line: Line, model: str) -> None:
+        answer = Answer()
+        request_id = f"{line.batch}-{line.line}"
+        await self._api.fill(_request(line, request_id), line.key, answer)
+        if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
+            self._waiting[model].appendleft(line)  # its seat is gone, or its slice
+            return
+        self._results[line.held] = {
+            "batch": line.batch,
+            "line": line.line,
+            "status": answer.status,
+            "request_id": request_id,
+            "body": answer.body.decode("utf-8", "replace"),
+            "again": _may_do_better(answer),
+        }
+
+    def _ended(self, line: Line, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            logger.error("line %d of %s is given back", line.line, line.batch, exc_info=error)
+        self._running.pop(line.held, None)
+        self._start()
+        self._woken.set()
+
+    async def _bring(self) -> None:
+        if results := list(self._results.values()):
+            await self._kept.call("/lines/commit", {"results": results})
+            for result in results:
+                self._results.pop((result["batch"], result["line"]), None)
+
+    def _drop(self, dropped: set[tuple[str, int]]) -> None:
+        """Stop work on lines of batches that are over."""
+        for lines in self._waiting.values():
+            for line in [line for line in lines if line.held in dropped]:
+                lines.remove(line)
+        for held in dropped:
+            self._results.pop(held, None)
+            if task := self._running.get(held):
+                task.cancel()
+
+
+def _may_do_better(answer: Answer) -> bool:
+    """Whether another slice may answer what one could not."""
+    if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
+        return True
+    return (
+        answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+        and PoisonousRequestError.code.encode() not in answer.body
+        and answer.status != HTTPStatus.NOT_IMPLEMENTED
+    )
+
+
+def _request(line: Line, request_id: str) -> Request:
+    headers = Headers({"content-type": "application/json", "x-request-id": request_id})
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": line.path,
+        "query_string": b"",
+        "headers": headers.raw,
+    }
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": line.body, "more_body": False}
+
+    return Request(scope, receive)

@@ -1,0 +1,221 @@
+"""OpenAI's own client on /v1/files and /v1/batches: a router that fills, the database's owner, a simulated engine."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support.batches import filling_router, folder, line, owner
+from support.simulated_engine import MODEL, serving
+
+from serving.config import BatchSpec
+from serving.router.http.auth import KeyFile, new
+
+pytestmark = pytest.mark.http
+
+CHAT = "/v1/chat/completions"
+
+
+def client(address: str, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+
+
+def over(api: openai.OpenAI, name: str, timeout_s: float = 60) -> Any:
+    """The batch once it is over."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        batch = api.batches.retrieve(name)
+        if batch.status in ("completed", "failed", "expired", "cancelled"):
+            return batch
+        assert time.monotonic() < deadline, batch
+        time.sleep(0.05)
+
+
+def upload(api: openai.OpenAI, lines: list[str]) -> str:
+    return api.files.create(file=("in.jsonl", "\n".join(lines).encode()), purpose="batch").id
+
+
+def results(api: openai.OpenAI, file: str | None) -> list[Any]:
+    return [json.loads(text) for text in api.files.content(file).text.splitlines()] if file else []
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    with (
+        serving() as (upstream, _),
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream) as (router, _),
+    ):
+        yield router
+
+
+def test_a_batch_has_one_result_a_line_and_malformed_lines_fail_alone(address: str) -> None:
+    api = client(address)
+    lines = [line(f"r{at}") for at in range(20)]
+    lines[3] = "{"
+    lines[5] = line("r4")  # twice
+    lines[7] = line("other", model="no-such-model")
+    lines[9] = line("other2", n=1000)
+    lines[11] = line("other3", url="/v1/completions")
+    name = upload(api, lines)
+    file = api.files.retrieve(name)
+    assert (file.purpose, file.filename, file.bytes) == ("batch", "in.jsonl", len("\n".join(lines)))
+    assert api.files.content(name).text == "\n".join(lines)
+    made = api.batches.create(
+        input_file_id=name, endpoint=CHAT, completion_window="24h", metadata={"job": "one"}
+    )
+    assert (made.status, made.metadata) == ("validating", {"job": "one"})
+    batch = over(api, made.id)
+    assert batch.status == "completed", batch
+    counts = batch.request_counts
+    assert (counts.total, counts.completed, counts.failed) == (20, 15, 5)
+    answered = results(api, batch.output_file_id)
+    assert [row["custom_id"] for row in answered] == [
+        f"r{at}" for at in range(20) if at not in (3, 5, 7, 9, 11)
+    ]
+    for row in answered:
+        assert row["error"] is None
+        assert row["response"]["status_code"] == 200
+        assert row["response"]["body"]["choices"][0]["message"]["content"]
+    refused = results(api, batch.error_file_id)
+    assert [(row["error"] or {}).get("line") for row in refused] == [4, 6, 8, None, 12]
+    assert [(row["error"] or {}).get("code") for row in refused] == [
+        "invalid_json_line",
+        "duplicate_custom_id",
+        "model_not_found",
+        None,
+        "mismatched_url",
+    ]
+    assert refused[3]["response"]["status_code"] == 400
+    assert [entry.id for entry in api.batches.list().data] == [made.id]
+    assert {entry.purpose for entry in api.files.list().data} == {"batch", "batch_output"}
+
+
+def test_a_batch_of_every_endpoint(address: str) -> None:
+    api = client(address)
+    for url, body in (
+        ("/v1/completions", {"prompt": "hello", "messages": None}),
+        ("/v1/embeddings", {"input": "hello", "messages": None, "max_tokens": None}),
+        ("/v1/responses", {"input": "hello", "messages": None, "max_tokens": None}),
+    ):
+        fields = json.loads(line("one", url=url, **body))
+        fields["body"] = {name: value for name, value in fields["body"].items() if value is not None}
+        made = api.batches.create(
+            input_file_id=upload(api, [json.dumps(fields)]), endpoint=url, completion_window="1h"
+        )
+        batch = over(api, made.id)
+        assert batch.status == "completed"
+        assert batch.request_counts.total == 1
+        if url == "/v1/completions":
+            assert batch.request_counts.completed == 1
+        else:  # the simulated engine has neither; what it says is in the file of errors
+            assert results(api, batch.error_file_id)[0]["response"]["status_code"] in (400, 404, 501)
+
+
+def test_files_can_be_listed_page_by_page_and_deleted(address: str) -> None:
+    api = client(address)
+    names = [upload(api, [line("a")]) for _ in range(5)]
+    assert [entry.id for entry in api.files.list(limit=2, order="asc")] == names
+    assert [entry.id for entry in api.files.list(limit=2)] == names[::-1]
+    assert api.files.delete(names[0]).deleted
+    with pytest.raises(openai.NotFoundError, match="No file of this id"):
+        api.files.retrieve(names[0])
+    assert [entry.id for entry in api.files.list(order="asc")] == names[1:]
+
+
+def test_a_batch_that_is_cancelled_keeps_what_it_has(address: str) -> None:
+    api = client(address)
+    name = upload(api, [line(f"r{at}", max_tokens=1000) for at in range(3000)])
+    made = api.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h")
+    with pytest.raises(openai.BadRequestError, match="cancel the batch first"):
+        api.files.delete(name)
+    assert api.batches.cancel(made.id).status == "cancelling"
+    batch = over(api, made.id)
+    assert batch.status == "cancelled"
+    rows = results(api, batch.output_file_id) + results(api, batch.error_file_id)
+    assert len(rows) == batch.request_counts.total
+    assert api.files.delete(name).deleted
+    with pytest.raises(openai.NotFoundError):
+        api.batches.cancel("batch_none")
+
+
+def test_what_is_one_key_s_is_nobody_else_s(tmp_path: Path) -> None:
+    made = [new(name) for name in ("first", "second")]
+    ring = KeyFile(None, "\n".join(entry for _, entry in made))
+    with (
+        serving() as (upstream, _),
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=ring) as (address, _),
+    ):
+        first, second = (client(address, key) for key, _ in made)
+        name = upload(first, [line("a")])
+        batch = over(
+            first, first.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h").id
+        )
+        assert batch.request_counts.completed == 1
+        for ask in (
+            lambda: second.files.retrieve(name),
+            lambda: second.files.content(name),
+            lambda: second.files.delete(name),
+            lambda: second.files.content(batch.output_file_id),
+            lambda: second.batches.retrieve(batch.id),
+            lambda: second.batches.cancel(batch.id),
+            lambda: second.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h"),
+        ):
+            with pytest.raises(openai.NotFoundError):
+                ask()
+        assert second.files.list().data == []
+        assert second.batches.list().data == []
+        with pytest.raises(openai.AuthenticationError):
+            client(address, "sk-other").files.list()
+
+
+def test_limits_are_told_with_what_to_change(tmp_path: Path) -> None:
+    limits = BatchSpec(max_file_bytes=2000, max_lines=3, max_open=1, max_key_bytes=4000)
+    with (
+        serving() as (upstream, _),
+        owner(folder(tmp_path), limits) as keeper,
+        filling_router(keeper.place, upstream) as (address, _),
+    ):
+        api = client(address)
+        with pytest.raises(openai.APIStatusError, match=r"batch\.max_file_bytes") as refused:
+            api.files.create(file=b"x" * 300_000, purpose="batch")
+        assert refused.value.status_code == 413
+        with pytest.raises(openai.BadRequestError, match="purpose has to be batch"):
+            api.files.create(file=b"x", purpose="fine-tune")
+        name = upload(api, [line(f"r{at}") for at in range(4)])
+        for wrong, words in (
+            ({"completion_window": "24 hours"}, "as 24h"),
+            ({"completion_window": "99d"}, r"batch\.max_window_s"),
+            ({"endpoint": "/v1/images"}, "endpoint has to be one of"),
+            ({"metadata": {"a": 1}}, "metadata has to be"),
+            ({"output_expires_after": {"anchor": "created_at", "seconds": 5}}, "seconds has to be from"),
+        ):
+            fields: Any = {"input_file_id": name, "endpoint": CHAT, "completion_window": "24h", **wrong}
+            with pytest.raises(openai.BadRequestError, match=words):
+                api.batches.create(**fields)
+        made = api.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h")
+        batch = over(api, made.id)
+        assert batch.status == "failed"
+        assert batch.errors.data[0].code == "too_many_lines"
+        empty = api.batches.create(input_file_id=upload(api, [""]), endpoint=CHAT, completion_window="24h")
+        assert over(api, empty.id).errors.data[0].code == "empty_file"
+        for _ in range(6):
+            upload(api, [line(f"r{at}") for at in range(4)])
+            if sum(entry.bytes for entry in api.files.list().data) >= 4000:
+                break
+        with pytest.raises(openai.APIStatusError, match=r"batch\.max_key_bytes"):
+            upload(api, ["x"])
+
+
+def test_without_a_place_for_them_files_are_refused() -> None:
+    from support.fronts import front
+
+    with front() as router:
+        with pytest.raises(openai.APIStatusError, match="store") as refused:
+            client(router.address).files.list()
+        assert refused.value.status_code == 501
+        assert client(router.address).models.list().data[0].id == MODEL

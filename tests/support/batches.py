@@ -1,0 +1,127 @@
+"""Files and batches without Ray: the database's owner in a thread, a router that fills, and a simulated engine behind it."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI
+
+from serving.batches.service import Batches
+from serving.config import BatchSpec, RouterSpec, StoreSpec
+from serving.database.owner import Owner
+from serving.planning import Plan
+from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile
+from serving.state.records import SliceRecord, SliceState
+from support.doors import LateDoor
+from support.servers import asgi_server
+from support.simulated_engine import MODEL, small_plan
+
+KEY = "0" * 64
+
+
+class Loop:
+    """An event loop in a thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float = 30) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
+
+    def end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+@contextmanager
+def owner(
+    store: StoreSpec, batch: BatchSpec | None = None, models: Iterable[str] = (MODEL,)
+) -> Iterator[Owner]:
+    """The process that keeps files and batches, in a thread."""
+    loop = Loop()
+    make = partial(Batches, spec=batch or BatchSpec(), models=tuple(models), most_line_bytes=1 << 20)
+    made = Owner(store, [make])
+    try:
+        loop.run(made.start())
+        try:
+            yield made
+        finally:
+            loop.run(made.close())
+    finally:
+        loop.end()
+
+
+Place = Callable[[], tuple[str, str]]
+
+
+@contextmanager
+def filling_router(
+    place: Place,
+    upstream: str,
+    *,
+    name: str = "router",
+    keys: KeyFile | None = None,
+    batch: BatchSpec | None = None,
+    plans: list[Plan] | None = None,
+    graceful: bool = True,
+    **spec: Any,
+) -> Iterator[tuple[str, RouterCore]]:
+    """A router that fills the seats of one slice. `graceful`: it gives back what it has when it ends."""
+    late = LateDoor()
+    made: list[RouterCore] = []
+
+    async def find() -> tuple[str, str]:
+        return place()
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        core = RouterCore(
+            plans or [small_plan()],
+            RouterSpec.model_validate(spec),
+            keys or KeyFile(None),
+            _metrics,
+            name=name,
+            store=find,
+            batch=batch,
+        )
+        made.append(core)
+        core.table.update(
+            [SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)], 0.0
+        )
+        core.admission.refresh()
+        late.answer = core.relay
+        app.router.default = core.app()
+        assert core.filler
+        filling = asyncio.create_task(core.filler.run())
+        yield
+        filling.cancel()
+        await asyncio.wait([filling])
+        if graceful:
+            await core.filler.close()
+        await core.close()
+
+    app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
+    with asgi_server(app, **late.options) as address:
+        yield address, made[0]
+
+
+def line(custom_id: str, content: str = "hello", url: str = "/v1/chat/completions", **body: Any) -> str:
+    fields = {"model": MODEL, "messages": [{"role": "user", "content": content}], "max_tokens": 4, **body}
+    return json.dumps({"custom_id": custom_id, "method": "POST", "url": url, "body": fields})
+
+
+def folder(path: Path) -> StoreSpec:
+    return StoreSpec(folder=str(path / "store"))
+
+
+async def _metrics() -> str:
+    return "# nothing\n"
