@@ -19,7 +19,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from serving.batches import lines
-from serving.batches.files import Folder
+from serving.batches.files import Folder, Writing
 from serving.batches.ledger import ANSWERED, Ledger, NewLine, Result, ToDo
 from serving.batches.lifecycle import ASSEMBLING, Event, State
 from serving.config import BatchSpec
@@ -100,9 +100,9 @@ class Desk:
             if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):
                 await self._ledger.happen(name, Event.EXPIRE, now_s)
             elif state is State.VALIDATING:
-                self._begin(name, self.read(batch))
+                self._begin(batch, self.read)
             elif state in ASSEMBLING:
-                self._begin(name, self.assemble(batch))
+                self._begin(batch, self.assemble)
             elif batch.completed + batch.failed >= batch.total:
                 await self._ledger.happen(name, Event.DONE, now_s)
         async with self._taking:
@@ -204,10 +204,10 @@ class Desk:
                 }
             )
         code, why = _UNDONE[State(batch.state)]
-        writings = {
-            column: await asyncio.to_thread(self._folder.write, name) for column, name in names.items()
-        }
+        writings: dict[str, Writing] = {}
         try:
+            for column, name in names.items():
+                writings[column] = await asyncio.to_thread(self._folder.write, name)
             counts = Counter[str]()
             async for page in self._ledger.results(batch.id):
                 texts: dict[str, list[str]] = {_OUTPUT: [], _ERRORS: []}
@@ -257,11 +257,11 @@ class Desk:
         while self._busy:
             await asyncio.gather(*self._busy.values())
 
-    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+    def _begin(self, batch: Row[Any], work: Callable[[Row[Any]], Coroutine[Any, Any, None]]) -> None:
+        name = batch.id
         if name in self._busy:
-            work.close()
             return
-        task = self._busy[name] = asyncio.create_task(self._tried(name, work))
+        task = self._busy[name] = asyncio.create_task(self._tried(name, work(batch)))
         task.add_done_callback(lambda _: self._busy.pop(name, None))
 
     async def _tried(self, name: str, work: Coroutine[Any, Any, None]) -> None:

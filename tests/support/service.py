@@ -145,9 +145,10 @@ def service(
     before: Callable[[SimulatedCluster], object] = lambda _: None,
     router: dict[str, Any] | None = None,
     budget: dict[str, Any] | None = None,
+    store: str | None = None,
     **changes: Any,
 ) -> Iterator[Service]:
-    """A YAML with `changes` to its first model, `router` and `budget` on borrowed simulated slices; all of it ends with the block.
+    """A YAML with `changes` to its first model, `router`, `budget` and `store` on borrowed simulated slices; all of it ends with the block.
 
     `engine` is what runs on the slices, `options` what the YAML says under that key.
     """
@@ -157,7 +158,7 @@ def service(
     raw["controller_options"]["runtime_env"]["env_vars"] |= QUICK_ROUTER_END
     arguments = application["args"]
     arguments["models"][0] |= changes | ({"engine": options} if options else {})
-    arguments |= {"router": router or {}, "budget": budget or {}}
+    arguments |= {"router": router or {}, "budget": budget or {}, "store": store}
     model = config.parse(arguments).models[0]
     with leases.lend([plan(model.per_pool()[0]).slice] * slices) as lent:
         before(lent.cluster)

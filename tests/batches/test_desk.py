@@ -1,0 +1,310 @@
+"""The desk with a clock of the test's, real SQLite and real files: who gets which line, and what ends a batch."""
+
+import json
+import tracemalloc
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.batches import KEY, folder, line
+from support.simulated_engine import MODEL
+
+from serving.batches.desk import Desk
+from serving.batches.files import Folder
+from serving.batches.ledger import Ledger
+from serving.batches.lifecycle import Event, State
+from serving.config import BatchSpec
+from serving.database.database import Database
+
+pytestmark = pytest.mark.unit
+OTHER = "1" * 64
+WANTS = [{"names": [MODEL], "most": 4}]
+
+
+class Table:
+    """A desk, its ledger and its folder, at a time that the test moves."""
+
+    def __init__(self, desk: Desk, ledger: Ledger, folder: Folder) -> None:
+        self.desk = desk
+        self.ledger = ledger
+        self.folder = folder
+        self.now_s = 0.0
+
+    async def add(self, name: str, lines: Sequence[str], key: str = KEY, window_s: float = 3600) -> None:
+        writing = self.folder.write(f"file-{name}")
+        writing.write("\n".join(lines).encode())
+        writing.close()
+        file = {
+            "id": f"file-{name}",
+            "key": key,
+            "filename": "in",
+            "purpose": "batch",
+            "bytes": writing.bytes,
+        }
+        await self.ledger.add_file({**file, "created_s": self.now_s, "expires_s": self.now_s + 10**6})
+        await self.ledger.store_file(f"file-{name}", writing.bytes)
+        await self.ledger.add_batch(
+            {
+                "id": name,
+                "key": key,
+                "endpoint": "/v1/chat/completions",
+                "input_file_id": f"file-{name}",
+                "completion_window": "1h",
+                "created_s": self.now_s,
+                "expires_s": self.now_s + window_s,
+            },
+            100,
+        )
+        await self.settle()
+
+    async def settle(self) -> None:
+        """Two beats, and what they began."""
+        for _ in range(2):
+            await self.desk.tick()
+            await self.desk.idle()
+        await self.desk.tick()
+        self.now_s += 3
+
+    async def take(
+        self, router: str, holding: Sequence[tuple[str, int]] = (), most: int = 4
+    ) -> list[tuple[str, int]]:
+        taken = await self.desk.take(router, [{"names": [MODEL], "most": most}], holding)
+        return [(row["batch"], row["line"]) for row in taken["lines"]]
+
+    async def bring(
+        self, lines: Sequence[tuple[str, int]], status: int = 200, *, again: bool = False
+    ) -> None:
+        await self.desk.commit(
+            [
+                {
+                    "batch": batch,
+                    "line": number,
+                    "status": status,
+                    "request_id": "r",
+                    "body": "{}",
+                    "again": again,
+                }
+                for batch, number in lines
+            ]
+        )
+
+    async def batch(self, name: str, key: str = KEY) -> Any:
+        return await self.ledger.batch(key, name)
+
+    def results(self, file: str | None) -> list[Any]:
+        return [json.loads(text) for text in b"".join(self.folder.pieces(file)).splitlines()] if file else []
+
+
+@asynccontextmanager
+async def table(path: Path, **limits: Any) -> AsyncIterator[Table]:
+    store = folder(path)
+    database = await Database.open(store.database_at)
+    ledger, kept = Ledger(database, "here"), Folder(store.files_at)
+    made: list[Table] = []
+    desk = Desk(
+        ledger,
+        kept,
+        BatchSpec(**limits),
+        [MODEL],
+        1 << 20,
+        clock=lambda: made[0].now_s if made else 0.0,
+        calendar=lambda: made[0].now_s if made else 0.0,
+    )
+    made.append(Table(desk, ledger, kept))
+    yield made[0]
+    await desk.close()
+    await database.close()
+
+
+def lines(count: int) -> list[str]:
+    return [line(f"r{at}") for at in range(count)]
+
+
+async def test_a_line_is_at_one_router_until_that_router_is_silent(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(6))
+        first = await desk.take("a")
+        assert first == [("one", at) for at in range(1, 5)]
+        second = await desk.take("b")
+        assert second == [("one", 5), ("one", 6)]
+        for _ in range(8):  # both go on saying what they have
+            desk.now_s += 3
+            assert await desk.take("a", first) == []
+            assert await desk.take("b", second) == []
+            await desk.desk.tick()
+        for _ in range(6):
+            desk.now_s += 3
+            assert await desk.take("b", second) in ([], first)
+            await desk.desk.tick()
+        assert ("one", 1) not in await desk.take("c")
+
+
+async def test_lines_of_a_silent_router_go_to_another_and_its_late_results_change_nothing(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(2))
+        first = await desk.take("a")
+        desk.now_s += 16
+        await desk.desk.tick()
+        assert await desk.take("b") == first
+        await desk.bring(first)
+        await desk.bring(first, status=400)  # the first result stays
+        batch = await desk.batch("one")
+        assert (batch.completed, batch.failed) == (2, 0)
+
+
+async def test_a_router_that_no_longer_speaks_of_a_line_has_given_it_back(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(2))
+        first = await desk.take("a")
+        assert await desk.take("a", first[:1]) == first[1:]
+        assert (await desk.desk.take("a", [], []))["drop"] == []
+        assert await desk.take("b") == first
+
+
+async def test_a_new_desk_hears_first_what_routers_have(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(6))
+        held = await desk.take("a")
+        await desk.desk.close()
+        later = Desk(
+            desk.ledger,
+            desk.folder,
+            BatchSpec(),
+            [MODEL],
+            1 << 20,
+            clock=lambda: desk.now_s,
+            calendar=lambda: desk.now_s,
+        )
+        await later.tick()
+        assert await later.take("b", WANTS, []) == {"lines": [], "drop": []}
+        assert await later.take("a", WANTS, held) == {"lines": [], "drop": []}
+        desk.now_s += 3
+        taken = (await later.take("b", WANTS, []))["lines"]
+        assert [row["line"] for row in taken] == [5, 6]
+        await later.close()
+
+
+async def test_what_another_try_may_mend_is_tried_five_times(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(1))
+        for _ in range(4):
+            taken = await desk.take("a")
+            assert taken == [("one", 1)]
+            await desk.bring(taken, status=500, again=True)
+            assert (await desk.batch("one")).failed == 0
+        await desk.bring(await desk.take("a"), status=500, again=True)
+        await desk.settle()
+        batch = await desk.batch("one")
+        assert (batch.state, batch.failed) == (State.COMPLETED, 1)
+        assert desk.results(batch.error_file_id)[0]["response"]["status_code"] == 500
+
+
+async def test_a_batch_whose_window_is_over_keeps_its_results_and_names_the_lines_without(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(6), window_s=100)
+        await desk.bring((await desk.take("a"))[:2])
+        desk.now_s += 200
+        await desk.settle()
+        batch = await desk.batch("one")
+        assert (batch.state, batch.completed, batch.failed) == (State.EXPIRED, 2, 4)
+        assert [row["custom_id"] for row in desk.results(batch.output_file_id)] == ["r0", "r1"]
+        undone = desk.results(batch.error_file_id)
+        assert [(row["custom_id"], row["error"]["code"]) for row in undone] == [
+            (f"r{at}", "batch_expired") for at in range(2, 6)
+        ]
+        # A result that comes now is too late.
+        await desk.bring([("one", 3)])
+        assert (await desk.batch("one")).completed == 2
+
+
+async def test_a_router_is_told_to_drop_lines_of_a_cancelled_batch(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(6))
+        held = await desk.take("a")
+        await desk.ledger.happen("one", Event.CANCEL, desk.now_s, key=KEY)
+        await desk.bring(held[:1])
+        await desk.settle()
+        assert (await desk.desk.take("a", WANTS, held))["drop"] == held
+        batch = await desk.batch("one")
+        assert (batch.state, batch.completed, batch.failed) == (State.CANCELLED, 0, 6)
+
+
+async def test_keys_share_seats_however_many_lines_one_of_them_has(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("large", lines(50))
+        await desk.add("small", lines(50), key=OTHER)
+        taken = await desk.take("a", most=20)
+        assert sum(name == "small" for name, _ in taken) == 10
+        assert sum(name == "large" for name, _ in taken) == 10
+
+
+async def test_a_full_disk_leaves_a_batch_where_it_was(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(1))
+        await desk.bring(await desk.take("a"))
+        place = Path(folder(tmp_path).files_at)
+        place.rename(tmp_path / "away")  # noqa: ASYNC240  nothing can be written
+        await desk.settle()
+        assert (await desk.batch("one")).state == State.FINALIZING
+        (tmp_path / "away").rename(place)
+        await desk.settle()
+        assert (await desk.batch("one")).state == State.COMPLETED
+
+
+@pytest.mark.slow
+async def test_ten_thousand_lines_pass_in_constant_memory(tmp_path: Path) -> None:
+    """20 MB of input and as much of output, in a few MB."""
+    async with table(tmp_path) as desk:
+        text = "x" * 2000
+        path = Path(folder(tmp_path).files_at)
+        with (path / "file-large").open("w") as file:
+            for at in range(10_000):
+                file.write(line(f"r{at}", text) + "\n")
+        size = (path / "file-large").stat().st_size
+        tracemalloc.start()
+        fields = {"id": "file-large", "key": KEY, "filename": "in", "purpose": "batch", "bytes": size}
+        await desk.ledger.add_file({**fields, "created_s": 0.0, "expires_s": 10.0**9})
+        await desk.ledger.store_file("file-large", size)
+        await desk.ledger.add_batch(
+            {
+                "id": "large",
+                "key": KEY,
+                "endpoint": "/v1/chat/completions",
+                "input_file_id": "file-large",
+                "completion_window": "1h",
+                "created_s": 0.0,
+                "expires_s": 10.0**8,
+            },
+            100,
+        )
+        await desk.settle()
+        while taken := await desk.take("a", most=500):
+            body = json.dumps({"text": text})
+            await desk.desk.commit(
+                [
+                    {
+                        "batch": name,
+                        "line": at,
+                        "status": 200,
+                        "request_id": "r",
+                        "body": body,
+                        "again": False,
+                    }
+                    for name, at in taken
+                ]
+            )
+        await desk.settle()
+        _, peak_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        batch = await desk.batch("large")
+        assert (batch.state, batch.completed) == (State.COMPLETED, 10_000)
+        ids = [json.loads(row)["custom_id"] for row in (path / batch.output_file_id).open()]
+        assert ids == [f"r{at}" for at in range(10_000)]
+        print(f"peak of {peak_bytes / 1e6:.1f} MB for {size / 1e6:.0f} MB of input")
+        assert peak_bytes < 12e6
