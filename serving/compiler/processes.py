@@ -30,6 +30,7 @@ _ENVIRONMENT = {
     environment.COMPILER: "1",
     "JAX_PLATFORMS": "cpu",  # the topology's chips are no backend
     "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_LOG_DIR": "disabled",  # Ray forwards what is in /tmp/tpu_logs as the log of every TPU host of this machine
     "TPU_WORKER_HOSTNAMES": "localhost",
     "TPU_WORKER_ID": "0",
     "TPU_MULTIPROCESS_DP": "0",
