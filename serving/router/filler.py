@@ -98,6 +98,7 @@ class Filler:
         self._name = name
         self._waiting: dict[str, deque[Line]] = {model: deque() for model in table.shapes}
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
+        self._back: list[tuple[str, Line]] = []  # lines that got no seat, until the next step
         self._results: dict[tuple[str, int], dict[str, Any]] = {}
         self._woken = asyncio.Event()
         self._away = False
@@ -136,8 +137,12 @@ class Filler:
     async def step(self) -> None:
         """Bring results, ask for lines, start those that have a seat. Raises StoreAwayError."""
         await self._bring()
+        back, self._back = self._back, []
+        for model, line in back:
+            self._waiting[model].appendleft(line)
         wants = [self._want(model) for model in self._waiting]
         holding = [*self._running, *(line.held for lines in self._waiting.values() for line in lines)]
+        holding += [line.held for _, line in self._back]
         holding += [held for held in self._results if held not in self._running]
         answer = await self._kept.call(
             "/lines/take",
@@ -181,7 +186,7 @@ class Filler:
         request_id = f"{line.batch}-{line.line}"
         await self._api.fill(_request(line, request_id), line.key, answer)
         if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
-            self._waiting[model].appendleft(line)  # its seat is gone, or its slice
+            self._back.append((model, line))  # its seat is gone, or its slice
             return
         self._results[line.held] = {
             "batch": line.batch,
@@ -197,7 +202,8 @@ class Filler:
             logger.error("line %d of %s is given back", line.line, line.batch, exc_info=error)
         self._running.pop(line.held, None)
         self._start()
-        self._woken.set()
+        if line.held in self._results:
+            self._woken.set()
 
     async def _bring(self) -> None:
         if results := list(self._results.values()):

@@ -326,7 +326,8 @@ def _need(
     idle = active_s is None or now_s - active_s > settings.cool_down_s
     if idle:
         state = replace(state, active_s=active_s, needs=(), backlog=0.0, boost=Boost())
-        return state, 0.0, f"no request for {settings.cool_down_s:.0f} s"
+        left_out = f"; {sums.filling:.0f} lines of batches keep no slice" if sums.filling else ""
+        return state, 0.0, f"no request for {settings.cool_down_s:.0f} s{left_out}"
     lead_s = _lead_s(state)
     rate, ahead = state.traffic.rate, state.traffic.ahead(lead_s)
     queued = sums.waiting + sums.held
@@ -355,6 +356,8 @@ def _need(
         f"{rate:.2g} requests/s of {lengths.prompt:.0f}+{lengths.answer:.0f} tokens, {ahead:.2g} in {lead_s:.0f} s",
         f"a slice takes {capacities[0].requests_per_s:.2g}",
     ]
+    if sums.filling:
+        reasons.append(f"{sums.filling:.0f} lines of batches left out")
     if queued:
         reasons.append(f"{queued:.0f} wait")
     if boost.slices:

@@ -47,6 +47,7 @@ class Sums:
     arrived: float = 0.0
     finished: float = 0.0
     counted: bool = False  # whether routers say how many requests arrived
+    filling: float = 0.0  # lines of batches that run; none of the sums has any part of them
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Traffic:
     finished: float = 0.0
     tokens: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     requests: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    filled: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -123,6 +125,7 @@ def add_up(
                 prompt += computed - previous[0]
                 output += written - previous[1]
         held, arrived, finished, requests = _requests(demands, before.requests)
+        filling, filled_prompt, filled_output, filled = _fills(demands, before.filled)
     except TypeError:
         raise NonsenseError(_missing(entries, demands)) from None
     if not running + waiting + prompt + output < math.inf:
@@ -131,23 +134,26 @@ def add_up(
     if known:
         prompt += sum(tokens[entry.replica][0] for entry in fresh)
         output += sum(tokens[entry.replica][1] for entry in fresh)
+    # Lines of batches take seats that nobody else wants: no slice is held or ordered for them.
+    wanted = max(0.0, running - filling)
     sums = Sums(
-        running=running,
+        running=wanted,
         waiting=waiting,
-        kv_usage=kv_usage,
+        kv_usage=kv_usage * wanted / running if running else kv_usage,
         held=held,
         serving=Counter(entry.pool for entry in by_state[serves]),
         starting=tuple(by_state[SliceState.STARTING]),
         fresh=tuple(entry for entry in fresh if entry.state is serves),
         ready=frozenset(entry.replica for entry in by_state[serves]),
         lost=tuple(by_state[SliceState.LOST]),
-        prompt_tokens=prompt,
-        output_tokens=output,
+        prompt_tokens=max(0.0, prompt - filled_prompt),
+        output_tokens=max(0.0, output - filled_output),
         arrived=arrived,
         finished=finished,
-        counted=any(demand.arrived for demand in demands),
+        counted=any(demand.arrived for demand in demands) or filling > 0,
+        filling=filling,
     )
-    return sums, replace(before, tokens=tokens, requests=requests)
+    return sums, replace(before, tokens=tokens, requests=requests, filled=filled)
 
 
 def _requests(
@@ -168,6 +174,25 @@ def _requests(
             arrived += demand.arrived - previous[0] if demand.arrived >= previous[0] else demand.arrived
             finished += max(0.0, done - previous[1]) if demand.arrived >= previous[0] else 0.0
     return held, arrived, finished, requests
+
+
+def _fills(
+    demands: Sequence[Demand], before: Mapping[str, tuple[float, float]]
+) -> tuple[float, float, float, dict[str, tuple[float, float]]]:
+    """Lines of batches that run, and the tokens of those that ended since the last report."""
+    filling = prompt = output = 0.0
+    filled: dict[str, tuple[float, float]] = {}
+    for demand in demands:
+        now = (demand.filled_prompt_tokens, demand.filled_output_tokens)
+        if not 0 <= demand.filling + sum(now) < math.inf:
+            raise NonsenseError(f"router {demand.router} reports {demand.filling} lines of batches")
+        filling += demand.filling
+        filled[demand.router] = now
+        previous = before.get(demand.router, (0, 0) if before else now)
+        if now[0] >= previous[0] and now[1] >= previous[1]:
+            prompt += now[0] - previous[0]
+            output += now[1] - previous[1]
+    return filling, prompt, output, filled
 
 
 def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, residence_s: float) -> Traffic:

@@ -202,6 +202,9 @@ class Demand:
     `seats_wanted` wait, `seats_leased` is the most that this router lets be with slices. `keys` is what limited keys have in
     this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
     `address` is where other routers tell this one what they sent; empty where they do not.
+
+    Lines of batches are no demand: `filling` of them are with a slice, beside `in_flight`, and have a part of the `seats`.
+    Those that ended since the router's start had `filled_prompt_tokens` and `filled_output_tokens`.
     """
 
     router: str
@@ -222,6 +225,9 @@ class Demand:
     beat: int = 0
     application: str = ""
     address: str = ""
+    filling: int = 0
+    filled_prompt_tokens: int = 0
+    filled_output_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from serving.cli.main import _parser, main
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-LANGUAGES = {"console", "bash", "json", "promql", "text", "yaml"}
+LANGUAGES = {"console", "bash", "json", "promql", "text", "yaml", "python"}
 WIDTH = "112"
 
 

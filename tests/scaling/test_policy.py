@@ -23,6 +23,21 @@ def test_load_beyond_a_slice_orders_more_and_idleness_gives_them_back_one_cool_d
     assert fleet.run(2, 180).wanted == (1,)
 
 
+def test_batches_that_fill_every_slice_change_no_decision_and_the_reason_says_so() -> None:
+    alone, filled = Fleet(settings(cool_down_s=60)), Fleet(settings(cool_down_s=60), filling=30)
+    for rate, seconds in ((2, 120), (25, 420), (2, 240)):
+        assert filled.run(rate, seconds).wanted == alone.run(rate, seconds).wanted
+    assert "30 lines of batches left out" in filled.decisions[-1].reason
+    assert "left out" not in alone.decisions[-1].reason
+
+
+def test_batches_alone_hold_no_slice() -> None:
+    fleet = Fleet(settings(pool(least=0), cool_down_s=60), filling=30)
+    fleet.run(2, 120)
+    assert fleet.run(0, 240).wanted == (0,)
+    assert any("30 lines of batches keep no slice" in decision.reason for decision in fleet.decisions)
+
+
 def test_a_queue_that_grows_while_slices_are_awaited_is_not_ordered_for_again() -> None:
     fleet = Fleet(settings(pool(most=50)), delivery_s=300, start_s=100)
     fleet.run(5, 60)

@@ -38,6 +38,8 @@ class Fleet:
     state: PolicyState | None = None
     decisions: list[Decision] = field(default_factory=list)
     ttft_p90_s: float = 0.0
+    filling: int = 0  # lines of batches that run on each slice, of 100 tokens each way and a second each
+    filled: int = 0
     failing: frozenset[int] = frozenset()  # pools whose starts fail
     lost: list[SliceRecord] = field(default_factory=list)  # as long as the store has them
 
@@ -84,16 +86,25 @@ class Fleet:
             self.slices[at] = [
                 replace(
                     entry,
-                    running=done / self.serving,  # type: ignore[arg-type]  # a mean
-                    prompt_tokens=entry.prompt_tokens + round(100 * done / self.serving),
-                    output_tokens=entry.output_tokens + round(100 * done / self.serving),
+                    running=done / self.serving + self.filling,  # type: ignore[arg-type]  # a mean
+                    prompt_tokens=entry.prompt_tokens + round(100 * (done / self.serving + self.filling)),
+                    output_tokens=entry.output_tokens + round(100 * (done / self.serving + self.filling)),
                 )
                 if entry.serves
                 else entry
                 for entry in each
             ]
+        filling = self.filling * self.serving
+        self.filled += filling
         demand = Demand(
-            "r", "m", held=round(self.queue), arrived=round(self.arrived), ttft_p90_s=self.ttft_p90_s
+            "r",
+            "m",
+            held=round(self.queue),
+            arrived=round(self.arrived),
+            ttft_p90_s=self.ttft_p90_s,
+            filling=filling,
+            filled_prompt_tokens=100 * self.filled,
+            filled_output_tokens=100 * self.filled,
         )
         in_flight = round(self.arrived) - round(self.queue) - round(self.finished)
         entries = [*(entry for each in self.slices for entry in each), *self.lost]

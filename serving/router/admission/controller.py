@@ -19,7 +19,7 @@ from serving.planning import Plan
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account, Refusals
 from serving.router.admission.shares import Book, KeyUse, Lease
-from serving.router.admission.usage import Usage, used_tokens
+from serving.router.admission.usage import Filled, Usage, used_tokens
 from serving.router.http.auth import ANYONE, Key, KeyFile
 from serving.router.http.bodies import BodyReader
 from serving.router.http.downstream import Downstream, respond
@@ -102,6 +102,7 @@ class AdmissionController:
         self._backlog = Backlog()
         self._accounts: dict[str, Account] = {}
         self._fillers: dict[str, Account] = {}
+        self._filled = {plan.model.name: Filled() for plan in plans}
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
         self._longest = {plan.model.name: plan.fit.max_model_len for plan in plans}
         self._usage = Usage()
@@ -253,6 +254,9 @@ class AdmissionController:
             "seats": self._queue.seats_taken(model),
             "seats_wanted": self._queue.seats_wanted(model),
             "seats_leased": self._leases[model].most or 0,
+            "filling": self._queue.filling(model),
+            "filled_prompt_tokens": self._filled[model].prompt_tokens,
+            "filled_output_tokens": self._filled[model].output_tokens,
         }
 
     async def run(self, beat_s: float = TIMINGS.beat_s) -> None:
@@ -297,6 +301,8 @@ class AdmissionController:
         if ticket.where is Where.ADMITTED:
             ticket.used_tokens = used_tokens(record, estimate, self._usage, now_s=time.monotonic())
             self._usage.learn(ticket.account.key.name, record, estimate.work)
+            if ticket.fills:
+                self._filled[ticket.model].add(record)
         self._turns.pop(ticket, None)
         self._wake(self._queue.leave(ticket, now_s))
         self.leave(visit)

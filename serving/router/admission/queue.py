@@ -104,7 +104,7 @@ class _Model:
 
     def room(self, spare: float) -> int:
         """Seats for requests that fill, where a share stays free; one seat alone may be filled."""
-        kept = min(math.ceil(spare * self.outlook.seats), self.outlook.seats - 1)
+        kept = max(0, min(math.ceil(spare * self.outlook.seats), self.outlook.seats - 1))
         return 0 if self.queue else max(0, self.outlook.seats - kept - self.open)
 
     def measure(self, now_s: float) -> None:
@@ -150,7 +150,9 @@ class AdmissionQueue:
             ticket.where, ticket.refusal = Where.REFUSED, refusal
             return []
         if ticket.fills:
-            if model.room(0.0):
+            if seats_free := model.room(0.0):
+                ticket.seats = min(ticket.seats, model.outlook.seats)
+            if seats_free and seats_free >= ticket.seats:
                 self._admit(model, ticket)
             else:
                 ticket.where, ticket.refusal = Where.REFUSED, model.refusal(0.0)

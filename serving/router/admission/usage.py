@@ -3,6 +3,7 @@
 A request that sets no bound to its answer is taken to write what its key's answers of late came to.
 """
 
+from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
@@ -46,6 +47,18 @@ class Usage:
             _average(self._of_key, (key, record.model), each)
         if record.leases and record.last_s > record.leases[0].at_s and each > 1:
             _average(self._tokens_per_s, record.model, each / (record.last_s - record.leases[0].at_s))
+
+
+@dataclass
+class Filled:
+    """Tokens of the lines of batches that have ended."""
+
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, record: RequestRecord) -> None:
+        self.prompt_tokens += record.prompt_tokens or 0
+        self.output_tokens += record.output_tokens or 0
 
 
 def used_tokens(record: RequestRecord, estimate: Estimate, usage: Usage, now_s: float) -> float:

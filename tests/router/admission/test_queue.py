@@ -53,6 +53,41 @@ def test_a_request_goes_straight_through_while_there_is_a_seat() -> None:
     assert third.where is Where.ADMITTED
 
 
+def filling(who: Account, seats: int = 1) -> Ticket:
+    made = ticket(who, seats=seats)
+    made.fills = True
+    return made
+
+
+def test_what_fills_takes_a_free_seat_or_none_and_is_no_demand() -> None:
+    on, who = admission(3), account()
+    first, two, second = filling(who), filling(who, seats=2), filling(who)
+    assert asked(on, ticket(who), two) == [Where.ADMITTED, Where.ADMITTED]
+    assert asked(on, first) == [Where.REFUSED]
+    assert on.filling(LLAMA) == 1
+    assert on.counts(LLAMA) == {"held": 0, "in_flight": 1, "arrived": 1, "refused": 0, "prompt_bytes": 100}
+    held = ticket(who)
+    assert asked(on, held) == [Where.HELD]
+    assert on.leave(two, 1.0) == [held]
+    assert asked(on, second) == [Where.ADMITTED]
+    assert on.leave(second, 1.0) == []
+    assert on.filling(LLAMA) == 0
+
+
+def test_nothing_fills_while_a_request_waits() -> None:
+    on, who = admission(2), account()
+    assert asked(on, ticket(who, seats=2), ticket(who)) == [Where.ADMITTED, Where.HELD]
+    assert on.room(LLAMA, 0.0) == 0
+    assert asked(on, filling(who)) == [Where.REFUSED]
+
+
+@pytest.mark.parametrize(
+    ("seats", "spare", "room"), [(20, 0.1, 18), (10, 0.0, 10), (1, 0.5, 1), (2, 0.9, 1), (0, 0.1, 0)]
+)
+def test_a_share_of_the_seats_stays_free_of_what_fills(seats: int, spare: float, room: int) -> None:
+    assert admission(seats).room(LLAMA, spare) == room
+
+
 def test_a_request_with_several_sequences_takes_several_seats() -> None:
     on, who = admission(4), account()
     four, one = ticket(who, seats=4), ticket(who)
