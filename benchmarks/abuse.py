@@ -25,21 +25,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
 
-import uvicorn
 import uvloop
 
-from serving.config import ModelSpec, RouterSpec
+from benchmarks.children import asked, child, ended, told, until_input_ends
 from serving.errors import BadRequestError
-from serving.planning import plan
-from serving.router.core import RouterCore
-from serving.router.http.auth import KeyFile, new
-from serving.router.http.door import Door, Relay
+from serving.router.http.auth import new
 from serving.router.http.validation import parse
-from serving.state.records import SliceRecord, SliceState, Snapshot
 
 MODEL = "llama"
 CONNECTIONS = 200
@@ -50,74 +43,20 @@ _TALK = [{"role": "user", "content": "word " * 200}]
 
 @dataclass
 class Seen:
-    """What the well-behaved key saw, seconds; what the hostile one was told, by status; the router's memory and CPU."""
+    """What the well-behaved key saw, seconds; what the hostile one was told, by status; the router's memory and CPU.
+
+    `held_s`: how long the router kept its event loop from its next turn, in CPU time, the longest first.
+    """
 
     times_s: list[float] = field(default_factory=list)
     failed: int = 0
     statuses: Counter[int] = field(default_factory=Counter)
     most_mib: float = 0.0
     cpu: float = 0.0
+    held_s: list[float] = field(default_factory=list)
 
     def at(self, percent: int) -> float:
         return 1e3 * statistics.quantiles(self.times_s, n=100)[percent - 1]
-
-
-async def serve(upstream: str, keys: str) -> None:
-    """The router's process: prints its port, ends with its input."""
-    plans = [
-        plan(
-            ModelSpec.model_validate(
-                {
-                    "name": MODEL,
-                    "model": "meta-llama/Llama-3.1-8B-Instruct",
-                    "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
-                    "engine": {"max_num_seqs": 256, "max_model_len": 8192},
-                }
-            )
-        )
-    ]
-
-    async def no_metrics() -> str:
-        return ""
-
-    core = RouterCore(plans, RouterSpec(), KeyFile(Path(keys)), no_metrics)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    door: Any = partial(Door, Relay(core.relay, ""))
-    server = uvicorn.Server(
-        uvicorn.Config(core.app(), http=door, log_level="critical", timeout_graceful_shutdown=1)
-    )
-
-    async def beat() -> None:
-        for number in itertools.count():
-            record = SliceRecord(
-                "a",
-                MODEL,
-                SliceState.SERVING,
-                "serving",
-                "v6e 2x4",
-                pool=plans[0].pool,
-                address=upstream,
-                max_model_len=8192,
-                beat=number,
-            )
-            for _ in core.take(Snapshot(slices=(record,)), time.monotonic()):
-                pass
-            await asyncio.sleep(0.5)
-
-    beating = [asyncio.create_task(beat()), asyncio.create_task(core.admission.run())]
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    print(listener.getsockname()[1], flush=True)
-    loop = asyncio.get_running_loop()
-    ended = asyncio.Event()
-    threading.Thread(
-        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(ended.set)), daemon=True
-    ).start()
-    await ended.wait()
-    server.should_exit = True
-    await serving
-    for task in beating:
-        task.cancel()
-    await core.close()
 
 
 def head(key: str, length: int | None, path: str = _CHAT) -> bytes:
@@ -244,13 +183,8 @@ async def well_behaved(port: int, key: str, seconds: float, seen: Seen) -> None:
 
 
 async def hostile(port: int, key: str, name: str) -> None:
-    """The attackers' process: 200 connections until it is ended, then the statuses."""
+    """The attackers' process: 200 connections until it is ended; answers with the statuses so far."""
     statuses: Counter[int] = Counter()
-    ended = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    threading.Thread(
-        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(ended.set)), daemon=True
-    ).start()
 
     async def again() -> None:
         while True:
@@ -258,19 +192,10 @@ async def hostile(port: int, key: str, name: str) -> None:
                 await ATTACKS[name](port, key, statuses)
             await asyncio.sleep(0.1)
 
-    tasks = [asyncio.create_task(again()) for _ in range(CONNECTIONS)]
-    await ended.wait()
-    for task in tasks:
-        task.cancel()
-    print(json.dumps(statuses), flush=True)
+    attacking = [asyncio.create_task(again()) for _ in range(CONNECTIONS)]
+    print(len(attacking), flush=True)
+    await until_input_ends(lambda: statuses)
     os._exit(0)  # attackers have nothing to tidy up
-
-
-def child(*arguments: str, priority: int = 0) -> subprocess.Popen[str]:
-    nice = ["nice", "-n", str(priority)] if priority else []
-    return subprocess.Popen(
-        [*nice, sys.executable, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
 
 
 def resident_mib(pid: int) -> float:
@@ -278,20 +203,13 @@ def resident_mib(pid: int) -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / _MIB
 
 
-def cpu_s(pid: int) -> float:
-    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(ticks[11]) + int(ticks[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def measure(router: subprocess.Popen[str], port: int, good: str, bad: str, name: str, seconds: float) -> Seen:
-    """One attack; none where the name is empty."""
+    """One attack, from its beginning on; none where the name is empty."""
     seen = Seen()
-    attackers = (
-        child("-m", "benchmarks.abuse", "--hostile", str(port), bad, name, priority=15) if name else None
-    )
+    before_s, cpu_before_s = time.monotonic(), asked(router)["cpu_s"]
+    attackers = child("benchmarks.abuse", "--hostile", str(port), bad, name, nice=15) if name else None
     if attackers:
-        time.sleep(5)
-    before_s, cpu_before_s = time.monotonic(), cpu_s(router.pid)
+        told(attackers)  # they have begun
     over = threading.Event()
 
     def watch() -> None:
@@ -303,24 +221,27 @@ def measure(router: subprocess.Popen[str], port: int, good: str, bad: str, name:
     uvloop.run(well_behaved(port, good, seconds, seen))
     over.set()
     watching.join()
-    seen.cpu = (cpu_s(router.pid) - cpu_before_s) / (time.monotonic() - before_s)
+    used = asked(router)
+    seen.cpu = (used["cpu_s"] - cpu_before_s) / (time.monotonic() - before_s)
+    seen.held_s = used["held_s"]
     if attackers:
-        told, _ = attackers.communicate(timeout=120)
-        seen.statuses.update({int(status): count for status, count in json.loads(told).items()})
+        seen.statuses.update({int(status): count for status, count in asked(attackers).items()})
+        ended(attackers)
     return seen
 
 
 def table(rows: list[tuple[str, Seen]]) -> str:
     quiet = rows[0][1].at(99)
     lines = [
-        "| 200 connections | answered | p50, ms | p99, ms | p99 against quiet | router, MiB | router, cores | hostile answers |",
-        "|---|---|---|---|---|---|---|---|",
+        "| 200 connections | answered | p50, ms | p99, ms | p99 against quiet | loop held, ms of CPU: most, 10th | router, MiB | router, cores | hostile answers |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for name, seen in rows:
-        told = ", ".join(f"{count} x {status or 'cut'}" for status, count in sorted(seen.statuses.items()))
+        answers = ", ".join(f"{count} x {status or 'cut'}" for status, count in sorted(seen.statuses.items()))
+        held = [*seen.held_s, *[0.0] * 10]
         lines.append(
             f"| {name or 'quiet'} | {len(seen.times_s)} of {len(seen.times_s) + seen.failed} | {seen.at(50):.1f} | "
-            f"{seen.at(99):.1f} | {seen.at(99) / quiet:.1f} | {seen.most_mib:.0f} | {seen.cpu:.2f} | {told} |"
+            f"{seen.at(99):.1f} | {seen.at(99) / quiet:.1f} | {1e3 * held[0]:.1f}, {1e3 * held[9]:.1f} | {seen.most_mib:.0f} | {seen.cpu:.2f} | {answers} |"
         )
     return "\n".join(lines)
 
@@ -358,14 +279,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--only", nargs="+", choices=list(ATTACKS), default=list(ATTACKS))
     parser.add_argument("--bodies", action="store_true")
-    parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--hostile", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.bodies:
         print(bodies())
-        return
-    if given.serve:
-        uvloop.run(serve(*given.serve))
         return
     if given.hostile:
         port, key, name = given.hostile
@@ -375,10 +292,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         keys = Path(folder, "keys.yaml")
         keys.write_text(f"{good_line}\n{bad_line}\n")
-        engine = child("-m", "benchmarks.instant")
-        upstream = f"http://127.0.0.1:{_port(engine)}"
-        router = child("-m", "benchmarks.abuse", "--serve", upstream, str(keys))
-        port = _port(router)
+        engine = child("benchmarks.instant")
+        upstream = f"http://127.0.0.1:{told(engine)}"
+        router = child("benchmarks.one_router", upstream, "--keys", str(keys), "--held")
+        port = told(router)
         try:
             measure(router, port, good, bad, "", 3)  # the first requests import what is needed
             rows = []
@@ -387,13 +304,8 @@ def main() -> None:
                 print(table(rows[:1] + rows[-1:]).splitlines()[-1], file=sys.stderr, flush=True)
             print(table(rows))
         finally:
-            for process in (router, engine):
-                process.communicate(timeout=60)
-
-
-def _port(process: subprocess.Popen[str]) -> int:
-    assert process.stdout is not None  # noqa: S101  it was asked for
-    return int(process.stdout.readline())
+            ended(router)
+            ended(engine)
 
 
 if __name__ == "__main__":

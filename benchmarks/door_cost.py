@@ -9,38 +9,24 @@ the machine slows both alike: the quotient of the two is steadier than either fi
 """
 
 import argparse
-import asyncio
-import json
 import os
-import socket
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import httptools
-import uvicorn
 import uvloop
 
+from benchmarks.children import asked, told
 from benchmarks.client import Load, put
-from serving.config import ModelSpec, RouterSpec
-from serving.planning import plan
-from serving.router.core import RouterCore
-from serving.router.http.auth import KeyFile
-from serving.router.http.door import Door, Relay
-from serving.router.telemetry.request_log import RequestLog
-from serving.state.records import SliceRecord, SliceState, Snapshot
+from benchmarks.instant import Script, serving
+from benchmarks.one_router import MODEL
 
-MODEL = "llama"
 TOKENS = 32
 _CONCURRENCY = 32
-_BEAT_S = 0.5
 _STEP_S = 0.01  # between the tokens of a stream: events of one stream come one by one
 _NAME = b'{"id":"chatcmpl-0123456789abcdef01234567","object":"chat.completion.chunk","created":1700000000,"model":"llama",'
 _OPENING = (
@@ -54,141 +40,33 @@ _TOKEN = (
     b'"finish_reason":null,"token_ids":[12345]}]}\n\n'
 )
 _LAST = _TOKEN.replace(b'"finish_reason":null', b'"finish_reason":"length","stop_reason":null')
-_HEAD = (
-    b"HTTP/1.1 200 OK\r\ndate: Sun, 01 Jan 2023 00:00:00 GMT\r\nserver: uvicorn\r\n"
-    b"content-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
-)
-
-
-class _Engine(asyncio.Protocol):
-    """One connection of an engine."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:
-        self._transport = transport
-        self._begin()
-
-    def data_received(self, data: bytes) -> None:
-        self._parser.feed_data(data)
-
-    def on_body(self, body: bytes) -> None:
-        self._body += body
-
-    def on_message_complete(self) -> None:
-        tokens = json.loads(self._body).get("max_tokens", 1)
-        self._transport.write(_HEAD + _chunk(_OPENING))
-        self._write(tokens)
-        self._begin()
-
-    def _begin(self) -> None:
-        self._parser = httptools.HttpRequestParser(self)
-        self._body = b""
-
-    def _write(self, left: int) -> None:
-        if self._transport.is_closing():
-            return
-        if left > 1:
-            self._transport.write(_chunk(_TOKEN))
-            asyncio.get_running_loop().call_later(_STEP_S, self._write, left - 1)
-        else:
-            self._transport.write(_chunk(_LAST) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
-
-
-def _chunk(data: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(data), data)
-
-
-async def route(upstream: str, log: Path) -> None:
-    """The router's process: prints its port, then its CPU seconds for every line that comes; ends with its input."""
-    plans = [
-        plan(
-            ModelSpec.model_validate(
-                {
-                    "name": MODEL,
-                    "model": "meta-llama/Llama-3.1-8B-Instruct",
-                    "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
-                    "engine": {"max_num_seqs": 256, "max_model_len": 8192},
-                }
-            )
-        )
-    ]
-
-    async def no_metrics() -> str:
-        return ""
-
-    core = RouterCore(plans, RouterSpec(), KeyFile(None), no_metrics, log=RequestLog(log))
-    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            core.app(),
-            http=partial(Door, Relay(core.relay)),
-            log_level="critical",
-            timeout_graceful_shutdown=1,
-        )
-    )
-
-    async def beat() -> None:
-        for number in range(sys.maxsize):
-            record = SliceRecord(
-                "a",
-                MODEL,
-                SliceState.SERVING,
-                "serving",
-                "v6e 2x4",
-                slice="slice-0",
-                pool=plans[0].pool,
-                address=upstream,
-                max_model_len=8192,
-                beat=number,
-            )
-            for _ in core.take(Snapshot(slices=(record,)), time.monotonic()):
-                pass
-            core.publish(core.demands(), time.monotonic())
-            await asyncio.sleep(_BEAT_S)
-
-    beating = [asyncio.create_task(beat()), asyncio.create_task(core.admission.run())]
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    print(listener.getsockname()[1], flush=True)
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-
-    def tell() -> None:
-        for _ in sys.stdin:
-            print(time.process_time(), flush=True)
-        loop.call_soon_threadsafe(ended.set)
-
-    threading.Thread(target=tell, daemon=True).start()
-    await ended.wait()
-    server.should_exit = True
-    await serving
-    for task in beating:
-        task.cancel()
-    await core.close()
 
 
 class Router:
     """A tree's router in a process of its own."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
-        assert process.stdin  # noqa: S101  both were asked for
-        assert process.stdout  # noqa: S101
-        self._process, self._stdin, self._stdout = process, process.stdin, process.stdout
-        self.address = f"http://127.0.0.1:{self._stdout.readline().strip()}"
+        self._process = process
+        self.address = f"http://127.0.0.1:{told(process)}"
 
     def cpu_s(self) -> float:
-        self._stdin.write("\n")
-        self._stdin.flush()
-        return float(self._stdout.readline())
+        return float(asked(self._process)["cpu_s"])
 
 
 @contextmanager
 def started(tree: Path, upstream: str, folder: Path) -> Iterator[Router]:
-    """The router of a working tree; it ends with its input."""
+    """A working tree's router, under this tree's benchmark; it ends with its input."""
+    home = Path(tempfile.mkdtemp(dir=folder))
+    (home / "serving").symlink_to(tree / "serving")
+    (home / "benchmarks").symlink_to(Path(__file__).resolve().parent)
+    log = str(home / "requests.jsonl")
     with subprocess.Popen(
-        [sys.executable, __file__, "--route", upstream, "--log", str(folder / "requests.jsonl")],
+        [sys.executable, "-m", "benchmarks.one_router", upstream, "--log", log],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        cwd=tree,
-        env={**os.environ, "PYTHONPATH": str(tree)},
+        cwd=home,
+        env={**os.environ, "PYTHONPATH": str(home)},
     ) as process:
         try:
             yield Router(process)
@@ -198,8 +76,8 @@ def started(tree: Path, upstream: str, folder: Path) -> Iterator[Router]:
 
 async def measure(trees: Sequence[Path], rounds: int, seconds: float) -> list[list[tuple[float, float]]]:
     """For each tree and round: CPU µs of a one-token answer, and of a further chunk."""
-    server = await asyncio.get_running_loop().create_server(_Engine, "127.0.0.1", 0)
-    upstream = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server, port = await serving(Script(_OPENING, _TOKEN, _LAST, _STEP_S))
+    upstream = f"http://127.0.0.1:{port}"
     found: list[list[tuple[float, float]]] = [[] for _ in trees]
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -229,13 +107,7 @@ def main() -> None:
     parser.add_argument("--against", type=Path, help="another working tree, measured beside this one")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--route", metavar="UPSTREAM", help=argparse.SUPPRESS)
-    parser.add_argument("--log", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.route:
-        with suppress(KeyboardInterrupt):
-            uvloop.run(route(options.route, options.log))
-        return
     here = Path(__file__).resolve().parent.parent
     trees = [tree.resolve() for tree in (options.against, here) if tree]
     found = uvloop.run(measure(trees, options.rounds, options.seconds))

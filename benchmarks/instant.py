@@ -1,25 +1,40 @@
-"""A server that answers every chat at once with events made beforehand: what the load client's ceiling is measured against.
+"""An engine that answers every chat at once with events made beforehand: what a client's or a router's own cost is measured against.
 
 python -m benchmarks.instant        # prints its port; ends with its input
 """
 
 import asyncio
 import json
-import sys
-import threading
+from dataclasses import dataclass
+from typing import Any
 
 import httptools
 import uvloop
 
+from benchmarks.children import until_input_ends
+
 _EVENT = b'data: {"choices": [{"index": 0, "delta": {"content": " slice"}, "finish_reason": null}]}\n\n'
-_LAST = b'data: {"choices": [{"index": 0, "delta": {}, "finish_reason": "length"}]}\n\n'
+_LAST = _EVENT.replace(b"null", b'"length"')
 _HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
-class _Instant(asyncio.Protocol):
-    """One connection; events go out one write each, as an engine sends them, and wait for a client that reads none."""
+@dataclass(frozen=True)
+class Script:
+    """The events of an answer: one to begin with, and one a token, of which the last is another. `step_s` lies between two."""
 
-    def connection_made(self, transport: asyncio.Transport) -> None:
+    opening: bytes = b""
+    token: bytes = _EVENT
+    last: bytes = _LAST
+    step_s: float = 0.0
+
+
+class Engine(asyncio.Protocol):
+    """One connection; each event is one write, as an engine sends them, and waits for a client that reads none."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # of a stream
         self._transport = transport
         self._paused, self._waiting = False, 0
         self._begin()
@@ -40,8 +55,11 @@ class _Instant(asyncio.Protocol):
         self._body += body
 
     def on_message_complete(self) -> None:
-        tokens = json.loads(self._body).get("max_tokens", 1)
-        self._transport.write(_HEAD)
+        fields: dict[str, Any] = json.loads(
+            self._body or b"{}"
+        )  # a router asks a silent slice without a body
+        tokens = max(1, fields.get("max_tokens", 1))
+        self._transport.write(_HEAD + (_chunk(self._script.opening) if self._script.opening else b""))
         self._write(tokens)
         self._begin()
 
@@ -52,30 +70,31 @@ class _Instant(asyncio.Protocol):
     def _write(self, left: int) -> None:
         if self._transport.is_closing():
             return
-        if self._paused and left:
+        if self._paused:
             self._waiting = left
-        elif left:
-            self._transport.write(_chunk(_EVENT))
-            asyncio.get_running_loop().call_soon(self._write, left - 1)
+        elif left > 1:
+            self._transport.write(_chunk(self._script.token))
+            asyncio.get_running_loop().call_later(self._script.step_s, self._write, left - 1)
         else:
-            self._transport.write(_chunk(_LAST + b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            self._transport.write(_chunk(self._script.last) + _chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
 
 def _chunk(data: bytes) -> bytes:
-    return f"{len(data):x}\r\n".encode() + data + b"\r\n"
+    return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def serve() -> None:
+async def serving(script: Script = Script()) -> tuple[asyncio.Server, int]:
+    """A server of such an engine, and its port."""
+    server = await asyncio.get_running_loop().create_server(lambda: Engine(script), "127.0.0.1", 0)
+    return server, server.sockets[0].getsockname()[1]
+
+
+async def main() -> None:
     """Until standard input ends."""
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(_Instant, "127.0.0.1", 0)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    ended = asyncio.Event()
-    threading.Thread(
-        target=lambda: (sys.stdin.read(), loop.call_soon_threadsafe(ended.set)), daemon=True
-    ).start()
-    await ended.wait()
+    _, port = await serving()
+    print(port, flush=True)
+    await until_input_ends(dict)
 
 
 if __name__ == "__main__":
-    uvloop.run(serve())
+    uvloop.run(main())

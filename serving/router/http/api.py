@@ -48,6 +48,7 @@ from serving.router.http.isolation import salted
 from serving.router.http.keeper import Keeper
 from serving.router.http.kept_files import KeptFiles
 from serving.router.http.openapi import document
+from serving.router.http.parsing import Parsing
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.response_store import ResponseStore
 from serving.router.http.responses import Keeping, Kept
@@ -98,6 +99,7 @@ class Api:
         self._journal = journal
         self._status = status
         self._metrics = metrics
+        self._parsing = Parsing()
         self._started = int(time.time())
 
     def app(self, *, returns_id: bool = True) -> FastAPI:
@@ -307,7 +309,7 @@ class Api:
         if visit.refusal:
             record.failed(visit.refusal.error)
             await self._admission.hold_up(visit)
-            over = await self._admission.bodies.drop(request, time.monotonic())
+            over = await self._admission.bodies.drop(request, visit, time.monotonic())
             raise self._admission.refused(visit, body_is_over=over)
         try:
             return visit, *await self._read(request, record, visit)
@@ -331,7 +333,8 @@ class Api:
     ) -> tuple[InferenceRequest, Estimate]:
         route = ROUTES[record.path]
         body = await self._admission.bodies.read(request, visit, time.monotonic())
-        fields = await fields_of(request, route, body)
+        parsed = partial(self._parsing.fields, owner=visit.owner)
+        fields = await fields_of(request, route, body, parsed)
         model = self._table.resolve(fields.get("model"))
         record.model = model
         record.question = body

@@ -20,6 +20,11 @@ _MOST_BYTES = 512 << 20
 _DROPPED = 4
 # Of a body that nobody asked for: a client that is still sending hears no answer.
 _MOST_DROPPED_BYTES = 1 << 18
+# To take a megabyte off its connection keeps the event loop for a millisecond. What a key's connections send beyond this pace
+# waits there, so that the loop has time for others; the beginning of each body and so many seconds' worth do not wait.
+_BYTES_PER_S = 64 << 20
+_AHEAD_S = 0.01
+_UNPACED_BYTES = 1 << 16
 
 
 class Holder(Protocol):
@@ -41,6 +46,7 @@ class BodyReader:
         self._most_bytes = max(most_bytes, 2 * spec.max_body_bytes)
         self.held_bytes = 0
         self._of_owner: Counter[str] = Counter()
+        self._due_s: dict[str, float] = {}  # by owner, when what was read of it is due at its pace
         self._readers: dict[asyncio.Task[Any], float] = {}
         self._overdue: set[asyncio.Task[Any]] = set()
 
@@ -55,10 +61,10 @@ class BodyReader:
             raise self._too_large()  # the client waits to be asked for the body
         return await self._in_time(self._pieces(request, holder), now_s)
 
-    async def drop(self, request: Request, now_s: float) -> bool:
+    async def drop(self, request: Request, holder: Holder, now_s: float) -> bool:
         """Read and forget a body of which nothing is wanted, up to a size; whether it is over. Raises ClientDisconnect."""
         try:
-            return await self._in_time(_dropped(request), now_s)
+            return await self._in_time(self._dropped(request, holder), now_s)
         except SlowBodyError:
             return False
 
@@ -104,6 +110,8 @@ class BodyReader:
             while True:
                 piece, more = await _piece(request)
                 size += len(piece)
+                if size > _UNPACED_BYTES:
+                    await self._in_pace(holder.owner, len(piece))
                 if refusal is None:
                     pieces.append(piece)
                     self._hold(holder, len(piece))
@@ -121,6 +129,22 @@ class BodyReader:
         except BaseException:
             self.forget(holder)
             raise
+
+    async def _dropped(self, request: Request, holder: Holder) -> bool:
+        size, more = 0, True
+        while more and size <= _MOST_DROPPED_BYTES:
+            piece, more = await _piece(request)
+            size += len(piece)
+            if size > _UNPACED_BYTES:
+                await self._in_pace(holder.owner, len(piece))
+        return not more
+
+    async def _in_pace(self, owner: str, size_bytes: int) -> None:
+        """Wait until so many bytes more are due to be read of a key's bodies."""
+        now_s = asyncio.get_running_loop().time()
+        due_s = self._due_s[owner] = max(now_s, self._due_s.get(owner, 0.0)) + size_bytes / _BYTES_PER_S
+        if due_s - now_s > _AHEAD_S:
+            await asyncio.sleep(due_s - now_s - _AHEAD_S)
 
     def _hold(self, holder: Holder, size_bytes: int) -> None:
         holder.body_bytes += size_bytes
@@ -146,11 +170,3 @@ async def _piece(request: Request) -> tuple[bytes, bool]:
     if message["type"] == "http.disconnect":
         raise ClientDisconnect
     return message.get("body", b""), bool(message.get("more_body"))
-
-
-async def _dropped(request: Request) -> bool:
-    size, more = 0, True
-    while more and size <= _MOST_DROPPED_BYTES:
-        piece, more = await _piece(request)
-        size += len(piece)
-    return not more

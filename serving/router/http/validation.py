@@ -7,12 +7,11 @@ in one object is refused: router and engine must not read two requests in one bo
 A body is measured before it is parsed: as Python objects the smallest values of JSON take thirty times their bytes.
 """
 
-import asyncio
 import base64
 import math
 import re
 import struct
-from collections.abc import AsyncGenerator, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
@@ -35,8 +34,8 @@ _PIECE_BYTES = 1 << 18
 # Enough for jiter to see that a body is nested too deeply, at 200 levels.
 _OPENING_BYTES = 1 << 12
 _TOO_DEEP = "recursion limit"
-# Below this size a body is neither measured nor parsed off the event loop: it is parsed within a millisecond.
-_SMALL_BYTES = 1 << 16
+# Below this size a body is neither measured nor parsed off the event loop (parsing.py): it is parsed within a millisecond.
+SMALL_BYTES = 1 << 16
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
 _LONGEST_TOKEN_CHARS = 128
 # vLLM compares every stop text with every new piece of every answer.
@@ -96,8 +95,10 @@ _ESCAPED_LETTER = b"\\u"
 _REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
 
 
-async def fields_of(request: Request, route: Route, body: bytes) -> dict[str, Any]:
-    """The fields of a JSON or form body; raises BadRequestError."""
+async def fields_of(
+    request: Request, route: Route, body: bytes, parsed: Callable[[bytes], Awaitable[dict[str, Any]]]
+) -> dict[str, Any]:
+    """The fields of a JSON or form body, JSON as `parsed` parses it; raises BadRequestError."""
     if request.headers.get("content-type", "").lower().startswith("multipart/"):
         if route.form:
             return await _form(request.headers, body)
@@ -106,13 +107,13 @@ async def fields_of(request: Request, route: Route, body: bytes) -> dict[str, An
         )
     if not body:
         raise BadRequestError("The request has no body; a JSON object is needed.")
-    return parse(body) if len(body) < _SMALL_BYTES else await asyncio.to_thread(parse, body)
+    return await parsed(body)
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """The fields of a JSON body, of a bounded number of values; raises BadRequestError."""
     try:
-        if len(body) >= _SMALL_BYTES:
+        if len(body) >= SMALL_BYTES:
             _check_opening(body)
             if too_many := _too_many_values(body):
                 raise too_many
@@ -375,7 +376,7 @@ def _may_have_media(body: bytes) -> bool:
 
     A long body is not searched: it has few values for its length, or is bounded by the number of its values.
     """
-    return len(body) >= _SMALL_BYTES or _ESCAPED_LETTER in body or any(name in body for name in _MEDIA_NAMES)
+    return len(body) >= SMALL_BYTES or _ESCAPED_LETTER in body or any(name in body for name in _MEDIA_NAMES)
 
 
 def _content(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -398,7 +399,7 @@ def _reaches_out(text: str) -> bool:
 
 def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:
     try:
-        parts = urlsplit(url.strip()) if len(url) < _SMALL_BYTES else urlsplit(url[:_LONGEST_STOP_CHARS])
+        parts = urlsplit(url.strip()) if len(url) < SMALL_BYTES else urlsplit(url[:_LONGEST_STOP_CHARS])
         scheme, host = parts.scheme.lower(), parts.hostname
     except ValueError:
         raise BadRequestError(

@@ -1,0 +1,80 @@
+"""How bodies come off their connections: at a key's own pace."""
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from fastapi import Request
+
+from serving.config import RouterSpec
+from serving.router.http.bodies import BodyReader
+
+pytestmark = pytest.mark.unit
+
+PIECE = b"x" * (1 << 16)
+
+
+@dataclass
+class Visit:
+    owner: str
+    body_bytes: int = 0
+
+
+def sent(pieces: int) -> Request:
+    """A body that is all there: to read a piece of it waits for nothing."""
+    left = pieces
+
+    async def receive() -> dict[str, Any]:
+        nonlocal left
+        left -= 1
+        return {"type": "http.request", "body": PIECE, "more_body": left > 0}
+
+    return Request({"type": "http", "headers": []}, receive)
+
+
+async def order_of_ends(**reading: Any) -> list[str]:
+    ended: list[str] = []
+    tasks = [asyncio.create_task(work, name=name) for name, work in reading.items()]
+    for task in tasks:
+        task.add_done_callback(lambda done: ended.append(done.get_name()))
+    await asyncio.gather(*tasks)
+    return ended
+
+
+async def test_a_key_s_large_body_leaves_the_event_loop_to_others() -> None:
+    reader = BodyReader(RouterSpec())
+    large, small = Visit("a"), Visit("b")
+    read = {"large": reader.read(sent(100), large, 0.0), "small": reader.read(sent(2), small, 0.0)}
+    assert await order_of_ends(**read) == ["small", "large"]
+    assert (large.body_bytes, small.body_bytes) == (100 * len(PIECE), 2 * len(PIECE))
+
+
+async def test_the_bodies_of_one_key_share_its_pace() -> None:
+    reader = BodyReader(RouterSpec())
+    read = {
+        "first": reader.read(sent(100), Visit("a"), 0.0),
+        "same": reader.read(sent(3), Visit("a"), 0.0),
+        "other": reader.read(sent(9), Visit("b"), 0.0),
+    }
+    assert await order_of_ends(**read) == ["other", "same", "first"]
+
+
+async def test_a_body_that_nobody_wants_is_dropped_at_the_same_pace() -> None:
+    reader = BodyReader(RouterSpec())
+    read = {
+        "first": reader.read(sent(100), Visit("a"), 0.0),
+        "dropped": reader.drop(sent(3), Visit("a"), 0.0),
+        "other": reader.read(sent(9), Visit("b"), 0.0),
+    }
+    assert await order_of_ends(**read) == ["other", "dropped", "first"]
+
+
+async def test_small_bodies_do_not_wait() -> None:
+    reader = BodyReader(RouterSpec())
+    read = {
+        "first": reader.read(sent(100), Visit("a"), 0.0),
+        "small": reader.read(sent(1), Visit("a"), 0.0),
+        "other": reader.read(sent(9), Visit("b"), 0.0),
+    }
+    assert await order_of_ends(**read) == ["small", "other", "first"]

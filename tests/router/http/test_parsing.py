@@ -1,0 +1,97 @@
+"""Large bodies are parsed one at a time, each key's in turn with others'."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from serving.errors import BadRequestError
+from serving.router.http.parsing import Parsing
+from serving.router.http.validation import SMALL_BYTES
+
+pytestmark = pytest.mark.unit
+
+
+def body(number: int) -> bytes:
+    return b"%d" % number + b" " * SMALL_BYTES
+
+
+class Slowly:
+    """A parser that tells which large bodies it has had, and waits at the first until it may go on."""
+
+    def __init__(self) -> None:
+        self.had: list[int] = []
+        self.at_once = 0
+        self.go_on = threading.Event()
+
+    def __call__(self, data: bytes) -> dict[str, Any]:
+        if len(data) < SMALL_BYTES:
+            return {"number": int(data)}
+        self.at_once += 1
+        assert self.at_once == 1
+        self.had.append(int(data))
+        assert self.go_on.wait(10)
+        self.at_once -= 1
+        return {"number": int(data)}
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():  # noqa: ASYNC110  the parser's thread has no event of this loop
+            await asyncio.sleep(0.001)
+
+
+async def test_a_small_body_waits_for_nobody() -> None:
+    slowly = Slowly()
+    parsing = Parsing(slowly, pauses=0)
+    large = asyncio.create_task(parsing.fields(body(1), "a"))
+    await until(lambda: slowly.had)
+    assert await parsing.fields(b"2", "a") == {"number": 2}
+    slowly.go_on.set()
+    assert await large == {"number": 1}
+
+
+async def test_one_key_s_large_bodies_leave_the_others_their_turn() -> None:
+    slowly = Slowly()
+    parsing = Parsing(slowly, pauses=0)
+    reading = [asyncio.create_task(parsing.fields(body(number), "a")) for number in (1, 2, 3)]
+    await until(lambda: slowly.had)
+    reading.append(asyncio.create_task(parsing.fields(body(9), "b")))
+    await asyncio.sleep(0)
+    slowly.go_on.set()
+    assert [fields["number"] for fields in await asyncio.gather(*reading)] == [1, 2, 3, 9]
+    assert slowly.had == [1, 9, 2, 3]
+
+
+async def test_a_key_s_next_body_waits_for_a_multiple_of_what_the_last_one_took() -> None:
+    had = asyncio.Event()
+    parsing = Parsing(lambda _: {"sum": sum(range(100_000))}, pauses=1e9)
+    assert await parsing.fields(body(1), "a")
+    second = asyncio.create_task(parsing.fields(body(2), "a"))
+    second.add_done_callback(lambda _: had.set())
+    assert await parsing.fields(body(3), "b")  # another key does not wait
+    assert not had.is_set()
+    second.cancel()
+    await asyncio.wait([second])
+
+
+async def test_a_client_that_goes_leaves_the_turn_to_the_next() -> None:
+    slowly = Slowly()
+    parsing = Parsing(slowly, pauses=0)
+    reading = [asyncio.create_task(parsing.fields(body(number), "a")) for number in (1, 2, 3)]
+    await until(lambda: slowly.had)
+    for gone in reading[:2]:
+        gone.cancel()
+    await asyncio.wait(reading[:2])
+    slowly.go_on.set()
+    assert await reading[2] == {"number": 3}
+    assert slowly.had == [1, 3]
+    await until(lambda: not parsing._turns)  # nothing is kept of a key that has no body here
+    assert not parsing._waiting
+
+
+async def test_what_is_wrong_with_a_large_body_is_raised() -> None:
+    with pytest.raises(BadRequestError, match="is not JSON"):
+        await Parsing(pauses=0).fields(b"{" + b" " * SMALL_BYTES, "a")
