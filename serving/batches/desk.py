@@ -83,6 +83,7 @@ class Desk:
         self._most_line_bytes = most_line_bytes
         self._clock = clock
         self._calendar = calendar
+        self.owned: Mapping[str, Row[Any]] = {}  # every batch that is not over, as the last tick saw it
         self._works: dict[str, _Work] = {}
         self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
         self._tries: Counter[Held] = Counter()
@@ -94,7 +95,7 @@ class Desk:
     async def tick(self) -> None:
         """Once a second: own batches, and begin what is next for each."""
         now_s = self._calendar()
-        owned = {batch.id: batch for batch in await self._ledger.own(now_s, now_s + _OWNED_S)}
+        owned = self.owned = {batch.id: batch for batch in await self._ledger.own(now_s, now_s + _OWNED_S)}
         for name, batch in owned.items():
             state = State(batch.state)
             if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):

@@ -50,14 +50,15 @@ class Owner:
         self._parts: list[Part] = []
         self._token = secrets.token_urlsafe(32)
         self._serving: asyncio.Task[None] | None = None
+        self._database: Database | None = None
 
     async def start(self) -> None:
         """Open the database and the port; raises ConfigError."""
-        self._database = await Database.open(self._spec.database_at)
+        database = self._database = await Database.open(self._spec.database_at)
         app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
         app.add_exception_handler(ServingError, _on_error)
         for make in self._makers:
-            part = make(self._database, self._spec)
+            part = make(database, self._spec)
             app.include_router(part.routes())
             await part.start()
             self._parts.append(part)
@@ -89,7 +90,8 @@ class Owner:
                 await self._serving
         for part in reversed(self._parts):
             await part.close()
-        await self._database.close()
+        if self._database:
+            await self._database.close()
 
 
 async def _on_error(_: Request, error: Exception) -> JSONResponse:

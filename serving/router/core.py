@@ -35,6 +35,7 @@ from serving.slices import quarantine
 from serving.slices.tpu_hosts import TpuHost, why_waiting
 from serving.state.liveness import Liveness
 from serving.state.records import (
+    BatchRecord,
     DecisionRecord,
     Demand,
     Rollout,
@@ -121,6 +122,7 @@ class RouterCore:
         self._decisions: Sequence[DecisionRecord] = ()
         self.failures: Sequence[SliceFailures] = ()
         self._rollouts: Sequence[Rollout] = ()
+        self._batches: Sequence[BatchRecord] = ()
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
         self._kept = KeptFiles(store) if store else None
         self._api = Api(
@@ -177,6 +179,7 @@ class RouterCore:
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         self.failures = snapshot.slice_failures
         self._rollouts = snapshot.rollouts
+        self._batches = snapshot.batches
         yield
         self._rates.observe(entries, demands, now_s)
         yield
@@ -244,6 +247,7 @@ class RouterCore:
             [self.suspicions],
             self.failures,
             self._rollouts,
+            self._batches,
         )
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:

@@ -12,7 +12,7 @@ import json
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
@@ -24,6 +24,7 @@ from serving.errors import ClusterError
 from serving.state import board
 from serving.state.board import Board
 from serving.state.records import (
+    BatchRecord,
     DecisionRecord,
     Demand,
     Release,
@@ -204,6 +205,14 @@ class Store:
     def delete_rollout(self, rollout: Rollout) -> None:
         self._delete(_key(rollout.application, "rollout", rollout.deployment))
 
+    def put_batches(self, application: str, batches: Sequence[BatchRecord]) -> None:
+        """Say of every batch that is not over how far it is."""
+        told = [dataclasses.asdict(batch) for batch in batches]
+        self._put(_key(application, "batches", ""), json.dumps(told).encode())
+
+    def delete_batches(self, application: str) -> None:
+        self._delete(_key(application, "batches", ""))
+
     def put_demand(self, demand: Demand) -> None:
         self._put(_demand_key(demand), dump(demand))
 
@@ -292,6 +301,7 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         },
         slice_failures=tuple(SliceFailures(**failed) for _, failed in fields("slice-failures")),
         rollouts=tuple(Rollout(**rollout) for _, rollout in fields("rollout")),
+        batches=tuple(BatchRecord(**batch) for _, of_one in fields("batches") for batch in of_one),
     )
 
 

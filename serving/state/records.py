@@ -274,6 +274,20 @@ class SliceFailures:
 
 
 @dataclass(frozen=True)
+class BatchRecord:
+    """How far a batch is that is not over: of `total` lines, as far as they are read. `at`, `created`: seconds since 1970."""
+
+    name: str
+    state: str
+    total: int
+    completed: int
+    failed: int
+    created: float
+    at: float
+    application: str = ""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All records of one application, or of all applications, at one moment.
 
@@ -289,6 +303,7 @@ class Snapshot:
     suspicions: Mapping[str, Mapping[str, Suspicion]] = field(default_factory=dict)
     rollouts: tuple[Rollout, ...] = ()
     slice_failures: tuple[SliceFailures, ...] = ()
+    batches: tuple[BatchRecord, ...] = ()
 
 
 def dump(record: Wanted | Release | Rollout | Demand | SliceFailures | StartRecord) -> bytes:

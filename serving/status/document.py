@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 
 from serving.slices import quarantine
 from serving.state.records import (
+    BatchRecord,
     DecisionRecord,
     Demand,
     Rollout,
@@ -22,6 +23,8 @@ from serving.state.records import (
 from serving.status.rates import STEP_S, Point, Rates, slowest
 
 _DECISIONS = 20
+_BATCHES = 50
+_BATCH_S = 60.0  # a record of a batch is this old at most
 
 
 class _Document(BaseModel):
@@ -153,6 +156,17 @@ class RolloutStatus(_Document):
     reason: str
 
 
+class BatchStatus(_Document):
+    """A batch that is not over: of `total` lines, as far as they are read, those answered and those refused; its age."""
+
+    name: str
+    state: str
+    total: int
+    completed: int
+    failed: int
+    for_s: float
+
+
 class Status(_Document):
     """The whole service. `at` is seconds since 1970."""
 
@@ -162,6 +176,7 @@ class Status(_Document):
     refused: tuple[RefusedStatus, ...] = ()
     quarantined: tuple[QuarantinedStatus, ...] = ()
     rollouts: tuple[RolloutStatus, ...] = ()
+    batches: tuple[BatchStatus, ...] = ()
 
 
 def status(
@@ -174,6 +189,7 @@ def status(
     suspicions: Iterable[Mapping[str, Suspicion]] = (),
     failures: Iterable[SliceFailures] = (),
     rollouts: Iterable[Rollout] = (),
+    batches: Iterable[BatchRecord] = (),
 ) -> Status:
     """The document, from one read of the store and what the window remembers; the latest decision first."""
     return Status(
@@ -186,7 +202,24 @@ def status(
             RolloutStatus(**{name: getattr(rollout, name) for name in RolloutStatus.model_fields})
             for rollout in sorted(rollouts, key=lambda rollout: rollout.deployment)
         ),
+        batches=_batches(batches, at),
     )
+
+
+def _batches(batches: Iterable[BatchRecord], at: float) -> tuple[BatchStatus, ...]:
+    """The oldest first. What nobody has said again of late is left out: its process is gone."""
+    return tuple(
+        BatchStatus(
+            name=batch.name,
+            state=batch.state,
+            total=batch.total,
+            completed=batch.completed,
+            failed=batch.failed,
+            for_s=round(max(0.0, at - batch.created), 1),
+        )
+        for batch in sorted(batches, key=lambda batch: batch.created)
+        if at - batch.at < _BATCH_S
+    )[:_BATCHES]
 
 
 def quarantined(failures: Iterable[SliceFailures], at: float) -> tuple[QuarantinedStatus, ...]:

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from serving.state.records import SliceRecord, SliceState, Wanted
 from serving.status.document import (
+    BatchStatus,
     DecisionStatus,
     Hbm,
     ModelStatus,
@@ -70,6 +71,7 @@ def service(status: Status) -> RenderableType:
     ]
     parts += quarantine(status.quarantined)
     parts += [_rollout(rollout) for rollout in status.rollouts]
+    parts += [_batch(batch) for batch in status.batches]
     if status.decisions:
         parts += [Text(), decisions(status.decisions, status.at)]
     return Group(*(parts or [Text("no model is served")]))
@@ -93,6 +95,13 @@ def _rollout(rollout: RolloutStatus) -> Text:
     return Text(
         f"rollout of {rollout.model} on {rollout.pool}: {rollout.changed} of {rollout.slices} slices{failed}{stopped}",
         "red" if rollout.stopped else "yellow",
+    )
+
+
+def _batch(batch: BatchStatus) -> Text:
+    failed = f", {batch.failed} refused" if batch.failed else ""
+    return Text(
+        f"batch {batch.name}: {batch.state} for {_time(batch.for_s)}, {batch.completed} of {batch.total} lines answered{failed}"
     )
 
 

@@ -49,6 +49,7 @@ def _looks(store: Store) -> Iterator[Status | str]:
                 snapshot.suspicions.values(),
                 snapshot.slice_failures,
                 snapshot.rollouts,
+                snapshot.batches,
             )
         except ClusterError as error:
             yield f"{error.message}; trying again"

@@ -22,7 +22,7 @@ from support.page_service import Shown, entry, shown
 from support.servers import asgi_server
 
 from serving.router.http import auth
-from serving.state.records import Demand, SliceFailures, SliceState, Suspicion
+from serving.state.records import BatchRecord, Demand, SliceFailures, SliceState, Suspicion
 from serving.status.document import DecisionStatus
 
 if TYPE_CHECKING:
@@ -267,6 +267,22 @@ def test_what_an_operator_should_know_of_is_shown_while_it_holds(browser: "Brows
         assert troubles.nth(1).inner_text().startswith(f"refused request f00d of {MODEL}")
         service.failures, service.suspicions = [], {}
         expect(page.locator("#troubles")).to_be_hidden()
+
+
+def test_batches_are_shown_with_their_progress_until_they_are_over(browser: "Browser", upstream: str) -> None:
+    from playwright.sync_api import expect
+
+    service = Shown([MODEL], [entry(MODEL, 0, address=upstream)])
+    service.batches = [BatchRecord("batch_b", "in_progress", 10, 4, 1, created=0.0, at=0.0)]
+    with shown(service), opened(browser, service.address) as page:
+        batches = page.locator("#batches li")
+        expect(batches).to_have_count(1)
+        assert re.fullmatch(
+            r"batch_b, in progress, .+ old:\s+4 of 10 lines answered, 1 refused", batches.first.inner_text()
+        )
+        assert page.get_by_label("batch batch_b").get_attribute("value") == "5"
+        service.batches = []
+        expect(page.locator("#batches-section")).to_be_hidden()
 
 
 def test_an_error_is_shown_in_the_services_words(browser: "Browser", upstream: str) -> None:

@@ -2,7 +2,15 @@ import pytest
 from rich.console import Console
 from support.page_service import entry
 
-from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion, Wanted
+from serving.state.records import (
+    BatchRecord,
+    Demand,
+    SliceFailures,
+    SliceRecord,
+    SliceState,
+    Suspicion,
+    Wanted,
+)
 from serving.status import terminal
 from serving.status.document import DecisionStatus, status
 from serving.status.rates import STEP_S, Rates
@@ -78,3 +86,13 @@ def test_a_quarantined_slice_and_a_refused_request_are_shown() -> None:
         in text
     )
     assert "refused: request f00d of llama, under which two slices died 30 s ago" in text
+
+
+def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() -> None:
+    batches = [
+        BatchRecord("batch_b", "in_progress", 10, 4, 1, created=70.0, at=99.0),
+        BatchRecord("batch_old", "in_progress", 10, 4, 1, created=70.0, at=9.0),
+    ]
+    text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, batches=batches)))
+    assert "batch batch_b: in_progress for 30 s, 4 of 10 lines answered, 1 refused" in text
+    assert "batch_old" not in text

@@ -55,6 +55,8 @@ function draw(status) {
   become($("models"), status.models.map((model) => drawModel(model)));
   become($("troubles"), drawTroubles(status));
   $("troubles").hidden = !$("troubles").childNodes.length;
+  become($("batches"), drawBatches(status));
+  $("batches-section").hidden = !status.batches.length;
   become($("decisions"), drawDecisions(status));
   news(status);
   offer(status.models);
@@ -151,6 +153,17 @@ function drawTroubles(status) {
   const refused = status.refused.map((request) => h("li.error", { "data-id": request.fingerprint },
     h("strong", {}, "refused"), ` request ${request.fingerprint} of ${request.model}, under which two slices died ${time(request.for_s)} ago`));
   return [...quarantined, ...refused];
+}
+
+/** Batches that are not over; how many lines there are is known once the input is read. */
+function drawBatches(status) {
+  return status.batches.map((batch) => {
+    const done = batch.completed + batch.failed;
+    return h("li", { "data-id": batch.name },
+      h("label", {}, `${batch.name}, ${batch.state.replace("_", " ")}, ${time(batch.for_s)} old: `,
+        h("progress", { max: Math.max(1, batch.total), value: done, "aria-label": `batch ${batch.name}` })),
+      ` ${batch.completed} of ${batch.total} lines answered`, batch.failed > 0 && `, ${batch.failed} refused`);
+  });
 }
 
 function drawDecisions(status) {
