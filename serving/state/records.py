@@ -203,7 +203,7 @@ class Demand:
     this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
     `address` is where other routers tell this one what they sent; empty where they do not.
 
-    Lines of batches are no demand: `filling` of them are with a slice, beside `in_flight`, and have a part of the `seats`.
+    Lines of batches are no demand: `filling` of them are with a slice, beside `in_flight` and `seats`; `seats_leased` has theirs.
     Those that ended since the router's start had `filled_prompt_tokens` and `filled_output_tokens`.
     """
 

@@ -228,7 +228,8 @@ class AdmissionController:
                 for other in self._others
                 if other.model == model
             }
-            taken, wanted = self._queue.seats_taken(model), self._queue.seats_wanted(model)
+            # What only fills is no reason to lease a seat that another router's requests wait for.
+            taken, wanted = self._queue.seats_needed(model), self._queue.seats_wanted(model)
             lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
         for account in self._accounts.values():
             if account.shared:
@@ -251,9 +252,10 @@ class AdmissionController:
         """The fields of Demand that admission knows."""
         return {
             **self._queue.counts(model),
-            "seats": self._queue.seats_taken(model),
+            "seats": self._queue.seats_needed(model),
             "seats_wanted": self._queue.seats_wanted(model),
-            "seats_leased": self._leases[model].most or 0,
+            # Those that still fill seats which this router has given up are nobody else's yet.
+            "seats_leased": max(self._leases[model].most or 0, self._queue.seats_taken(model)),
             "filling": self._queue.filling(model),
             "filled_prompt_tokens": self._filled[model].prompt_tokens,
             "filled_output_tokens": self._filled[model].output_tokens,

@@ -82,6 +82,7 @@ class _Model:
     open: int = 0
     requests: int = 0
     filling: int = 0
+    filled_seats: int = 0
     held_bytes: int = 0
     held_seats: int = 0
     arrived: int = 0
@@ -190,6 +191,7 @@ class AdmissionQueue:
                 model.open -= ticket.seats
                 if ticket.fills:
                     model.filling -= 1
+                    model.filled_seats -= ticket.seats
                     return self._next(model)
                 model.requests -= 1
                 model.ended += 1
@@ -237,6 +239,10 @@ class AdmissionQueue:
     def seats_taken(self, name: str) -> int:
         return self._models[name].open
 
+    def seats_needed(self, name: str) -> int:
+        """Those of them that no request has which only fills."""
+        return self._models[name].open - self._models[name].filled_seats
+
     def seats_wanted(self, name: str) -> int:
         """Seats of the requests that wait."""
         return self._models[name].held_seats
@@ -257,6 +263,7 @@ class AdmissionQueue:
         model.open += ticket.seats
         if ticket.fills:
             model.filling += 1
+            model.filled_seats += ticket.seats
         else:
             model.requests += 1
 

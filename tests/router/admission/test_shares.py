@@ -273,6 +273,34 @@ def test_seats_move_to_the_router_that_is_asked(tmp_path: Path) -> None:
     assert late.where is Where.ADMITTED
 
 
+def test_what_fills_one_router_s_seats_makes_room_for_another_router_s_requests(tmp_path: Path) -> None:
+    """Lines of batches end and are not followed by others while requests wait elsewhere; the slices never have too many."""
+    some = fleet(tmp_path, 2)
+    filler = some.routers["r0"]
+    account = filler.fill(filler._keys.ring.keys[0].sha256).account
+    lines: list[Ticket] = []
+
+    def fill() -> None:
+        while filler.room(MODEL, 0.0):
+            lines.append(Ticket(MODEL, account, 1, 1, 100, some.now_s, fills=True))
+            filler.enter(lines[-1])
+
+    fill()
+    assert len(lines) == 128  # an even part
+    waiting = [("r1", ticket(some.routers["r1"], some)) for _ in range(200)]
+    for name, one in waiting:
+        some.routers[name].enter(one)
+    for _ in range(60):
+        some.run(some.now_s + 0.25)
+        for line in lines[:8]:  # they end, and the filler looks for room
+            filler._queue.leave(line, some.now_s)
+        del lines[:8]
+        fill()
+        assert len(lines) + in_seats(waiting) <= 256
+    assert in_seats(waiting) == 200
+    assert 0 < len(lines) <= 56  # what is left over
+
+
 @pytest.mark.parametrize("begins_s", [3.0, 3.3, 3.6, 4.5, 5.2, 6.0, 9.0, 11.9])
 @pytest.mark.parametrize("lasts_s", [0.0, 0.4, 0.8, 1.5])
 def test_a_burst_gets_no_more_than_the_limit_whatever_routers_have_heard_meanwhile(
