@@ -5,6 +5,10 @@ import os
 import ray
 from tpu_inference.executors.ray_distributed_executor_v2 import RayDistributedExecutorV2
 
+from serving.simulation.cpu_tpu import waiting
+
+waiting.install()
+
 
 class SimulatedRayExecutor(RayDistributedExecutorV2):  # type: ignore[misc]
     """Joins Ray as its own host: where several Ray nodes share a machine, a driver would join the head instead."""

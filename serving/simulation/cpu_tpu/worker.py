@@ -10,6 +10,7 @@ from tpu_inference.worker.tpu_worker import TPUWorker
 from vllm.logger import init_logger
 
 from serving.simulation import chips
+from serving.simulation.cpu_tpu import waiting
 
 logger = init_logger("vllm.serving")
 
@@ -20,6 +21,7 @@ def _by_process(_local: Any, _all: Any) -> int:
 
 
 tpu_worker.get_device_topology_order_id = _by_process
+waiting.install()
 
 
 class SimulatedTpuWorker(TPUWorker):  # type: ignore[misc]
