@@ -101,7 +101,6 @@ class Filler:
         self._back: list[tuple[str, Line]] = []  # lines that got no seat, until the next step
         self._results: dict[tuple[str, int], dict[str, Any]] = {}
         self._woken = asyncio.Event()
-        self._away = False
 
     async def run(self) -> None:
         """Until cancelled; then what runs is given up."""
@@ -109,9 +108,8 @@ class Filler:
             while True:
                 try:
                     await self.step()
-                    self._away = False
                 except StoreAwayError:
-                    self._away = True  # results stay here until they are taken
+                    self._start()  # results stay here until they are taken
                 except Exception:
                     logger.exception("batches are not filled in; the next beat tries again")
                 await asyncio.sleep(_LEAST_S)

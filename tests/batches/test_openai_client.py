@@ -1,5 +1,6 @@
 """OpenAI's own client on /v1/files and /v1/batches: a router that fills, the database's owner, a simulated engine."""
 
+import contextlib
 import json
 import time
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from typing import Any
 import openai
 import pytest
 from support.batches import filling_router, folder, line, owner
+from support.servers import until
 from support.simulated_engine import MODEL, serving
 
 from serving.config import BatchSpec
@@ -140,6 +142,44 @@ def test_a_batch_that_is_cancelled_keeps_what_it_has(address: str) -> None:
     assert api.files.delete(name).deleted
     with pytest.raises(openai.NotFoundError):
         api.batches.cancel("batch_none")
+
+
+def test_a_store_and_a_router_that_go_and_come_back_lose_and_double_nothing(tmp_path: Path) -> None:
+    """The router that ends tells nobody what it had, as one that is killed."""
+    places: list[tuple[str, str]] = []
+    lines = [line(f"r{at}", max_tokens=200) for at in range(600)]
+
+    def place() -> tuple[str, str]:
+        return places[-1]
+
+    with serving() as (upstream, _), contextlib.ExitStack() as over_all:
+        first = over_all.enter_context(filling_router(place, upstream, name="first"))[0]
+        with owner(folder(tmp_path)) as keeper:
+            places.append(keeper.place())
+            api = client(first)
+            made = api.batches.create(
+                input_file_id=upload(api, lines), endpoint=CHAT, completion_window="24h"
+            )
+            until(lambda: done(api, made.id) > 50, "some results", 60)
+        with pytest.raises(openai.InternalServerError, match="can't be reached now"):
+            api.batches.retrieve(made.id)
+        with owner(folder(tmp_path)) as keeper:
+            places.append(keeper.place())
+            with filling_router(place, upstream, name="second", graceful=False) as (second, _):
+                until(lambda: done(client(second), made.id) > 150, "some more results", 60)
+            batch = over(api, made.id, 120)
+            assert (batch.status, batch.request_counts.completed) == ("completed", 600)
+            assert [row["custom_id"] for row in results(api, batch.output_file_id)] == [
+                f"r{at}" for at in range(600)
+            ]
+
+
+def done(api: openai.OpenAI, name: str) -> int:
+    try:
+        counts = api.batches.retrieve(name).request_counts
+    except openai.APIError:
+        return 0
+    return counts.completed if counts else 0
 
 
 def test_what_is_one_key_s_is_nobody_else_s(tmp_path: Path) -> None:

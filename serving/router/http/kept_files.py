@@ -33,6 +33,7 @@ class KeptFiles:
         self._find = find
         self._place: tuple[str, str] | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._is_away = False
 
     async def ask(self, request: Request, path: str, key: str) -> Response:
         """A client's request, answered there for the key of this hash. Raises StoreAwayError."""
@@ -99,11 +100,14 @@ class KeptFiles:
         if answer.status == HTTPStatus.UNAUTHORIZED:  # another process has taken the port
             answer.release()
             raise self._away(PermissionError("it does not know this router"))
+        self._is_away = False
         return answer
 
     def _away(self, error: Exception) -> StoreAwayError:
         self._place = None
-        logger.warning("the store of files and batches can't be reached: %s", error)
+        if not self._is_away:  # once, and not with every question
+            logger.warning("the store of files and batches can't be reached: %s", error)
+        self._is_away = True
         return StoreAwayError("Files and batches can't be reached now; try again shortly.")
 
 
