@@ -40,6 +40,8 @@ _READY_TIMEOUT_S = 3 * 3600
 _LOOK_S = 0.2
 _COMPILATIONS = "NUM_PRECOMPILE_WORKERS"
 _EXTENSION = "serving.engine.start_facts.StartFacts"  # by name: it imports JAX, which only workers need
+# With these, vLLM's events are for somebody else, or a dropped block may still lie elsewhere.
+_OTHER_CACHES = frozenset({"kv_events_config", "kv_offloading_size", "kv_transfer_config"})
 
 
 @dataclass(frozen=True)
@@ -70,12 +72,24 @@ class VllmServer:
         self._engine: Any = None
         self._http: HttpServer | None = None
         self._store: Store | None = None
+        self._cache: Any = None  # KvEvents of an engine that tells what its prefix cache drops
 
     async def start(self) -> None:
         """Start EngineCore and workers, load the model, open the HTTP server; raises EngineStartError.
 
         Blocks the event loop while the engine comes up: EngineCore has to be this thread's child (see parent_death.py).
         """
+        if _tells_drops(self._plan):
+            from serving.engine.kv_events import KvEvents  # noqa: PLC0415  pyzmq and msgspec come with vLLM
+
+            self._cache = KvEvents()
+        try:
+            await self._start()
+        finally:
+            if self._cache:
+                self._cache.close()
+
+    async def _start(self) -> None:
         environment.write(self._environment())
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  a process that never serves must not load vLLM
         from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: PLC0415
@@ -95,6 +109,8 @@ class VllmServer:
             raise failed from failed.__cause__
         # Kept: another call would reap dead children before it lists them.
         self._children = multiprocessing.active_children()
+        if self._cache:
+            await self._cache.follow()
         self.max_model_len = config.model_config.max_model_len
         tasks = await self._engine.get_supported_tasks()
         app = build_app(args, tasks, self._engine.model_config)
@@ -117,6 +133,7 @@ class VllmServer:
             waiting=unfinished - running,
             reading=sum(state.is_prefilling for state in tuple(processor.request_states.values())),
             kv_usage=self._load.kv_usage if unfinished else 0.0,
+            cache_age_s=self._cache.age_s(time.monotonic()) if self._cache else 0.0,
         )
 
     async def found(self) -> tuple[WorkerStart, ...]:
@@ -269,6 +286,8 @@ class VllmServer:
             "allowed_media_domains": plan.engine.get("allowed_media_domains") or ["none.invalid"],
             "otlp_traces_endpoint": plan.engine.get("otlp_traces_endpoint", tracing.endpoint()),
         }
+        if self._cache:
+            options["kv_events_config"] = self._cache.config
         if plan.adapters:
             options["lora_modules"] = flag_values(plan.engine)
         if plan.engine.get(TOOL_PARSER):
@@ -299,6 +318,20 @@ class VllmServer:
                 pass
 
         return LoadLogger
+
+
+def _tells_drops(plan: Plan) -> bool:
+    """Whether the engine has one prefix cache and tells what it drops.
+
+    tpu-inference 0.26 gives every copy of attention a scheduler of its own, and all would publish at one socket.
+    """
+    layout, engine = plan.layout, plan.engine
+    schedulers = layout.data * layout.attention_groups
+    return (
+        schedulers == 1
+        and engine.get("enable_prefix_caching") is not False
+        and not _OTHER_CACHES & engine.keys()
+    )
 
 
 def _flags(options: dict[str, Any]) -> list[str]:

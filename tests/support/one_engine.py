@@ -1,9 +1,10 @@
-"""A real engine on a simulated host, without Ray: prints its port, serves until its input ends.
+"""A real engine on a simulated host, without Ray: prints its port, and its load for each line of its input, until that ends.
 
 Its arguments may be engine options, and keys of the model that differ from those below, as JSON.
 """
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
@@ -35,7 +36,8 @@ async def main(found: Plan) -> None:
     server = VllmServer(found, site, overrides(found, cache_directory()))
     await server.start()
     print(f"port {server.port}", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
+    while await asyncio.to_thread(sys.stdin.readline):
+        print(json.dumps(dataclasses.asdict(server.load)), flush=True)
     server.kill()
     os._exit(0)
 
