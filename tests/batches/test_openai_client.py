@@ -9,10 +9,12 @@ from typing import Any
 
 import openai
 import pytest
+from support import quick_http as http
 from support.batches import filling_router, folder, line, owner
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
+from serving.batches.service import KEY_HEADER
 from serving.config import BatchSpec
 from serving.router.http.auth import KeyFile, new
 
@@ -207,6 +209,15 @@ def test_what_is_one_key_s_is_nobody_else_s(tmp_path: Path) -> None:
         ):
             with pytest.raises(openai.NotFoundError):
                 ask()
+        owner_s = {KEY_HEADER: ring.ring.keys[0].sha256}
+        with pytest.raises(openai.NotFoundError):
+            second.files.retrieve(name, extra_headers=owner_s)
+        port, token = keeper.place()
+        assert http.get(f"{port}/v1/files", headers=owner_s).status_code == 401
+        shown = {**owner_s, "authorization": f"Bearer {token}"}
+        assert [entry["id"] for entry in http.get(f"{port}/v1/files", headers=shown).json()["data"]][
+            -1
+        ] == name
         assert second.files.list().data == []
         assert second.batches.list().data == []
         with pytest.raises(openai.AuthenticationError):
