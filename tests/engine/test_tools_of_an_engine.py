@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from support import quick_http as http
@@ -99,3 +100,40 @@ def test_openai_s_client_goes_on_from_a_stored_response(service: str) -> None:
         getattr(item, "role", "") for item in api.responses.input_items.list(last.response.id, order="asc")
     ]
     assert roles == ["user", "assistant", "user", "assistant", "user"]
+
+
+def test_anthropic_s_client_gets_a_message_whole_and_streamed(service: str) -> None:
+    api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
+    asked: dict[str, Any] = {
+        "model": MODEL,
+        "max_tokens": 8,
+        "extra_body": {"temperature": 0},
+        "system": "Be short.",
+        "messages": [{"role": "user", "content": "Tell me a story"}],
+    }
+    whole = api.messages.create(**asked)
+    assert (whole.type, whole.role, whole.stop_reason) == ("message", "assistant", "max_tokens")
+    assert whole._request_id
+    assert whole.usage.input_tokens > 0
+    assert whole.usage.output_tokens == 8
+    (block,) = whole.content
+    assert block.type == "text"
+    with api.messages.stream(**asked) as stream:
+        text = "".join(stream.text_stream)
+        last = stream.get_final_message()
+    assert text == block.text
+    assert (last.stop_reason, last.usage.output_tokens) == ("max_tokens", 8)
+
+
+def test_anthropic_s_client_counts_tokens_and_hears_what_was_wrong(service: str) -> None:
+    api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
+    talk: list[Any] = [{"role": "user", "content": "Tell me a story"}]
+    counted = api.messages.count_tokens(model=MODEL, messages=talk).input_tokens
+    read = api.messages.create(model=MODEL, max_tokens=1, messages=talk).usage.input_tokens
+    assert counted == read > 0
+    with pytest.raises(anthropic.BadRequestError) as refused:
+        api.messages.create(model=MODEL, max_tokens=1, messages=[{"role": "nobody", "content": "x"}])  # type: ignore[typeddict-item]  # on purpose
+    assert "role" in refused.value.message
+    assert refused.value.request_id
+    with pytest.raises(anthropic.NotFoundError):
+        api.messages.create(model="none", max_tokens=1, messages=talk)
