@@ -144,7 +144,7 @@ def _router_version(config: ServiceConfig, plans: list[Plan]) -> str:
     """A hash of everything a router is made with; what slices or scaling alone read does not change it."""
     made_with = [
         config.router.model_dump(mode="json"),
-        [config.store is not None, config.batch.spare],
+        [config.store is not None, config.batch.spare, config.batch.may_scale],
         *(
             [
                 plan.version,

@@ -502,6 +502,21 @@ class BatchSpec(_Spec):
         lt=1,
         description="Share of a model's seats that batches leave free, so that the next request waits for none.",
     )
+    may_scale: bool = Field(
+        default=False,
+        description="Whether slices are ordered for batches, and woken from zero; else batches only use seats that are free.",
+    )
+    deadline_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="With may_scale, seconds within which a batch is to be done; its completion window where this is not set.",
+    )
+
+    @model_validator(mode="after")
+    def _deadline_of_what_scales(self) -> Self:
+        if self.deadline_s is not None and not self.may_scale:
+            raise ValueError("deadline_s is for batches that slices are ordered for; set may_scale: true too")
+        return self
 
 
 class RouterSpec(_Spec):

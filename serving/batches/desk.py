@@ -33,6 +33,8 @@ TICK_S = 1.0
 _OWNED_S = 15.0  # after which another process takes the batches of one that is silent
 _SILENT_S = 15.0  # after which a router that has said nothing of a line no longer has it
 _SWEEP_S = 60.0
+_ALIVE_S = 5.0  # a router has asked within this time
+_LEAST_LEFT_S = 60.0  # what is late is due in a minute
 _UPLOAD_S = 3600.0  # of one file, at most
 _TRIES = 5  # of a line on which engines or slices fail
 _READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
@@ -87,6 +89,8 @@ class Desk:
         self._works: dict[str, _Work] = {}
         self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
         self._tries: Counter[Held] = Counter()
+        self._routers: dict[str, float] = {}  # when each asked last
+        self._rates: dict[str, float] = {}  # lines a second that slices are to be ordered for, by model
         self._busy: dict[str, asyncio.Task[None]] = {}  # by batch: reads it, or assembles its files
         self._swept_s = -math.inf
         self._began_s = clock()
@@ -108,6 +112,8 @@ class Desk:
                 await self._ledger.happen(name, Event.DONE, now_s)
         async with self._taking:
             self._follow({name: batch for name, batch in owned.items() if batch.state == State.IN_PROGRESS})
+        if self._spec.may_scale:
+            self._rates = await self._due([work.batch for work in self._works.values()], now_s)
         if self._clock() - self._swept_s >= _SWEEP_S:
             self._swept_s = self._clock()
             await self.sweep()
@@ -140,7 +146,10 @@ class Desk:
             if now_s - self._began_s >= 2 * TICK_S:
                 for want in wants:
                     given += await self._take(router, frozenset(want["names"]), int(want["most"]))
-            return {"lines": given, "drop": drop}
+            self._routers[router] = now_s
+            alive = sum(now_s - said_s < _ALIVE_S for said_s in self._routers.values())
+            rates = {model: rate / alive for model, rate in self._rates.items()}
+            return {"lines": given, "drop": drop, "rates": rates}
 
     async def commit(self, results: Sequence[Mapping[str, Any]]) -> None:
         """Keep what routers bring: `status`, `body` and `request_id` of a line; `again` where another try may do better."""
@@ -257,6 +266,17 @@ class Desk:
         """Wait until nothing is read or assembled."""
         while self._busy:
             await asyncio.gather(*self._busy.values())
+
+    async def _due(self, batches: Sequence[Row[Any]], now_s: float) -> dict[str, float]:
+        """Lines a second at which each batch is done in time, by the model of its next line."""
+        rates: Counter[str] = Counter()
+        for batch in batches:
+            model = await self._ledger.next_model(batch.id)
+            due_s = min(batch.expires_s, batch.created_s + (self._spec.deadline_s or math.inf))
+            if model:
+                left = batch.total - batch.completed - batch.failed
+                rates[model] += left / max(due_s - now_s, _LEAST_LEFT_S)
+        return dict(rates)
 
     def _begin(self, batch: Row[Any], work: Callable[[Row[Any]], Coroutine[Any, Any, None]]) -> None:
         name = batch.id

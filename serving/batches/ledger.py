@@ -248,6 +248,18 @@ class Ledger:
         async with self._database.read() as connection:
             return [ToDo(name, *row) for row in await connection.execute(query)]
 
+    async def next_model(self, name: str) -> str | None:
+        """The model of the first line without a result."""
+        query = (
+            select(LINES.c.model)
+            .where(LINES.c.batch_id == name, LINES.c.outcome.is_(None))
+            .order_by(LINES.c.line)
+            .limit(1)
+        )
+        async with self._database.read() as connection:
+            found: str | None = await connection.scalar(query)
+            return found
+
     async def custom_ids(self, name: str, lines: Collection[int]) -> dict[int, str | None]:
         query = select(LINES.c.line, LINES.c.custom_id).where(
             LINES.c.batch_id == name, LINES.c.line.in_(lines)

@@ -136,6 +136,7 @@ class RouterCore:
             self._responses,
             self._kept,
         )
+        self.admission.batches_scale = batch is not None and batch.may_scale
         self.filler = (
             Filler(self._api, self.admission, self.table, self._kept, batch or BatchSpec(), name)
             if self._kept

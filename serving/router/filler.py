@@ -109,6 +109,7 @@ class Filler:
                 try:
                     await self.step()
                 except StoreAwayError:
+                    self._admission.expect({})
                     self._start()  # results stay here until they are taken
                 except Exception:
                     logger.exception("batches are not filled in; the next beat tries again")
@@ -146,6 +147,11 @@ class Filler:
             "/lines/take",
             {"router": self._name, "wants": [want for want in wants if want["most"]], "holding": holding},
         )
+        rates: dict[str, float] = {}
+        for name, rate in answer["rates"].items():
+            model = self._table.resolve(name)
+            rates[model] = rates.get(model, 0.0) + rate
+        self._admission.expect(rates)
         self._drop({(batch, line) for batch, line in answer["drop"]})
         for fields in answer["lines"]:
             self._take(fields)

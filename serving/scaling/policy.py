@@ -356,6 +356,8 @@ def _need(
         f"{rate:.2g} requests/s of {lengths.prompt:.0f}+{lengths.answer:.0f} tokens, {ahead:.2g} in {lead_s:.0f} s",
         f"a slice takes {capacities[0].requests_per_s:.2g}",
     ]
+    if sums.due:
+        reasons.append("lines of batches among them (batch.may_scale)")
     if sums.filling:
         reasons.append(f"{sums.filling:.0f} lines of batches left out")
     if queued:

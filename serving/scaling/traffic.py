@@ -29,6 +29,10 @@ class NonsenseError(ValueError):
     """A report holds an impossible value: negative, not a number, or missing."""
 
 
+# Of a router's lines of batches since its start: tokens of prompts and answers, lines due, lines that ended.
+_Filled = tuple[float, float, float, float]
+
+
 @dataclass(frozen=True)
 class Sums:
     """What the reports of one moment add up to."""
@@ -48,6 +52,7 @@ class Sums:
     finished: float = 0.0
     counted: bool = False  # whether routers say how many requests arrived
     filling: float = 0.0  # lines of batches that run; none of the sums has any part of them
+    due: float = 0.0  # lines of batches among `arrived`, that slices are ordered for
 
 
 @dataclass(frozen=True)
@@ -64,7 +69,7 @@ class Traffic:
     finished: float = 0.0
     tokens: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     requests: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    filled: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    filled: Mapping[str, _Filled] = field(default_factory=dict)
 
     @property
     def rate(self) -> float:
@@ -125,7 +130,7 @@ def add_up(
                 prompt += computed - previous[0]
                 output += written - previous[1]
         held, arrived, finished, requests = _requests(demands, before.requests)
-        filling, filled_prompt, filled_output, filled = _fills(demands, before.filled)
+        filling, (filled_prompt, filled_output, due, ended), filled = _fills(demands, before.filled)
     except TypeError:
         raise NonsenseError(_missing(entries, demands)) from None
     if not running + waiting + prompt + output < math.inf:
@@ -148,10 +153,11 @@ def add_up(
         lost=tuple(by_state[SliceState.LOST]),
         prompt_tokens=max(0.0, prompt - filled_prompt),
         output_tokens=max(0.0, output - filled_output),
-        arrived=arrived,
-        finished=finished,
-        counted=any(demand.arrived for demand in demands) or filling > 0,
+        arrived=arrived + due,
+        finished=finished + ended,
+        counted=any(demand.arrived or demand.expected for demand in demands) or filling > 0,
         filling=filling,
+        due=due,
     )
     return sums, replace(before, tokens=tokens, requests=requests, filled=filled)
 
@@ -177,22 +183,27 @@ def _requests(
 
 
 def _fills(
-    demands: Sequence[Demand], before: Mapping[str, tuple[float, float]]
-) -> tuple[float, float, float, dict[str, tuple[float, float]]]:
-    """Lines of batches that run, and the tokens of those that ended since the last report."""
-    filling = prompt = output = 0.0
-    filled: dict[str, tuple[float, float]] = {}
+    demands: Sequence[Demand], before: Mapping[str, _Filled]
+) -> tuple[float, _Filled, dict[str, _Filled]]:
+    """Lines of batches that run, and since the last report: the tokens of those that ended, lines due, and lines that ended."""
+    filling, sums = 0.0, [0.0] * 4
+    filled: dict[str, _Filled] = {}
     for demand in demands:
-        now = (demand.filled_prompt_tokens, demand.filled_output_tokens)
+        now = (
+            demand.filled_prompt_tokens,
+            demand.filled_output_tokens,
+            demand.expected,
+            demand.filled,
+        )
         if not 0 <= demand.filling + sum(now) < math.inf:
             raise NonsenseError(f"router {demand.router} reports {demand.filling} lines of batches")
         filling += demand.filling
         filled[demand.router] = now
-        previous = before.get(demand.router, (0, 0) if before else now)
-        if now[0] >= previous[0] and now[1] >= previous[1]:
-            prompt += now[0] - previous[0]
-            output += now[1] - previous[1]
-    return filling, prompt, output, filled
+        previous = before.get(demand.router, (0.0, 0.0, 0.0, 0.0) if before else now)
+        if all(new >= old for new, old in zip(now, previous, strict=True)):
+            sums = [total + new - old for total, new, old in zip(sums, now, previous, strict=True)]
+    prompt, output, due, ended = sums
+    return filling, (prompt, output, due, ended), filled
 
 
 def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, residence_s: float) -> Traffic:

@@ -204,7 +204,8 @@ class Demand:
     `address` is where other routers tell this one what they sent; empty where they do not.
 
     Lines of batches are no demand: `filling` of them are with a slice, beside `in_flight` and `seats`; `seats_leased` has theirs.
-    Those that ended since the router's start had `filled_prompt_tokens` and `filled_output_tokens`.
+    Those that ended since the router's start had `filled_prompt_tokens` and `filled_output_tokens`. Where slices are ordered for
+    batches (`batch.may_scale`) these are 0: `expected` lines were due since the router's start, and `filled` ended.
     """
 
     router: str
@@ -228,6 +229,8 @@ class Demand:
     filling: int = 0
     filled_prompt_tokens: int = 0
     filled_output_tokens: int = 0
+    expected: float = 0.0
+    filled: int = 0
 
 
 @dataclass(frozen=True)

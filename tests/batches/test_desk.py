@@ -180,8 +180,8 @@ async def test_a_new_desk_hears_first_what_routers_have(tmp_path: Path) -> None:
             calendar=lambda: desk.now_s,
         )
         await later.tick()
-        assert await later.take("b", WANTS, []) == {"lines": [], "drop": []}
-        assert await later.take("a", WANTS, held) == {"lines": [], "drop": []}
+        assert await later.take("b", WANTS, []) == {"lines": [], "drop": [], "rates": {}}
+        assert await later.take("a", WANTS, held) == {"lines": [], "drop": [], "rates": {}}
         desk.now_s += 3
         taken = (await later.take("b", WANTS, []))["lines"]
         assert [row["line"] for row in taken] == [5, 6]
@@ -233,6 +233,21 @@ async def test_a_router_is_told_to_drop_lines_of_a_cancelled_batch(tmp_path: Pat
         assert (await desk.desk.take("a", WANTS, held))["drop"] == held
         batch = await desk.batch("one")
         assert (batch.state, batch.completed, batch.failed) == (State.CANCELLED, 0, 6)
+
+
+async def test_where_batches_may_scale_routers_hear_at_which_rate_lines_are_due(tmp_path: Path) -> None:
+    async with table(tmp_path, may_scale=True, deadline_s=1000) as desk:
+        await desk.add("one", lines(500), window_s=3600)
+        assert (await desk.desk.take("a", [], []))["rates"] == {MODEL: pytest.approx(0.5, rel=0.01)}
+        half = (await desk.desk.take("b", [], []))["rates"]  # two routers, a half each
+        assert half == {MODEL: pytest.approx(0.25, rel=0.01)}
+        desk.now_s = 990.0
+        await desk.desk.tick()
+        late = (await desk.desk.take("a", [], []))["rates"]
+        assert late == {MODEL: pytest.approx(500 / 60)}
+    async with table(tmp_path / "other") as desk:
+        await desk.add("one", lines(5))
+        assert (await desk.desk.take("a", [], []))["rates"] == {}
 
 
 async def test_keys_share_seats_however_many_lines_one_of_them_has(tmp_path: Path) -> None:

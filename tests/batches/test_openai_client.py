@@ -184,6 +184,34 @@ def done(api: openai.OpenAI, name: str) -> int:
     return counts.completed if counts else 0
 
 
+@pytest.mark.parametrize("may_scale", [False, True])
+def test_what_scaling_hears_of_batches_is_what_the_yaml_says(tmp_path: Path, *, may_scale: bool) -> None:
+    spec = BatchSpec(may_scale=may_scale)
+    with (
+        serving() as (upstream, _),
+        owner(folder(tmp_path), spec) as keeper,
+        filling_router(keeper.place, upstream, batch=spec) as (address, core),
+    ):
+        api = client(address)
+        name = upload(api, [line(f"r{at}", max_tokens=1000) for at in range(300)])
+        made = api.batches.create(input_file_id=name, endpoint=CHAT, completion_window="1h")
+
+        def count(what: str) -> float:
+            return float(getattr(core.demands()[0], what))
+
+        until(
+            lambda: count("expected" if may_scale else "filling") > 0, "the batch in the router's record", 60
+        )
+        batch = over(api, made.id)
+        assert batch.request_counts.completed == 300
+        answers = [row["response"]["body"]["usage"] for row in results(api, batch.output_file_id)]
+        written = sum(usage["completion_tokens"] for usage in answers)
+        assert (count("filled"), count("filled_output_tokens")) == ((300, 0) if may_scale else (0, written))
+        assert (count("arrived"), count("in_flight"), count("held")) == (0, 0, 0)
+        if not may_scale:
+            assert count("expected") == 0
+
+
 def test_what_is_one_key_s_is_nobody_else_s(tmp_path: Path) -> None:
     made = [new(name) for name in ("first", "second")]
     ring = KeyFile(None, "\n".join(entry for _, entry in made))

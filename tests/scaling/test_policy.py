@@ -38,6 +38,14 @@ def test_batches_alone_hold_no_slice() -> None:
     assert any("30 lines of batches keep no slice" in decision.reason for decision in fleet.decisions)
 
 
+def test_batches_that_may_scale_wake_slices_and_are_ordered_for_by_their_rate_until_they_are_done() -> None:
+    fleet = Fleet(settings(pool(least=0), cool_down_s=60), due=25)
+    assert fleet.run(25, 300).wanted[0] in (3, 4, 5)
+    assert "lines of batches among them (batch.may_scale)" in fleet.decisions[-1].reason
+    fleet.due = 0
+    assert fleet.run(0, 240).wanted == (0,)
+
+
 def test_a_queue_that_grows_while_slices_are_awaited_is_not_ordered_for_again() -> None:
     fleet = Fleet(settings(pool(most=50)), delivery_s=300, start_s=100)
     fleet.run(5, 60)

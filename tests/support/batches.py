@@ -102,7 +102,9 @@ def filling_router(
         app.router.default = core.app()
         assert core.filler
         filling = asyncio.create_task(core.filler.run())
+        beating = asyncio.create_task(core.admission.run(0.05))
         yield
+        beating.cancel()
         filling.cancel()
         await asyncio.wait([filling])
         if graceful:

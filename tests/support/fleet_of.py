@@ -40,6 +40,8 @@ class Fleet:
     ttft_p90_s: float = 0.0
     filling: int = 0  # lines of batches that run on each slice, of 100 tokens each way and a second each
     filled: int = 0
+    due: float = 0.0  # lines of batches a second that slices are ordered for; they are among the rate
+    expected: float = 0.0
     failing: frozenset[int] = frozenset()  # pools whose starts fail
     lost: list[SliceRecord] = field(default_factory=list)  # as long as the store has them
 
@@ -77,7 +79,8 @@ class Fleet:
 
     def report(self, rate: float) -> Report:
         """A second of traffic: 100-token answers to 100-token prompts, what is above 10 a slice queues."""
-        self.arrived += rate
+        self.arrived += rate - self.due
+        self.expected += self.due
         self.queue += rate
         done = min(self.queue, 10.0 * self.serving)
         self.queue -= done
@@ -99,12 +102,14 @@ class Fleet:
         demand = Demand(
             "r",
             "m",
-            held=round(self.queue),
+            held=0 if self.due else round(self.queue),  # lines wait where batches are kept
             arrived=round(self.arrived),
             ttft_p90_s=self.ttft_p90_s,
             filling=filling,
             filled_prompt_tokens=100 * self.filled,
             filled_output_tokens=100 * self.filled,
+            expected=self.expected,
+            filled=round(self.expected),
         )
         in_flight = round(self.arrived) - round(self.queue) - round(self.finished)
         entries = [*(entry for each in self.slices for entry in each), *self.lost]

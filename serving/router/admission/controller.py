@@ -103,6 +103,10 @@ class AdmissionController:
         self._accounts: dict[str, Account] = {}
         self._fillers: dict[str, Account] = {}
         self._filled = {plan.model.name: Filled() for plan in plans}
+        self.batches_scale = False
+        self._rates: Mapping[str, float] = {}
+        self._expected = dict.fromkeys(self._filled, 0.0)
+        self._refreshed_s = clock()
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
         self._longest = {plan.model.name: plan.fit.max_model_len for plan in plans}
         self._usage = Usage()
@@ -248,7 +252,7 @@ class AdmissionController:
         """Sequences that the model's slices could still run for this router; negative where too many are open."""
         return self._queue.free_seats(model)
 
-    def counts(self, model: str) -> dict[str, int]:
+    def counts(self, model: str) -> dict[str, float]:
         """The fields of Demand that admission knows."""
         return {
             **self._queue.counts(model),
@@ -256,9 +260,21 @@ class AdmissionController:
             "seats_wanted": self._queue.seats_wanted(model),
             # Those that still fill seats which this router has given up are nobody else's yet.
             "seats_leased": max(self._leases[model].most or 0, self._queue.seats_taken(model)),
+            **self._batch_counts(model),
+        }
+
+    def expect(self, rates: Mapping[str, float]) -> None:
+        """Lines of batches a second, by model, that slices are to be ordered for."""
+        self._rates = rates
+
+    def _batch_counts(self, model: str) -> dict[str, float]:
+        filled = self._filled[model]
+        if self.batches_scale:
+            return {"expected": round(self._expected[model], 3), "filled": filled.lines}
+        return {
             "filling": self._queue.filling(model),
-            "filled_prompt_tokens": self._filled[model].prompt_tokens,
-            "filled_output_tokens": self._filled[model].output_tokens,
+            "filled_prompt_tokens": filled.prompt_tokens,
+            "filled_output_tokens": filled.output_tokens,
         }
 
     async def run(self, beat_s: float = TIMINGS.beat_s) -> None:
@@ -274,6 +290,9 @@ class AdmissionController:
     def refresh(self) -> None:
         """Take over what the table says of slices, refuse requests that waited too long, and end answers that nobody reads."""
         now_s = self._clock()
+        for model, rate in self._rates.items():
+            self._expected[model] += rate * (now_s - self._refreshed_s)
+        self._refreshed_s = now_s
         self.bodies.sweep(now_s)
         for reader in tuple(self._readers):
             reader.look(now_s)

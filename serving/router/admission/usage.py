@@ -55,10 +55,12 @@ class Filled:
 
     prompt_tokens: int = 0
     output_tokens: int = 0
+    lines: int = 0
 
     def add(self, record: RequestRecord) -> None:
         self.prompt_tokens += record.prompt_tokens or 0
         self.output_tokens += record.output_tokens or 0
+        self.lines += 1
 
 
 def used_tokens(record: RequestRecord, estimate: Estimate, usage: Usage, now_s: float) -> float:
