@@ -13,32 +13,43 @@ from serving.planning.compiled import KEPT
 
 
 def entry(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of one pool's answer: its sums, and each program's bytes and seconds."""
-    programs = [program for stage in document["stages"] for program in stage["programs"]]
-    extras = [program["extra_bytes"] for program in programs if program["outcome"] == "compiled"]
+    """What is kept of one pool's answer: its sums, each program's bytes and seconds, and why an engine was not built."""
+    stages = document["stages"]
+    programs = [program for stage in stages for program in stage["programs"]]
+    lines = {line["name"]: line for line in document["device_hbm"]}
+
+    def told(line: str) -> Any:
+        return lines.get(line, {}).get("compiler_bytes")
+
     asked = document["asked"]
     return {
         "model": document["model"],
         "slice": document["slice"],
         "compiles": document["compiles"],
+        "unbuildable": document["unbuildable"],
         "needs_bytes": document["needs_bytes"],
-        "weight_bytes": max(stage["weight_bytes"] for stage in document["stages"]),
-        "cache_bytes": max(stage["cache_bytes"] for stage in document["stages"]),
-        "extra_bytes": max(extras, default=None),
+        "weight_bytes": max((stage["weight_bytes"] for stage in stages), default=None),
+        "cache_bytes": max((stage["cache_bytes"] for stage in stages), default=None),
+        "program_bytes": told("programs"),
+        "step_bytes": told("a step"),
+        "sampling_bytes": told("sampling and the like"),
+        "prompt_logprobs_bytes": told("prompt logprobs, if asked for"),
+        "seconds": round(sum(program["lower_s"] + program["compile_s"] for program in programs), 1),
+        "quick": asked["quick"],
         "date": asked["date"],
         "command": asked["command"],
         "versions": asked["versions"],
         "programs_at_start": sum(
-            of_name["programs"] for stage in document["stages"] for of_name in stage["ledger"].values()
+            of_name["programs"] for stage in stages for of_name in stage["ledger"].values()
         ),
         "programs": programs,
     }
 
 
 def keep(documents: Sequence[Mapping[str, Any]], kept: Path) -> None:
-    """Add answers to those that are kept, in the place of older ones of the same plans. An engine that was not built is left out."""
+    """Add answers to those that are kept, in the place of older ones of the same plans; an engine that was not built, with its reason."""
     entries = json.loads(kept.read_text()) if kept.exists() else {}
-    new = {document["version"]: entry(document) for document in documents if not document["unbuildable"]}
+    new = {document["version"]: entry(document) for document in documents}
     anew = [(one["model"], one["slice"]) for one in new.values()]
     left = {version: old for version, old in entries.items() if (old["model"], old["slice"]) not in anew}
     kept.write_text(json.dumps(left | new, indent=1, sort_keys=True) + "\n")

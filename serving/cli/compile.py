@@ -102,7 +102,7 @@ def _plans(file: str, model: str | None) -> list[Plan]:
     if model is not None and not any(spec.name == model for spec in specs):
         names = ", ".join(dict.fromkeys(spec.name for spec in specs))
         raise ConfigError(f"--model {model}: {file} has {names}")
-    return [plan(spec, hub.config_of) for spec in specs if model in (None, spec.name)]
+    return [plan(spec, hub.config_of, estimated=True) for spec in specs if model in (None, spec.name)]
 
 
 def _shown(options: argparse.Namespace) -> list[str]:

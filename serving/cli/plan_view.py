@@ -233,7 +233,11 @@ def _measured(rows: Sequence[dict[str, Any]]) -> str:
 
 def _compiled(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    said = f"yes, needs {gib(result['needs_bytes'])} a device" if result["compiles"] else "no"
+    said = "no"
+    if result["compiles"]:
+        said = f"yes, needs {gib(result['needs_bytes'])} a device"
+    elif result["unbuildable"]:
+        said = f"not built without a TPU: {result['unbuildable'][0]}"
     return f"{said} ({result['date']}, {versions}): {result['command']}"
 
 

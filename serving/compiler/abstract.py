@@ -54,7 +54,7 @@ def install(devices: list[Any], generation: str) -> None:
     for module in (utils, compilation_manager, tpu_runner):
         module.device_array = _device_array
     kv_cache._get_kv_cache_allocator = _cache_allocator  # noqa: SLF001
-    kv_cache_manager.jax = _JaxOfStates()
+    vars(kv_cache_manager)["jax"] = _JaxOfStates()
     model_loader._get_nnx_model = _nnx_model  # noqa: SLF001
     Gemma4TextConfig.__post_init__ = _flat(Gemma4TextConfig.__post_init__)
 

@@ -133,9 +133,16 @@ def _be_alone(parallel: Any, address: str) -> None:
 def device_bytes(tree: Any) -> int:
     """Bytes of one device's part of abstract arrays."""
     return sum(
-        math.prod(leaf.sharding.shard_shape(leaf.shape)) * dtypes.itemsize_bits(leaf.dtype) // 8
+        math.prod(leaf.sharding.shard_shape(leaf.shape)) * _bits(leaf.dtype) // 8
         for leaf in jax.tree_util.tree_leaves(tree)
     )
+
+
+def _bits(dtype: Any) -> int:
+    """Of one element: numpy holds four bits in a byte, a TPU does not. Random keys, which Llama keeps, are of no such type."""
+    if jax.numpy.issubdtype(dtype, dtypes.extended):
+        return int(dtype.itemsize) * 8
+    return int(dtypes.itemsize_bits(dtype))
 
 
 def _name(name: str) -> str:

@@ -93,7 +93,7 @@ def planned(job: Job) -> Plan:
     """The plan that the job names: the file, the model and the pool are the parent's, which planned them too."""
     services = load(Path(job.file)).services.values()
     pools = [spec for service in services for model in service.models for spec in model.per_pool()]
-    plans = (plan(spec, hub.config_of) for spec in pools if spec.name == job.model)
+    plans = (plan(spec, hub.config_of, estimated=True) for spec in pools if spec.name == job.model)
     return next(one for one in plans if one.pool == job.pool)
 
 

@@ -3,12 +3,13 @@
 Each row names the versions with the fault, so that a newer engine starts with an empty table.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from serving.engine.protocol import sampling_holders
 from serving.errors import BadRequestError
+from serving.planning.fit import Fit, gib
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,16 @@ def _allowed_token_ids(fields: Mapping[str, Any], hosts: int) -> bool:  # noqa: 
 
 
 def _prompt_logprobs(fields: Mapping[str, Any], hosts: int) -> bool:
-    if hosts > 1 and _has(fields, "prompt_logprobs"):
+    return hosts > 1 and wants_prompt_logprobs(fields)
+
+
+def wants_prompt_logprobs(fields: Mapping[str, Any]) -> bool:
+    """Whether a request asks for logprobs of its prompt. vLLM gives them to an echo with logprobs too."""
+    if _has(fields, "prompt_logprobs"):
         return True
-    # vLLM gives an echo logprobs of the prompt too (`logprobs` of completions, `top_logprobs` of chat).
+    # `logprobs` of completions, `top_logprobs` of chat
     wants_logprobs = fields.get("logprobs") is not None or fields.get("top_logprobs") is not None
-    return hosts > 1 and bool(fields.get("echo")) and wants_logprobs
+    return bool(fields.get("echo")) and wants_logprobs
 
 
 FAULTS = (
@@ -88,6 +94,23 @@ FAULTS = (
         holds=_allowed_token_ids,
     ),
 )
+
+
+def refuse_too_large(fields: Mapping[str, Any], fits: Iterable[Fit]) -> None:
+    """Raises BadRequestError where logprobs of a prompt take more HBM than one of the model's pools has left.
+
+    The engine compiles their program at start and gives it no memory, so that the first such request would end it.
+    """
+    if not wants_prompt_logprobs(fields):
+        return
+    for fit in fits:
+        if not fit.prompt_logprobs_fit:
+            raise BadRequestError(
+                "The request asks for logprobs of the prompt (prompt_logprobs, or echo with logprobs), which take about "
+                f"{gib(fit.workspace.prompt_logprobs_bytes)} of a device for a step of prompts, and gpu_memory_utilization "
+                f"{fit.utilization:g} leaves {gib(fit.withheld_bytes)}; leave them out, or have the service lower "
+                "engine.max_num_batched_tokens or engine.gpu_memory_utilization."
+            )
 
 
 def refuse(fields: Mapping[str, Any], hosts: int) -> None:

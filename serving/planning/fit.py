@@ -33,6 +33,9 @@ _EXPERT_ROWS = 4
 # Sampling gathers float32 logits of the whole vocabulary on every device and holds them four times: as they come, masked,
 # transposed, and as probabilities (layers/jax/sample/sampling.py). gpt-oss-120b with 2048 sequences reserves 6.14 GiB.
 _SAMPLING_COPIES = 4
+# Logprobs of a prompt take float32 logits of every token of a step, cut over the devices as the head is, as many times as
+# libtpu's compiler says (runner/tpu_runner.py, compute_and_gather_prompt_logprobs).
+_PROMPT_LOGPROBS_COPIES = 3
 # A program wants its bytes in one piece: of 6.63 GiB withheld, those 6.14 were not to be had at 64% of starts (tpu-recipes
 # issue 151).
 _FRAGMENTED = 1.08
@@ -45,13 +48,15 @@ _BLOCK_TOKENS = 128  # advice rounds lengths to this
 class Workspace:
     """HBM of a device beside weights and cache: programs, and the larger of a step and of sampling, which take turns.
 
-    `expert_bytes` of a step are the tokens of its experts.
+    `expert_bytes` of a step are the tokens of its experts. `prompt_logprobs_bytes` are taken by requests that ask for logprobs of
+    their prompt, and by no others.
     """
 
     program_bytes: int
     step_bytes: int
     expert_bytes: int
     sampling_bytes: int
+    prompt_logprobs_bytes: int
 
     @property
     def bytes(self) -> int:
@@ -85,14 +90,29 @@ class Fit:
         """What `gpu_memory_utilization` keeps from weights and cache."""
         return round(self.usable_bytes * (1 - self.utilization))
 
+    @property
+    def prompt_logprobs_fit(self) -> bool:
+        """Whether a step of prompts whose logprobs were asked for fits into what is withheld, beside the programs."""
+        space = self.workspace
+        return space.program_bytes + space.prompt_logprobs_bytes <= self.withheld_bytes
 
-def measure(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> Fit:
-    """The HBM budget of a layout on a slice; `problems` say why it does not fit."""
+
+def measure(
+    shape: ModelShape,
+    sizes: EngineSizes,
+    slice_: Slice,
+    layout: Layout,
+    compiled: Workspace | None = None,
+) -> Fit:
+    """The HBM budget of a layout on a slice; `problems` say why it does not fit.
+
+    `compiled` is what the TPU's compiler said of programs and steps, in place of estimates.
+    """
     groups = tensor_groups(shape, sizes, layout)
     usable = slice_.hardware.usable_hbm_bytes // slice_.hardware.devices_per_chip
     weights = device_bytes(groups, shape, layout)
     state = state_bytes(shape, sizes, layout)
-    workspace = _workspace(shape, sizes, layout)
+    workspace = compiled or _workspace(shape, sizes, layout)
     cache = max(0, int(usable * sizes.utilization) - weights - RESIDENT_BYTES - state)
     longest = _longest(shape, sizes, layout, cache)
     length = sizes.max_model_len or max(longest, 1)
@@ -237,6 +257,9 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspa
         step_bytes=math.ceil(stream + tokens * item * (2 * widest / layout.head_shards + heads) + rows),
         expert_bytes=math.ceil(rows),
         sampling_bytes=_SAMPLING_COPIES * 4 * sampled * shape.vocab_size,
+        prompt_logprobs_bytes=0
+        if sizes.pools
+        else _PROMPT_LOGPROBS_COPIES * 4 * tokens * shape.vocab_size // layout.width,
     )
 
 

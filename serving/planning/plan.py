@@ -22,8 +22,9 @@ from serving.planning import (
 from serving.planning.architectures import JAX_MODELS
 from serving.planning.cache import separate_batches
 from serving.planning.checkpoints import Hub, no_hub
+from serving.planning.compiled import result_of
 from serving.planning.engine_sizes import EngineSizes, engine_sizes
-from serving.planning.fit import Fit, measure
+from serving.planning.fit import Fit, Workspace, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
 from serving.planning.speed import Engine, predict, spread
@@ -145,11 +146,18 @@ class Plan:
         return hashlib.sha256(json.dumps(started_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
+def plan(spec: ModelSpec, hub: Hub = no_hub, *, estimated: bool = False) -> Plan:
     """Lay a model out on its slice; `hub` gives the config.json of a checkpoint that is not known here.
 
-    Raises TopologyError, ConfigError or PlanError where the YAML can't be served.
+    What the TPU's compiler said of this very engine takes the place of estimates, unless `estimated`. Raises TopologyError,
+    ConfigError or PlanError where the YAML can't be served.
     """
+    decided = _plan(spec, hub, None)
+    kept = None if estimated else result_of(decided.version)
+    return _plan(spec, hub, kept.workspace) if kept and kept.workspace else decided
+
+
+def _plan(spec: ModelSpec, hub: Hub, compiled: Workspace | None) -> Plan:
     engine_options.check(spec.engine)
     engine_environment.check(spec.engine_env)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
@@ -164,7 +172,7 @@ def plan(spec: ModelSpec, hub: Hub = no_hub) -> Plan:
             "parallel.attention_data"
         )
     adapters.adapters(spec.engine)
-    fit = measure(shape, sizes, slice_, layout)
+    fit = measure(shape, sizes, slice_, layout, compiled)
     if fit.problems:
         ways = alternatives.advice(shape, sizes, slice_, layout, fit)
         raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(fit.problems)}; {ways}")

@@ -156,6 +156,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
         "test_open_loop_counts_latency_from_the_intended_start"
     ),
     r"python -m pytest -m browser -s": RunBy("test_the_page_paints_and_says_when"),
+    r"python -m benchmarks\.compiled": RunBy("test_the_page_of_plans_shows_what_is_kept"),
     r"python -m benchmarks\.plans": RunBy("test_the_tables_have_every_rate_and_every_model"),
     r"python -m benchmarks\.calibration": RunBy("test_the_table_and_the_plot_show_every_row"),
     r"python -m benchmarks\.routers": InPart(

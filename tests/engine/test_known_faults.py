@@ -3,8 +3,11 @@ from typing import Any
 
 import pytest
 
-from serving.engine.known_faults import FAULTS, refuse
+from serving.config import ModelSpec
+from serving.engine.known_faults import FAULTS, refuse, refuse_too_large
 from serving.errors import BadRequestError
+from serving.planning.fit import GIB, Fit
+from serving.planning.plan import plan
 
 pytestmark = pytest.mark.unit
 
@@ -56,3 +59,30 @@ def test_what_only_looks_like_it_passes(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize("fields", ENDS["prompt-logprobs-over-hosts"])
 def test_one_host_takes_prompt_logprobs(fields: dict[str, Any]) -> None:
     refuse(fields, hosts=1)
+
+
+def fit_of(model: str, **engine: Any) -> Fit:
+    spec = {"model": model, "slice": {"generation": "v6e", "topology": "1x1"}}
+    options = {"max_model_len": 2048, "max_num_batched_tokens": 1024, "max_num_seqs": 64, **engine}
+    return plan(ModelSpec.model_validate({**spec, "engine": options})).fit
+
+
+# As libtpu's compiler says for 1,024 tokens of prompts on one v6e chip (`serving compile`).
+@pytest.mark.parametrize(
+    ("model", "compiled_gib"), [("Qwen/Qwen3-4B", 1.739), ("meta-llama/Llama-3.1-8B-Instruct", 1.468)]
+)
+def test_logprobs_of_a_prompt_take_what_the_compiler_says(model: str, compiled_gib: float) -> None:
+    planned = fit_of(model).workspace.prompt_logprobs_bytes / GIB
+    assert planned == pytest.approx(compiled_gib, rel=0.01)
+
+
+@pytest.mark.parametrize("fields", ENDS["prompt-logprobs-over-hosts"])
+def test_logprobs_of_a_prompt_that_do_not_fit_are_refused_with_both_figures(fields: dict[str, Any]) -> None:
+    with pytest.raises(BadRequestError, match=r"1\.74 GiB .* gpu_memory_utilization 0\.98 leaves 0\.62 GiB"):
+        refuse_too_large(fields, [fit_of("Qwen/Qwen3-4B", gpu_memory_utilization=0.98)])
+    refuse_too_large(fields, [fit_of("Qwen/Qwen3-4B", gpu_memory_utilization=0.92)])
+
+
+@pytest.mark.parametrize("fields", HARMLESS)
+def test_what_asks_for_none_passes_where_they_do_not_fit(fields: dict[str, Any]) -> None:
+    refuse_too_large(fields, [fit_of("Qwen/Qwen3-4B", gpu_memory_utilization=0.98)])

@@ -93,6 +93,7 @@ class Api:
         self._hosts = {
             name: max(plan.slice.hosts for plan in plans if plan.model.name == name) for name in self._plans
         }
+        self._fits = {name: [plan.fit for plan in plans if plan.model.name == name] for name in self._plans}
         self._table = table
         self._dispatcher = dispatcher
         self._admission = admission
@@ -346,6 +347,7 @@ class Api:
             body = _json(fields)
         work = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
+        known_faults.refuse_too_large(fields, self._fits[model])
         ignored = known_faults.without_effect(fields) if work.generates else []
         if work.generates and seed.seeded(route, fields):
             fields = seed.without(fields, self._admission.spec.seed)
