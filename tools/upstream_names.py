@@ -363,6 +363,15 @@ _TPU_INFERENCE = (
         "tensor, sharding, *, layout=, source_mesh=",
     ),
     Name(
+        "vllm.distributed.device_communicators.shm_broadcast:SpinCondition.wait",
+        "is replaced: idle processes of several engines would take a laptop's cores",
+        "timeout_ms=",
+    ),
+    Name(
+        "vllm.distributed.device_communicators.shm_broadcast:SpinCondition",
+        "its waits are shortened: `busy_loop_s` is set on it",
+    ),
+    Name(
         f"{_COMPILER_OPTIONS}:get_step_fn_compiler_options",
         "is replaced: XLA's CPU backend knows no xla_tpu options",
         "",

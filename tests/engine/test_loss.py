@@ -115,7 +115,11 @@ def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_sp
 
 @pytest.mark.slow
 def test_without_a_spare_it_says_what_it_waits_for_and_takes_a_slice_that_comes(running: Service) -> None:
-    victim = running.serving()[0].slice
+    used = {entry.slice for entry in running.serving()}
+    for free in running.cluster.status():
+        if free.name not in used:
+            running.cluster.kill_slice(free.name)
+    victim = min(used)
     running.cluster.kill_host(victim, 0)  # the replica's own host: it can't say goodbye
     running.until(lambda: len(running.serving()) == 1, 15, "the loss to be noticed")
     (wanted,) = running.until(
@@ -212,6 +216,8 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
     )
     loop = StoreLoop(core, running.store, lambda *_: None)
     await loop.start()
+    core.admission.refresh()
+    admitting = asyncio.create_task(core.admission.run())
     asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "echo": True, "logprobs": 2}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(core.app()), base_url="http://beside", timeout=120
@@ -224,6 +230,7 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
         assert (again.status_code, again.json()["error"]["code"]) == (500, "request_ends_engines")
         innocent = await client.post("/v1/completions", json={**asked, "echo": False})
         assert innocent.is_success
+    admitting.cancel()
     await loop.close()
     await core.close()
     assert {entry.replica for entry in running.serving()} == {entry.replica for entry in after}

@@ -1,9 +1,10 @@
 """The head ends and comes back on its disk: real Ray, Serve and HAProxy, simulated slices and engines."""
 
 import httpx
+import psutil
 import pytest
 from support.leases import Leases
-from support.service import Service, service
+from support.service import Service, called, service
 
 pytestmark = pytest.mark.cluster
 BORROWS = "two hosts, 2"
@@ -20,13 +21,14 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(leases: Leases)
     ) as running:
         before = {one.replica: one.since for one in running.serving()}
         decided = running.records().decisions
-        workers = {
-            process
-            for one in running.serving()
-            for host in (0, 1)
-            for process in running.cluster.processes(one.slice, host)
-            if "ServeReplica" in " ".join(process.cmdline())
-        }
+
+        def replicas() -> list[
+            psutil.Process
+        ]:  # by a title that Ray gives them once Serve's own call is over
+            return called("ServeReplica", [p for name in used for p in running.cluster.processes(name, 0)])
+
+        used = [one.slice for one in running.serving()]
+        workers = running.until(replicas, 30, "the replicas' processes")
         assert len(workers) >= len(before)
         running.cluster.restart_head()
         with pytest.raises(httpx.TransportError):  # the front door stood there too

@@ -29,7 +29,7 @@ class _Slice:
         self.beat = -1
         self.output_tokens = 0
         self.reported_s = 0.0
-        self.moved_s = 0.0
+        self.moved_s = self.token_s = 0.0
         self.reading = 0
 
     def note(self, times_s: deque[float], seconds: float) -> None:
@@ -79,7 +79,8 @@ class SliceTiming:
             slice_ = slices[entry.replica] = self._of(entry.replica)
             if entry.beat != slice_.beat:
                 if entry.output_tokens != slice_.output_tokens:
-                    slice_.moved_s = slice_.reported_s  # after the report before, that is
+                    # After the report before, that is.
+                    slice_.moved_s = slice_.token_s = slice_.reported_s
                 if entry.compiling_s:
                     slice_.moved_s = (
                         now_s  # it gives no token, and another slice would have to compile the same
@@ -102,6 +103,10 @@ class SliceTiming:
     def moved_s(self, replica: str) -> float:
         """Since when, at the latest, the slice has given a token to somebody, or was seen compiling; 0 where nothing is known."""
         return self._of(replica).moved_s
+
+    def token_s(self, replica: str) -> float:
+        """Since when, at the latest, the slice has given a token to somebody; 0 where nothing is known."""
+        return self._of(replica).token_s
 
     def _of(self, replica: str) -> _Slice:
         slice_ = self._slices.get(replica)

@@ -1,17 +1,20 @@
 """Which requests are suspected of ending slices, and which have been found to. Pure; time is given.
 
-A slice died. Of the requests that were running there, those are suspects that had come within NEW_S and had got nothing
-yet, and those under which a second slice died. Nobody else is: who ran for long did not end the slice by coming.
+A slice died. Of the requests that were running there, those are suspects that had got nothing yet and had come at most
+NEW_S before the slice's last token, and those under which a second slice died. Nobody else is: who was there while the
+slice went on giving tokens did not end it by coming. A slice may be silent for long before it dies, for a deadly program
+is compiled first.
 
 A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
-of all routers. It is cleared by its first new token, by its whole answer, or by running for a second longer than it ran on
-the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The
+of all routers. It is cleared by its first new token, by its whole answer, or by running for half as long again, and a
+second, as on the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The
 guilty are refused for REFUSED_S, on every router.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -23,7 +26,7 @@ HEARD_S = 1.5  # two beats, and what it takes to write and read
 REFUSED_S = 600.0
 # A suspicion that nothing came of: the client has gone, or every router was replaced.
 SUSPECTED_S = 60.0
-_LONGER_S = 1.0
+_LONGER, _LONGER_S = 1.5, 1.0
 _DIGITS = 16
 
 
@@ -125,11 +128,13 @@ class Suspects:
         return [
             name
             for name, trial in self._trials.items()
-            if name in known and now - trial.began_s > known[name].ran_s + _LONGER_S
+            if name in known and now - trial.began_s > _LONGER * known[name].ran_s + _LONGER_S
         ]
 
-    def died(self, replica: str, running: Iterable[Flight], now: float) -> list[str]:
-        """A replica died under these requests; returns those that are guilty now."""
+    def died(
+        self, replica: str, running: Iterable[Flight], now: float, token_s: float = math.inf
+    ) -> list[str]:
+        """A replica died under these requests; returns those that are guilty now. Its last token was at `token_s`."""
         flights = {flight.name: flight for flight in running}
         on_trial = [
             name for name in flights if name in self._trials and self._trials[name].replica == replica
@@ -142,8 +147,9 @@ class Suspects:
         for name, flight in flights.items():
             count, _ = self._deaths.get(name, (0, 0.0))
             self._deaths[name] = count + 1, now
-            ran_s = min(NEW_S, now - flight.since_s)
-            if count or (not flight.answered and now - flight.since_s < NEW_S):
+            new = not flight.answered and min(now, token_s) - flight.since_s < NEW_S
+            ran_s = min(SUSPECTED_S if new else NEW_S, now - flight.since_s)
+            if count or new:
                 self._ours[name] = Suspicion(now, guilty=False, model=flight.model, ran_s=ran_s)
         return []
 

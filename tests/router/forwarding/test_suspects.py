@@ -46,6 +46,16 @@ def test_who_had_got_tokens_or_had_run_for_long_is_no_suspect() -> None:
     assert not suspects
 
 
+def test_who_came_before_a_long_silence_in_which_a_slice_died_is_suspected_and_tried_for_longer() -> None:
+    suspects = Suspects()
+    there = flights(POISON, since_s=DIED - 40) + flights(OTHER, since_s=DIED - 41 - NEW_S)
+    suspects.died("a", there, DIED, token_s=DIED - 41)
+    assert (suspects.suspects(POISON), suspects.suspects(OTHER)) == (True, False)
+    suspects.tried(POISON, "b", DIED + 2)
+    assert suspects.survivors(DIED + 2 + 60) == []
+    assert suspects.survivors(DIED + 2 + 62) == [POISON]
+
+
 def test_who_ran_on_a_second_slice_that_died_is_suspected_however_far_it_had_come() -> None:
     suspects = Suspects()
     for replica in "ab":
