@@ -600,11 +600,6 @@ _COMPILER: tuple[Name, ...] = (
         "vllm.model_executor.models.registry:_run_in_subprocess",
         "inspects models in this process, not another",
     ),
-    Name("torchax.tensor:Tensor.detach", "keeps a weight's tracer as the weight becomes a parameter"),
-    Name(
-        "transformers.models.gemma4.configuration_gemma4:Gemma4TextConfig",
-        "gets the sizes of global layers back where vLLM reads them",
-    ),
     Name("tpu_inference.runner.compilation_manager:CompilationManager", "lists an engine's programs"),
     Name("tpu_inference.runner.tpu_runner:CompilationManager", "lists an engine's programs"),
     Name(
