@@ -161,6 +161,14 @@ _ENGINE = (
         ("total", "cached_tokens"),
         "is published as the slice's tokens",
     ),
+    *_members(
+        "vllm.distributed.kv_events",
+        (
+            *("BlockStored.block_hashes", "BlockStored.group_idx", "BlockRemoved.block_hashes"),
+            *("BlockRemoved.group_idx", "AllBlocksCleared", "EventBatch.ts", "EventBatch.events"),
+        ),
+        "is decoded to know what a prefix cache has dropped",
+    ),
     *_lines(
         "vllm.v1.metrics.loggers",
         (name.removesuffix("_total") for name in VLLM_METRICS),
