@@ -71,6 +71,7 @@ def server(options: dict[str, Any]) -> VllmServer:
         model=SimpleNamespace(name="llama"),
         adapters=(),
     )
+    made._cache = None
     made._held = SimpleNamespace(hosts=[None], name="slice-0")  # type: ignore[assignment]
     made._overrides = SimpleNamespace(options={})  # type: ignore[assignment]
     return made

@@ -106,15 +106,21 @@ def test_both_routers_say_on_the_board_what_came_to_them(running: Service, keys:
 def test_a_key_s_requests_a_minute_are_kept_by_the_routers_together(
     running: Service, keys: dict[str, str]
 ) -> None:
-    """A burst may be over before a router hears of the others' part: what it then has is its own."""
+    """In a burst that is over before the routers hear of one another, each keeps to a part; the rest is there right after it."""
     begin = time.monotonic()
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: ask(running, keys["counted"]), range(2 * MINUTE)))
-    through = sum(answer.is_success for answer in answers)
+    burst = sum(answer.is_success for answer in answers)
+
+    def through() -> int:
+        answers.append(ask(running, keys["counted"]))
+        return sum(answer.is_success for answer in answers)
+
+    running.until(lambda: through() >= MINUTE, 30, "the whole minute's requests")
     flowed_in = time.monotonic() - begin
-    print(f"{through} of {2 * MINUTE} through, {MINUTE} a minute allowed, in {flowed_in:.1f} s")
+    print(f"{burst} of {2 * MINUTE} in a burst, {MINUTE} a minute allowed; {through()} in {flowed_in:.1f} s")
     assert {answer.status_code for answer in answers} == {200, 429}
-    assert MINUTE / ROUTERS <= through <= MINUTE + flowed_in + ROUTERS
+    assert through() <= MINUTE + time.monotonic() - begin + ROUTERS
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.headers["x-ratelimit-limit-requests"] == str(MINUTE)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,14 @@ import psutil
 from ray._raylet import GcsClient
 
 from serving.errors import SimulationError
-from serving.simulation.cluster import SimulatedCluster, free_port
+from serving.simulation.cluster import SimulatedCluster, SimulatedSlice, free_port
 from serving.state.gcs import show_token
 from serving.tpu import Slice
 from support import serve_client
 from support.servers import until
 
 _RECORDS = b"tpu-serving"  # the namespace of serving.state.gcs
-_GONE_S = 15
+_GONE_S, _GOODBYE_S = 30, 5
 
 
 class Lent:
@@ -56,11 +56,24 @@ class Lent:
             if missing[found.shape] and all(found.alive):
                 missing[found.shape] -= 1
             else:
-                self.cluster.kill_slice(found.name)
+                self._end(found)
         entries = [self.cluster._added(shape) for shape in missing.elements()]
         hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
         self.cluster._start_hosts(hosts)
+        # Serve would place a router on a host that Ray takes for alive.
+        there = 1 + sum(entry.hosts for entry in self.cluster.status())
+        until(lambda: len(self.ask("nodes")) == there, "Ray to know which hosts are there", _GONE_S)
         return len(hosts)
+
+    def _end(self, slice_: SimulatedSlice) -> None:
+        """A killed host is missed after some 15 s; one that is ended says goodbye."""
+        for worker_id in range(slice_.hosts):
+            for process in self.cluster.processes(slice_.name, worker_id):
+                with suppress(psutil.Error):
+                    if process.name() == "raylet":
+                        process.terminate()
+                        process.wait(_GOODBYE_S)
+        self.cluster.kill_slice(slice_.name)
 
     def tidy(self) -> None:
         """Delete what was deployed; raises AssertionError where something of it stays."""

@@ -39,7 +39,18 @@ def groups() -> list[str]:
     return sorted(state for state in states if state != "REMOVED")
 
 
-ORDERS: dict[str, Any] = {"deploy": deploy, "status": status, "delete": delete, "groups": groups}
+def nodes() -> list[str]:
+    """The addresses of all nodes that Ray takes for alive."""
+    return sorted(node["NodeManagerAddress"] for node in ray.nodes() if node["Alive"])
+
+
+ORDERS: dict[str, Any] = {
+    "deploy": deploy,
+    "status": status,
+    "delete": delete,
+    "groups": groups,
+    "nodes": nodes,
+}
 
 
 def main() -> None:
