@@ -13,21 +13,12 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import accounting, bare, plot, ray_llm, relay, routers
+from benchmarks.pages import put
 
 PAGES = Path(__file__).parent.parent / "docs" / "benchmarks"
 SVG = PAGES / "routers.svg"
 # Which page a report stands on.
 PAGE_OF = {"routers": "routers.md", "relay": "engines.md", "ray-llm": "engines.md"}
-
-
-def put(text: str, name: str, report: str) -> str:
-    """A text with what is between the marks of this name replaced; raises ValueError where there are no such marks."""
-    begin, end = f"<!-- bench: {name} -->\n", f"<!-- /bench: {name} -->"
-    before, found, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"there is no {begin.strip()} ... {end} to put the report between")
-    return f"{before}{begin}\n{report.strip()}\n\n{end}{after}"
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ python -m benchmarks.compiled --docs    # write it into docs/benchmarks/plans.md
 import argparse
 from pathlib import Path
 
+from benchmarks.pages import put
 from serving.config import load
 from serving.planning import Plan
 from serving.planning.compiled import entries
@@ -15,10 +16,6 @@ from serving.tpu.generations import GIB
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "plans.md"
-BEGIN, END = (
-    "<!-- python -m benchmarks.compiled --docs writes from here -->",
-    "<!-- to here, by the compiler -->",
-)
 HEAD = (
     "| file | model | slice | weights | cache | a step | sampling and the like | programs, at most | prompt logprobs | compiled in |",
     "|---|---|---|---|---|---|---|---|---|---|",
@@ -80,9 +77,7 @@ def main() -> None:
     report = table()
     print(report)
     if options.docs:
-        text = PAGE.read_text()
-        before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{report}\n\n{END}{after}")
+        PAGE.write_text(put(PAGE.read_text(), "compiled", report))
 
 
 if __name__ == "__main__":

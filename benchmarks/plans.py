@@ -15,6 +15,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from statistics import median, quantiles
 
+from benchmarks.pages import put
 from serving.config import ModelSpec
 from serving.planning import Plan, plan
 from serving.planning.architectures import NOT_ON_TPU
@@ -28,7 +29,6 @@ from serving.planning.speed import COSTS, PARTS, Engine, Parts, per_answer_token
 from serving.planning.weights import checkpoint_params, tensor_groups
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "plans.md"
-BEGIN, END = "<!-- python -m benchmarks.plans --docs writes from here -->", "<!-- to here -->"
 
 # What is known of a price, and how far, as a logarithm, a fit may pull it for one row that is off by NOISE. HBM and matrix
 # units: microbenchmarks on v6e reach 0.72 and 0.88 of peak, on v7x 0.87 and 0.83; kernels of attention and of serving's
@@ -205,9 +205,7 @@ def main() -> None:
     )
     print(report)
     if options.docs:
-        text = PAGE.read_text()
-        before, after = text.partition(BEGIN)[0], text.partition(END)[2]
-        PAGE.write_text(f"{before}{BEGIN}\n\n{report}\n\n## Coverage\n\n{coverage()}\n\n{END}{after}")
+        PAGE.write_text(put(PAGE.read_text(), "plans", f"{report}\n\n## Coverage\n\n{coverage()}"))
 
 
 if __name__ == "__main__":

@@ -8,8 +8,9 @@ from starlette.routing import Route
 from support.servers import asgi_server, free_address
 
 from benchmarks import bare, plot, routers, tables
-from benchmarks.__main__ import PAGE_OF, PAGES, put
+from benchmarks.__main__ import PAGE_OF, PAGES
 from benchmarks.client import CHAT, Client, Load, Seen
+from benchmarks.pages import put
 from benchmarks.rounds import Contestant, Results, Round, compete, turns
 
 pytestmark = pytest.mark.unit
