@@ -147,12 +147,6 @@ class Ledger:
         query = select(BATCHES).where(BATCHES.c.key == key)
         return await self._page(BATCHES, query, after_id, limit, newest=True)
 
-    async def open_batches(self) -> Sequence[Row[Any]]:
-        """Of every key, the oldest first."""
-        query = select(BATCHES).where(BATCHES.c.state.in_(OPEN)).order_by(BATCHES.c.created_s, BATCHES.c.id)
-        async with self._database.read() as connection:
-            return (await connection.execute(query)).all()
-
     async def own(self, now_s: float, until_s: float) -> list[Row[Any]]:
         """Take the open batches that nobody owns, and keep those of this process; the oldest first."""
         free = or_(BATCHES.c.owner == self._owner, BATCHES.c.owned_until_s <= now_s)

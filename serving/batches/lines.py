@@ -25,7 +25,6 @@ class Asked:
 
     custom_id: str
     model: str
-    body: dict[str, Any]
 
 
 def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
@@ -60,7 +59,7 @@ def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
             f"The body's model is none of this service's: {', '.join(sorted(models))}.",
             custom_id,
         )
-    return Asked(custom_id, model, body)
+    return Asked(custom_id, model)
 
 
 def answered(batch: str, line: int, custom_id: str | None, status: int, request_id: str, body: Any) -> str:

@@ -17,6 +17,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.types import Message, Receive
 
+from serving import secret
 from serving.batches import lines
 from serving.batches.desk import Desk
 from serving.batches.files import PIECE_BYTES, Folder
@@ -26,7 +27,6 @@ from serving.config import BatchSpec, StoreSpec
 from serving.database.database import Database
 from serving.errors import BadRequestError, RateLimitError, TooLargeError, UnknownBatchError, UnknownFileError
 
-KEY_HEADER = "x-serving-key"
 _FORM_BYTES = 64 << 10  # of a form beside its file
 _LEAST_EXPIRY_S = 3600
 _MOST_METADATA = 16
@@ -274,7 +274,7 @@ class Batches:
 
 
 def _key(request: Request) -> str:
-    return request.headers[KEY_HEADER]
+    return request.headers[secret.KEY_HEADER]
 
 
 async def _json(request: Request) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from starlette.types import Message
 from serving.config import BatchSpec
 from serving.errors import PoisonousRequestError, StoreAwayError
 from serving.router.admission.controller import AdmissionController
+from serving.router.forwarding.dispatch import failed
 from serving.router.http.api import Api
 from serving.router.http.downstream import Headers as RawHeaders
 from serving.router.http.downstream import Source
@@ -141,7 +142,6 @@ class Filler:
             self._waiting[model].appendleft(line)
         wants = [self._want(model) for model in self._waiting]
         holding = [*self._running, *(line.held for lines in self._waiting.values() for line in lines)]
-        holding += [line.held for _, line in self._back]
         holding += [held for held in self._results if held not in self._running]
         answer = await self._kept.call(
             "/lines/take",
@@ -173,6 +173,8 @@ class Filler:
 
     def _start(self) -> None:
         for model, lines in self._waiting.items():
+            if not lines:
+                continue
             room = self._admission.room(model, self._spec.spare) - self._starting(model)
             while lines and room > 0:
                 line = lines.popleft()
@@ -230,11 +232,7 @@ def _may_do_better(answer: Answer) -> bool:
     """Whether another slice may answer what one could not."""
     if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
         return True
-    return (
-        answer.status >= HTTPStatus.INTERNAL_SERVER_ERROR
-        and PoisonousRequestError.code.encode() not in answer.body
-        and answer.status != HTTPStatus.NOT_IMPLEMENTED
-    )
+    return failed(answer.status) and PoisonousRequestError.code.encode() not in answer.body
 
 
 def _request(line: Line, request_id: str) -> Request:

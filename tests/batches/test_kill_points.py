@@ -21,10 +21,11 @@ from support.simulated_engine import MODEL
 
 from serving.batches.files import Folder, Writing
 from serving.batches.lifecycle import OVER, State
-from serving.batches.service import KEY_HEADER, Batches
+from serving.batches.service import Batches
 from serving.config import BatchSpec, StoreSpec
 from serving.database.database import Database
 from serving.database.tables import BATCHES, FILES, LINES
+from serving.secret import KEY_HEADER
 
 pytestmark = [
     pytest.mark.http,

@@ -14,9 +14,9 @@ from support.batches import filling_router, folder, line, owner
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
-from serving.batches.service import KEY_HEADER
 from serving.config import BatchSpec
 from serving.router.http.auth import KeyFile, new
+from serving.secret import KEY_HEADER
 
 pytestmark = pytest.mark.http
 

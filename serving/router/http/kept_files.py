@@ -19,7 +19,6 @@ from serving.errors import StoreAwayError
 
 logger = logging.getLogger("ray.serve")
 
-KEY_HEADER = "x-serving-key"
 # Of a client's headers, those that say how to read its body.
 _PASSED = ("content-type", "content-length")
 _RETURNED = ("content-type", "content-length")
@@ -43,7 +42,7 @@ class KeptFiles:
         answer = await self._ask(
             request.method,
             f"{path}?{query}" if query else path,
-            {**headers, KEY_HEADER: key},
+            {**headers, secret.KEY_HEADER: key},
             _pieces(request) if has_body else None,
         )
         kept = {name: answer.headers[name] for name in _RETURNED if name in answer.headers}
