@@ -168,17 +168,17 @@ class Dispatcher:
         verdict = self._verdicts.get(entry.replica)
         if verdict is None:
             there = self._flights(entry.replica)
-            token_s = time.time() - time.monotonic() + self.timing.token_s(entry.replica)
+            since_s = time.time() - time.monotonic() + self.timing.worked_since_s(entry.replica)
             verdict = self._verdicts[entry.replica] = asyncio.create_task(
-                self._find_out(entry, there, token_s)
+                self._find_out(entry, there, since_s)
             )
         if waits:
             await asyncio.shield(verdict)
             self.refuse_guilty(request)
 
-    async def _find_out(self, entry: SliceRecord, there: list[Flight], token_s: float) -> None:
+    async def _find_out(self, entry: SliceRecord, there: list[Flight], since_s: float) -> None:
         if await self._is_dead(entry):
-            for name in self.suspects.died(entry.replica, there, time.time(), token_s):
+            for name in self.suspects.died(entry.replica, there, time.time(), since_s):
                 logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
                 await self.claims.give_back(entry.replica)
         else:

@@ -6,6 +6,7 @@ others go on has been preempted. A prompt being read holds up every stream; mean
 as its slow first tokens take. Streams and prompts of other routers count too: the slice's record tells of them.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -15,6 +16,7 @@ from serving.timings import TIMINGS, Timings
 KEPT = 256
 TIMES_NORMAL = 20
 LEAST_KNOWN = 20  # fewer gaps do not tell what is normal on a slice
+WORKED_S = 5.0
 RENEWED = 32  # new times after which what is normal is worked out again: sorting takes 20 µs
 
 
@@ -29,7 +31,9 @@ class _Slice:
         self.beat = -1
         self.output_tokens = 0
         self.reported_s = 0.0
-        self.moved_s = self.token_s = 0.0
+        self.moved_s = 0.0
+        # When each of the latest reports with new tokens began: as many as make WORKED_S.
+        self.working: deque[float] = deque(maxlen=math.ceil(WORKED_S / timings.beat_s))
         self.reading = 0
 
     def note(self, times_s: deque[float], seconds: float) -> None:
@@ -80,7 +84,8 @@ class SliceTiming:
             if entry.beat != slice_.beat:
                 if entry.output_tokens != slice_.output_tokens:
                     # After the report before, that is.
-                    slice_.moved_s = slice_.token_s = slice_.reported_s
+                    slice_.moved_s = slice_.reported_s
+                    slice_.working.append(slice_.reported_s)
                 if entry.compiling_s:
                     slice_.moved_s = (
                         now_s  # it gives no token, and another slice would have to compile the same
@@ -104,9 +109,10 @@ class SliceTiming:
         """Since when, at the latest, the slice has given a token to somebody, or was seen compiling; 0 where nothing is known."""
         return self._of(replica).moved_s
 
-    def token_s(self, replica: str) -> float:
-        """Since when, at the latest, the slice has given a token to somebody; 0 where nothing is known."""
-        return self._of(replica).token_s
+    def worked_since_s(self, replica: str) -> float:
+        """Who came before has been there while the slice gave tokens for WORKED_S, silences left out."""
+        working = self._of(replica).working
+        return working[0] if len(working) == working.maxlen else -math.inf
 
     def _of(self, replica: str) -> _Slice:
         slice_ = self._slices.get(replica)

@@ -1,9 +1,9 @@
 """Which requests are suspected of ending slices, and which have been found to. Pure; time is given.
 
-A slice died. Of the requests that were running there, those are suspects that had got nothing yet and had come at most
-NEW_S before the slice's last token, and those under which a second slice died. Nobody else is: who was there while the
-slice went on giving tokens did not end it by coming. A slice may be silent for long before it dies, for a deadly program
-is compiled first.
+A slice died. Of the requests that were running there, those are suspects that had got nothing yet and had not been there
+while the slice gave tokens for WORKED_S, and those under which a second slice died. Nobody else is: who was there while the
+slice went on giving tokens did not end it by coming. Silences don't count, for a deadly program is compiled first, and a
+token or two do not, for they may be the deadly request's own.
 
 A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
 of all routers. It is cleared by its first new token, by its whole answer, or by running for half as long again, and a
@@ -14,14 +14,13 @@ Requests are known by a fingerprint of model, path and body: the same request se
 """
 
 import hashlib
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from serving.router.forwarding.slice_timing import WORKED_S
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import Suspicion
 
-NEW_S = 5.0
 HEARD_S = 1.5  # two beats, and what it takes to write and read
 REFUSED_S = 600.0
 # A suspicion that nothing came of: the client has gone, or every router was replaced.
@@ -131,10 +130,11 @@ class Suspects:
             if name in known and now - trial.began_s > _LONGER * known[name].ran_s + _LONGER_S
         ]
 
-    def died(
-        self, replica: str, running: Iterable[Flight], now: float, token_s: float = math.inf
-    ) -> list[str]:
-        """A replica died under these requests; returns those that are guilty now. Its last token was at `token_s`."""
+    def died(self, replica: str, running: Iterable[Flight], now: float, worked_since_s: float) -> list[str]:
+        """A replica died under these requests; returns those that are guilty now.
+
+        Who came before `worked_since_s` has been there while it gave tokens for WORKED_S.
+        """
         flights = {flight.name: flight for flight in running}
         on_trial = [
             name for name in flights if name in self._trials and self._trials[name].replica == replica
@@ -147,8 +147,8 @@ class Suspects:
         for name, flight in flights.items():
             count, _ = self._deaths.get(name, (0, 0.0))
             self._deaths[name] = count + 1, now
-            new = not flight.answered and min(now, token_s) - flight.since_s < NEW_S
-            ran_s = min(SUSPECTED_S if new else NEW_S, now - flight.since_s)
+            new = not flight.answered and flight.since_s > worked_since_s
+            ran_s = min(SUSPECTED_S if new else WORKED_S, now - flight.since_s)
             if count or new:
                 self._ours[name] = Suspicion(now, guilty=False, model=flight.model, ran_s=ran_s)
         return []

@@ -1,3 +1,4 @@
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,6 +159,17 @@ def test_a_slice_that_compiles_keeps_its_streams_and_its_trial() -> None:
         late,
         trial,
     ]
+
+
+def test_who_came_before_a_silence_or_to_an_idle_slice_has_not_seen_it_work() -> None:
+    known = timing(0.01)
+    assert known.worked_since_s("a") == -math.inf
+    for beat in range(1, 30):
+        known.settle([report(beat, output_tokens=beat)], 10 + beat / 2)
+    assert known.worked_since_s("a") == 19.5  # ten beats before the last one
+    for beat in range(30, 90):  # a program is compiled, and gives two tokens
+        known.settle([report(beat, output_tokens=29 + max(0, beat - 87))], 10 + beat / 2)
+    assert known.worked_since_s("a") == 20.5
 
 
 def test_other_slices_are_none_of_its_business() -> None:

@@ -2,7 +2,6 @@ import pytest
 
 from serving.router.forwarding.suspects import (
     HEARD_S,
-    NEW_S,
     REFUSED_S,
     SUSPECTED_S,
     Flight,
@@ -15,6 +14,7 @@ pytestmark = pytest.mark.unit
 
 POISON, OTHER, THIRD = "poison", "other", "third"
 DIED = 10.0
+WORKED_SINCE = DIED - 5
 
 
 def flights(*names: str, since_s: float = DIED - 0.2, answered: bool = False) -> list[Flight]:
@@ -23,14 +23,14 @@ def flights(*names: str, since_s: float = DIED - 0.2, answered: bool = False) ->
 
 def after_a_death() -> Suspects:
     made = Suspects()
-    assert made.died("a", flights(POISON, OTHER, THIRD), DIED) == []
+    assert made.died("a", flights(POISON, OTHER, THIRD), DIED, WORKED_SINCE) == []
     return made
 
 
 def found_guilty() -> Suspects:
     made = after_a_death()
     made.tried(POISON, "b", DIED + 2)
-    assert made.died("b", flights(POISON, OTHER, "new", since_s=DIED + 2), DIED + 3) == [POISON]
+    assert made.died("b", flights(POISON, OTHER, "new", since_s=DIED + 2), DIED + 3, WORKED_SINCE) == [POISON]
     return made
 
 
@@ -42,14 +42,15 @@ def test_whoever_had_just_come_to_a_slice_that_died_is_suspected_and_refused_by_
 
 def test_who_had_got_tokens_or_had_run_for_long_is_no_suspect() -> None:
     suspects = Suspects()
-    suspects.died("a", flights(OTHER, answered=True) + flights(THIRD, since_s=DIED - NEW_S), DIED)
+    there = flights(OTHER, answered=True) + flights(THIRD, since_s=WORKED_SINCE)
+    suspects.died("a", there, DIED, WORKED_SINCE)
     assert not suspects
 
 
 def test_who_came_before_a_long_silence_in_which_a_slice_died_is_suspected_and_tried_for_longer() -> None:
     suspects = Suspects()
-    there = flights(POISON, since_s=DIED - 40) + flights(OTHER, since_s=DIED - 41 - NEW_S)
-    suspects.died("a", there, DIED, token_s=DIED - 41)
+    there = flights(POISON, since_s=DIED - 40) + flights(OTHER, since_s=DIED - 46)
+    suspects.died("a", there, DIED, DIED - 46)
     assert (suspects.suspects(POISON), suspects.suspects(OTHER)) == (True, False)
     suspects.tried(POISON, "b", DIED + 2)
     assert suspects.survivors(DIED + 2 + 60) == []
@@ -59,7 +60,7 @@ def test_who_came_before_a_long_silence_in_which_a_slice_died_is_suspected_and_t
 def test_who_ran_on_a_second_slice_that_died_is_suspected_however_far_it_had_come() -> None:
     suspects = Suspects()
     for replica in "ab":
-        suspects.died(replica, flights(POISON, answered=True), DIED)
+        suspects.died(replica, flights(POISON, answered=True), DIED, WORKED_SINCE)
     assert suspects.suspects(POISON)
 
 
@@ -132,7 +133,7 @@ def test_a_cleared_request_that_is_blamed_again_elsewhere_is_suspected_again() -
     first, second = after_a_death(), Suspects()
     second.take([first.ours], DIED)
     second.cleared(OTHER)
-    first.died("c", flights(OTHER, since_s=DIED + 9), DIED + 10)
+    first.died("c", flights(OTHER, since_s=DIED + 9), DIED + 10, WORKED_SINCE)
     second.take([first.ours], DIED + 11)
     assert second.suspects(OTHER)
 
