@@ -48,10 +48,11 @@ _REASONS = {
     "422": "The engine can't process it.",
     "429": "The key's limits; Retry-After says when there is room again.",
     "500": "The engine failed.",
-    "501": "The model does not do this.",
+    "501": "The model, or this service, does not do this.",
     "503": "No slice is ready, or all are busy; Retry-After says when to come back.",
 }
 _OF_THE_ROUTER_S_OWN = ("400", "401", "404", "405", "429", "503")
+_OF_FILES = ("408", "413", "501")
 
 
 def document(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
@@ -65,10 +66,12 @@ def document(app: FastAPI, models: Sequence[str]) -> dict[str, Any]:
             {"Error": _ERROR, "AnthropicError": _ANTHROPIC_ERROR}
         )
         schema["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
-        for path in schema["paths"].values():
-            for operation in path.values():
+        for path, operations in schema["paths"].items():
+            for operation in operations.values():
                 operation["responses"].pop("422", None)  # FastAPI's own shape, which no answer here has
                 operation["responses"] |= _errors("Error", _OF_THE_ROUTER_S_OWN)
+                if path.startswith(("/v1/files", "/v1/batches")):
+                    operation["responses"] |= _errors("Error", _OF_FILES)
         for route in ROUTES.values():
             schema["paths"][route.path] = {"post": _operation(route, name)}
         app.openapi_schema = schema
