@@ -95,7 +95,14 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         logging_config={"enable_access_log": False},
         user_config={"version": _router_version(config, every), "slices": _slices(plans)},
     )
-    return router.bind(every, config.router, *slices, store=_store(config, every), batch=config.batch)
+    return router.bind(
+        every,
+        config.router,
+        *slices,
+        store=_store(config, every),
+        batch=config.batch,
+        prices=config.prices,
+    )
 
 
 def _store(config: ServiceConfig, plans: list[Plan]) -> Application | None:
@@ -145,6 +152,8 @@ def _router_version(config: ServiceConfig, plans: list[Plan]) -> str:
     made_with = [
         config.router.model_dump(mode="json"),
         [config.store is not None, config.batch.spare, config.batch.may_scale],
+        # What a slice costs is part of usage alone.
+        config.store and [slice_hour(plan.model.slice, plan.slice, config.prices) for plan in plans],
         *(
             [
                 plan.version,

@@ -442,7 +442,7 @@ class ResponsesStoreSpec(_Spec):
 
 
 class StoreSpec(_Spec):
-    """Where files and batches stay. A folder on the head's disk may stand alone: the database is a file in it, as are the files."""
+    """Where files, batches and usage stay. A folder on the head's disk may stand alone: the database is a file in it, as are the files."""
 
     folder: str | None = Field(
         default=None,
@@ -582,7 +582,7 @@ class ServiceConfig(_Spec):
         default_factory=dict, description="USD a chip-hour by generation and capacity."
     )
     store: StoreSpec | None = Field(
-        default=None, description="Where files and batches stay; without it there are none."
+        default=None, description="Where files, batches and usage stay; without it there are none."
     )
     batch: BatchSpec = Field(default=BatchSpec(), description="Limits of files and batches.")
     gke: GkeSpec = Field(default=GkeSpec(), description="For `serving manifest` alone.")

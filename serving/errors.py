@@ -238,7 +238,7 @@ class UnknownBatchError(ServingError):
 
 
 class NoStoreError(ServingError):
-    """The service keeps no files and so runs no batches.
+    """The service has no store: no files, no batches, no usage.
 
     Have the operator set `store` in the YAML.
     """
@@ -248,7 +248,7 @@ class NoStoreError(ServingError):
 
 
 class StoreAwayError(ServingError):
-    """The process that keeps files and batches can't be reached now.
+    """The process that keeps files, batches and usage can't be reached now.
 
     Try again shortly: Serve starts it anew. Where this stays so, its log names the reason.
     """
@@ -342,6 +342,17 @@ class RateLimitError(ServingError):
     status = HTTPStatus.TOO_MANY_REQUESTS
     code = "rate_limit_exceeded"
     kind = "rate_limit_error"
+
+
+class BudgetError(RateLimitError):
+    """The client's key has used its budget of the day or the month.
+
+    Wait until the time in the message; `GET /v1/usage` says what was used. An operator raises `tokens_per_day` or
+    `dollars_per_month` of the key.
+    """
+
+    code = "insufficient_quota"
+    kind = "insufficient_quota"
 
 
 class OverloadedError(ServingError):

@@ -4,7 +4,7 @@ from http import HTTPStatus
 import pytest
 
 from serving import errors
-from serving.errors import ServingError
+from serving.errors import BudgetError, ServingError
 
 pytestmark = pytest.mark.unit
 
@@ -32,7 +32,8 @@ def test_an_error_is_said_in_the_shape_that_openai_clients_parse(kind: type[Serv
     assert error == {"message": "why", "type": kind.kind, "param": kind.param, "code": kind.code}
     by_status = {HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error"}
     usual = "invalid_request_error" if kind.status < 500 else "server_error"
-    assert kind.kind == by_status.get(kind.status, usual)
+    of_openai = {BudgetError: "insufficient_quota"}
+    assert kind.kind == of_openai.get(kind, by_status.get(kind.status, usual))
 
 
 def test_codes_tell_errors_apart() -> None:

@@ -24,7 +24,7 @@ key of [the configuration](config.md).
 - **in place**: what runs takes it over; no request notices.
 - **scaling**: the number of slices may change, no slice restarts for it.
 - **routers**: new routers take over; old ones end once their answers have.
-- **the store**: the process that keeps files and batches starts anew; batches go on where they were.
+- **the store**: the process that keeps files, batches and usage starts anew; batches go on where they were.
 - **engines in waves**: slices change their engine as [`rollout`](../guides/yaml.md#change-a-running-service) says.
 - **another pool**: slices of the new pool come up, and those of the old one go as they serve.
 - **another model**: the model is a new one, and the one of the old name goes at once."""
@@ -113,7 +113,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "batch.spare": (_KEPT, 0.5),
     "batch.may_scale": (_KEPT, True),
     "batch.deadline_s": ({**_KEPT, "batch.may_scale": True}, 600),
-    "prices": ({}, {"v6e": {"on-demand": 3.0}}),
+    "prices": (_KEPT, {"v6e": {"on-demand": 3.0}}),
     **{
         f"gke.{key}": ({}, "other")
         for key in ("cluster", "cluster_secret", "keys_secret", "kueue_queue", "metrics_secret")

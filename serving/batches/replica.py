@@ -14,6 +14,7 @@ from serving.batches.service import Batches
 from serving.config import BatchSpec, StoreSpec
 from serving.database.database import Database
 from serving.database.owner import Owner
+from serving.metering.service import Metering
 from serving.state.gcs import Store
 from serving.state.records import BatchRecord
 
@@ -24,7 +25,7 @@ _MOST_TOLD = 50
 
 
 class StoreReplica:
-    """Files and batches."""
+    """Files and batches, and what keys have used."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, store: StoreSpec, batch: BatchSpec, models: Sequence[str], most_line_bytes: int
@@ -33,7 +34,10 @@ class StoreReplica:
             self._batches = Batches(database, store, batch, models, most_line_bytes)
             return self._batches
 
-        self._owner = Owner(store, [batches], ray.util.get_node_ip_address())
+        def metering(database: Database, _: StoreSpec) -> Metering:
+            return Metering(database)
+
+        self._owner = Owner(store, [batches, metering], ray.util.get_node_ip_address())
         await self._owner.start()
         self._application = serve.get_replica_context().app_name
         self._records = Store(ray.get_runtime_context().gcs_address)

@@ -17,6 +17,18 @@ def add_commands(commands: Any) -> None:
     keys.add_argument("--requests-per-minute", type=float, metavar="N", help="requests begun in a minute")
     keys.add_argument("--tokens-per-minute", type=float, metavar="N", help="tokens of prompts and answers")
     keys.add_argument("--concurrency", type=int, metavar="N", help="requests at once")
+    keys.add_argument(
+        "--tokens-per-day",
+        type=float,
+        metavar="N",
+        help="budget of a day of UTC; it needs `store` in the YAML",
+    )
+    keys.add_argument(
+        "--dollars-per-month",
+        type=float,
+        metavar="USD",
+        help="budget of a month of UTC; it needs `store` too",
+    )
     keys.add_argument("--priority", type=int, metavar="N", help="higher goes first (default: 0)")
     keys.add_argument("--weight", type=float, metavar="W", help="share among keys of a priority (default: 1)")
     keys.set_defaults(run=_keys)
@@ -40,6 +52,8 @@ def _keys(options: argparse.Namespace) -> None:
         requests_per_minute=options.requests_per_minute,
         tokens_per_minute=options.tokens_per_minute,
         concurrency=options.concurrency,
+        tokens_per_day=options.tokens_per_day,
+        dollars_per_month=options.dollars_per_month,
         priority=options.priority,
         weight=options.weight,
     )

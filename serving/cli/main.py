@@ -13,6 +13,7 @@ from serving.cli.plan import add_commands as add_planning
 from serving.cli.sim import add_commands as add_simulation
 from serving.cli.slices import add_commands as add_slices
 from serving.cli.status import add_commands as add_status
+from serving.cli.usage import add_commands as add_usage
 from serving.errors import ServingError
 
 
@@ -46,5 +47,6 @@ def _parser() -> argparse.ArgumentParser:
     add_status(commands)
     add_slices(commands)
     add_keys(commands)
+    add_usage(commands)
     add_simulation(commands)
     return parser

@@ -4,6 +4,8 @@ SQLite in a file by default, PostgreSQL by URL. SQLite runs in WAL mode with a s
 after a power cut. A SQLite file is for processes of one host, on a disk of that host.
 """
 
+import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -36,6 +38,8 @@ class Database:
 
     def __init__(self, engine: AsyncEngine, where: str) -> None:
         self._engine = engine
+        # SQLite has one writer and no queue: who finds it busy tries again now and then, and may find it busy for ever.
+        self._turn = asyncio.Lock() if self.is_sqlite else contextlib.nullcontext()
         self.where = where  # without a password
 
     @classmethod
@@ -66,7 +70,7 @@ class Database:
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction that is committed at its end, or not at all. Raises StorageError: a full disk, a lost server."""
         try:
-            async with self._engine.connect() as connection, _writing(connection):
+            async with self._turn, self._engine.connect() as connection, _writing(connection):
                 yield connection
         except (OSError, SQLAlchemyError) as error:
             raise StorageError(f"The database can't be written ({_reason(error)}).") from error

@@ -75,3 +75,32 @@ LINES = Table(
     Index("lines_by_custom_id", "batch_id", "custom_id", unique=True),
     Index("lines_to_do", "batch_id", "outcome", "line"),
 )
+
+# What a key used of a model's pool on a day of UTC, as "2026-11-22". This `key` is the first 12 digits of the hash alone, by which
+# metrics and logs name it too.
+USAGE = Table(
+    "usage",
+    METADATA,
+    Column("key", String(16), primary_key=True),
+    Column("day", String(10), primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("pool", Text, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("prompt_tokens", BigInteger, nullable=False),
+    Column("cached_tokens", BigInteger, nullable=False),
+    Column("output_tokens", BigInteger, nullable=False),
+    Column("slice_seconds", Double, nullable=False),
+    Column("dollars", Double, nullable=False),
+    Index("usage_by_day", "day"),
+)
+
+# Each router process that tells of usage: the number of its last flush that is in `usage`, when it was heard, and the tokens that
+# requests under way there may yet use, by the keys with a budget that ask it.
+USAGE_ROUTERS = Table(
+    "usage_routers",
+    METADATA,
+    Column("router", String(80), primary_key=True),
+    Column("sequence", BigInteger, nullable=False),
+    Column("heard_s", Double, nullable=False),
+    Column("under_way", JSON, nullable=False),
+)

@@ -74,7 +74,7 @@ _STRATEGY = {
 # The options of vLLM's server that a YAML may set: its adapters are part of the model, and so is the form of its tool calls.
 ADAPTERS = "lora_modules"
 TOOL_PARSER = "tool_call_parser"
-OF_SERVER = frozenset({ADAPTERS, TOOL_PARSER})
+OF_SERVER = frozenset({ADAPTERS, TOOL_PARSER, "enable_prompt_tokens_details"})
 
 SETTABLE = frozenset(
     {

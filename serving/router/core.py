@@ -5,6 +5,7 @@ Nothing here knows Ray or Serve. `take` gets the store's records; `demands` and 
 
 import logging
 import time
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +18,9 @@ from serving import secret
 from serving.config import Affinity, BatchSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
+from serving.planning.prices import slice_hour
 from serving.router.admission.controller import AdmissionController
+from serving.router.admission.meter import Meter, Rate
 from serving.router.filler import Filler
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
@@ -31,6 +34,7 @@ from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.latency import RecentLatency
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
+from serving.router.usage_loop import UsageLoop
 from serving.slices import quarantine
 from serving.slices.tpu_hosts import TpuHost, why_waiting
 from serving.state.liveness import Liveness
@@ -79,10 +83,11 @@ class RouterCore:
         timings: Timings = TIMINGS,
         store: Callable[[], Awaitable[tuple[str, str]]] | None = None,
         batch: BatchSpec | None = None,
+        prices: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """`plans` has one plan per pool, the preferred pool of each model first. `metrics` gives the page of all metrics.
 
-        `store` finds the process that keeps files and batches, where there is one.
+        `store` finds the process that keeps files, batches and usage, where there is one; `prices` are those of the YAML.
         """
         self.name = name
         self.application = application
@@ -100,7 +105,11 @@ class RouterCore:
             routers=spec.replicas,
             sentinel=spec.sentinel.share,
         )
-        self.admission = AdmissionController(spec, plans, self.table, keys)
+        self._kept = KeptFiles(store) if store else None
+        # A name of this process: one that starts anew numbers its flushes anew.
+        meter = Meter(f"{name}-{uuid.uuid4().hex}"[-80:], _rates(plans, prices or {})) if store else None
+        self.usage = UsageLoop(meter, self._kept) if meter and self._kept else None
+        self.admission = AdmissionController(spec, plans, self.table, keys, meter=meter)
         self.latency = RecentLatency()
         self.journal = Journal(
             Recorder(),
@@ -124,7 +133,6 @@ class RouterCore:
         self._rollouts: Sequence[Rollout] = ()
         self._batches: Sequence[BatchRecord] = ()
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
-        self._kept = KeptFiles(store) if store else None
         self._api = Api(
             plans,
             self.table,
@@ -290,6 +298,15 @@ class RouterCore:
             application=self.application,
             address=self.neighbours.address if self.neighbours else "",
         )
+
+
+def _rates(plans: Sequence[Plan], prices: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], Rate]:
+    return {
+        (plan.model.name, plan.pool): Rate(
+            plan.most_sequences, slice_hour(plan.model.slice, plan.slice, prices)
+        )
+        for plan in plans
+    }
 
 
 def _shares(spec: RouterSpec) -> bool:

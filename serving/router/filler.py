@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from serving.config import BatchSpec
-from serving.errors import PoisonousRequestError, StoreAwayError
+from serving.errors import BudgetError, PoisonousRequestError, StoreAwayError
 from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import failed
 from serving.router.http.api import Api
@@ -231,7 +231,7 @@ class Filler:
 def _may_do_better(answer: Answer) -> bool:
     """Whether another slice may answer what one could not."""
     if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return True
+        return BudgetError.code.encode() not in answer.body
     return failed(answer.status) and PoisonousRequestError.code.encode() not in answer.body
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import logging
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -42,13 +43,14 @@ class Router:
         *_slices: Any,
         store: Any = None,
         batch: BatchSpec | None = None,
+        prices: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        """`store`: the deployment that keeps files and batches, if there is one; `_slices`: those of the slices.
+        """`store`: the deployment that keeps files, batches and usage, if there is one; `_slices`: those of the slices.
 
         Serve runs them because they are bound here.
         """
         self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
-        keys = KeyFile.of(spec.keys_file)
+        keys = KeyFile.of(spec.keys_file, adds_up=store is not None)
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries)
@@ -68,6 +70,7 @@ class Router:
             spans=spans,
             store=partial(_place, store) if store else None,
             batch=batch,
+            prices=prices,
         )
         self._closing.push_async_callback(self._core.close)
         self._core.listen(ray.util.get_node_ip_address())
@@ -85,6 +88,9 @@ class Router:
             self._closing.push_async_callback(self._core.filler.close)
             self._closing.push_async_callback(asyncio.wait, [filling])
             self._closing.callback(filling.cancel)
+        if self._core.usage:
+            await self._core.usage.start()
+            self._closing.push_async_callback(self._core.usage.close)
         serve_door.install(self._core.relay)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)

@@ -84,6 +84,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"python -m tools\.compiled result\.json": RunBy("test_a_kept_answer_takes_the_place_of_an_older_one"),
     r"make libtpu": RunBy("test_a_small_model_compiles_for_a_slice"),
     r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
+    r"serving usage --store /var/lib/tpu-serving( --\S+ \S+)*( --csv)?": RunBy(
+        "test_usage_of_all_keys_is_a_table_or_csv"
+    ),
     r"python -m tools\.vllm_client_tests http://127\.0\.0\.1:8000 --bare \S+": RunBy(
         "test_vllm_s_tests_run_against_a_service"
     ),
@@ -145,6 +148,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
         "tests deploy by `serve run --non-blocking`", "test_limits_and_scaling_change_without_a_restart"
     ),
     r"curl http://localhost:8000/v1/chat/completions .*": RunBy(TRIAL),
+    r"curl -H .Authorization: Bearer sk-\.\.\.. .http://127\.0\.0\.1:8000/v1/usage\?\S+": RunBy(
+        "test_days_that_are_asked_for"
+    ),
     r"curl http://localhost:8000/metrics": RunBy("test_the_page_has_what_the_table_says_and_nothing_else"),
     r"curl -X POST SLICE/simulator/faults .*": RunBy("test_errors_and_refusals_on_demand"),
     r"prometheus --config\.file=deployments/monitoring/prometheus\.yml": RunBy(

@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from serving.batches.service import Batches
 from serving.config import BatchSpec, RouterSpec, StoreSpec
 from serving.database.owner import Owner
+from serving.metering.service import Metering
 from serving.planning import Plan
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
@@ -49,7 +50,7 @@ def owner(
     """The process that keeps files and batches, in a thread."""
     loop = Loop()
     make = partial(Batches, spec=batch or BatchSpec(), models=tuple(models), most_line_bytes=1 << 20)
-    made = Owner(store, [make])
+    made = Owner(store, [make, lambda database, _: Metering(database)])
     try:
         loop.run(made.start())
         try:
@@ -65,7 +66,7 @@ Place = Callable[[], tuple[str, str]]
 
 @contextmanager
 def filling_router(
-    place: Place,
+    place: Place | None,
     upstream: str,
     *,
     name: str = "router",
@@ -73,13 +74,15 @@ def filling_router(
     batch: BatchSpec | None = None,
     plans: list[Plan] | None = None,
     graceful: bool = True,
+    flush_s: float = 0.25,
     **spec: Any,
 ) -> Iterator[tuple[str, RouterCore]]:
-    """A router that fills the seats of one slice. `graceful`: it gives back what it has when it ends."""
+    """A router that fills the seats of one slice, where there is a store. `graceful`: it gives back what it has when it ends."""
     late = LateDoor()
     made: list[RouterCore] = []
 
     async def find() -> tuple[str, str]:
+        assert place
         return place()
 
     @asynccontextmanager
@@ -90,25 +93,30 @@ def filling_router(
             keys or KeyFile(None),
             _metrics,
             name=name,
-            store=find,
+            store=find if place else None,
             batch=batch,
         )
         made.append(core)
+        pool = core.plans[0].pool
         core.table.update(
-            [SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)], 0.0
+            [SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", pool=pool, address=upstream)],
+            0.0,
         )
         core.admission.refresh()
         late.answer = core.relay
         app.router.default = core.app()
-        assert core.filler
-        filling = asyncio.create_task(core.filler.run())
         beating = asyncio.create_task(core.admission.run(0.05))
+        if core.usage and core.filler:
+            await core.usage.start(flush_s)
+            filling = asyncio.create_task(core.filler.run())
         yield
         beating.cancel()
-        filling.cancel()
-        await asyncio.wait([filling])
-        if graceful:
-            await core.filler.close()
+        if core.usage and core.filler:
+            filling.cancel()
+            await asyncio.wait([filling])
+            if graceful:
+                await core.filler.close()
+            await core.usage.close()
         await core.close()
 
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)

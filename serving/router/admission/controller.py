@@ -16,6 +16,7 @@ from starlette.responses import Response
 from serving.config import RouterSpec
 from serving.errors import ConfigError, Refusal, UnreadError
 from serving.planning import Plan
+from serving.router.admission.meter import Meter, Tokens
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account, Refusals
 from serving.router.admission.shares import Book, KeyUse, Lease
@@ -80,8 +81,9 @@ class AdmissionController:
         keys: KeyFile,
         clock: Callable[[], float] = time.monotonic,
         calendar: Callable[[], float] = time.time,
+        meter: Meter | None = None,
     ) -> None:
-        """Raises ConfigError where the status is private and there are no keys."""
+        """`meter` adds up what keys use, where there is a store. Raises ConfigError where the status is private and there are no keys."""
         if spec.private_status and not keys.ring.required:
             raise ConfigError("router.private_status wants keys; name a file of them in router.keys_file")
         if spec.keys.isolated_cache and not keys.ring.required:
@@ -94,6 +96,7 @@ class AdmissionController:
         self._keys = keys
         self._clock = clock
         self._calendar = calendar
+        self._meter = meter
         self._most: dict[str, dict[str, int]] = {}  # by model and pool
         for plan in plans:
             self._most.setdefault(plan.model.name, {})[plan.pool] = plan.most_sequences
@@ -117,11 +120,15 @@ class AdmissionController:
         self._set_accounts()
         self.refresh()
 
-    def arrive(self, headers: Iterable[tuple[bytes, bytes]]) -> Visit:
-        """Settle from its headers whose request it is and whether it may come now; raises UnauthorizedError."""
+    def arrive(self, headers: Iterable[tuple[bytes, bytes]], *, costs: bool = True) -> Visit:
+        """Settle from its headers whose request it is and whether it may come now; raises UnauthorizedError.
+
+        What `costs` nothing may come when the key's budget is used up.
+        """
         account = self._accounts[self._keys.ring.holder(headers).name]
         now_s = self._clock()
-        return Visit(account, account.arrive(now_s), now_s)
+        over = account.budget.refusal(self._calendar()) if account.budget and costs else None
+        return Visit(account, over or account.arrive(now_s), now_s)
 
     def fill(self, sha256: str) -> Visit:
         """A request that a key left here for free seats; raises UnauthorizedError where the key is revoked.
@@ -132,6 +139,7 @@ class AdmissionController:
         account = self._fillers.setdefault(
             sha256, Account(Key.model_construct(name=f"{key.name} (batch)", sha256=sha256, priority=_FILLS))
         )
+        account.budget = self._meter.budget(key) if self._meter else None
         account.open += 1
         return Visit(account, None, self._clock(), fills=True)
 
@@ -221,6 +229,10 @@ class AdmissionController:
         finally:
             self._readers.discard(reader)
             self._end(visit, ticket, estimate, record)
+
+    def budgets(self, visit: Visit) -> dict[str, dict[str, float | str]]:
+        """The budgets of a visitor's key, and what of them is used."""
+        return visit.account.budget.state(self._calendar()) if visit.account.budget else {}
 
     def others(self, demands: Iterable[Demand], router: str) -> None:
         """Take over what the other routers say, from the live demands in the store; `router` is this one. Once a beat."""
@@ -314,16 +326,38 @@ class AdmissionController:
             self._wake(self._queue.update(model, outlook, now_s))
 
     def enter(self, ticket: Ticket) -> None:
+        if budget := ticket.account.budget:
+            # Others of the key may have come since the request's headers did.
+            if refusal := budget.refusal(self._calendar()):
+                ticket.where, ticket.refusal = Where.REFUSED, refusal
+                return
+            ticket.budget = budget
+            budget.begin(ticket.tokens)
         self._wake(self._queue.enter(ticket, ticket.since_s))
 
     def _end(self, visit: Visit, ticket: Ticket, estimate: Estimate, record: RequestRecord) -> None:
         """A request that entered is over, however it went."""
         now_s = self._clock()
         if ticket.where is Where.ADMITTED:
-            ticket.used_tokens = used_tokens(record, estimate, self._usage, now_s=time.monotonic())
+            ended_s = time.monotonic()
+            prompt, written = used_tokens(record, estimate, self._usage, now_s=ended_s)
+            ticket.used_tokens = prompt + written
+            if self._meter and record.leases:
+                self._meter.add(
+                    ticket.account.key.id,
+                    ticket.model,
+                    [(lease.pool, lease.at_s) for lease in record.leases],
+                    ticket.seats,
+                    # A slice that goes on with another's answer has read that too, and may have it in its cache.
+                    Tokens(round(prompt), min(record.cached_tokens or 0, round(prompt)), round(written)),
+                    ended_s,
+                    self._calendar(),
+                )
             self._usage.learn(ticket.account.key.name, record, estimate.work)
             if ticket.fills:
                 self._filled[ticket.model].add(record)
+        if ticket.budget:
+            ticket.budget.end(ticket.tokens)
         self._turns.pop(ticket, None)
         self._wake(self._queue.leave(ticket, now_s))
         self.leave(visit)
@@ -358,6 +392,7 @@ class AdmissionController:
             known = self._accounts.get(key.name)
             accounts[key.name] = known or Account(key)
             accounts[key.name].set(key, now_s)
+            accounts[key.name].budget = self._meter.budget(key) if self._meter else None
         self._accounts = accounts
 
 

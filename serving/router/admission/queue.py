@@ -15,6 +15,7 @@ from enum import Enum, auto
 
 from serving.config import QueueSpec
 from serving.errors import NoSliceError, OverloadedError, Refusal
+from serving.router.admission.budget import Budget
 from serving.router.admission.fair_queue import FairQueue
 from serving.router.admission.rate_limit import Account
 from serving.state.records import SliceRecord
@@ -40,7 +41,7 @@ class Where(Enum):
 class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
-    `used_tokens`: what it has used, known once it has ended. A request that `fills` takes a free seat or none: it never waits,
+    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here. A request that `fills` takes a free seat or none: it never waits,
     and is no demand.
     """
 
@@ -54,6 +55,7 @@ class Ticket:
     refusal: Refusal | None = None
     used_tokens: float = 0.0
     fills: bool = False
+    budget: Budget | None = None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from serving.errors import RateLimitError, Refusal
+from serving.router.admission.budget import Budget
 from serving.router.admission.shares import KeyUse, Lease, Share, share
 from serving.router.http.auth import Key
 
@@ -154,6 +155,7 @@ class Account:
     key: Key
     open: int = 0
     refusals: Refusals = field(default_factory=Refusals, repr=False)
+    budget: Budget | None = None
     _requests: Bucket | None = field(default=None, repr=False)
     _tokens: Bucket | None = field(default=None, repr=False)
     _took_s: float = 0.0

@@ -63,24 +63,25 @@ class Filled:
         self.lines += 1
 
 
-def used_tokens(record: RequestRecord, estimate: Estimate, usage: Usage, now_s: float) -> float:
-    """What a request used, however it ended: at a hang-up its prompt and what was written until then.
+def used_tokens(record: RequestRecord, estimate: Estimate, usage: Usage, now_s: float) -> tuple[float, float]:
+    """Tokens that a request used of its prompt and its answer, however it ended: at a hang-up what was written until then.
 
     Without the engine's own count an event of a stream is a token. What an engine refused costs nothing.
     `now_s` is of the record's clock.
     """
     record.read_usage()
     if not record.leases:
-        return 0.0
+        return 0.0, 0.0
     prompt = estimate.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
     if record.first_s:
         refused = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        return 0.0 if refused else prompt + (record.output_tokens or 0)
+        return (0.0, 0.0) if refused else (prompt, record.output_tokens or 0)
     if record.outcome == "cancelled":
         seconds = now_s - record.leases[-1].at_s
         written = usage.written_tokens(record.model, seconds) * estimate.work.sequences
-        return min(estimate.tokens, prompt + (written if estimate.work.generates else 0.0))
-    return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0
+        written = min(estimate.tokens - prompt, written) if estimate.work.generates else 0.0
+        return prompt, max(0.0, written)
+    return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0, 0.0
 
 
 def _average(means: dict[Name, float], name: Name, value: float) -> None:

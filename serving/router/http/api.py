@@ -62,7 +62,7 @@ from serving.status.document import Status
 
 logger = logging.getLogger("ray.serve")
 
-_GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
+_GET_PATHS = ("/v1/models", "/v1/usage", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
 _KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
@@ -122,6 +122,7 @@ class Api:
             ("/v1/batches", self.batches, "GET"),
             ("/v1/batches/{name}", self.batch, "GET"),
             ("/v1/batches/{name}/cancel", self.cancel_batch, "POST"),
+            ("/v1/usage", self.usage, "GET"),
         )
         for path, endpoint, method in kept:
             app.add_api_route(path, endpoint, methods=[method], response_model=None)
@@ -190,8 +191,8 @@ class Api:
 
     async def delete_response(self, request: Request, name: str) -> JSONResponse:
         """Forget a stored response."""
-        async with self._asked_by(request) as key:
-            if not (self._responses and await self._responses.delete(key, name)):
+        async with self._asked_by(request) as visit:
+            if not (self._responses and await self._responses.delete(visit.account.key.sha256, name)):
                 raise self._unknown_response()
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
@@ -242,12 +243,28 @@ class Api:
         """End a batch; the results that there are stay."""
         return await self._of_key(request)
 
+    async def usage(
+        self,
+        request: Request,
+        start: str | None = None,  # noqa: ARG002  the store reads them
+        end: str | None = None,  # noqa: ARG002
+    ) -> Response:
+        """What the key has used by day, model and pool, from the day `start` to `end`, and how far its budgets are."""
+        async with self._asked_by(request) as visit:
+            if self._kept is None:
+                raise NoStoreError("This service adds up no usage (store).")
+            answer = await self._kept.ask(request, _path(request), visit.account.key.id)
+            if answer.status_code != HTTPStatus.OK:
+                return answer
+            budgets = self._admission.budgets(visit)
+            return JSONResponse(json.loads(bytes(answer.body)) | {"budgets": budgets})
+
     async def _of_key(self, request: Request) -> Response:
         """Ask the process that keeps files and batches, for the key that asks here."""
-        async with self._asked_by(request) as key:
+        async with self._asked_by(request) as visit:
             if self._kept is None:
                 raise NoStoreError("This service keeps no files and runs no batches (store).")
-            return await self._kept.ask(request, _path(request), key)
+            return await self._kept.ask(request, _path(request), visit.account.key.sha256)
 
     async def forward(self, request: Request) -> Any:
         """Forward a request to a slice of the model that its body names."""
@@ -378,16 +395,17 @@ class Api:
         await self._admission.admit(visit, inference, estimate, record, client, run)
 
     async def _stored(self, request: Request, name: str) -> Kept:
-        async with self._asked_by(request) as key:
+        async with self._asked_by(request) as visit:
+            key = visit.account.key.sha256
             if self._responses and (kept := await self._responses.get(key, name)):
                 return kept
         raise self._unknown_response()
 
     @asynccontextmanager
-    async def _asked_by(self, request: Request) -> AsyncIterator[str]:
-        """The hash of the key that asks; raises UnauthorizedError and RefusedError."""
+    async def _asked_by(self, request: Request) -> AsyncIterator[Visit]:
+        """A request that no slice answers; raises UnauthorizedError and RefusedError."""
         try:
-            visit = self._admission.arrive(request.headers.raw)
+            visit = self._admission.arrive(request.headers.raw, costs=False)
         except ServingError:
             await self._admission.hold_up_strangers()
             raise
@@ -395,7 +413,7 @@ class Api:
             if visit.refusal:
                 await self._admission.hold_up(visit)
                 raise self._admission.refused(visit, body_is_over=True)
-            yield visit.account.key.sha256
+            yield visit
         finally:
             self._admission.leave(visit)
 

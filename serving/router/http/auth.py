@@ -38,8 +38,14 @@ class Key(BaseModel):
     requests_per_minute: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
     tokens_per_minute: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
     concurrency: int | None = Field(default=None, ge=1, le=_MOST)
+    tokens_per_day: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
+    dollars_per_month: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
     priority: int = Field(default=0, ge=-100, le=100)
     weight: float = Field(default=1, ge=0.001, le=1000, allow_inf_nan=False)
+
+    @property
+    def has_budget(self) -> bool:
+        return self.tokens_per_day is not None or self.dollars_per_month is not None
 
     @property
     def id(self) -> str:
@@ -130,15 +136,16 @@ def new(name: str, **limits: float | None) -> tuple[str, str]:
 class KeyFile:
     """Where the keys come from: a file, or the variable where no file is named. Keeps the last good reading."""
 
-    def __init__(self, path: Path | None, secret: str | None = None) -> None:
-        """Raises ConfigError where keys are named that can't be read."""
+    def __init__(self, path: Path | None, secret: str | None = None, *, adds_up: bool = True) -> None:
+        """`adds_up`: whether usage is added up, for budgets. Raises ConfigError where keys are named that can't be read."""
         if path and secret is not None:
             raise ConfigError(f"router.keys_file and {VARIABLE} are both set; unset one")
         self._path = path
+        self._adds_up = adds_up
         self._version: tuple[int, ...] = ()
         self._problem = ""
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda *_: None  # of changes, to the audit log
-        self.ring = parse(secret, VARIABLE) if secret is not None else KeyRing()
+        self.ring = self._parse(secret, VARIABLE) if secret is not None else KeyRing()
         if path:
             try:
                 self._take(path)
@@ -146,8 +153,8 @@ class KeyFile:
                 raise ConfigError(f"router.keys_file {path}: {error.strerror}") from None
 
     @classmethod
-    def of(cls, path: str | None) -> "KeyFile":
-        return cls(Path(path) if path else None, os.environ.get(VARIABLE))
+    def of(cls, path: str | None, *, adds_up: bool = True) -> "KeyFile":
+        return cls(Path(path) if path else None, os.environ.get(VARIABLE), adds_up=adds_up)
 
     def refresh(self) -> bool:
         """Read the file if it changed; true where there are new keys.
@@ -175,8 +182,16 @@ class KeyFile:
     def _take(self, path: Path) -> None:
         """Take over the file's keys. Its version is kept last: a file that can't be read now is read again."""
         version = _version(path)
-        self.ring = parse(path.read_bytes(), str(path))
+        self.ring = self._parse(path.read_bytes(), str(path))
         self._version = version
+
+    def _parse(self, text: str | bytes, where: str) -> KeyRing:
+        ring = parse(text, where)
+        if not self._adds_up and (limited := next((key for key in ring.keys if key.has_budget), None)):
+            raise ConfigError(
+                f"{where}: key {limited.name!r} has a budget, and nothing adds up what keys use; set `store` in the YAML"
+            )
+        return ring
 
 
 def _difference(before: Iterable[Key], after: Iterable[Key]) -> dict[str, list[str]]:

@@ -1,4 +1,4 @@
-"""The way to the process that keeps files and batches: a router settles whose request it is, and passes it on.
+"""The way to the process that keeps files, batches and usage: a router settles whose request it is, and passes it on.
 
 Pieces of a file go through one by one, in both directions.
 """
@@ -105,9 +105,9 @@ class KeptFiles:
     def _away(self, error: Exception) -> StoreAwayError:
         self._place = None
         if not self._is_away:  # once, and not with every question
-            logger.warning("the store of files and batches can't be reached: %s", error)
+            logger.warning("the store can't be reached: %s", error)
         self._is_away = True
-        return StoreAwayError("Files and batches can't be reached now; try again shortly.")
+        return StoreAwayError("The store can't be reached now; try again shortly.")
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:

@@ -21,8 +21,10 @@ from serving.state.records import SliceRecord
 # The usage object of vLLM's answers; Anthropic's route and the responses API say input and output.
 _USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
 _WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d+)')
 _USAGE_OBJECT = re.compile(rb'"usage":\s*\{[^{}]*"(?:prompt|input)_tokens":')
 _USAGE_BYTES = 4096  # usage stands at a stream's end; only the last event, alone in its chunk, comes after it
+_CACHED_BYTES = 512  # a usage object is no longer
 _CLIENT_CLOSED_REQUEST = 499
 
 
@@ -67,6 +69,7 @@ class RequestRecord:
     continuations: int = 0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
+    cached_tokens: int | None = None  # of the prompt's, where the answer says it
     question: bytes = b""
     answer: list[bytes] | None = None
     _before: bytes = b""
@@ -160,7 +163,7 @@ class RequestRecord:
 
     def read_usage(self) -> None:
         """Look for token counts in the last bytes, where no part has told them."""
-        if self._tail and (self.prompt_tokens is None or self.output_tokens is None):
+        if self._tail and None in (self.prompt_tokens, self.output_tokens, self.cached_tokens):
             self._read_usage()
 
     def _read_usage(self) -> None:
@@ -171,9 +174,12 @@ class RequestRecord:
             tail = self._tail
             at = _usage_at(tail)
         if at >= 0 and (prompt := _USAGE.search(tail, at)):
-            written = _WRITTEN.search(tail, at)
-            self.prompt_tokens = int(prompt[1])
-            self.output_tokens = int(written[1]) if written else 0
+            cached = _CACHED.search(tail, at, at + _CACHED_BYTES)
+            self.cached_tokens = int(cached[1]) if cached else 0
+            if self.prompt_tokens is None or self.output_tokens is None:
+                written = _WRITTEN.search(tail, at)
+                self.prompt_tokens = int(prompt[1])
+                self.output_tokens = int(written[1]) if written else 0
         elif self.streamed and self.output_tokens is None:
             # Not tokens: the last event ends the stream, and a chat's first event names the role.
             opens = self.path in ROUTES and ROUTES[self.path].opens

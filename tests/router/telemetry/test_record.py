@@ -57,6 +57,25 @@ def test_usage_is_read_off_an_answer_in_one_piece() -> None:
     assert (record.prompt_tokens, record.output_tokens) == (7, 2)
 
 
+CACHED = b'"usage":{"prompt_tokens":12,"completion_tokens":3,"prompt_tokens_details":{"cached_tokens":8}}'
+
+
+def test_tokens_that_a_cache_had_are_read_where_the_answer_says_them() -> None:
+    record = RequestRecord(CHAT)
+    record.answered(200, streamed=False)
+    record.passed_on(b"{" + CACHED + b"}")
+    record.end()
+    assert (record.prompt_tokens, record.cached_tokens) == (12, 8)
+    told = RequestRecord(CHAT)
+    told.answered(200, streamed=True)
+    told.passed_on(b'data: {"choices":[],' + CACHED + b"}\n\n", 1)
+    told.passed_on(b"data: [DONE]\n\n", 1)
+    told.used(11, 2)
+    told.end()
+    assert (told.prompt_tokens, told.output_tokens, told.cached_tokens) == (11, 2, 8)
+    assert (streamed(USAGE).cached_tokens, streamed(b"data: x\n\n").cached_tokens) == (0, None)
+
+
 @pytest.mark.parametrize("spaces", [(",", ":"), (", ", ": ")])
 def test_usage_is_found_before_a_prompts_ids_and_logprobs(spaces: tuple[str, str]) -> None:
     """vLLM's order of a chat's fields; a token may read like the field itself."""

@@ -1,0 +1,61 @@
+"""Tells the store what keys have used, once a second, and hears what they have used in all routers."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from serving.errors import StoreAwayError
+from serving.router.admission.meter import Meter
+from serving.router.http.kept_files import KeptFiles
+
+logger = logging.getLogger("ray.serve")
+
+FLUSH_S = 1.0
+_TIMEOUT_S = 10.0  # after which an answer is taken for lost
+
+
+class UsageLoop:
+    """Follows one router's meter, until closed."""
+
+    def __init__(self, meter: Meter, kept: KeptFiles, calendar: Callable[[], float] = time.time) -> None:
+        self._meter = meter
+        self._kept = kept
+        self._calendar = calendar
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self, flush_s: float = FLUSH_S) -> None:
+        """Hear once what of budgets is used, where there are any and the store is there; then flush for ever."""
+        if self._meter.has_budgets:
+            await self._flush()
+        self._task = asyncio.create_task(self._run(flush_s))
+
+    async def close(self) -> None:
+        """Tell the rest."""
+        if self._task:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+        for _ in range(2):  # what was on its way, and what came since
+            await self._flush()
+
+    async def flush(self) -> None:
+        """Tell the store, and take over its answer. Raises StoreAwayError and TimeoutError; the same is told again then."""
+        if told := self._meter.flush(self._calendar()):
+            async with asyncio.timeout(_TIMEOUT_S):
+                answer = await self._kept.call("/usage/flush", told)
+            self._meter.answered(answer, self._calendar())
+
+    async def _run(self, flush_s: float) -> None:
+        while True:
+            await asyncio.sleep(flush_s)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        try:
+            await self.flush()
+        except StoreAwayError:
+            pass  # it is logged once, and usage stays here until the store is back
+        except TimeoutError:
+            logger.warning("the store does not answer what keys have used; it is told again")
+        except Exception:
+            logger.exception("usage is not told; the next flush tries again")

@@ -1,0 +1,234 @@
+"""Usage and budgets as clients see them: routers, the database's owner and a simulated engine, by OpenAI's own client."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+from support import quick_http as http
+from support.batches import filling_router, folder, line, owner
+from support.servers import until
+from support.simulated_engine import MODEL, serving
+
+from serving.errors import ConfigError
+from serving.router.http.auth import KeyFile, new
+
+pytestmark = pytest.mark.http
+CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def upstream() -> Iterator[str]:
+    with serving() as (address, _):
+        yield address
+
+
+def client(address: str, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
+
+
+def ask(address: str, key: str, **fields: Any) -> Any:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **fields}
+    return http.post(f"{address}{CHAT}", json=body, headers={"authorization": f"Bearer {key}"})
+
+
+def usage(address: str, key: str, query: str = "") -> Any:
+    answer = http.get(f"{address}/v1/usage{query}", headers={"authorization": f"Bearer {key}"})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def requests(address: str, key: str) -> int:
+    return sum(row["requests"] for row in usage(address, key)["data"])
+
+
+def key_file(path: Path, *limits: dict[str, float]) -> tuple[KeyFile, list[str]]:
+    made = [new(f"key-{at}", **of) for at, of in enumerate(limits)]
+    path.write_text("\n".join(entry for _, entry in made))
+    return KeyFile(path), [key for key, _ in made]
+
+
+def test_a_key_sees_what_it_has_used_and_no_other_keys(tmp_path: Path, upstream: str) -> None:
+    keys, (first, second) = key_file(tmp_path / "keys.yaml", {}, {})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys) as (address, core),
+    ):
+        answer = ask(address, first).json()
+        list(
+            client(address, first).chat.completions.create(
+                model=MODEL,
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=4,
+                stream=True,
+            )
+        )
+        ask(address, second)
+        until(lambda: requests(address, first) == 2, "both are in the store", 60)
+        (row,) = usage(address, first)["data"]
+        assert (row["model"], row["pool"], row["object"]) == (MODEL, core.plans[0].pool, "usage")
+        assert row["prompt_tokens"] == 2 * answer["usage"]["prompt_tokens"]
+        assert row["output_tokens"] == 2 * answer["usage"]["completion_tokens"] == 8
+        assert 0 < row["slice_seconds"] < 2
+        # A v6e 2x4 of the table's prices, on demand: 8 chips.
+        assert row["dollars"] == pytest.approx(row["slice_seconds"] * 8 * 2.7 / 3600)
+        assert usage(address, first)["budgets"] == {}
+        until(lambda: requests(address, second) == 1, "the other's is in the store", 60)
+
+
+def test_days_that_are_asked_for(tmp_path: Path, upstream: str) -> None:
+    keys, (key,) = key_file(tmp_path / "keys.yaml", {})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys) as (address, _),
+    ):
+        ask(address, key)
+        until(lambda: requests(address, key) == 1, "it is in the store", 60)
+        assert usage(address, key, "?start=2026-01-01&end=2026-01-31")["data"] == []
+        for query, says in (
+            ("start=yesterday", "start has to be a day"),
+            ("end=2026-13-01", "end has to be a day"),
+            ("start=2026-02-01&end=2026-01-01", "start has to come first"),
+            ("start=2024-01-01&end=2026-01-01", "366 days"),
+        ):
+            answer = http.get(f"{address}/v1/usage?{query}", headers={"authorization": f"Bearer {key}"})
+            assert answer.status_code == 400
+            assert says in answer.json()["error"]["message"]
+        assert http.get(f"{address}/v1/usage").status_code == 401
+        assert (
+            http.post(f"{address}/v1/usage", headers={"authorization": f"Bearer {key}"}).headers["allow"]
+            == "GET"
+        )
+
+
+def test_a_budget_that_is_used_up_is_a_429_that_says_when_it_is_new(tmp_path: Path, upstream: str) -> None:
+    keys, (key, other) = key_file(tmp_path / "keys.yaml", {"tokens_per_day": 60}, {})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys) as (address, _),
+    ):
+        while (answer := ask(address, key)).status_code == 200:
+            pass
+        error = answer.json()["error"]
+        assert answer.status_code == 429
+        assert (error["code"], error["type"]) == ("insufficient_quota", "insufficient_quota")
+        assert "of its 60 tokens a day (tokens_per_day); the budget is new at 20" in error["message"]
+        assert 0 < int(answer.headers["retry-after"]) <= 86400
+        with pytest.raises(openai.RateLimitError, match="tokens a day"):
+            client(address, key).completions.create(model=MODEL, prompt="hello")
+        state = usage(address, key)["budgets"]["tokens_per_day"]
+        assert state["budget"] == 60
+        assert 60 <= state["used"] <= 60 + 50
+        assert ask(address, other).status_code == 200
+        anthropic = http.post(
+            f"{address}/v1/messages",
+            json={"model": MODEL, "messages": [], "max_tokens": 1},
+            headers={"x-api-key": key},
+        )
+        assert anthropic.status_code == 429
+        assert anthropic.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_dollars_of_a_month_are_a_budget_too(tmp_path: Path, upstream: str) -> None:
+    keys, (key,) = key_file(tmp_path / "keys.yaml", {"dollars_per_month": 1e-9})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys) as (address, _),
+    ):
+        assert ask(address, key).status_code == 200
+        answer = ask(address, key)
+        assert answer.status_code == 429
+        assert "a month (dollars_per_month); the budget is new at" in answer.json()["error"]["message"]
+
+
+def test_a_budget_holds_over_routers_and_over_their_restarts(tmp_path: Path, upstream: str) -> None:
+    """One that is used up within seconds, by short requests: it holds but for what is used between two flushes."""
+    most = 1500
+    keys, (key,) = key_file(tmp_path / "keys.yaml", {"tokens_per_day": most})
+
+    def ask_briefly(address: str) -> Any:
+        body = {"model": MODEL, "prompt": "hello", "max_tokens": 4}
+        return http.post(
+            f"{address}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}
+        ).json()
+
+    with owner(folder(tmp_path)) as keeper:
+        with (
+            filling_router(keeper.place, upstream, name="one", keys=keys, flush_s=0.05) as (first, _),
+            filling_router(
+                keeper.place, upstream, name="two", keys=KeyFile(tmp_path / "keys.yaml"), flush_s=0.05
+            ) as (
+                second,
+                _,
+            ),
+        ):
+            over: set[str] = set()
+            answered, deadline_s = 0, time.monotonic() + 120
+            while len(over) < 2:
+                for address in (first, second, second):
+                    answer = ask_briefly(address)
+                    answered += "usage" in answer
+                    if "error" in answer and answer["error"]["code"] == "insufficient_quota":
+                        over.add(address)
+                assert time.monotonic() < deadline_s
+        with filling_router(keeper.place, upstream, keys=KeyFile(tmp_path / "keys.yaml")) as (third, _):
+            assert ask_briefly(third)["error"]["code"] == "insufficient_quota"
+            rows = usage(third, key)["data"]
+    assert sum(row["requests"] for row in rows) == answered
+    used = sum(row["prompt_tokens"] + row["output_tokens"] for row in rows)
+    assert most <= used <= 1.1 * most
+
+
+def test_usage_waits_in_the_router_while_the_store_is_away(tmp_path: Path, upstream: str) -> None:
+    keys, (key,) = key_file(tmp_path / "keys.yaml", {"tokens_per_day": 10**6})
+    places: list[tuple[str, str]] = []
+
+    def place() -> tuple[str, str]:
+        if not places:
+            raise ConnectionError("the store is gone")
+        return places[-1]
+
+    with filling_router(place, upstream, keys=keys, graceful=False) as (address, _):
+        for _ in range(3):
+            assert ask(address, key).status_code == 200
+        away = http.get(f"{address}/v1/usage", headers={"authorization": f"Bearer {key}"})
+        assert away.status_code == 503
+        with owner(folder(tmp_path)) as keeper:
+            places.append(keeper.place())
+            until(lambda: requests(address, key) == 3, "what was used meanwhile is told", 60)
+            assert ask(address, key).status_code == 200
+            until(lambda: requests(address, key) == 4, "and what came since", 60)
+
+
+def test_lines_of_batches_count_and_one_that_the_budget_refuses_fails(tmp_path: Path, upstream: str) -> None:
+    keys, (key,) = key_file(tmp_path / "keys.yaml", {"tokens_per_day": 200})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys) as (address, _),
+    ):
+        api = client(address, key)
+        text = "\n".join(line(f"r{at}") for at in range(60)).encode()
+        name = api.files.create(file=("in.jsonl", text), purpose="batch").id
+        made = api.batches.create(input_file_id=name, endpoint=CHAT, completion_window="24h")
+        until(lambda: api.batches.retrieve(made.id).status == "completed", "the batch is over", 120)
+        batch = api.batches.retrieve(made.id)
+        counts = batch.request_counts
+        assert counts
+        assert counts.completed > 0
+        assert counts.failed > 0
+        assert batch.error_file_id
+        assert "insufficient_quota" in api.files.content(batch.error_file_id).text
+        until(lambda: requests(address, key) == counts.completed, "each is counted once", 60)
+
+
+def test_without_a_store_there_is_no_usage_and_there_are_no_budgets(tmp_path: Path, upstream: str) -> None:
+    with filling_router(None, upstream) as (address, _):
+        answer = http.get(f"{address}/v1/usage")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_store")
+    path = tmp_path / "keys.yaml"
+    _, line_ = new("limited", dollars_per_month=5)
+    path.write_text(line_)
+    with pytest.raises(ConfigError, match=r"'limited' has a budget, and nothing adds up.*set `store`"):
+        KeyFile(path, adds_up=False)
