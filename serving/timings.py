@@ -58,7 +58,9 @@ class Timings:
     )
     verdict_look_s: float = 2.0  # how often a slice looks whether a router found its tokens wrong
 
-    first_requests_look_s: float = 2.0  # how often a slice looks whether its first requests have ended
+    late_programs_look_s: float = (
+        2.0  # how often a slice that takes steps asks its workers what they compiled
+    )
 
     # app: what Serve is told
     health_period_s: float = 1.0  # Serve learns by it that a replica has ended

@@ -165,6 +165,16 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             ((_rate("vllm:num_preemptions_total", "model, slice", _SLICE), _PER_SLICE),),
             tells="Requests that gave their cache back: it is too small for what is asked.",
         ),
+        Panel(
+            "Programs compiled while serving",
+            (
+                (
+                    f"sum by (model, slice) (increase(tpu_serving_slice_late_programs_total{{{_SLICE}}}[{_RATE}]))",
+                    _PER_SLICE,
+                ),
+            ),
+            tells="All requests of the slice wait meanwhile; the replica's log names the request.",
+        ),
         Panel("TensorCore utilisation", ((_chips("tpu_tensorcore_utilization"), _CHIP_LEGEND),), "percent"),
         Panel(
             "HBM bandwidth utilisation",

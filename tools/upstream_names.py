@@ -210,6 +210,16 @@ _ENGINE = (
         ("mesh", "kv_cache_config", "model"),
         "is what a worker tells of its start",
     ),
+    *_members(
+        "vllm.v1.core.sched.output:SchedulerOutput",
+        ("scheduled_new_reqs", "num_scheduled_tokens"),
+        "is what a worker tells of a step that compiled a program",
+    ),
+    *_members(
+        "vllm.v1.core.sched.output:NewRequestData",
+        ("req_id", "prompt_token_ids"),
+        "is what a worker tells of a step that compiled a program",
+    ),
 )
 
 _RESUME = (

@@ -24,6 +24,7 @@ from ray import serve
 
 from serving.engine.compilation_watch import heard_s
 from serving.engine.first_answer import wrong_at_start
+from serving.engine.late_programs import Late, lines
 from serving.engine.lifecycle import TABLE, Action, Event, Life
 from serving.engine.server import EngineServer, EngineSite
 from serving.engine.slice_metrics import ChipsOf, SliceMetrics
@@ -131,7 +132,7 @@ class SliceReplica:
             self._on(Event.FAILED, error.message)
             raise
         self._on(Event.STARTED)
-        watching = (self._watch(), self._notice(), self._verdict(), self._first_requests())
+        watching = (self._watch(), self._notice(), self._verdict(), self._late_programs())
         self._watching = [asyncio.create_task(work) for work in watching]
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
@@ -322,22 +323,38 @@ class SliceReplica:
             if found := await self._server.found():
                 self._start = StartRecord(found)
                 await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
+            await self._server.late_programs()  # from here on programs are late
         except Exception:
             logger.exception("%s: the workers could not tell what they found", self._plan.model.name)
 
-    async def _first_requests(self) -> None:
-        """See whether the engine compiled anything for its first requests, which wait meanwhile."""
-        if not self._start:
-            return
+    async def _late_programs(self) -> None:
+        """Count and name what the engine compiles while it serves, and tell what its first requests had compiled."""
         try:
-            before = await self._server.programs()
-            while (ended := self._server.load.finished) < FIRST_REQUESTS:  # noqa: ASYNC110  the engine has no event for it
-                await asyncio.sleep(TIMINGS.first_requests_look_s)
-            late = await self._server.programs() - before
-            told = dataclasses.replace(self._start, requests=ended, late_programs=late)
-            await asyncio.to_thread(self._store.put_start, self._record.record.replica, told)
+            late, output_s = Late(), -math.inf
+            while True:
+                load = self._server.load
+                if load.last_output_s != output_s:  # or it has taken no step, and is left alone
+                    output_s = load.last_output_s
+                    late = self._tell_late(late, await self._server.late_programs())
+                    await self._tell_first_requests(load.finished, late.programs)
+                await asyncio.sleep(TIMINGS.late_programs_look_s)
         except Exception:
             logger.exception("%s: the workers could not tell what they compiled", self._plan.model.name)
+
+    def _tell_late(self, before: Late, now: Late) -> Late:
+        """An engine that compiles as requests come was started so, and tells nothing of it."""
+        workers = self._start.workers if self._start else ()
+        if now.programs > before.programs and all(worker.precompiles for worker in workers):
+            self._record.update(late_programs=now.programs, late_compile_s=round(now.seconds, 3))
+            for line in lines(now.after(before.programs)):
+                name, own = self._plan.model.name, self._record.record
+                logger.warning("%s on slice %s compiled while it served: %s", name, own.slice, line)
+        return now
+
+    async def _tell_first_requests(self, ended: int, late: int) -> None:
+        if self._start and self._start.late_programs is None and ended >= FIRST_REQUESTS:
+            self._start = dataclasses.replace(self._start, requests=ended, late_programs=late)
+            await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
 
     async def _compare_first_answer(self) -> None:
         """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise."""

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import uvicorn
 
 from serving import secret
+from serving.engine.late_programs import Late
 from serving.slices.held_slice import HeldSlice
 from serving.slices.preflight import Needs
 from serving.state.records import WorkerStart
@@ -73,8 +74,8 @@ class EngineServer(Protocol):
     async def found(self) -> tuple[WorkerStart, ...]:
         """What the workers of a started engine find, by rank; empty of an engine without devices."""
 
-    async def programs(self) -> int:
-        """How many programs a worker has compiled since its start."""
+    async def late_programs(self) -> Late:
+        """What was compiled since the first call, which is made before the engine serves."""
 
     async def worker_died(self) -> str:
         """Wait until a process that the start needs is dead; returns which. Called from another thread's loop."""

@@ -66,6 +66,8 @@ class SliceMetrics:
             recorder.total(table.SLICE_PROMPT, entry.prompt_tokens, *name)
             recorder.total(table.SLICE_CACHED, entry.cached_tokens, *name)
             recorder.total(table.SLICE_OUTPUT, entry.output_tokens, *name)
+            recorder.total(table.SLICE_LATE_PROGRAMS, entry.late_programs, *name)
+            recorder.total(table.SLICE_LATE_COMPILE, entry.late_compile_s, *name)
             for phase, seconds in entry.phases:
                 recorder.set(table.SLICE_START, seconds, *name, phase)
             if entry.simulated and self._chips_of:

@@ -1,4 +1,4 @@
-"""What the workers of an engine find once it is up: devices, mesh, cache, compiled programs. Told by the workers themselves.
+"""What the workers of an engine find once it is up: devices, mesh, cache, compiled programs, then and later. Told by themselves.
 
 A worker extension: vLLM adds the methods below to its worker's class, and EngineCore calls them on all workers at once. It
 imports this module before a worker compiles anything.
@@ -6,7 +6,10 @@ imports this module before a worker compiles anything.
 
 import os
 import resource
+import sys
+import threading
 from dataclasses import asdict
+from types import FrameType
 from typing import Any
 
 import jax
@@ -15,32 +18,42 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
 from serving.engine.compilation_watch import COMPILED
+from serving.engine.late_programs import Compilations, Step, step_of
 from serving.state.records import WorkerStart
 
 # An event of JAX 0.10: a program found in the cache, which COMPILED tells of too.
 _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 
 
-class _Compilations:
-    """Programs of this process: compiled or read from the cache, the seconds of all of them, and those read."""
-
-    def __init__(self) -> None:
-        self.programs = 0
-        self.seconds = 0.0
-        self.cache_hits = 0
-
-    def took(self, event: str, seconds: float, **_: Any) -> None:
-        if event == COMPILED:
-            self.programs += 1
-            self.seconds += seconds
-
-    def happened(self, event: str, **_: Any) -> None:
-        self.cache_hits += event == _CACHE_HIT
+_compilations = Compilations()
 
 
-_compilations = _Compilations()
-jax.monitoring.register_event_duration_secs_listener(_compilations.took)
-jax.monitoring.register_event_listener(_compilations.happened)
+def _took(event: str, seconds: float, **told: Any) -> None:
+    if event == COMPILED:
+        step = _step() if _compilations.late is not None else None
+        _compilations.compiled(str(told.get("fun_name")), seconds, threading.get_ident(), step)
+
+
+def _happened(event: str, **_: Any) -> None:
+    if event == _CACHE_HIT:
+        _compilations.hit(threading.get_ident())
+
+
+def _step() -> Step | None:
+    """The step that this thread is in: JAX tells its listeners where it compiles, below the runner's and the worker's methods."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  the callers, and what they were given
+    while frame:
+        if (scheduled := frame.f_locals.get("scheduler_output")) is not None:
+            try:
+                return step_of(scheduled)
+            except Exception:  # noqa: BLE001  a step must not fail for what is told of it
+                return None
+        frame = frame.f_back
+    return None
+
+
+jax.monitoring.register_event_duration_secs_listener(_took)
+jax.monitoring.register_event_listener(_happened)
 
 
 class StartFacts:
@@ -74,9 +87,9 @@ class StartFacts:
             )
         )
 
-    def serving_programs(self) -> int:
-        """How many programs this worker has compiled or read from the cache since its start."""
-        return _compilations.programs
+    def serving_late_programs(self) -> dict[str, Any]:
+        """Late as plain data: what this worker has compiled since the first call."""
+        return asdict(_compilations.serve())
 
 
 def _sum_over(mesh: Mesh) -> int:

@@ -21,6 +21,7 @@ from typing import Any
 
 from serving import environment, tracing
 from serving.engine import resume
+from serving.engine.late_programs import Late, most
 from serving.engine.redaction import redacted, secrets_of
 from serving.engine.server import EngineSite, HttpServer, Load
 from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
@@ -141,9 +142,9 @@ class VllmServer:
         told = await self._engine.collective_rpc("serving_start_facts")
         return tuple(WorkerStart(**worker) for worker in told)
 
-    async def programs(self) -> int:
-        """The most programs that a worker has compiled or read from the cache since its start."""
-        return max(map(int, await self._engine.collective_rpc("serving_programs")))
+    async def late_programs(self) -> Late:
+        """Of the worker that has compiled most since the first call, or read most from the cache."""
+        return most([Late.of(told) for told in await self._engine.collective_rpc("serving_late_programs")])
 
     async def worker_died(self) -> str:
         """Wait until one of this start's workers is dead. EngineCore overlooks that until all workers are there."""

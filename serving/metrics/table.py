@@ -234,6 +234,18 @@ SLICE_CACHED = _counter(
     "slice_cached_tokens", _SLICE, "slices", "Of its prompt tokens, those found in the prefix cache."
 )
 SLICE_OUTPUT = _counter("slice_output_tokens", _SLICE, "slices", "Tokens the slice wrote.")
+SLICE_LATE_PROGRAMS = _counter(
+    "slice_late_programs",
+    _SLICE,
+    "slices",
+    "Programs that the slice's engine compiled while it served; none of an engine that compiles as requests come.",
+)
+SLICE_LATE_COMPILE = _counter(
+    "slice_late_compile_seconds",
+    _SLICE,
+    "slices",
+    "Seconds for which it compiled them, and its requests waited.",
+)
 WANTED = _gauge("slices_wanted", ("model",), "scaling", "Slices the model should have now.")
 MISSING = _gauge(
     "slices_missing", ("model",), "scaling", "Of those, slices on order that have no hardware yet."
@@ -295,6 +307,8 @@ _ROWS = (
     SLICE_PROMPT,
     SLICE_CACHED,
     SLICE_OUTPUT,
+    SLICE_LATE_PROGRAMS,
+    SLICE_LATE_COMPILE,
     WANTED,
     MISSING,
     MISSING_SECONDS,

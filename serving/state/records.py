@@ -29,6 +29,7 @@ class SliceRecord:
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start. The
     prefix cache has dropped what it was last asked for `cache_age_s` ago and earlier; 0 where it has dropped nothing yet.
     `compiling_s`: for how long its engine has compiled a program and given no token; 0 where it does not.
+    `late_programs` were compiled while it served, in `late_compile_s`; 0 of an engine that compiles as requests come.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
     its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
     the slice.
@@ -56,6 +57,8 @@ class SliceRecord:
     output_tokens: int = 0
     compiling_s: float = 0.0
     cache_age_s: float = 0.0
+    late_programs: int = 0
+    late_compile_s: float = 0.0
     pool: str = ""
     chips_per_host: int = 0
     hbm_bytes: int = 0

@@ -1,33 +1,43 @@
-"""What a replica tells of its engine's start, and of what its first requests compiled; the engine is a stand-in."""
+"""What a replica tells of its engine's start, and of what was compiled while it served; the engine is a stand-in."""
 
+import asyncio
 import json
+import logging
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.doctor_facts import llama
 
+from serving.engine.late_programs import Late, LateProgram, Step, StepRequest
 from serving.engine.replica import SliceReplica
 from serving.engine.server import Load
 from serving.state.records import FIRST_REQUESTS, StartRecord, WorkerStart, dump
+from serving.timings import TIMINGS
 
 pytestmark = pytest.mark.unit
 WORKER = WorkerStart(0, 0, 8, 8, 0, 8, {"model": 8}, "flax_nnx", 1000, 1 << 30, 60, 250.0, 0)
+AS_REQUESTS_COME = WorkerStart(0, 0, 8, 8, 0, 8, {"model": 8}, "flax_nnx", 1000, 1 << 30, 60, 250.0, 0, False)
+STEP = Step(1, 12, (StepRequest("cmpl-abc", 12, 12),))
+TWO = Late(2, 3.5, (LateProgram("step_fun", 3.0, False, STEP), LateProgram("sample", 0.5, True, STEP)))
 
 
 class Engine:
-    """Has compiled 60 programs at its start, and `late` more for its first requests."""
+    """Finds `found` at its start, and tells of `late` programs once it is asked for the second time, and again and again."""
 
-    def __init__(self, found: tuple[WorkerStart, ...] = (WORKER,), late: int = 0) -> None:
+    def __init__(self, found: tuple[WorkerStart, ...] = (WORKER,), late: Late = Late()) -> None:  # noqa: B008  frozen
         self._found = found
-        self._programs = iter((60, 60 + late))
+        self._late = [Late(), late]
         self.load = Load(finished=FIRST_REQUESTS + 7)
 
     async def found(self) -> tuple[WorkerStart, ...]:
         return self._found
 
-    async def programs(self) -> int:
-        return next(self._programs)
+    async def late_programs(self) -> Late:
+        late, *rest = self._late
+        self._late = rest or [late]
+        self.load.last_output_s += 1
+        return late
 
 
 class SilentEngine(Engine):
@@ -43,31 +53,102 @@ class Store:
         self.told.append((replica, record))
 
 
+class Record:
+    def __init__(self) -> None:
+        self.record = SimpleNamespace(replica="r", slice="slice-0")
+        self.changes: list[dict[str, Any]] = []
+
+    def update(self, **changes: Any) -> None:
+        self.changes.append(changes)
+
+
 def replica(engine: Engine) -> tuple[Any, Store]:
     """A replica whose engine has just come up, without Ray."""
     made: Any = SliceReplica.__new__(SliceReplica)
     store = Store()
     made._plan, made._server, made._store = llama(), engine, store
-    made._record = SimpleNamespace(record=SimpleNamespace(replica="r"))
+    made._record = Record()
     made._enter = lambda _: None
     return made, store
 
 
-async def test_what_workers_found_is_told_and_after_a_hundred_requests_what_was_compiled_for_them() -> None:
-    made, store = replica(Engine(late=2))
+async def looked(made: Any, monkeypatch: pytest.MonkeyPatch, times: int = 2) -> None:
+    """Start, and look so many times for what was compiled since."""
+    looks = 0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal looks
+        looks += seconds == TIMINGS.late_programs_look_s
+        if looks == times:
+            raise asyncio.CancelledError
+
     await made._tell_start()
-    await made._first_requests()
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    with pytest.raises(asyncio.CancelledError):
+        await made._late_programs()
+
+
+async def test_what_workers_found_is_told_and_after_a_hundred_requests_what_was_compiled_for_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, store = replica(Engine(late=TWO))
+    await looked(made, monkeypatch)
     assert store.told == [
         ("r", StartRecord((WORKER,))),
         ("r", StartRecord((WORKER,), requests=FIRST_REQUESTS + 7, late_programs=2)),
     ]
 
 
-@pytest.mark.parametrize("engine", [Engine(found=()), SilentEngine()])
-async def test_an_engine_that_tells_nothing_starts_all_the_same(engine: Engine) -> None:
-    made, store = replica(engine)
+async def test_programs_compiled_while_it_serves_are_counted_and_named_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, _ = replica(Engine(late=TWO))
+    with caplog.at_level(logging.WARNING, "ray.serve"):
+        await looked(made, monkeypatch, times=4)
+    assert made._record.changes == [{"late_programs": 2, "late_compile_s": 3.5}]
+    assert [record.getMessage() for record in caplog.records] == [
+        (
+            f"{made._plan.model.name} on slice slice-0 compiled while it served: step_fun (3.00 s), sample (0.50 s, from the "
+            "cache), for a step of 1 request and 12 tokens: cmpl-abc (12 tokens, new, prompt of 12)"
+        )
+    ]
+
+
+async def test_an_engine_that_compiles_as_requests_come_was_started_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    made, store = replica(Engine((AS_REQUESTS_COME,), late=TWO))
+    await looked(made, monkeypatch)
+    assert made._record.changes == []
+    assert not caplog.records
+    assert store.told[-1][1].late_programs == 2
+
+
+async def test_an_engine_without_devices_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, store = replica(Engine((), late=TWO))
+    await looked(made, monkeypatch)
+    assert made._record.changes == [{"late_programs": 2, "late_compile_s": 3.5}]
+    assert store.told == []
+
+
+async def test_an_engine_that_takes_no_steps_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine()
+    asked = 0
+
+    async def late_programs() -> Late:
+        nonlocal asked
+        asked += 1
+        return Late()
+
+    made, _ = replica(engine)
+    engine.late_programs = late_programs  # type: ignore[method-assign]
+    await looked(made, monkeypatch, times=5)
+    assert asked == 2  # at the start, and at the first look
+
+
+async def test_an_engine_that_tells_nothing_starts_all_the_same() -> None:
+    made, store = replica(SilentEngine())
     await made._tell_start()
-    await made._first_requests()
     assert store.told == []
 
 

@@ -23,7 +23,7 @@ from serving.simulation.cluster import free_port
 pytestmark = pytest.mark.cluster
 BORROWS = "two hosts, 1"
 
-# Rows that only a failure, a queue, a change of scale or the sentinel brings; tests of those parts bring them.
+# Rows that only a failure, a queue, a change of scale, a program compiled late or the sentinel brings; tests of those parts bring them.
 QUIET = {
     table.RETRIES.name,
     table.CONTINUATIONS.name,
@@ -33,6 +33,8 @@ QUIET = {
     table.DIFFERED.name,
     table.WRONG.name,
     table.QUARANTINED.name,
+    table.SLICE_LATE_PROGRAMS.name,
+    table.SLICE_LATE_COMPILE.name,
 }
 CHAT = "/v1/chat/completions"
 LONG = "The same words, so that the cache knows them. " * 40

@@ -1,5 +1,7 @@
 """A real engine on a simulated host, without Ray: prints its port, and its load for each line of its input, until that ends.
 
+For the line `late` it prints what was compiled since it was up.
+
 Its arguments may be engine options, and keys of the model that differ from those below, as JSON.
 """
 
@@ -35,9 +37,11 @@ async def main(found: Plan) -> None:
     site = EngineSite(HeldSlice("slice-0", (host,)), group=None, gcs_address="", replica="")
     server = VllmServer(found, site, overrides(found, cache_directory()))
     await server.start()
+    await server.late_programs()
     print(f"port {server.port}", flush=True)
-    while await asyncio.to_thread(sys.stdin.readline):
-        print(json.dumps(dataclasses.asdict(server.load)), flush=True)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        told: Any = await server.late_programs() if line == "late\n" else server.load
+        print(json.dumps(dataclasses.asdict(told)), flush=True)
     server.kill()
     os._exit(0)
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from serving.engine import late_programs
+from serving.engine.late_programs import Compilations
 from serving.errors import SliceLostError
 from serving.planning import Plan
 from serving.simulation.engine import tokenizer
@@ -33,9 +35,10 @@ class Choice:
 
 
 class Stream:
-    """The choices of one request as their tokens come."""
+    """The choices of one request as their tokens come; `id` is the answer's."""
 
-    def __init__(self) -> None:
+    def __init__(self, id: str = "") -> None:  # noqa: A002  as vLLM's answers have it
+        self.id = id
         self.choices: list[Choice] = []
         self._ready = asyncio.Event()
         self._failure: SliceLostError | None = None
@@ -66,6 +69,7 @@ class Engine:
         self.dead: str | None = None
         self.last_output_s = 0.0
         self.compiling_since_s: float | None = None
+        self.compilations = Compilations()
         self._physics = physics
         self._chance = chance
         self._streams: dict[Request, tuple[Stream, Choice]] = {}
@@ -150,15 +154,30 @@ class Engine:
                 due_s = time.monotonic()
                 continue
             due_s = max(due_s, now_s - CATCH_UP_S) + self.faults.step_s(self._physics.seconds(step.batch))
-            self.compiling_since_s = now_s if self.faults.compile_s else None
+            compiled_for = self._told(step) if self.faults.compile_s else None
+            self.compiling_since_s = now_s if compiled_for else None
             self.faults = self.faults.after_step()
             await asyncio.sleep(max(0, due_s - time.monotonic()))
             if self.compiling_since_s is not None:
+                seconds = time.monotonic() - self.compiling_since_s
+                self.compilations.compiled("jit(run_model)", seconds, 0, compiled_for)
                 self.compiling_since_s = None
                 self._changed.set()
             await self._while_hanging()
             if not self.dead:
                 self._hand_out(step, time.monotonic())
+
+    def _told(self, step: Step) -> late_programs.Step:
+        """The step as a worker of vLLM would tell of it."""
+        requests = [
+            late_programs.StepRequest(
+                self._streams[request][0].id,
+                tokens,
+                len(request.prompt) if request.first_token_s is None else None,
+            )
+            for request, tokens in step.work
+        ]
+        return late_programs.shown(requests)
 
     def _hand_out(self, step: Step, now_s: float) -> None:
         before = {request: request.last_token_s for request, _ in step.work}

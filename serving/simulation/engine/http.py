@@ -168,7 +168,7 @@ class _Generated(Response):
         self._reply = reply
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream = Stream()
+        stream = Stream(self._reply.id)
         try:
             for prompt, answer in self._reply.answers:
                 self._engine.submit(stream, prompt, answer.tokens, answer.finish, self._order.cache_salt)

@@ -33,9 +33,9 @@ class Reply:
         self._answers = order.answers()
         self._model = model
         self._created = created
-        self._id = ("chatcmpl-" if order.chat else "cmpl-") + request_id
+        self.id = ("chatcmpl-" if order.chat else "cmpl-") + request_id
         kind = "chat.completion.chunk" if order.chat else "text_completion"
-        self._head = f'data: {{"id":{_quoted(self._id)},"object":"{kind}","created":{created},"model":{_quoted(model)},"choices":['
+        self._head = f'data: {{"id":{_quoted(self.id)},"object":"{kind}","created":{created},"model":{_quoted(model)},"choices":['
         self._offsets = [0] * len(self._answers)
 
     @property
@@ -71,7 +71,7 @@ class Reply:
         usage = _usage(self._order.prompt_tokens, self._answer_tokens())
         usage["prompt_tokens_details"] = None
         body: dict[str, Any] = {
-            "id": self._id,
+            "id": self.id,
             "object": "chat.completion" if self._order.chat else "text_completion",
             "created": self._created,
             "model": self._model,
@@ -199,7 +199,7 @@ class Reply:
         return answer.finish
 
     def _call_id(self, index: int) -> str:
-        return f"chatcmpl-tool-{self._id[-16:]}{index}"
+        return f"chatcmpl-tool-{self.id[-16:]}{index}"
 
     def _answer_tokens(self) -> int:
         return sum(len(answer.tokens) for _, answer in self._answers)

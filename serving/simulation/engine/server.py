@@ -5,6 +5,7 @@ import threading
 import time
 
 from serving import tracing
+from serving.engine.late_programs import Late
 from serving.engine.server import EngineSite, HttpServer, Load
 from serving.errors import EngineStartError
 from serving.planning import Plan
@@ -71,9 +72,9 @@ class SimulatorServer:
         """Nothing: it has neither workers nor devices."""
         return ()
 
-    async def programs(self) -> int:
-        """None: it compiles nothing."""
-        return 0
+    async def late_programs(self) -> Late:
+        """What it was made to compile, on request of a fault."""
+        return self._engine.compilations.serve()
 
     async def worker_died(self) -> str:
         """Waits for ever: the simulated engine has no worker processes."""

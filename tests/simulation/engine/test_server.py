@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.calibration import plan_of
 from benchmarks.simulator import nowhere
+from serving.engine.late_programs import Late, Step, StepRequest
 from serving.engine.server import EngineServer
 from serving.errors import SliceLostError
 from serving.simulation.engine.server import SimulatorServer
@@ -59,6 +60,21 @@ async def test_killing_it_ends_requests_with_an_error_and_is_noticed(server: Sim
     assert await died == "the replica ended it"
     with pytest.raises(SliceLostError):
         await server.probe()
+
+
+async def test_a_program_that_it_is_made_to_compile_is_late_and_named_with_its_step(
+    server: SimulatorServer,
+) -> None:
+    assert await server.late_programs() == Late()
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+        await client.post("/simulator/faults", json={"compile_s": 0.05})
+        headers = {"x-request-id": "abc"}
+        asked = {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
+        assert (await client.post("/v1/completions", json=asked, headers=headers)).is_success
+    late = await server.late_programs()
+    assert late.programs == 1
+    assert late.seconds >= 0.05
+    assert late.newest[0].step == Step(1, 3, (StepRequest("cmpl-abc", 3, 3),))
 
 
 def test_a_replica_with_it_loads_no_engine_and_starts_at_once() -> None:
