@@ -46,20 +46,30 @@ def add_commands(commands: Any) -> None:
     compiling.add_argument(
         "--timeout", type=float, default=_LIMIT_S, metavar="S", help="seconds for one compile (default: 1800)"
     )
+    compiling.add_argument(
+        "--cache",
+        type=Path,
+        metavar="DIR",
+        help="write what was compiled here, as JAX's persistent compilation cache; unproved on a TPU",
+    )
     compiling.add_argument("--json", action="store_true", help="print every figure as JSON")
     compiling.set_defaults(run=_compile)
 
 
 def _compile(options: argparse.Namespace) -> int:
     wish = Wish(
-        quick=options.quick, full=options.full, jobs=max(1, options.jobs), limit_s=options.timeout, cache=None
+        quick=options.quick,
+        full=options.full,
+        jobs=max(1, options.jobs),
+        limit_s=options.timeout,
+        cache=options.cache and str(options.cache.expanduser().absolute()),
     )
     output = Console()
     progress = Console(stderr=True) if options.json else output
     try:
+        plans = _plans(options)
         processes.check_installed()
         library = libtpu.library()
-        plans = _plans(options.yaml, options.model)
     except (PlanError, TopologyError) as error:
         progress.print(f"refused {error.message}", markup=False, highlight=False, soft_wrap=True)
         return REFUSED
@@ -81,9 +91,16 @@ def _compile(options: argparse.Namespace) -> int:
             show(output, documents[-1])
         if answer.logs:
             progress.print(f"logs: {answer.logs}", highlight=False)
+    if options.cache:
+        progress.print(_written(options.cache), highlight=False, soft_wrap=True)
     if options.json:
         output.print_json(json.dumps(documents))
     return OK if all(entry["compiles"] for entry in documents) else REFUSED
+
+
+def _written(cache: Path) -> str:
+    sizes = [entry.stat().st_size for entry in cache.expanduser().glob("*-cache")]
+    return f"cache: {len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB, in {cache}; no TPU has read one yet"
 
 
 def _ask(file: str, chosen: Plan, library: Path, wish: Wish, console: Console) -> Answer:
@@ -95,8 +112,13 @@ def _ask(file: str, chosen: Plan, library: Path, wish: Wish, console: Console) -
             return Answer((), (error.message,), None)
 
 
-def _plans(file: str, model: str | None) -> list[Plan]:
+def _plans(options: argparse.Namespace) -> list[Plan]:
     """The plans of a file's models, of one pool after the other; raises what `plan` raises."""
+    file, model = options.yaml, options.model
+    if options.cache and options.quick:
+        raise ConfigError(
+            "--cache keeps whole steps, and --quick compiles some of their layers: leave one out"
+        )
     services = load(Path(file)).services.values()
     specs = [spec for service in services for entry in service.models for spec in entry.per_pool()]
     if model is not None and not any(spec.name == model for spec in specs):

@@ -67,8 +67,8 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
         console.print(
             f"  can't be built without a TPU: {reason}", markup=False, highlight=False, soft_wrap=True
         )
-    for number, stage in enumerate(document["stages"]):
-        of = f"stage {number + 1}: " if len(document["stages"]) > 1 else ""
+    for stage in document["stages"]:
+        of = f"stage {stage['stage']} of {document['pipeline']}: " if document["pipeline"] > 1 else ""
         console.print(_programs(of, stage["programs"], quick=document["asked"]["quick"]))
         for program in stage["programs"]:
             if program["outcome"] != "compiled":
@@ -94,7 +94,7 @@ def _verdict(document: Mapping[str, Any]) -> str:
 def _programs(of: str, programs: Sequence[Mapping[str, Any]], *, quick: bool) -> Table:
     how = "a few layers compiled, extended to all" if quick else "all layers"
     table = Table(title=f"{of}programs, bytes a device ({how})", title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("program", no_wrap=True)
+    table.add_column("program")  # folded where a terminal is narrow, and no figure is
     for column in ("arguments", "outputs", "temporaries", "code", "s"):
         table.add_column(column, justify="right", no_wrap=True)
     for program in programs:

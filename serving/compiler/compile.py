@@ -84,7 +84,7 @@ class _Work:
     def stage(self, number: int) -> Stage | str:
         """One pipeline stage, or why its engine can't be built."""
         job = replace(self.job, stage=number)
-        name = f"stage {number} of {self.plan.pipeline}: " if self.plan.pipeline > 1 else ""
+        name = f"stage {number + 1} of {self.plan.pipeline}: " if self.plan.pipeline > 1 else ""
         alone = self.wish.jobs == 1 and self.depths is None
         self.progress(f"{name}engine", "building")
         outcome = self._run(replace(job, programs=None if alone else ()), f"{number}-engine", name, None)
@@ -103,7 +103,7 @@ class _Work:
                 self.stopped.set()
                 self.running.end()  # or the pool would wait for compiles that nobody wants any more
                 raise
-        return Stage(built, tuple(sorted(done, key=lambda entry: wanted.index(entry.index))))
+        return Stage(built, tuple(sorted(done, key=lambda entry: wanted.index(entry.index))), number)
 
     def _tasks(self, job: Job, built: Built, name: str) -> list[Callable[[], list[Compiled]]]:
         """What can be done at once: every step apart, and all other programs together, which are small."""

@@ -35,6 +35,7 @@ _ENVIRONMENT = {
     "TPU_WORKER_ID": "0",
     "TPU_MULTIPROCESS_DP": "0",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # several compile; libtpu would let one process at a time, for it holds no chip
+    "VLLM_DISABLE_COMPILE_CACHE": "1",  # tpu-inference's, of programs that no process without a TPU can read
     "VLLM_LOGGING_LEVEL": "WARNING",
     "TORCHDYNAMO_DISABLE": "1",  # torchax leaves compiling to JAX; from torch 2.13 dynamo refuses to stand aside
 }

@@ -107,10 +107,11 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Stage:
-    """One pipeline stage of a plan: its engine, and what became of the programs that were asked for."""
+    """One pipeline stage of a plan, counted from 0: its engine, and what became of the programs that were asked for."""
 
     built: Built
     compiled: tuple[Compiled, ...]
+    number: int = 0
 
     def of(self, name: str) -> list[tuple[Program, Compiled]]:
         return [

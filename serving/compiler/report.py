@@ -150,6 +150,7 @@ def document(plan: Plan, asked: Asked, stages: Sequence[Stage], unbuilt: Sequenc
         "compiles": not unbuilt and bool(stages) and not failures(stages),
         "needs_bytes": needs_bytes(lines) if lines and not failures(stages) else None,
         "device_hbm": [asdict(line) for line in lines],
+        "pipeline": plan.pipeline,
         "stages": [_stage(stage) for stage in stages],
     }
 
@@ -158,6 +159,7 @@ def _stage(stage: Stage) -> dict[str, Any]:
     built = stage.built
     counted = ledger(built.programs)
     return {
+        "stage": stage.number + 1,
         "implementation": built.implementation,
         "mesh": dict(built.mesh),
         "weight_bytes": built.weight_bytes,

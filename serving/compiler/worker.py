@@ -46,10 +46,6 @@ def run(job: Job, report: Report) -> None:
 
     from serving.compiler import abstract, engine  # noqa: PLC0415
 
-    if job.cache:
-        jax.config.update("jax_compilation_cache_dir", job.cache)
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     stages = decided.pipeline > 1
     devices = engine.devices_of(decided.slice, 1 if stages else decided.slice.hosts)
     wanted = math.prod(decided.mesh.values())
@@ -75,6 +71,10 @@ def run(job: Job, report: Report) -> None:
         }
         built = engine.build(decided, options, devices, stage=job.stage, blocks=job.blocks)
     report.tell("built", engine=asdict(built.built))
+    if job.cache:  # from here on: what the build has compiled is for this machine's CPU
+        jax.config.update("jax_compilation_cache_dir", job.cache)
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
     programs = job.programs
     if programs is None:
         programs = chosen(built.built.programs, sequences=decided.most_sequences, full=job.full)

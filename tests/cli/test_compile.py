@@ -123,6 +123,34 @@ def test_a_model_that_the_file_has_not_is_refused_with_those_it_has(
     assert "has llama-3.3-70b-instruct" in capsys.readouterr().out
 
 
+def test_a_cache_of_a_few_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compile", LLAMA, "--quick", "--cache", str(tmp_path / "cache")]) == 2
+    assert "--cache keeps whole steps" in capsys.readouterr().out
+    assert not (tmp_path / "cache").exists()
+
+
+def test_stages_have_their_own_numbers() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    stages = [Stage(BUILT, (STEP,), number) for number in (0, 1, 3)]
+    show(
+        console, document(replace(planned(), layout=replace(planned().layout, pipeline=4)), ASKED, stages, ())
+    )
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert re.findall(r"stage (\d) of 4: programs", text) == ["1", "2", "4"]
+
+
+def test_figures_are_whole_on_a_narrow_terminal() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    long = replace(
+        BUILT,
+        programs=(*BUILT.programs, Program("substitute_placeholder_token_fn", {"next_tokens_size": 2048})),
+    )
+    show(console, document(planned(), ASKED, [Stage(long, (STEP, replace(STEP, index=3)))], ()))
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().count("30.0 GiB") == 2
+
+
 def test_prompt_logprobs_stand_apart_for_they_run_where_they_are_asked_for() -> None:
     asked_for = Program("compute_and_gather_prompt_logprobs", {"num_tokens": 512})
     built = replace(BUILT, programs=(*BUILT.programs, asked_for))

@@ -39,16 +39,18 @@ def libtpu() -> None:
     subprocess.run(["lock/install-libtpu.sh"], cwd=ROOT, check=True, timeout=600)
 
 
-def deployment(folder: Path, generation: str, topology: str, **engine: object) -> str:
+def deployment(folder: Path, generation: str, topology: str, pipeline: int = 1, **engine: object) -> str:
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text(json.dumps(CONFIG))
-    model = {
+    model: dict[str, Any] = {
         "name": "small",
         "model": str(checkpoint),
         "slice": {"generation": generation, "topology": topology},
         "engine": {"max_model_len": 512, "max_num_seqs": 8, "max_num_batched_tokens": 32, **engine},
     }
+    if pipeline > 1:
+        model |= {"parallel": {"pipeline": pipeline}, "slice": {**model["slice"], "hosts": pipeline}}
     path = folder / "service.yaml"
     application = {"name": "a", "import_path": IMPORT_PATH, "args": {"models": [model]}}
     path.write_text(yaml.safe_dump({"applications": [application]}))
@@ -68,7 +70,9 @@ def test_a_small_model_compiles_for_a_slice(
     implementation: str,
     engine: dict[str, str],
 ) -> None:
-    status = main(["compile", deployment(tmp_path, generation, topology, **engine), "--json"])
+    cache = tmp_path / "cache"
+    file = deployment(tmp_path, generation, topology, **engine)
+    status = main(["compile", file, "--json", "--cache", str(cache)])
     printed = capsys.readouterr()
     print(printed.err)
     (answer,) = json.loads(printed.out)
@@ -76,6 +80,7 @@ def test_a_small_model_compiles_for_a_slice(
     (stage,) = answer["stages"]
     assert (stage["implementation"], stage["mesh"]) == (implementation, {"model": devices})
     assert {program["outcome"] for program in stage["programs"]} == {"compiled"}
+    assert len(list(cache.iterdir())) == len(stage["programs"])
     table = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 2
     layer = (4 * CONFIG["hidden_size"] + 3 * CONFIG["intermediate_size"]) * CONFIG["hidden_size"] * 2
     cut = (2 * table + CONFIG["num_hidden_layers"] * layer) / devices
@@ -89,6 +94,22 @@ def test_a_small_model_compiles_for_a_slice(
     assert all(0.99 * taken < step["argument_bytes"] < 1.01 * taken for step in steps)
     assert stage["ledger"]["backbone"]["buckets"]["num_tokens"] == [16, 32]
     assert answer["needs_bytes"] > stage["weight_bytes"] + stage["cache_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", [{}, {"model_impl": "vllm"}], ids=["flax_nnx", "vllm"])
+def test_stages_of_a_pipeline_compile_on_a_host_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: dict[str, str]
+) -> None:
+    status = main(["compile", deployment(tmp_path, "v6e", "2x4", pipeline=2, **engine), "--json"])
+    printed = capsys.readouterr()
+    (answer,) = json.loads(printed.out)
+    assert (status, answer["unbuildable"]) == (0, []), printed.err
+    first, last = answer["stages"]
+    assert (first["stage"], last["stage"]) == (1, 2)
+    assert first["mesh"] == last["mesh"] == {"model": 4}
+    assert set(first["ledger"]) == {"backbone"}  # the last stage samples
+    assert {"backbone", "compute_logits", "sample"} <= set(last["ledger"])
 
 
 def test_a_cache_that_does_not_fit_is_refused_in_the_compiler_s_words(tmp_path: Path) -> None:
