@@ -66,6 +66,14 @@ def add_commands(commands: Any) -> None:
 
 
 def _plan(options: Namespace) -> int:
+    if options.what_fits and options.workload:
+        return _fail(
+            Console(),
+            ConfigError(
+                "--workload goes with a file, whose slo and pools it is about; give one, or leave it out"
+            ),
+            as_json=options.json,
+        )
     if options.what_fits:
         return what_fits(options.what_fits, Console(), engine=options.engine, as_json=options.json)
     if options.workload:
@@ -135,7 +143,7 @@ def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_js
         shape = shape_of(model, options.get("hf_overrides"), hub.config_of)
         rows = [
             candidate_summary(candidate, {})
-            for candidate in slices_that_fit(shape, engine_sizes(options, shape, hub.config_of))
+            for candidate in slices_that_fit(shape, engine_sizes(options, shape, hub.config_of, model=model))
         ]
     except ServingError as error:
         return _fail(console, error, as_json=as_json)
@@ -213,7 +221,10 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
     split = [pair.partition("=") for pair in pairs]
     if wrong := [name for name, equals, _ in split if not (name and equals)]:
         raise ConfigError(f"--engine {wrong[0]}: write KEY=VALUE")
-    return {name: yaml.safe_load(value) for name, _, value in split}
+    try:
+        return {name: yaml.safe_load(value) for name, _, value in split}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--engine: a value is no YAML: {str(error).splitlines()[0]}") from None
 
 
 def _fail(console: Console, error: ServingError, *, as_json: bool) -> int:

@@ -1,6 +1,7 @@
 """What would fit instead: slices by price, a shorter context, smaller formats."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from serving.config import AUTO, ParallelSpec
@@ -39,19 +40,30 @@ def slices_that_fit(
     `shares_attention`: with as much attention data parallelism as the heads allow.
     """
     candidates = []
-    parallel = ParallelSpec(attention_data=AUTO if shares_attention else None)
     for slice_ in every_slice():
         if slice_.chips > _MOST_CHIPS:
             continue
-        try:
-            layout, _ = parallelism.derive(shape, sizes, slice_, parallel)
-        except PlanError:
+        layout = _layout(shape, sizes, slice_, AUTO if shares_attention else None)
+        if layout is None:
             continue
         fit = measure(shape, sizes, slice_, layout)
         if not fit.problems:
             price = slice_.chips * chip_hour(slice_.generation, prices)["on-demand"]
             candidates.append(Candidate(slice_, layout, fit, price))
     return sorted(candidates, key=lambda candidate: (candidate.per_hour, candidate.slice.hosts))
+
+
+def _layout(
+    shape: ModelShape, sizes: EngineSizes, slice_: Slice, attention_data: str | None
+) -> Layout | None:
+    """The whole slice for one copy of the model, or the fewest copies that its heads allow; None where nothing works."""
+    copies = () if slice_.hosts > 1 or sizes.lora_rank else parallelism.COPIES
+    for data in (None, *copies):
+        with suppress(PlanError):
+            return parallelism.derive(
+                shape, sizes, slice_, ParallelSpec(data=data, attention_data=attention_data)
+            )[0]
+    return None
 
 
 def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:

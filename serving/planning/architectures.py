@@ -53,6 +53,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "SeedOssForCausalLM": {"head_dim": 128},
     "GraniteForCausalLM": {},
     "Olmo3ForCausalLM": {},
+    "Qwen2MoeForCausalLM": {},
+    "OlmoeForCausalLM": {},
     "CohereForCausalLM": _COHERE,
     "Cohere2ForCausalLM": _COHERE | {"sliding_window_pattern": 4, "head_dim": 128},
 }
@@ -119,15 +121,31 @@ JAX_MODELS = (
     "Qwen3ForCausalLM",
 )
 
+# tpu-inference 0.26 has another model at this name, the dense Llama Guard 4, and takes it unless it is told not to.
+TAKEN_FOR_ANOTHER = ("Llama4ForConditionalGeneration",)
+# Of JAX_MODELS, those without a WeightLoader: vLLM's run where weights are streamed from a bucket (resolve_model_architecture).
+NOT_STREAMED = ("DeepseekV3ForCausalLM", "Qwen3ForCausalLM")
+# Of JAX_MODELS, those without pipeline stages: vLLM's run in stages (_PP_DISABLED_MODELS).
+NOT_STAGED = ("DeepseekV3ForCausalLM",)
+# Checkpoints of draft models, and the architecture whose layers they have; embedding and head may be the target's own.
+DRAFTS = {
+    "LlamaForCausalLMEagle3": "LlamaForCausalLM",
+    "Eagle3LlamaForCausalLM": "LlamaForCausalLM",
+    "DFlashDraftModel": "Qwen3ForCausalLM",
+    "DFlashForCausalLM": "Qwen3ForCausalLM",
+}
+# Decoders without their output head: vLLM embeds texts with them.
+_EMBEDDING = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
+
 _SCORING = "ForSequenceClassification"  # vLLM makes a reranker of any causal model by this ending
 _CAUSAL = "ForCausalLM"
 _ALIKE = 0.85  # of two names without their common ending; a typo keeps more, GraniteMoe and Granite are 0.82
 
 
 def counted(architecture: str, where: str) -> tuple[str, bool]:
-    """The architecture whose layers a model has, and whether it scores texts instead of writing them; raises PlanError."""
-    scores = architecture.endswith(_SCORING)
-    causal = architecture.removesuffix(_SCORING) + _CAUSAL if scores else architecture
+    """The architecture whose layers a model has, and whether it scores or embeds texts and writes none; raises PlanError."""
+    scores = architecture.endswith(_SCORING) or architecture in _EMBEDDING
+    causal = architecture.removesuffix(_SCORING).removesuffix("Model") + _CAUSAL if scores else architecture
     if causal in ARCHITECTURES:
         return causal, scores
     if reason := NOT_ON_TPU.get(causal):
@@ -135,8 +153,13 @@ def counted(architecture: str, where: str) -> tuple[str, bool]:
     near = nearest(architecture)
     hint = f"; did you mean {near}?" if near else ""
     raise PlanError(
-        f"{where} is a {architecture}, whose bytes this plan can't count{hint}; it counts {', '.join(ARCHITECTURES)}"
+        f"{where} is a {architecture}, whose bytes this plan can't count{hint}; it counts "
+        f"{', '.join(map(_short, ARCHITECTURES))}"
     )
+
+
+def _short(architecture: str) -> str:
+    return architecture.partition("For")[0]
 
 
 def nearest(architecture: str) -> str | None:
@@ -147,7 +170,7 @@ def nearest(architecture: str) -> str | None:
 
 
 def _stem(architecture: str) -> str:
-    return architecture.partition("For")[0].lower()
+    return _short(architecture).lower()
 
 
 def _digits(name: str) -> str:

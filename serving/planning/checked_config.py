@@ -15,11 +15,15 @@ class Keys:
         self._config = config
         self._where = where
 
+    @property
+    def where(self) -> str:
+        return self._where
+
     def get(self, key: str, default: Any = None) -> Any:
         value = self._config.get(key)
         return default if value is None else value
 
-    def number(self, key: str, default: Any = None, least: int = 1) -> int:
+    def number(self, key: str, default: Any = None, least: int = 1, most: int | None = None) -> int:
         value = self.get(key, default)
         if value is None:
             raise PlanError(missing(key, self._where))
@@ -27,6 +31,8 @@ class Keys:
             raise PlanError(
                 f"config.json of {self._where}: {key} is {value!r}, not a number of at least {least}"
             )
+        if most is not None and value > most:
+            raise PlanError(f"config.json of {self._where}: {key} is {value}, more than {most}")
         return value
 
     def entries(self, key: str) -> list[Any]:

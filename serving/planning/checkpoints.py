@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from serving.errors import PlanError
-from serving.planning.known_models import CONFIGS
+from serving.planning.known_models import CONFIGS, EMBED
 
 # From a Hugging Face id to its config.json; raises PlanError.
 Hub = Callable[[str], dict[str, Any]]
@@ -68,6 +68,13 @@ def snapshot(model: str) -> Path | None:
     """The newest snapshot with weights of a model in that cache."""
     configs = _configs(model)
     return next((path.parent for path in reversed(configs) if [*path.parent.glob("*.safetensors")]), None)
+
+
+def embeds(model: str) -> bool:
+    """Whether a model's files are sentence-transformers', as far as they are known here."""
+    path = Path(model).expanduser()
+    folder = path if path.is_dir() else snapshot(model)
+    return model in EMBED or (folder is not None and (folder / "modules.json").exists())
 
 
 def _cached(model: str) -> dict[str, Any] | None:

@@ -505,9 +505,25 @@ def check(engine: Mapping[str, Any]) -> None:
             problem := _value_problem(name, value, engine) if name in SETTABLE | OF_SERVER else _problem(name)
         )
     ]
+    problems += [
+        f"engine.{path}: keys are text (YAML reads on, off, yes and no as true and false; quote them)"
+        for name, value in sorted(engine.items())
+        for path in _keys_that_are_no_text(value, name)
+    ]
     problems += _strategy_problems(engine.get("additional_config"))
     if problems:
         raise ConfigError("; ".join(problems))
+
+
+def _keys_that_are_no_text(value: Any, path: str) -> list[str]:
+    if isinstance(value, list):
+        return [found for entry in value for found in _keys_that_are_no_text(entry, path)]
+    if not isinstance(value, Mapping):
+        return []
+    wrong = [f"{path}.{key!r}" for key in value if not isinstance(key, str)]
+    return wrong + [
+        found for key, entry in value.items() for found in _keys_that_are_no_text(entry, f"{path}.{key}")
+    ]
 
 
 def _strategy_problems(additional: Any) -> list[str]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.architectures import JAX_MODELS
-from serving.planning.checkpoints import Hub, no_hub
+from serving.planning.architectures import JAX_MODELS, NOT_STREAMED
+from serving.planning.checkpoints import Hub, embeds, no_hub
 from serving.planning.quantization import Quantization
-from serving.planning.shapes import ModelShape, shape_of
+from serving.planning.shapes import ModelShape, draft_shape_of
 
 DEFAULT_UTILIZATION = 0.92
 DEFAULT_BATCHED_TOKENS = 2048
@@ -22,8 +22,26 @@ _DEFAULT_LORA_RANK = 16
 JAX_FORMATS = ("", "compressed-tensors", "fp8", "mxfp4")
 # Ways of speculative decoding that tpu-inference 0.26 has (runner/tpu_runner.py, _init_speculative_decoding).
 DRAFTING = ("ngram", "eagle", "eagle3", "dflash", "mtp")
+# vLLM's options that say the same as a key of `speculative_config`.
+_SPECULATIVE = {
+    "spec_method": "method",
+    "spec_model": "model",
+    "spec_tokens": "num_speculative_tokens",
+}
+_BUCKETS = ("gs://", "s3://", "az://")  # SUPPORTED_SCHEMES of runai-model-streamer
+_A_LINEAR_LAYER = "model.layers.0.self_attn.o_proj"
 # Formats that experts can be given while they are loaded (utils.to_jax_dtype).
-_EXPERT_FORMATS = {"fp4": "fp4", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "int8": "int8"}
+_EXPERT_FORMATS = {
+    "fp4": "fp4",
+    "float4_e2m1fn": "fp4",
+    "fp8": "fp8",
+    "fp8_e4m3": "fp8",
+    "fp8_e5m2": "fp8",
+    "float8_e4m3fn": "fp8",
+    "float8_e5m2": "fp8",
+    "int8": "int8",
+    "int4": "int4",
+}
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -50,6 +68,7 @@ class EngineSizes:
     by_vllm: bool  # runs vLLM's implementation through torchax, not tpu-inference's own in JAX
     encoder_programs: bool  # the multimodal encoder is compiled for every token budget
     expert_parallel: bool
+    blocks: int | None = None  # of the cache, in place of as many as fit
 
 
 def engine_sizes(
@@ -57,8 +76,12 @@ def engine_sizes(
     shape: ModelShape,
     hub: Hub = no_hub,
     environment: Mapping[str, str] | None = None,
+    model: str = "",
 ) -> EngineSizes:
-    """Read the options and variables a plan depends on; raises ConfigError for a value of the wrong kind."""
+    """Read the options and variables a plan depends on; raises ConfigError for a value of the wrong kind.
+
+    `model` is the checkpoint's name, for what is streamed from a bucket.
+    """
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
@@ -68,19 +91,21 @@ def engine_sizes(
         raise ConfigError(
             f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
         )
-    quantization = _quantization(engine, shape)
     by_vllm = (
         shape.architecture not in JAX_MODELS
         or _fails_in_jax(shape)
         or shape.scores
         or engine.get("model_impl") == "vllm"
-        or (quantization is not None and quantization.method not in JAX_FORMATS)
+        or (shape.quantization is not None and not _loads_in_jax(shape.quantization))
+        or (shape.architecture in NOT_STREAMED and _streamed(engine, model))
     )
+    quantization = _quantization(engine, shape, by_vllm=by_vllm)
+    speculative = _speculative(engine)
     towers = not engine.get("language_model_only") and shape.tower_params > 0
     compilation = engine.get("compilation_config")
     compilation = compilation if isinstance(compilation, Mapping) else {}
     return EngineSizes(
-        max_model_len=_max_model_len(engine, shape),
+        max_model_len=_max_model_len(engine, shape, environment or {}),
         sequences=sequences,
         batched_tokens=batched_tokens,
         utilization=_share(engine),
@@ -94,16 +119,18 @@ def engine_sizes(
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,
-        draft=_draft(engine, hub),
-        draft_layers=_draft_layers(engine, shape),
+        draft=_draft(speculative, hub),
+        draft_layers=_draft_layers(speculative, shape),
         pools=shape.scores
         or engine.get("runner") == "pooling"
-        or engine.get("convert") in ("embed", "classify"),
+        or engine.get("convert") in ("embed", "classify")
+        or (engine.get("runner") in (None, "auto") and embeds(model)),
         by_vllm=by_vllm,
         encoder_programs=towers
         and by_vllm
         and (shape.architecture in JAX_MODELS or compilation.get("cudagraph_mm_encoder") is True),
         expert_parallel=engine.get("enable_expert_parallel") is True,
+        blocks=_whole(engine, "num_gpu_blocks_override", 0) or None,
     )
 
 
@@ -115,13 +142,30 @@ def _fails_in_jax(shape: ModelShape) -> bool:
     return shape.architecture == "Qwen2ForCausalLM" and not shape.tied_embeddings
 
 
-def _max_model_len(engine: Mapping[str, Any], shape: ModelShape) -> int | None:
+def _loads_in_jax(quantization: Quantization) -> bool:
+    """Of compressed-tensors, tpu-inference's own models load fp8 alone (layers/jax/quantization/compressed_tensors.py)."""
+    if quantization.method == "compressed-tensors":
+        return quantization.format == "fp8"
+    return quantization.method in JAX_FORMATS
+
+
+def _streamed(engine: Mapping[str, Any], model: str) -> bool:
+    """Whether Run:ai's streamer reads the weights; vLLM takes it for buckets by itself (config/vllm.py)."""
+    return engine.get("load_format") == "runai_streamer" or model.lower().startswith(_BUCKETS)
+
+
+def _max_model_len(
+    engine: Mapping[str, Any], shape: ModelShape, environment: Mapping[str, str]
+) -> int | None:
     if engine.get("max_model_len") in (-1, "auto"):
         return None
-    length = _whole(engine, "max_model_len", shape.max_position_embeddings)
-    if length > shape.max_position_embeddings:
+    positions = shape.max_position_embeddings
+    length = _whole(engine, "max_model_len", shape.default_length or positions)
+    at_own_risk = environment.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "").lower() in ("1", "true")
+    if length > max(positions, shape.longest_allowed) and not at_own_risk:
         raise ConfigError(
-            f"engine.max_model_len: {length} is beyond the model's {shape.max_position_embeddings} positions"
+            f"engine.max_model_len: {length} is beyond the model's {positions} positions; a model that was made for more says so "
+            "in rope_parameters, which engine.hf_overrides may give"
         )
     return length
 
@@ -144,10 +188,17 @@ def _share(engine: Mapping[str, Any]) -> float:
     return float(value)
 
 
-def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization | None:
+def _quantization(engine: Mapping[str, Any], shape: ModelShape, *, by_vllm: bool) -> Quantization | None:
     """The checkpoint's own format, else the format that a qwix rule for every module gives it while loading."""
-    if shape.quantization:
-        return shape.quantization
+    if found := shape.quantization:
+        if found.method == "compressed-tensors" and found.weight_only and found.applies_to(_A_LINEAR_LAYER):
+            name = found.format.partition("-")[0]
+            if name != "nvfp4":
+                raise ConfigError(
+                    f"the checkpoint's linear layers are {name} with activations at full size, which tpu-inference does not load; "
+                    "name one with fp8 or int8 activations (W8A8), or in NVFP4"
+                )
+        return found
     if method := engine.get("quantization"):
         raise ConfigError(
             f"engine.quantization: {method!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
@@ -156,10 +207,10 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape) -> Quantization 
     rules = _nested(engine, "quantization", "qwix").get("rules") or []
     if not isinstance(rules, list):
         raise ConfigError(f"engine.additional_config.quantization.qwix.rules: a list (got {rules!r})")
-    if rules and (shape.architecture not in JAX_MODELS or engine.get("model_impl") == "vllm"):
+    if rules and by_vllm:
         raise ConfigError(
             f"engine.additional_config.quantization.qwix: of no effect on {shape.architecture}, which runs as vLLM's own "
-            "model; name a checkpoint in the format"
+            "model here; name a checkpoint in the format"
         )
     formats = [
         _QWIX_FORMATS.get(str(rule.get("weight_qtype")))
@@ -186,21 +237,51 @@ def _expert_format(environment: Mapping[str, str]) -> str | None:
     return _EXPERT_FORMATS[name] + (f"-g{block}" if block else "")
 
 
-def _draft(engine: Mapping[str, Any], hub: Hub) -> ModelShape | None:
-    speculative = engine.get("speculative_config") or {}
-    if not isinstance(speculative, Mapping):
-        raise ConfigError(f"engine.speculative_config: a mapping (got {speculative!r})")
+def _speculative(engine: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`speculative_config` with what the three `spec_` options say beside it, as vLLM merges them; empty where it is unset.
+
+    Raises ConfigError for what vLLM 0.26 and tpu-inference 0.26 refuse.
+    """
+    given = engine.get("speculative_config")
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigError(f"engine.speculative_config: a mapping (got {given!r})")
+    found = {str(key).replace("-", "_"): value for key, value in (given or {}).items()}
+    for option, key in _SPECULATIVE.items():
+        if (value := engine.get(option)) is None:
+            continue
+        if key in found:
+            raise ConfigError(f"engine.{option}: speculative_config has {key} already; set one of them")
+        found[key] = value
+    if not found:
+        return {}
+    if found.get("method") is None and found.get("model") in ("ngram", "[ngram]"):
+        found |= {"method": "ngram", "model": None}
+    if found.get("method") is None:
+        raise ConfigError(
+            f"engine.speculative_config: without a method vLLM drafts by a whole model, for which tpu-inference has no code; set "
+            f"method to one of {', '.join(DRAFTING)}"
+        )
+    tokens = found.get("num_speculative_tokens")
+    if (tokens is None and found["method"] == "ngram") or (
+        tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1)
+    ):
+        raise ConfigError(
+            f"engine.speculative_config.num_speculative_tokens: a whole number of at least 1 (got {tokens!r})"
+        )
+    return found
+
+
+def _draft(speculative: Mapping[str, Any], hub: Hub) -> ModelShape | None:
     if not speculative.get("model"):  # n-grams and a checkpoint's own layers need no draft model
         return None
     try:
-        return shape_of(str(speculative["model"]), hub=hub)
+        return draft_shape_of(str(speculative["model"]), hub)
     except PlanError as error:
         raise PlanError(f"engine.speculative_config.model: {error.message}") from None
 
 
-def _draft_layers(engine: Mapping[str, Any], shape: ModelShape) -> int:
+def _draft_layers(speculative: Mapping[str, Any], shape: ModelShape) -> int:
     """The checkpoint's layers that draft tokens; raises ConfigError for a way to draft that needs what is not there."""
-    speculative = engine.get("speculative_config") or {}
     method, model = speculative.get("method"), speculative.get("model")
     if method is None:
         return 0

@@ -7,7 +7,7 @@ cache takes what `gpu_memory_utilization` allows beyond them, programs and activ
 import math
 from dataclasses import dataclass, replace
 
-from serving.planning.cache import separate_batches, sequence_bytes, state_bytes
+from serving.planning.cache import page_tokens, separate_batches, sequence_bytes, state_bytes
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
@@ -118,6 +118,9 @@ def measure(
     length = sizes.max_model_len or max(longest, 1)
     batches = separate_batches(layout)
     per_sequence = sequence_bytes(shape, sizes, layout, length)
+    room = cache
+    if sizes.blocks:
+        cache = min(cache, int(per_sequence * sizes.blocks * page_tokens(length) / length))
     fit = Fit(
         groups=groups,
         usable_bytes=usable,
@@ -137,6 +140,7 @@ def measure(
         *_shortfalls(fit, per_sequence),
         *_loading(shape, sizes, layout, fit),
         *_step_too_large(sizes, fit),
+        *_too_many_blocks(sizes, per_sequence, length, room),
     )
     notes = () if problems else (*_warnings(fit), *_slow_formats(sizes, slice_))
     return replace(fit, problems=problems, notes=notes)
@@ -261,6 +265,16 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspa
         if sizes.pools
         else _PROMPT_LOGPROBS_COPIES * 4 * tokens * shape.vocab_size // layout.width,
     )
+
+
+def _too_many_blocks(sizes: EngineSizes, per_sequence: float, length: int, room: int) -> list[str]:
+    if not sizes.blocks or (asked := per_sequence * sizes.blocks * page_tokens(length) / length) <= room:
+        return []
+    problem = (
+        f"engine.num_gpu_blocks_override: {sizes.blocks} blocks of {page_tokens(length)} tokens are {gib(asked)} of a device, "
+        f"{gib(room)} are left for the cache; lower it, or remove it"
+    )
+    return [problem]
 
 
 def _longest(shape: ModelShape, sizes: EngineSizes, layout: Layout, cache: int) -> int:

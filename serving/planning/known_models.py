@@ -695,6 +695,9 @@ _COMMAND_A: _Config = {
     "torch_dtype": "bfloat16",
 }
 
+# Models whose files are sentence-transformers': vLLM embeds texts with them where no `runner` is set.
+EMBED = frozenset({"Qwen/Qwen3-Embedding-8B"})
+
 CONFIGS: dict[str, _Config] = {
     "meta-llama/Llama-3.1-8B": _LLAMA_8B,
     "meta-llama/Llama-3.1-8B-Instruct": _LLAMA_8B,

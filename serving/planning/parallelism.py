@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from serving.config import AUTO, ParallelSpec
 from serving.errors import PlanError
+from serving.planning.architectures import NOT_STAGED
 from serving.planning.cache import rows_of_heads
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
@@ -18,6 +19,7 @@ from serving.tpu import Slice
 
 # Kernels that lay tokens beside one another on the lanes count KV heads otherwise; both variables have to be set.
 _ON_LANES = ("USE_BATCHED_RPA_KERNEL", "USE_BATCHED_RPA_SEQ_ON_LANE")
+COPIES = (2, 4, 8)  # of a model on the devices of one host, where its heads can't be cut over all of them
 _UNTRIED = "tpu-inference lists context parallelism as untested on v6e and v7x (support_matrices)"
 
 
@@ -201,6 +203,16 @@ def _what_works(model: _Model, slice_: Slice) -> str:
         for pipeline in sorted({1, slice_.hosts})
         if not _problems(model, slice_, Layout(slice_.devices // pipeline, pipeline=pipeline))
     ]
+    works = (
+        works
+        or [
+            f"tensor={slice_.devices // data} data={data}"
+            for data in COPIES
+            if not slice_.devices % data
+            and not model.sizes.lora_rank
+            and not _problems(model, slice_, Layout(slice_.devices // data, data=data))
+        ][:1]
+    )
     return f"on {slice_} {' or '.join(works)} works" if works else f"no layout of it works on {slice_}"
 
 
@@ -219,7 +231,13 @@ def _notes(model: _Model, slice_: Slice, layout: Layout) -> list[str]:
     if not shape.latent and layout.attention_tensor > heads:
         copies = layout.attention_tensor // heads
         notes.append(f"{heads} KV heads are copied {copies} times to fill tensor={layout.attention_tensor}")
-    if _experts_follow_the_mesh(model) and model.sizes.expert_parallel and layout.expert == 1:
+    in_stages_by_vllm = layout.pipeline > 1 and shape.architecture in NOT_STAGED
+    if (
+        _experts_follow_the_mesh(model)
+        and not in_stages_by_vllm
+        and model.sizes.expert_parallel
+        and layout.expert == 1
+    ):
         notes.append(
             "engine.enable_expert_parallel has no effect: tpu-inference's own DeepSeek cuts experts over the mesh's axis for "
             "them alone; set parallel.expert and parallel.tensor: 1, or engine.model_impl: vllm"

@@ -6,7 +6,7 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from serving.config import ModelSpec, ParallelSpec
@@ -19,7 +19,7 @@ from serving.planning import (
     host_memory,
     parallelism,
 )
-from serving.planning.architectures import JAX_MODELS
+from serving.planning.architectures import JAX_MODELS, NOT_STAGED, TAKEN_FOR_ANOTHER
 from serving.planning.cache import separate_batches
 from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.compiled import result_of
@@ -119,7 +119,7 @@ class Plan:
             variables["NEW_MODEL_DESIGN"] = "1"
         if self.data > 1:  # one process runs all copies; the launcher would start one a copy
             variables["TPU_MULTIPROCESS_DP"] = "0"
-        if self.shape.architecture in JAX_MODELS and self.sizes.by_vllm:
+        if self.shape.architecture in (*JAX_MODELS, *TAKEN_FOR_ANOTHER) and self.sizes.by_vllm:
             variables["MODEL_IMPL_TYPE"] = "vllm"
         return variables
 
@@ -164,8 +164,10 @@ def _plan(spec: ModelSpec, hub: Hub, compiled: Workspace | None) -> Plan:
     shape = shape_of(
         str(spec.engine.get("hf_config_path") or spec.model), spec.engine.get("hf_overrides"), hub
     )
-    sizes = engine_sizes(spec.engine, shape, hub, spec.engine_env)
+    sizes = engine_sizes(spec.engine, shape, hub, spec.engine_env, spec.model)
     layout, reasons = parallelism.derive(shape, sizes, slice_, spec.parallel, spec.engine_env)
+    if layout.pipeline > 1 and shape.architecture in NOT_STAGED:
+        sizes = replace(sizes, by_vllm=True)
     if sizes.lora_rank and layout.data * layout.attention_groups > 1:
         raise PlanError(
             f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora, or parallel.data and "
@@ -230,6 +232,13 @@ def _engine(
     engine = dict(spec.engine)
     if sizes.max_model_len is None:
         engine["max_model_len"] = fit.longest
+    if (
+        sizes.pools
+        and not shape.scores
+        and engine.get("runner") in (None, "auto")
+        and not engine.get("convert")
+    ):
+        engine["runner"] = "pooling"  # as vLLM finds out by itself from the checkpoint's other files
     if strategy := _strategy(spec.parallel, shape, layout):
         additional = dict(engine.get("additional_config") or {})
         sharding = {**(additional.get("sharding") or {}), "sharding_strategy": strategy}

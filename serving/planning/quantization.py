@@ -50,6 +50,7 @@ class Quantization:
     format: str
     skipped: tuple[str, ...] = ()
     method: str = ""
+    weight_only: bool = False  # activations keep full size (W4A16, W8A16), as far as the checkpoint says
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""
@@ -87,22 +88,37 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
         or keys.entries("ignore")
         or keys.entries("exclude_modules")
     )
-    weight_format = _grouped(_BY_METHOD[method], keys.get("group_size")) or _compressed(keys, where)
-    return Quantization(weight_format, tuple(map(str, skipped)), method)
+    for pattern in skipped:
+        _checked(str(pattern), where)
+    found = _grouped(_BY_METHOD[method], keys.get("group_size"))
+    weight_format, weight_only = (found, False) if found else _compressed(keys, where)
+    return Quantization(weight_format, tuple(map(str, skipped)), method, weight_only)
 
 
-def _compressed(keys: Keys, where: str) -> str:
+def _checked(pattern: str, where: str) -> None:
+    if pattern.startswith("re:"):
+        try:
+            re.compile(pattern.removeprefix("re:"))
+        except re.error as error:
+            raise PlanError(
+                f"{where}: its quantization_config skips {pattern!r}, which is no pattern: {error}"
+            ) from None
+
+
+def _compressed(keys: Keys, where: str) -> tuple[str, bool]:
+    """The one format of the config's groups, and whether only weights have it."""
     config_groups = keys.get("config_groups", {})
     groups = [
-        weights
+        (weights, group.get("input_activations"))
         for group in (config_groups.values() if isinstance(config_groups, Mapping) else ())
         if isinstance(group, Mapping) and isinstance(weights := group.get("weights"), Mapping)
     ]
-    kinds = {f"{weights.get('type')} {weights.get('num_bits')}" for weights in groups}
+    kinds = {f"{weights.get('type')} {weights.get('num_bits')}" for weights, _ in groups}
     names = {"float 8": "fp8", "int 8": "int8", "int 4": "int4", "float 4": "nvfp4"}
     formats = [names.get(kind) for kind in kinds]
     if len(formats) == 1 and formats[0]:
-        return _grouped(formats[0], groups[0].get("group_size"))
+        weights, activations = groups[0]
+        return _grouped(formats[0], weights.get("group_size")), not activations
     raise PlanError(
         f"{where}: its quantization_config gives weights as {sorted(kinds) or 'nothing'}; this plan counts one "
         "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.architectures import ARCHITECTURES, counted
+from serving.planning.architectures import ARCHITECTURES, DRAFTS, counted
 from serving.planning.checked_config import Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
 
 _TOWERS = ("vision_config", "audio_config")
+_MOST_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,7 @@ class ModelShape:
     num_key_value_heads: int
     head_dim: int
     vocab_size: int
-    max_position_embeddings: int
+    max_position_embeddings: int  # rope scaling included
     attention: tuple[AttentionLayers, ...]
     mlp_widths: tuple[tuple[int, int], ...]  # (layers, width) of the dense MLPs
     tied_embeddings: bool
@@ -103,6 +104,8 @@ class ModelShape:
     scores: bool = False
     drafts: int = 0
     drafts_have_tables: bool = False
+    default_length: int = 0  # the engine's where the YAML gives none; 0: all positions
+    longest_allowed: int = 0  # `model_max_length`, where the checkpoint allows more than its positions
 
 
 def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape:
@@ -112,6 +115,15 @@ def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape
     return read_config(_merged(config_of(model, hub), overrides or {}), where=model)
 
 
+def draft_shape_of(model: str, hub: Hub = no_hub) -> ModelShape:
+    """The shape of a draft model; embedding and head are counted though some drafts share the target's."""
+    config = config_of(model, hub)
+    match config.get("architectures"):
+        case [str(name), *_] if name in DRAFTS:
+            config = {**config, "architectures": [DRAFTS[name]]}
+    return read_config(config, where=model)
+
+
 def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape a config describes. Multimodal wrappers keep the decoder under `text_config`."""
     architecture, scores = _architecture(config, where)
@@ -119,7 +131,7 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     text = Keys({**ARCHITECTURES[architecture], **config, **_text(wrapper)}, where)
     heads = text.number("num_attention_heads")
     hidden = text.number("hidden_size")
-    layers = text.number("num_hidden_layers")
+    layers = text.number("num_hidden_layers", most=_MOST_LAYERS)
     kv_heads = text.number("num_key_value_heads", heads)
     head_dim = text.number("head_dim", max(hidden // heads, 1))
     kinds = _kinds(text, layers, where)
@@ -132,7 +144,7 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         num_key_value_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=text.number("vocab_size"),
-        max_position_embeddings=text.number("max_position_embeddings"),
+        max_position_embeddings=_positions(text, architecture),
         attention=_attention(text, kinds, kv_heads, head_dim),
         mlp_widths=_mlp_widths(text, architecture, layers, experts),
         tied_embeddings=bool(text.get("tie_word_embeddings")),
@@ -147,7 +159,47 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         scores=scores,
         drafts_have_tables=bool(text.get("num_nextn_predict_layers")),
         drafts=text.number("num_nextn_predict_layers", text.get("mtp_num_hidden_layers", 0), least=0),
+        default_length=_default_length(text),
+        longest_allowed=text.number("model_max_length", 0, least=0),
     )
+
+
+def _positions(text: Keys, architecture: str) -> int:
+    """As vLLM 0.26 derives them (config/model.py, _get_and_verify_max_len)."""
+    positions: Any = text.number("max_position_embeddings")
+    factor: Any = 1.0
+    if architecture.startswith("Gemma3"):  # its positions are scaled already
+        return int(positions)
+    for rope in _ropes(text):
+        kind = _kind(rope)
+        if kind in ("su", "longrope", "llama3"):
+            continue
+        factor = rope.get("factor") or factor
+        if kind == "yarn":
+            positions = rope.get("original_max_position_embeddings") or positions
+    if not isinstance(factor, int | float) or not isinstance(positions, int):
+        raise PlanError("rope_parameters: factor and original_max_position_embeddings are numbers")
+    return int(positions * factor)
+
+
+def _default_length(text: Keys) -> int:
+    """LongRoPE's is what it was trained at, for short requests' sake."""
+    if any(_kind(rope) == "longrope" for rope in _ropes(text)):
+        return text.number("original_max_position_embeddings", 0, least=0)
+    return 0
+
+
+def _ropes(text: Keys) -> list[Mapping[str, Any]]:
+    """The ways positions are encoded: one for all layers, or one a kind of layer."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling")
+    if not isinstance(rope, Mapping):
+        return []
+    nested = [value for value in rope.values() if isinstance(value, Mapping)]
+    return nested or [rope]
+
+
+def _kind(rope: Mapping[str, Any]) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
 
 
 def _kinds(text: Keys, layers: int, where: str) -> list[str]:
@@ -236,13 +288,17 @@ def _experts(text: Keys, layers: int) -> Experts | None:
     if text.get("intermediate_size_mlp"):  # Llama 4 passes every token through one more expert
         shared = width
     step = text.number("interleave_moe_layer_step", text.get("decoder_sparse_step", 1))
+    dense = text.number("first_k_dense_replace", 0, least=0) + len(text.entries("mlp_only_layers"))
+    if dense > layers // step:
+        raise PlanError(
+            f"config.json of {text.where}: {dense} layers without experts (first_k_dense_replace, mlp_only_layers) are more than "
+            f"the {layers // step} that could have them"
+        )
     return Experts(
         count=text.number(key),
         per_token=text.number("num_experts_per_tok", text.get("top_k_experts")),
         width=width,
-        layers=layers // step
-        - text.number("first_k_dense_replace", 0, least=0)
-        - len(text.entries("mlp_only_layers")),
+        layers=layers // step - dense,
         shared_width=text.number("shared_expert_intermediate_size", shared, least=0),
     )
 

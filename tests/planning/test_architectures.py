@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from serving.planning.architectures import ARCHITECTURES, JAX_MODELS, NOT_ON_TPU
+from serving.planning.architectures import (
+    ARCHITECTURES,
+    DRAFTS,
+    JAX_MODELS,
+    NOT_ON_TPU,
+    NOT_STAGED,
+    NOT_STREAMED,
+    TAKEN_FOR_ANOTHER,
+)
 
 pytestmark = pytest.mark.unit
 
@@ -55,7 +63,23 @@ def test_models_in_jax_are_those_of_tpu_inference() -> None:
     in_jax = set(re.findall(r'_MODEL_REGISTRY\[\s*"(\w+)"\s*\]', loader))
     preferred = loader.partition("_VLLM_PREFERRED_ARCHITECTURES")[2].partition("})")[0]
     by_vllm = set(re.findall(r'"(\w+)"', preferred))
-    assert set(JAX_MODELS) == (in_jax - by_vllm) & ARCHITECTURES.keys() - {"Llama4ForConditionalGeneration"}
+    assert {*JAX_MODELS, *TAKEN_FOR_ANOTHER} == (in_jax - by_vllm) & ARCHITECTURES.keys()
+    assert '"Llama4ForConditionalGeneration"] = LlamaGuard4ForCausalLM' in loader
+    assert DRAFTS.keys() - {"LlamaForCausalLMEagle3"} <= in_jax
+    staged = loader.partition("_PP_DISABLED_MODELS")[2].partition("})")[0]
+    assert set(NOT_STAGED) == set(re.findall(r'"(\w+)"', staged)) & set(JAX_MODELS)
+
+
+def test_models_that_can_t_be_streamed_are_those_without_a_weight_loader() -> None:
+    loader = source("tpu_inference", "models/common/model_loader.py")
+    classes = dict(re.findall(r'_MODEL_REGISTRY\[\s*"(\w+)"\s*\] = (\w+)', loader))
+    without = set()
+    for name in JAX_MODELS:
+        (module,) = re.findall(rf"from tpu_inference\.(\S+) import[ \\\n]+{classes[name]}\b", loader)
+        text = source("tpu_inference", module.replace(".", "/") + ".py")
+        if "WeightLoader = " not in text:
+            without.add(name)
+    assert without == set(NOT_STREAMED)
 
 
 def test_the_attention_that_soft_caps_would_need_is_not_there() -> None:

@@ -1,4 +1,5 @@
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import plan
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
+from serving.planning.known_models import CONFIGS, EMBED
 from serving.planning.shapes import shape_of
 
 pytestmark = pytest.mark.unit
@@ -303,7 +305,7 @@ def test_experts_in_a_format_of_their_own_take_its_bytes() -> None:
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"MOE_REQUANTIZE_WEIGHT_DTYPE": "fp3"}, "one of fp4, fp8, fp8_e4m3, fp8_e5m2, int8"),
+        ({"MOE_REQUANTIZE_WEIGHT_DTYPE": "fp3"}, "one of fp4, float4_e2m1fn, fp8, fp8_e4m3"),
         (
             {"MOE_REQUANTIZE_WEIGHT_DTYPE": "fp4", "MOE_REQUANTIZE_BLOCK_SIZE": "x"},
             "a whole number of at least 1",
@@ -427,7 +429,52 @@ def test_a_draft_model_is_counted_with_its_cache() -> None:
     assert helped.weight_bytes - alone.weight_bytes == pytest.approx(8.04e9 / 8, rel=0.01)
     assert alone.cache_tokens * 256 / 1024 > helped.cache_tokens * (256 + 144) / 1024
     with pytest.raises(PlanError, match="speculative_config"):
-        plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": {"model": "/nowhere"}}))
+        plan(
+            spec(
+                "Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": small | {"model": "/nowhere"}}
+            )
+        )
+    spelt = {"spec_method": "eagle3", "spec_model": "Qwen/Qwen3-4B", "spec_tokens": 4}
+    assert plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", large | spelt)).fit == helped
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"spec_model": "Qwen/Qwen3-0.6B", "spec_tokens": 3}, "without a method"),
+        ({"spec_method": "suffix"}, "drafts by ngram"),
+        (
+            {"spec_method": "ngram", "speculative_config": {"method": "ngram"}},
+            "spec_method: speculative_config has method",
+        ),
+        ({"speculative_config": {"method": "ngram"}}, "num_speculative_tokens: a whole number"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 0}}, "at least 1"),
+        ({"speculative_config": []}, "speculative_config: a mapping"),
+        ({"speculative_config": {"method": "ngram", 3: 4}}, r"speculative_config.3: keys are text"),
+        ({"additional_config": {"sharding": {True: 1}}}, r"additional_config.sharding.True: keys are text"),
+        ({"num_gpu_blocks_override": 10**7}, "num_gpu_blocks_override: 10000000 blocks of 256 tokens are"),
+    ],
+)
+def test_what_the_engine_refuses_at_start_is_refused_by_the_plan(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ConfigError, PlanError), match=says):
+        plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {**SHORT, **options}))
+
+
+def test_the_blocks_that_the_yaml_gives_are_the_cache() -> None:
+    few = plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {"max_model_len": 2048, "num_gpu_blocks_override": 64})).fit
+    assert (few.cache_tokens, few.sequences) == (64 * 128, 4)
+    with pytest.raises(PlanError, match="one sequence of 2048 tokens"):
+        plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {"max_model_len": 2048, "num_gpu_blocks_override": 4}))
+
+
+@pytest.mark.parametrize(("name", "layers"), [("LlamaForCausalLMEagle3", 1), ("DFlashDraftModel", 5)])
+def test_draft_models_of_their_own_kind_are_counted(name: str, layers: int, tmp_path: Path) -> None:
+    draft = CONFIGS["Qwen/Qwen3-4B"] | {"architectures": [name], "num_hidden_layers": layers}
+    (tmp_path / "config.json").write_text(json.dumps(draft))
+    speculative = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": 4}
+    found = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**SHORT, "speculative_config": speculative}))
+    assert found.sizes.draft is not None
+    assert found.sizes.draft.layers == layers
 
 
 @pytest.mark.parametrize(
@@ -522,3 +569,49 @@ def test_options_of_any_kind_are_planned_or_refused(engine: dict[str, Any], mode
     with pytest.MonkeyPatch.context() as environment, contextlib.suppress(ServingError):
         environment.setenv("HF_HUB_OFFLINE", "1")
         plan(spec(f"Qwen/{model}", "v6e 2x2", engine))
+
+
+def test_a_model_of_sentence_transformers_embeds_where_no_runner_is_set(tmp_path: Path) -> None:
+    assert {name for name in CONFIGS if "Embedding" in name} == EMBED
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS["Qwen/Qwen3-4B"]))
+    assert not plan(spec(str(tmp_path), "v6e 1x1", SHORT)).sizes.pools
+    (tmp_path / "modules.json").write_text("[]")
+    for model in (str(tmp_path), *EMBED):
+        found = plan(spec(model, "v6e 1x1", SHORT))
+        assert found.sizes.pools
+        assert found.options["runner"] == "pooling"
+    assert not plan(spec(str(tmp_path), "v6e 1x1", {**SHORT, "runner": "generate"})).sizes.pools
+
+
+def test_what_tpu_inference_would_take_for_another_model_is_told_to_be_vllm_s() -> None:
+    scout = plan(spec("meta-llama/Llama-4-Scout-17B-16E-Instruct", "v7x 2x2x1", SHORT))
+    assert scout.environment["MODEL_IMPL_TYPE"] == "vllm"
+
+
+@pytest.mark.parametrize(
+    ("options", "by_vllm"), [({"load_format": "runai_streamer"}, True), ({"load_format": "auto"}, False)]
+)
+def test_what_a_streamer_reads_runs_as_vllm_s_where_our_engine_s_own_can_t_stream(
+    options: dict[str, Any], by_vllm: bool
+) -> None:
+    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", SHORT | options)).sizes.by_vllm is by_vllm
+    assert not plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", SHORT | options)).sizes.by_vllm
+    bucket = SHORT | {"hf_config_path": "Qwen/Qwen3-4B"}
+    assert plan(spec("gs://bucket/model", "v6e 1x1", bucket, name="qwen")).sizes.by_vllm
+    qwix = {"quantization": {"qwix": {"rules": [{"module_path": ".*", "weight_qtype": "int8"}]}}}
+    with pytest.raises(ConfigError, match="of no effect"):
+        plan(spec("gs://bucket/model", "v6e 1x1", {**bucket, "additional_config": qwix}, name="qwen"))
+
+
+def test_stages_of_deepseek_are_vllm_s() -> None:
+    parallel = {"tensor": 8, "pipeline": 2}
+    found = plan(spec("deepseek-ai/DeepSeek-R1", "v7x 2x2x2", {"max_model_len": 2048}, parallel=parallel))
+    assert (found.sizes.by_vllm, found.environment["MODEL_IMPL_TYPE"]) == (True, "vllm")
+
+
+def test_copies_on_one_host_are_offered_where_heads_can_t_be_cut_over_all_of_it() -> None:
+    with pytest.raises(PlanError, match="tensor=4 data=2 works"):
+        plan(spec("Qwen/Qwen2.5-7B-Instruct", "v7x 2x2x1", SHORT))
+    shape = shape_of("Qwen/Qwen2.5-7B-Instruct")
+    found = {str(one.slice): one.layout for one in slices_that_fit(shape, engine_sizes(SHORT, shape))}
+    assert any(layout.data == 2 for layout in found.values())

@@ -107,3 +107,40 @@ def test_nvfp4_of_modelopt_is_read(config: dict[str, Any]) -> None:
 def test_other_formats_of_modelopt_are_refused() -> None:
     with pytest.raises(PlanError, match="by modelopt to FP8, which tpu-inference does not load"):
         read_quantization({"quant_method": "modelopt", "quant_algo": "FP8"}, "somewhere")
+
+
+def compressed(kind: str, bits: int, activations: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
+    group = {"weights": {"type": kind, "num_bits": bits}, "input_activations": activations}
+    return {
+        "quantization_config": {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": group},
+            "ignore": ignore,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "bits", "activations", "by_vllm"),
+    [
+        ("float", 8, {"type": "float", "num_bits": 8}, False),
+        ("int", 8, {"type": "int", "num_bits": 8}, True),
+        ("int", 4, {"type": "float", "num_bits": 8}, True),
+        ("float", 4, None, True),
+    ],
+)
+def test_only_fp8_of_compressed_tensors_runs_in_jax(
+    kind: str, bits: int, activations: dict[str, Any] | None, by_vllm: bool
+) -> None:
+    overrides = compressed(kind, bits, activations, ["lm_head"])
+    shape = shape_of("meta-llama/Llama-3.1-8B-Instruct", overrides)
+    assert engine_sizes({}, shape).by_vllm is by_vllm
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int", 4), ("int", 8), ("float", 8)])
+def test_linear_layers_with_full_activations_are_refused_and_experts_are_not(kind: str, bits: int) -> None:
+    linear = shape_of("meta-llama/Llama-3.1-8B-Instruct", compressed(kind, bits, None, ["lm_head"]))
+    with pytest.raises(ConfigError, match="activations at full size"):
+        engine_sizes({}, linear)
+    ignored = ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate.*"]
+    assert engine_sizes({}, shape_of("Qwen/Qwen3-30B-A3B", compressed(kind, bits, None, ignored)))

@@ -200,3 +200,61 @@ def test_a_config_of_any_kind_is_read_or_refused(model: str, data: st.DataObject
         sizes = engine_sizes({"max_model_len": -1}, shape)
         layout, _ = derive(shape, sizes, resolve("v7x", "2x2x1"), ParallelSpec())
         measure(shape, sizes, resolve("v7x", "2x2x1"), layout)
+
+
+@pytest.mark.parametrize(
+    ("rope", "positions"),
+    [
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 200}, 800),
+        ({"rope_type": "yarn", "factor": 4.0}, 1024),
+        ({"type": "linear", "factor": 2}, 512),
+        ({"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 32}, 256),
+        ({"rope_type": "default"}, 256),
+        ({"full_attention": {"rope_type": "linear", "factor": 2.0}, "sliding_attention": {}}, 512),
+    ],
+)
+def test_positions_are_those_that_vllm_derives(rope: dict[str, Any], positions: int) -> None:
+    for key in ("rope_parameters", "rope_scaling"):
+        assert read_config(TINY | {key: rope}, "tiny").max_position_embeddings == positions
+
+
+def test_a_model_with_long_rope_starts_at_the_length_it_was_trained_at() -> None:
+    config = TINY | {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}
+    shape = read_config(config, "tiny")
+    assert (shape.max_position_embeddings, shape.default_length) == (256, 64)
+    assert engine_sizes({}, shape).max_model_len == 64
+    assert engine_sizes({"max_model_len": 256}, shape).max_model_len == 256
+
+
+def test_a_length_beyond_the_positions_is_at_the_user_s_risk() -> None:
+    shape = read_config(TINY, "tiny")
+    with pytest.raises(ServingError, match="rope_parameters"):
+        engine_sizes({"max_model_len": 512}, shape)
+    allowed = engine_sizes({"max_model_len": 512}, shape, environment={"VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1"})
+    assert allowed.max_model_len == 512
+    assert engine_sizes({"max_model_len": 512}, read_config(TINY | {"model_max_length": 512}, "tiny"))
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, more than"),
+        (
+            {"num_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 9},
+            "9 layers without experts",
+        ),
+        (
+            {"quantization_config": {"quant_method": "fp8", "ignored_layers": ["re:(("]}},
+            "which is no pattern",
+        ),
+        ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor"),
+    ],
+)
+def test_odd_numbers_of_a_config_are_refused_by_name(odd: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        read_config(TINY | odd, "odd")
+
+
+def test_decoders_without_a_head_embed() -> None:
+    shape = read_config(TINY | {"architectures": ["MistralModel"]}, "tiny")
+    assert (shape.architecture, shape.scores) == ("MistralForCausalLM", True)
