@@ -340,7 +340,8 @@ class AdmissionController:
         now_s = self._clock()
         if ticket.where is Where.ADMITTED:
             ended_s = time.monotonic()
-            prompt, written = used_tokens(record, estimate, self._usage, now_s=ended_s)
+            longest = self._longest[ticket.model]
+            prompt, written = used_tokens(record, estimate, self._usage, longest, now_s=ended_s)
             ticket.used_tokens = prompt + written
             if self._meter and record.leases:
                 self._meter.add(

@@ -15,6 +15,10 @@ from serving.router.telemetry.record import RequestRecord
 _OUTPUT_TOKENS = 256.0
 _TOKENS_PER_S = 30.0
 _WEIGHT = 0.1
+# A key that has had short answers may ask for a long one: at least so many tokens are booked for it.
+_LEAST_BOOKED_TOKENS = 64.0
+# A shorter answer's time is its prompt's and not its tokens'.
+_FEWEST_TIMED_TOKENS = 8
 
 
 Name = TypeVar("Name", str, tuple[str, str])
@@ -31,7 +35,7 @@ class Usage:
     def output_tokens(self, key: str, model: str, longest: int) -> float:
         """About the tokens of one answer to which the request sets no bound; at most `longest`."""
         of_model = self._of_model.get(model, _OUTPUT_TOKENS)
-        return min(longest, self._of_key.get((key, model), of_model))
+        return min(longest, max(_LEAST_BOOKED_TOKENS, self._of_key.get((key, model), of_model)))
 
     def written_tokens(self, model: str, seconds: float) -> float:
         """About the tokens of one answer that nobody has seen for so long."""
@@ -45,7 +49,7 @@ class Usage:
         if work.generates and work.output_tokens is None:
             _average(self._of_model, record.model, each)
             _average(self._of_key, (key, record.model), each)
-        if record.leases and record.last_s > record.leases[0].at_s and each > 1:
+        if record.leases and record.last_s > record.leases[0].at_s and each >= _FEWEST_TIMED_TOKENS:
             _average(self._tokens_per_s, record.model, each / (record.last_s - record.leases[0].at_s))
 
 
@@ -63,24 +67,27 @@ class Filled:
         self.lines += 1
 
 
-def used_tokens(record: RequestRecord, estimate: Estimate, usage: Usage, now_s: float) -> tuple[float, float]:
+def used_tokens(
+    record: RequestRecord, estimate: Estimate, usage: Usage, longest: int, now_s: float
+) -> tuple[float, float]:
     """Tokens that a request used of its prompt and its answer, however it ended: at a hang-up what was written until then.
 
-    Without the engine's own count an event of a stream is a token. What an engine refused costs nothing.
-    `now_s` is of the record's clock.
+    Without the engine's own count an event of a stream is a token. What an engine refused costs nothing. `longest`: tokens
+    that an answer to which the request sets no bound may come to. `now_s` is of the record's clock.
     """
     record.read_usage()
     if not record.leases:
         return 0.0, 0.0
     prompt = estimate.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
-    if record.first_s:
+    uncounted = record.outcome == "cancelled" and record.output_tokens is None
+    if record.first_s and not uncounted:
         refused = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
         return (0.0, 0.0) if refused else (prompt, record.output_tokens or 0)
-    if record.outcome == "cancelled":
-        seconds = now_s - record.leases[-1].at_s
-        written = usage.written_tokens(record.model, seconds) * estimate.work.sequences
-        written = min(estimate.tokens - prompt, written) if estimate.work.generates else 0.0
-        return prompt, max(0.0, written)
+    if uncounted:
+        work = estimate.work
+        each = usage.written_tokens(record.model, (record.first_s or now_s) - record.leases[-1].at_s)
+        most = longest if work.output_tokens is None else work.output_tokens
+        return prompt, max(0.0, min(most, each)) * work.sequences if work.generates else 0.0
     return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0, 0.0
 
 

@@ -58,11 +58,10 @@ def completion(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
 
 
 def generation(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
-    """Tokens to tokens, where vLLM's own sampling parameters say how many."""
+    """Tokens to tokens, where vLLM's own sampling parameters say how many. Without a number vLLM 0.26 writes to the context's end."""
     sampling = fields.get("sampling_params")
     sampling = sampling if isinstance(sampling, Mapping) else {}
-    most = _asked(sampling, "max_tokens")
-    return Work(1, _answers(sampling), _COMPLETION_TOKENS if most is None else most)
+    return Work(1, _answers(sampling), _asked(sampling, "max_tokens"))
 
 
 def reading(*names: str) -> Extractor:
@@ -99,7 +98,6 @@ def anything(fields: Fields, body_bytes: int) -> Work:
         chat,
         chats,
         completion,
-        generation,
         scoring,
         reading("input", "texts", "images", "inputs", "data"),
         reading("text_1", "text_2"),

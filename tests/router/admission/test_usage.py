@@ -1,0 +1,66 @@
+"""What a request is charged that ends before its tokens are counted."""
+
+from typing import Any
+
+import pytest
+
+from serving.router.admission.usage import Usage, used_tokens
+from serving.router.http.validation import Estimate
+from serving.router.http.work import Work
+from serving.router.telemetry.record import Lease, RequestRecord
+
+pytestmark = pytest.mark.unit
+
+CONTEXT = 2048
+UNBOUND = Work(1, 1, None)
+USAGE = {"prompt_tokens": 5, "status": 200, "first_s": 10.1, "last_s": 10.1}
+
+
+def record(**fields: Any) -> RequestRecord:
+    return RequestRecord("/v1/chat/completions", model="llama", leases=[Lease("a", "v6e", 10.0)], **fields)
+
+
+def short_answers() -> Usage:
+    """Of a key all of whose answers were of one token."""
+    usage = Usage()
+    for _ in range(60):
+        usage.learn("evil", record(output_tokens=1, **USAGE), UNBOUND)
+    return usage
+
+
+def charged(work: Work, usage: Usage, **fields: Any) -> tuple[float, float]:
+    booked = (
+        usage.output_tokens("evil", "llama", CONTEXT) if work.output_tokens is None else work.output_tokens
+    )
+    estimate = Estimate(work, 5, 5 + booked * work.sequences)
+    gone = record(outcome="cancelled", **fields)
+    return used_tokens(gone, estimate, usage, CONTEXT, now_s=20.0)
+
+
+def test_who_hangs_up_pays_what_was_written_however_short_his_answers_were_before() -> None:
+    usage = short_answers()
+    assert charged(UNBOUND, usage) == (5, 300)  # 10 s of 30 tokens
+    assert charged(Work(1, 4, None), usage) == (5, 1200)
+    assert charged(Work(1, 4, 100), usage) == (5, 400)
+    assert charged(Work(3, generates=False), usage) == (5, 0)
+
+
+def test_no_answer_is_longer_than_the_context() -> None:
+    usage = short_answers()
+    usage.learn("a", record(output_tokens=1000, **USAGE), Work(1, 1, 1000))
+    assert charged(Work(1, 2, None), usage) == (5, 2 * CONTEXT)
+
+
+def test_who_takes_the_beginning_of_a_whole_answer_pays_until_then() -> None:
+    assert charged(UNBOUND, short_answers(), first_s=15.0, status=200) == (5, 150)
+    assert charged(UNBOUND, short_answers(), first_s=15.0, status=200, output_tokens=7) == (5, 7)
+
+
+def test_answers_of_a_token_neither_make_the_next_one_free_nor_the_model_slow() -> None:
+    usage = short_answers()
+    assert usage.output_tokens("evil", "llama", CONTEXT) == 64
+    assert usage.output_tokens("evil", "llama", 32) == 32
+    usage.learn(
+        "evil", record(output_tokens=2, prompt_tokens=9, status=200, first_s=10.1, last_s=19.0), UNBOUND
+    )
+    assert usage.written_tokens("llama", 1.0) == 30
