@@ -87,12 +87,19 @@ _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
 _GRAMMARS = ("structured_outputs", "response_format", "guided_json", "guided_choice")
 _CHECKED = frozenset(
-    ("n", "best_of", *_STOPS, "logit_bias", "tools", *_GRAMMARS, "guided_regex", "guided_grammar")
+    (
+        *("n", "best_of", *_STOPS, "logit_bias", "tools", *_GRAMMARS, "guided_regex", "guided_grammar"),
+        "repetition_detection",
+    )
 )
 # The ends of names under which media stand (_is_url, _is_media), as they are in a body.
 _MEDIA_NAMES = (b'url"', b'images"', b'data"', b'prompt_embeds"')
 _ESCAPED_LETTER = b"\\u"
-_REPEAT = re.compile(r"\{(\d*),?(\d*)\}")
+_REPEAT = re.compile(r"\{(\d{0,9}),?(\d{0,9})\}")
+# Digits without an end to them would be searched once for each.
+_LONG_REPEAT = re.compile(r"\{(?:\d{0,9},)?\d{10}")
+# vLLM compares an answer's last tokens for every token of it: sizes of patterns, and how often each stands there.
+_MOST_REPETITION = {"max_pattern_size": 64, "min_pattern_size": 64, "min_count": 16}
 
 
 async def fields_of(
@@ -212,6 +219,7 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
         _check_entries(holder, "logit_bias", _MOST_BIASES)
         _check_entries(holder, "tools", _MOST_TOOLS)
         _check_grammar(holder)
+        _check_repetition(holder.get("repetition_detection"))
     # What an engine can't run at once would wait in the engine, where no key has a share.
     most = max(plan.most_sequences, spec.max_n) if work.generates else _MOST_SEQUENCES
     if work.sequences > most:
@@ -285,6 +293,18 @@ def _check_stops(name: str, stops: Any) -> None:
         )
 
 
+def _check_repetition(detection: Any) -> None:
+    """Refuse to look for long patterns: an engine does that for every token, in the step of all its requests."""
+    if not isinstance(detection, Mapping):
+        return
+    for name, most in _MOST_REPETITION.items():
+        value = detection.get(name)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value > most):
+            raise BadRequestError(
+                f"repetition_detection.{name} is {_kind(value)}; send a whole number of at most {most}."
+            )
+
+
 def _check_entries(fields: Mapping[str, Any], name: str, most: int) -> None:
     value = fields.get(name)
     if isinstance(value, Mapping | list) and len(value) > most:
@@ -303,6 +323,10 @@ def _check_grammar(fields: Mapping[str, Any]) -> None:
             most = _LONGEST_REGEX_CHARS if name == "regex" else _LONGEST_GRAMMAR_CHARS
             if len(text) > most:
                 raise BadRequestError(f"{name[:40]} has {len(text)} characters; send at most {most}.")
+            if name == "regex" and _LONG_REPEAT.search(text):
+                raise BadRequestError(
+                    f"regex repeats a part a number of times that has ten digits; send at most {_MOST_REPEATS}."
+                )
             if name == "regex" and (repeats := _repeats(text)) > _MOST_REPEATS:
                 raise BadRequestError(
                     f"regex repeats a part {_short(repeats)} times, one count inside another; send at most {_MOST_REPEATS}."
@@ -316,7 +340,7 @@ def _repeats(regex: str) -> int:
     """The product of a regex's counts: the most that nested repetitions can come to."""
     product = 1
     for least, most in _REPEAT.findall(regex):
-        product *= max(1, int((most or least or "1")[:9]))
+        product *= max(1, int(most or least or "1"))
         if product > 1 << 60:
             break
     return product

@@ -3,6 +3,8 @@
 import base64
 import json
 import struct
+import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -142,6 +144,29 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             {"messages": TALK, "structured_outputs": {"regex": "((a{1,99}){1,99}){9,99}"}},
             "970299 times",
         ),
+        (CHAT, {"messages": TALK, "guided_regex": "a{10000000000}"}, "ten digits"),
+        (CHAT, {"messages": TALK, "guided_regex": "a{1,0000000000000}"}, "ten digits"),
+        (
+            CHAT,
+            {"messages": TALK, "repetition_detection": {"max_pattern_size": 65, "min_count": 2}},
+            "at most 64",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "repetition_detection": {"max_pattern_size": "999"}},
+            "is 999; .* at most 64|'999'",
+        ),
+        (CHAT, {"messages": TALK, "repetition_detection": {"max_pattern_size": 9e9}}, "at most 64"),
+        (
+            CHAT,
+            {"messages": TALK, "repetition_detection": {"max_pattern_size": 64, "min_count": 17}},
+            "at most 16",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"repetition_detection": {"max_pattern_size": 999}}},
+            "max_pattern_size is 999",
+        ),
         (CHAT, {"messages": TALK, "structured_outputs": {"grammar": "a" * 70_000}}, "grammar has 70000"),
         (
             CHAT,
@@ -175,6 +200,9 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
             CHAT,
             {"messages": TALK, "structured_outputs": {"regex": r"\d{4}-\d{2}-\d{2}"}, "logit_bias": {"1": 2}},
         ),
+        (CHAT, {"messages": TALK, "guided_regex": r"a{100}\{\d+"}),
+        (CHAT, {"messages": TALK, "repetition_detection": {"max_pattern_size": 20, "min_count": 3}}),
+        (CHAT, {"messages": TALK, "repetition_detection": None}),
         ("/v1/embeddings", {"input": ["a"] * 2048}),
         ("/rerank", {"query": "a", "documents": ["b"] * 1000}),
         ("/v1/completions", {"prompt": ["a"] * 100}),
@@ -183,6 +211,15 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
 )
 def test_what_clients_send_passes(path: str, fields: dict[str, Any]) -> None:
     checked(path, **fields)
+
+
+def test_a_regex_is_looked_at_in_no_time_whatever_stands_in_it() -> None:
+    """4095 digits after a brace took the event loop for a second, and could be sent in four places."""
+    began_s = time.thread_time()
+    for regex in ("{" + "1" * 4095, "{" * 4096, "{1," * 1365, "{9," + "1" * 4000 + "}", "{111111111" * 400):
+        with suppress(BadRequestError):
+            checked(CHAT, messages=TALK, structured_outputs={"regex": regex}, guided_regex=regex)
+    assert time.thread_time() - began_s < 0.1
 
 
 def png(width: int, height: int) -> str:
