@@ -428,6 +428,10 @@ class KeysSpec(_Spec):
         default=False,
         description="Whether one key's prompts find nothing of another's in the engines' prefix caches.",
     )
+    stored: bool = Field(
+        default=False,
+        description="Whether keys of the store let in, as `serving keys add` puts them there; beside those of a file.",
+    )
 
 
 class ResponsesStoreSpec(_Spec):
@@ -524,7 +528,7 @@ class RouterSpec(_Spec):
 
     replicas: int = Field(default=1, ge=1, description="Router processes behind HAProxy.")
     keys_file: str | None = Field(
-        default=None, description="File of API keys on the routers' hosts, as `serving keys` writes it."
+        default=None, description="File of API keys on the routers' hosts, as `serving keys new` writes it."
     )
     keys: KeysSpec = Field(default=KeysSpec(), description="What holds of every API key.")
     private_status: bool = Field(
@@ -591,6 +595,12 @@ class ServiceConfig(_Spec):
     @classmethod
     def _folder_alone(cls, raw: Any) -> Any:
         return {"folder": raw} if isinstance(raw, str) else raw
+
+    @model_validator(mode="after")
+    def _stored_keys_have_a_store(self) -> Self:
+        if self.router.keys.stored and self.store is None:
+            raise ValueError("router.keys.stored: there is no store; name a place for it in `store`")
+        return self
 
     @model_validator(mode="after")
     def _within_budget(self) -> Self:

@@ -82,6 +82,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.replicas": ({}, 3),
     "router.keys_file": ({}, "/keys.yaml"),
     "router.keys.isolated_cache": ({}, True),
+    "router.keys.stored": (_KEPT, True),
     "router.sentinel.share": ({}, 0.5),
     "router.private_status": ({}, True),
     "router.max_body_bytes": ({}, 4096),

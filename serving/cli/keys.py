@@ -1,37 +1,60 @@
-"""`serving keys` makes an API key, `serving secret` the secret of a cluster."""
+"""`serving keys` makes, lists, rolls and revokes API keys, `serving secret` makes the secret of a cluster."""
 
 import argparse
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
+
+from serving.cli.usage import add_store, database_at
+
+_LIMITS = (
+    ("--requests-per-minute", float, "N", "requests begun in a minute"),
+    ("--tokens-per-minute", float, "N", "tokens of prompts and answers"),
+    ("--concurrency", int, "N", "requests at once"),
+    ("--tokens-per-day", float, "N", "budget of a day of UTC; it needs `store` in the YAML"),
+    ("--dollars-per-month", float, "USD", "budget of a month of UTC; it needs `store` too"),
+    ("--priority", int, "N", "higher goes first (default: 0)"),
+    ("--weight", float, "W", "share among keys of a priority (default: 1)"),
+)
 
 
 def add_commands(commands: Any) -> None:
-    keys = commands.add_parser(
-        "keys",
-        help="make an API key: its line for the file of router.keys_file on stdout, the key itself on stderr",
+    keys = commands.add_parser("keys", help="API keys: for a file, or in the store of a running service")
+    actions = keys.add_subparsers(required=True, metavar="COMMAND")
+    new = actions.add_parser(
+        "new",
+        help="make a key for a file: its line for the file of router.keys_file on stdout, the key itself on stderr",
     )
-    keys.add_argument(
-        "name",
-        help="whose key it is, for the file and errors; metrics and logs have the first 12 digits of its hash",
+    add = actions.add_parser(
+        "add", help="make a key in the store, where router.keys.stored is true; it is shown once"
     )
-    keys.add_argument("--requests-per-minute", type=float, metavar="N", help="requests begun in a minute")
-    keys.add_argument("--tokens-per-minute", type=float, metavar="N", help="tokens of prompts and answers")
-    keys.add_argument("--concurrency", type=int, metavar="N", help="requests at once")
-    keys.add_argument(
-        "--tokens-per-day",
+    for parser, run in ((new, _new), (add, _add)):
+        parser.add_argument(
+            "name",
+            help="whose key it is, for errors; metrics and logs have the first 12 digits of its hash",
+        )
+        for flag, kind, metavar, text in _LIMITS:
+            parser.add_argument(flag, type=kind, metavar=metavar, help=text)
+        parser.set_defaults(run=run)
+    listing = actions.add_parser("list", help="the keys of the store, by the digits that name them elsewhere")
+    listing.set_defaults(run=_list)
+    revoke = actions.add_parser("revoke", help="let a key of the store in no more")
+    revoke.set_defaults(run=_revoke)
+    roll = actions.add_parser(
+        "roll", help="give a key of the store a new secret; what it has used, its files and its batches stay"
+    )
+    roll.add_argument(
+        "--grace",
         type=float,
-        metavar="N",
-        help="budget of a day of UTC; it needs `store` in the YAML",
+        default=86400.0,
+        metavar="SECONDS",
+        help="for how long the secret before it lets in too (default: a day)",
     )
-    keys.add_argument(
-        "--dollars-per-month",
-        type=float,
-        metavar="USD",
-        help="budget of a month of UTC; it needs `store` too",
-    )
-    keys.add_argument("--priority", type=int, metavar="N", help="higher goes first (default: 0)")
-    keys.add_argument("--weight", type=float, metavar="W", help="share among keys of a priority (default: 1)")
-    keys.set_defaults(run=_keys)
+    roll.set_defaults(run=_roll)
+    for parser in (revoke, roll):
+        parser.add_argument("name", help="of the key, as `serving keys list` has it")
+    for parser in (add, listing, revoke, roll):
+        add_store(parser)
     commands.add_parser(
         "secret",
         help="make a secret for SERVING_CLUSTER_SECRET of every process of a cluster: slices answer nobody else",
@@ -44,18 +67,74 @@ def _secret(_: argparse.Namespace) -> None:
     print(secret.new())
 
 
-def _keys(options: argparse.Namespace) -> None:
+def _made(options: argparse.Namespace) -> tuple[str, str]:
     from serving.router.http import auth
 
-    key, line = auth.new(
-        options.name,
-        requests_per_minute=options.requests_per_minute,
-        tokens_per_minute=options.tokens_per_minute,
-        concurrency=options.concurrency,
-        tokens_per_day=options.tokens_per_day,
-        dollars_per_month=options.dollars_per_month,
-        priority=options.priority,
-        weight=options.weight,
-    )
+    limits = [flag.removeprefix("--").replace("-", "_") for flag, *_ in _LIMITS]
+    return auth.new(options.name, **{limit: getattr(options, limit) for limit in limits})
+
+
+def _new(options: argparse.Namespace) -> None:
+    key, line = _made(options)
     print(line)
+    _show(key)
+
+
+def _add(options: argparse.Namespace) -> None:
+    import time
+
+    from serving.router.http import auth
+
+    key, line = _made(options)
+    (made,) = auth.parse(line, "this key").keys
+    limits = made.model_dump(exclude={"name", "sha256"}, exclude_defaults=True)
+    _with_table(options, lambda table: table.add(made.name, made.sha256, limits, time.time()))
+    _show(key)
+
+
+def _list(options: argparse.Namespace) -> None:
+    from datetime import UTC, datetime
+
+    from serving.router.http.auth import Key
+
+    for row in _with_table(options, lambda table: table.all()):
+        key = Key.model_validate({**row.limits, "name": row.name, "sha256": row.id})
+        since = f"{datetime.fromtimestamp(row.created_s, UTC):%Y-%m-%d}"
+        print(
+            "  ".join([key.id, since, row.name, *(f"{name}={value}" for name, value in row.limits.items())])
+        )
+
+
+def _revoke(options: argparse.Namespace) -> None:
+    _with_table(options, lambda table: table.revoke(options.name))
+
+
+def _roll(options: argparse.Namespace) -> None:
+    import time
+
+    from serving.router.http import auth
+
+    key, line = auth.new("rolled")
+    (made,) = auth.parse(line, "this key").keys
+    _with_table(options, lambda table: table.roll(options.name, made.sha256, time.time(), options.grace))
+    _show(key)
+
+
+def _show(key: str) -> None:
     print(f"The key, which is shown this once: {key}", file=sys.stderr)
+
+
+def _with_table(options: argparse.Namespace, do: Callable[[Any], Awaitable[Any]]) -> Any:
+    import asyncio
+
+    from serving.database.database import Database
+    from serving.metering.keys import KeyTable
+
+    async def opened() -> Any:
+        database = await Database.open(database_at(options.store))
+        try:
+            return await do(KeyTable(database))
+        finally:
+            await database.close()
+
+    return asyncio.run(opened())

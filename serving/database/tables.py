@@ -104,3 +104,17 @@ USAGE_ROUTERS = Table(
     Column("heard_s", Double, nullable=False),
     Column("under_way", JSON, nullable=False),
 )
+
+# API keys. `id` is the hash of a key's first secret, and stays its name for files, batches and usage when it is rolled. `sha256` is
+# the hash of the secret that lets in; the one before it does too until `previous_until_s`.
+KEYS = Table(
+    "keys",
+    METADATA,
+    Column("id", String(64), primary_key=True),
+    Column("name", String(100), nullable=False, unique=True),
+    Column("sha256", String(64), nullable=False),
+    Column("previous_sha256", String(64)),
+    Column("previous_until_s", Double),
+    Column("limits", JSON, nullable=False),
+    Column("created_s", Double, nullable=False),
+)

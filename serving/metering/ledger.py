@@ -27,7 +27,8 @@ _FORGOTTEN_S = 90 * 86400.0
 class Flush:
     """What a router tells: increments under a number, and the keys with a budget that it asks about.
 
-    `under_way` has what requests under way may yet use, of every key with a budget that asks the router. `day` is the router's, and says which day and month of those keys are meant.
+    `under_way` has what requests under way may yet use, of every key with a budget that asks the router. `day` is the router's, and
+    says which day and month of those keys are meant.
     """
 
     router: str

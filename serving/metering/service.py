@@ -1,4 +1,4 @@
-"""Usage, as routers tell it and ask for it for their clients.
+"""Usage, as routers tell it and ask for it for their clients, and the keys that they let in.
 
 A router has settled whose request it is: the header `x-serving-key` has the beginning of the key's hash.
 """
@@ -17,12 +17,14 @@ from fastapi.responses import JSONResponse, Response
 from serving import secret
 from serving.database.database import Database
 from serving.errors import BadRequestError, StorageError
+from serving.metering.keys import InForce, KeyTable
 from serving.metering.ledger import AMOUNTS, Flush, Ledger
 
 logger = logging.getLogger("ray.serve")
 
 _SWEEP_S = 3600.0
 _MOST_DAYS = 366
+_READ_S = 1.0
 
 
 class Metering:
@@ -31,6 +33,9 @@ class Metering:
     def __init__(self, database: Database, calendar: Callable[[], float] = time.time) -> None:
         self._calendar = calendar
         self.ledger = Ledger(database)
+        self.keys = KeyTable(database)
+        self._in_force: InForce | None = None
+        self._read_s = 0.0
 
     def routes(self) -> APIRouter:
         routes = APIRouter()
@@ -45,8 +50,13 @@ class Metering:
         self._sweeping.cancel()
 
     async def flush(self, request: Request) -> Response:
-        totals = await self.ledger.flush(Flush(**await request.json()), self._calendar())
-        return JSONResponse({"totals": {key: asdict(total) for key, total in totals.items()}})
+        fields = await request.json()
+        version = fields.pop("keys", None)
+        totals = await self.ledger.flush(Flush(**fields), self._calendar())
+        answer: dict[str, Any] = {"totals": {key: asdict(total) for key, total in totals.items()}}
+        if version is not None and (keys := await self._keys_in_force()).version != version:
+            answer["keys"] = asdict(keys)
+        return JSONResponse(answer)
 
     async def usage(self, request: Request) -> Response:
         first, last = days(
@@ -58,6 +68,13 @@ class Metering:
             for row in rows
         ]
         return JSONResponse({"object": "list", "start": first, "end": last, "data": data})
+
+    async def _keys_in_force(self) -> InForce:
+        """Read once a second, however many routers ask."""
+        now_s = self._calendar()
+        if self._in_force is None or now_s - self._read_s >= _READ_S:
+            self._in_force, self._read_s = await self.keys.in_force(now_s), now_s
+        return self._in_force
 
     async def _sweep(self) -> None:
         while True:

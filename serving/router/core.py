@@ -108,7 +108,7 @@ class RouterCore:
         self._kept = KeptFiles(store) if store else None
         # A name of this process: one that starts anew numbers its flushes anew.
         meter = Meter(f"{name}-{uuid.uuid4().hex}"[-80:], _rates(plans, prices or {})) if store else None
-        self.usage = UsageLoop(meter, self._kept) if meter and self._kept else None
+        self.usage = UsageLoop(meter, self._kept, keys) if meter and self._kept else None
         self.admission = AdmissionController(spec, plans, self.table, keys, meter=meter)
         self.latency = RecentLatency()
         self.journal = Journal(

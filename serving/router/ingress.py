@@ -50,7 +50,7 @@ class Router:
         Serve runs them because they are bound here.
         """
         self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
-        keys = KeyFile.of(spec.keys_file, adds_up=store is not None)
+        keys = KeyFile.of(spec.keys_file, adds_up=store is not None, stored=spec.keys.stored)
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries)
@@ -130,6 +130,6 @@ def _warn_if_public() -> None:
     if host not in ("localhost", "::1") and not host.startswith("127."):
         logger.warning(
             "this service listens on %s and asks nobody for an API key; router.keys_file names a file of keys, "
-            "`serving keys NAME` makes one",
+            "`serving keys new NAME` makes one",
             host,
         )

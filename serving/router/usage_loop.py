@@ -1,4 +1,4 @@
-"""Tells the store what keys have used, once a second, and hears what they have used in all routers."""
+"""Tells the store what keys have used, once a second, and hears what they have used in all routers and which keys there are."""
 
 import asyncio
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from serving.errors import StoreAwayError
 from serving.router.admission.meter import Meter
+from serving.router.http.auth import KeyFile
 from serving.router.http.kept_files import KeptFiles
 
 logger = logging.getLogger("ray.serve")
@@ -18,15 +19,18 @@ _TIMEOUT_S = 10.0  # after which an answer is taken for lost
 class UsageLoop:
     """Follows one router's meter, until closed."""
 
-    def __init__(self, meter: Meter, kept: KeptFiles, calendar: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, meter: Meter, kept: KeptFiles, keys: KeyFile, calendar: Callable[[], float] = time.time
+    ) -> None:
         self._meter = meter
+        self._keys = keys
         self._kept = kept
         self._calendar = calendar
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, flush_s: float = FLUSH_S) -> None:
-        """Hear once what of budgets is used, where there are any and the store is there; then flush for ever."""
-        if self._meter.has_budgets:
+        """Hear once what of budgets is used and which keys there are, if the store is there; then flush for ever."""
+        if self._meter.has_budgets or self._keys.version is not None:
             await self._flush()
         self._task = asyncio.create_task(self._run(flush_s))
 
@@ -42,7 +46,9 @@ class UsageLoop:
         """Tell the store, and take over its answer. Raises StoreAwayError and TimeoutError; the same is told again then."""
         if told := self._meter.flush(self._calendar()):
             async with asyncio.timeout(_TIMEOUT_S):
-                answer = await self._kept.call("/usage/flush", told)
+                answer = await self._kept.call("/usage/flush", {**told, "keys": self._keys.version})
+            if "keys" in answer:
+                self._keys.take(**answer["keys"])
             self._meter.answered(answer, self._calendar())
 
     async def _run(self, flush_s: float) -> None:

@@ -201,8 +201,8 @@ def test_an_interrupted_command_ends_as_a_shell_expects(
 def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """So that `serving keys batch >> keys.yaml` shows the key and keeps only its hash."""
-    assert main(["keys", "batch", "--requests-per-minute", "60", "--weight", "0.5"]) == 0
+    """So that `serving keys new batch >> keys.yaml` shows the key and keeps only its hash."""
+    assert main(["keys", "new", "batch", "--requests-per-minute", "60", "--weight", "0.5"]) == 0
     out, err = capsys.readouterr()
     key = err.strip().rpartition(" ")[2]
     (tmp_path / "keys.yaml").write_text(out)
@@ -213,5 +213,5 @@ def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
 
 def test_a_key_with_a_limit_that_makes_no_sense(refusal: Refusal) -> None:
     assert "weight: Input should be greater than or equal to 0.001" in refusal(
-        "keys", "batch", "--weight", "0"
+        "keys", "new", "batch", "--weight", "0"
     )

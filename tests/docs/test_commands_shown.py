@@ -83,7 +83,10 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     ),
     r"python -m tools\.compiled result\.json": RunBy("test_a_kept_answer_takes_the_place_of_an_older_one"),
     r"make libtpu": RunBy("test_a_small_model_compiles_for_a_slice"),
-    r"serving keys \S+( --\S+ \S+)* >> keys.yaml": Here(),
+    r"serving keys new \S+( --\S+ \S+)* >> keys.yaml": Here(),
+    r"serving keys (add|list|roll|revoke)( [a-z]+)?( --\S+ \S+)*": RunBy(
+        "test_keys_are_added_rolled_and_revoked_in_the_store"
+    ),
     r"serving usage --store /var/lib/tpu-serving( --\S+ \S+)*( --csv)?": RunBy(
         "test_usage_of_all_keys_is_a_table_or_csv"
     ),
@@ -351,7 +354,7 @@ def test_the_refusal_that_is_shown_is_the_one_that_is_said(
 def test_the_line_of_a_key_that_is_shown_is_the_one_that_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = next(entry.command for entry in ALL if entry.command.startswith("serving keys"))
+    command = next(entry.command for entry in ALL if entry.command.startswith("serving keys new"))
     assert main(shlex.split(command.partition(" >> ")[0])[1:]) == 0
     (written,) = yaml.safe_load(capsys.readouterr().out)
     text = next(block.text for block in blocks() if block.text.startswith("- {name: batch"))

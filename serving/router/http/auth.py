@@ -1,4 +1,4 @@
-"""API keys: whose request it is, and what the key may use. A file of hashes, read anew when it changes.
+"""API keys: whose request it is, and what the key may use. Hashes in a file that is read anew when it changes, and in the store.
 
 A key is 32 random bytes, so one SHA-256 is enough: the hash makes no guess easier. The service does not keep the key, and no
 error or log line repeats it. More people read metrics, log and spans than the file, so these name a key by the beginning of
@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from serving.errors import ConfigError, UnauthorizedError
+from serving.errors import ConfigError, StoreAwayError, UnauthorizedError
 from serving.metrics.table import NO_KEY
 
 # The secret itself, in the form of the file, where no file is mounted.
@@ -59,26 +59,44 @@ ANYONE = Key(name="anyone", sha256="0" * _HEX_DIGITS)
 
 @dataclass(frozen=True)
 class KeyRing:
-    """The keys of one reading of the file; `required` is false where the service has none."""
+    """The keys of one reading of file and store; `required` is false where the service has none.
+
+    `hashes`: of the secrets of stored keys, with the `sha256` of the key that each stands for. `awaited`: the store is still to
+    say which keys there are.
+    """
 
     keys: tuple[Key, ...] = ()
     required: bool = False
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    awaited: bool = False
     _by_hash: Mapping[bytes, Key] = field(init=False, repr=False, compare=False)
+    _by_secret: Mapping[bytes, tuple[bytes, Key]] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_by_hash", {_bucket(bytes.fromhex(key.sha256)): key for key in self.keys})
+        by_hash = {_bucket(bytes.fromhex(key.sha256)): key for key in self.keys}
+        stored = set(self.hashes.values())
+        pairs = [(key.sha256, key) for key in self.keys if key.sha256 not in stored]
+        pairs += [(shown, by_hash[_bucket(bytes.fromhex(name))]) for shown, name in self.hashes.items()]
+        object.__setattr__(self, "_by_hash", by_hash)
+        by_secret = {_bucket(bytes.fromhex(shown)): (bytes.fromhex(shown), key) for shown, key in pairs}
+        object.__setattr__(self, "_by_secret", by_secret)
 
     def holder(self, headers: Iterable[tuple[bytes, bytes]]) -> Key:
-        """The key that a request shows, as OpenAI's or Anthropic's clients do; raises UnauthorizedError."""
+        """The key that a request shows, as OpenAI's or Anthropic's clients do; raises UnauthorizedError.
+
+        Raises StoreAwayError while nobody knows which keys there are.
+        """
         if not self.required:
             return ANYONE
         shown = _shown(headers)
         if shown is None:
             raise UnauthorizedError("No API key was sent; send `Authorization: Bearer KEY`.")
         digest = hashlib.sha256(shown).digest()
-        key = self._by_hash.get(_bucket(digest))
+        expected, key = self._by_secret.get(_bucket(digest), (bytes(32), None))
         # The time of the look-up tells at most the part of a hash that is no secret.
-        if not hmac.compare_digest(digest, bytes.fromhex(key.sha256) if key else bytes(32)) or key is None:
+        if not hmac.compare_digest(digest, expected) or key is None:
+            if self.awaited:
+                raise StoreAwayError("Which API keys there are is not known yet; try again shortly.")
             raise UnauthorizedError("The API key that was sent is not one of this service's.")
         return key
 
@@ -88,6 +106,8 @@ class KeyRing:
             return ANYONE
         key = self._by_hash.get(_bucket(bytes.fromhex(sha256)))
         if key is None or key.sha256 != sha256:
+            if self.awaited:
+                raise StoreAwayError("Which API keys there are is not known yet; try again shortly.")
             raise UnauthorizedError(
                 "The API key that this was asked with is no longer one of this service's."
             )
@@ -107,10 +127,10 @@ def parse(text: str | bytes, where: str) -> KeyRing:
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         place = "" if line is None else f", line {line + 1}"
-        raise ConfigError(f"{where}{place}: not YAML; `serving keys NAME` writes a line of it") from None
+        raise ConfigError(f"{where}{place}: not YAML; `serving keys new NAME` writes a line of it") from None
     except ValidationError as error:
         problems = "; ".join(_explain(dict(problem)) for problem in error.errors(include_input=False))
-        raise ConfigError(f"{where}: {problems}; `serving keys NAME` writes a line of it") from None
+        raise ConfigError(f"{where}: {problems}; `serving keys new NAME` writes a line of it") from None
     for what in ("name", "sha256"):
         values = [getattr(key, what) for key in keys]
         if twice := next((key for key in keys if values.count(getattr(key, what)) > 1), None):
@@ -134,40 +154,67 @@ def new(name: str, **limits: float | None) -> tuple[str, str]:
 
 
 class KeyFile:
-    """Where the keys come from: a file, or the variable where no file is named. Keeps the last good reading."""
+    """Where the keys come from: a file, or the variable where no file is named; and the store. Keeps the last good reading."""
 
-    def __init__(self, path: Path | None, secret: str | None = None, *, adds_up: bool = True) -> None:
-        """`adds_up`: whether usage is added up, for budgets. Raises ConfigError where keys are named that can't be read."""
+    def __init__(
+        self, path: Path | None, secret: str | None = None, *, adds_up: bool = True, stored: bool = False
+    ) -> None:
+        """`adds_up`: whether usage is added up, for budgets. `stored`: whether the store has keys too.
+
+        Raises ConfigError where keys are named that can't be read.
+        """
         if path and secret is not None:
             raise ConfigError(f"router.keys_file and {VARIABLE} are both set; unset one")
+        if stored and not adds_up:
+            raise ConfigError("router.keys.stored wants `store`; name a place for it in the YAML")
         self._path = path
         self._adds_up = adds_up
-        self._version: tuple[int, ...] = ()
+        self._file_version: tuple[int, ...] = ()
         self._problem = ""
+        # Of the stored keys that are in force; None where there are none to be.
+        self.version: str | None = "" if stored else None
+        self._hashes: dict[str, str] = {}
+        self._stored: tuple[Key, ...] = ()
+        self._taken = False
         self.tell: Callable[[str, Mapping[str, Any]], None] = lambda *_: None  # of changes, to the audit log
-        self.ring = self._parse(secret, VARIABLE) if secret is not None else KeyRing()
+        self._of_file = self._parse(secret, VARIABLE) if secret is not None else KeyRing(required=stored)
+        self.ring = self._merged()
         if path:
             try:
-                self._take(path)
+                self._read(path)
             except OSError as error:
                 raise ConfigError(f"router.keys_file {path}: {error.strerror}") from None
 
     @classmethod
-    def of(cls, path: str | None, *, adds_up: bool = True) -> "KeyFile":
-        return cls(Path(path) if path else None, os.environ.get(VARIABLE), adds_up=adds_up)
+    def of(cls, path: str | None, *, adds_up: bool = True, stored: bool = False) -> "KeyFile":
+        return cls(Path(path) if path else None, os.environ.get(VARIABLE), adds_up=adds_up, stored=stored)
+
+    def take(self, version: str, entries: Iterable[Mapping[str, Any]]) -> None:
+        """The keys that the store has now; they are in force with the next refresh."""
+        keys, hashes = [], {}
+        for entry in entries:
+            key = Key.model_validate({name: value for name, value in entry.items() if name != "hashes"})
+            keys.append(key)
+            hashes.update(dict.fromkeys(entry["hashes"], key.sha256))
+        self._stored, self._hashes, self.version, self._taken = tuple(keys), hashes, version, True
 
     def refresh(self) -> bool:
-        """Read the file if it changed; true where there are new keys.
+        """Take over what the store has, and read the file if it changed; true where there are new keys.
 
         A file that can't be read raises ConfigError, once: the keys stay as they were.
         """
+        before = self.ring.keys
+        if self._taken:
+            self._taken = False
+            self.ring = self._merged()
+            self.tell("keys", _difference(before, self.ring.keys))
+            return True
         if not self._path:
             return False
-        before = self.ring.keys
         try:
-            if _version(self._path) == self._version:
+            if _version(self._path) == self._file_version:
                 return False
-            self._take(self._path)
+            self._read(self._path)
         except (OSError, ConfigError) as error:
             problem = error.message if isinstance(error, ConfigError) else f"{self._path}: {error.strerror}"
             if problem == self._problem:
@@ -179,11 +226,22 @@ class KeyFile:
         self.tell("keys", _difference(before, self.ring.keys))
         return True
 
-    def _take(self, path: Path) -> None:
+    def _read(self, path: Path) -> None:
         """Take over the file's keys. Its version is kept last: a file that can't be read now is read again."""
         version = _version(path)
-        self.ring = self._parse(path.read_bytes(), str(path))
-        self._version = version
+        self._of_file = self._parse(path.read_bytes(), str(path))
+        self.ring = self._merged()
+        self._file_version = version
+
+    def _merged(self) -> KeyRing:
+        """The file's keys, and those of the store by other names."""
+        if self.version is None:
+            return self._of_file
+        taken = {key.name for key in self._of_file.keys} | {key.sha256 for key in self._of_file.keys}
+        stored = tuple(key for key in self._stored if not {key.name, key.sha256} & taken)
+        names = {key.sha256 for key in stored}
+        hashes = {shown: name for shown, name in self._hashes.items() if name in names}
+        return KeyRing((*self._of_file.keys, *stored), True, hashes, awaited=not self.version)
 
     def _parse(self, text: str | bytes, where: str) -> KeyRing:
         ring = parse(text, where)
