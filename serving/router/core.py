@@ -334,4 +334,5 @@ def _table(plans: Sequence[Plan], spec: RouterSpec, application: str) -> SliceTa
         affinity=spec.affinity,
         routers=spec.replicas,
         shared_key=_shared_key(application) if _shares(spec) else b"",
+        seats={(plan.model.name, plan.pool): plan.most_sequences for plan in plans},
     )

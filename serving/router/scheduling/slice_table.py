@@ -40,10 +40,14 @@ _STEP = 100  # entries that are taken over at once: half a millisecond
 
 @dataclass
 class _Pool:
-    """Sets of one pool's slices. `homes` has those that serve."""
+    """Sets of one pool's slices. `full` say that they have a queue or no room, `taken` have as many requests as they run at once.
+
+    `homes` has those that serve.
+    """
 
     serving: int = 0
     full: int = 0
+    taken: int = 0
     homes: Homes = field(default_factory=Homes)
 
 
@@ -65,6 +69,7 @@ class _Slice:
     pace: float | None = None
     weight: float = 1.0
     full: bool = False
+    taken: bool = False
     pool: _Pool = field(default_factory=_Pool)
 
     @property
@@ -95,12 +100,15 @@ class SliceTable:
         affinity: Affinity = Affinity.PREFIX,
         routers: int = 1,
         shared_key: bytes = b"",
+        seats: Mapping[tuple[str, str], int] | None = None,
     ) -> None:
         """For each model: how many slices it starts with, and their shape in words.
 
         `adapters`: the model of each. `pools`: each model's pool keys, the preferred first. `routers`: how many share the
-        requests. `shared_key`: under which they tell each other what they sent; empty where they do not.
+        requests. `shared_key`: under which they tell each other what they sent; empty where they do not. `seats`: sequences
+        that a slice runs at once, by model and pool.
         """
+        self._seats = seats or {}
         self.shapes = shapes
         self.adapters = adapters or {}
         self._wanted = wanted
@@ -264,8 +272,8 @@ class SliceTable:
         pools = []
         for pool in self._models[model].pools.values():
             if able := pool.serving & ~out:
-                if able & ~pool.full:
-                    return [(pool, able)]
+                if able & ~pool.full & ~pool.taken:
+                    return [(pool, able & ~pool.taken)]
                 pools.append((pool, able))
         return pools
 
@@ -315,7 +323,6 @@ class SliceTable:
             before_s = self._now_s - entry.cache_age_s - sharing.RENEWED_S
             self._index.drop(slice_.number, self._sends.gone(slice_.number, before_s, _MOST_DROPPED))
         self._loads.waiting.set(slice_.number, math.ceil(waiting))
-        self._reckon(slice_)
         full = scoring.is_full(waiting, entry.kv_usage)
         if new or entry.state is not last.state or entry.pool != last.pool:
             self._sort_out(slice_, last)
@@ -323,6 +330,7 @@ class SliceTable:
         if full != slice_.full:
             slice_.full = full
             slice_.pool.full ^= slice_.bit
+        self._reckon(slice_)
 
     def _join(self, entry: SliceRecord) -> _Slice:
         number = self._index.join()
@@ -365,17 +373,23 @@ class SliceTable:
             pool.serving &= out
             pool.homes.leave(slice_.number)
         pool.full &= out
-        slice_.full = False
+        pool.taken &= out
+        slice_.full = slice_.taken = False
 
     def _reckon(self, slice_: _Slice) -> None:
         """Work out what a slice has to do."""
         # Every router reads the same report and evens out only its share of that load. If each evened out all of it,
         # all routers would choose the slice that was idle last.
-        requests = self._in_flight.get(slice_.entry.replica, 0) + slice_.others / self._routers
+        entry, own = slice_.entry, self._in_flight.get(slice_.entry.replica, 0)
+        requests = own + slice_.others / self._routers
         load = int(REQUEST * requests * slice_.weight)
         unread = _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
         self._loads.load.set(slice_.number, load)
         self._loads.cost.set(slice_.number, load + int(unread) // UNIT_TOKENS)
+        taken = own + slice_.others >= self._seats.get((entry.model, entry.pool), math.inf)
+        if taken != slice_.taken:
+            slice_.taken = taken
+            slice_.pool.taken ^= slice_.bit
 
     def _weigh(self) -> None:
         """Work out which slices are slow for their pool."""

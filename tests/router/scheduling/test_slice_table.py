@@ -321,3 +321,24 @@ def test_missing_slices_are_counted_from_when_they_went() -> None:
     assert dataclasses.astuple(found.wanted(21.0)[0]) == (LLAMA, SHAPE, 2, 0, 0.0, "", "")
     found.update([entry("a")], 30.0)
     assert found.wanted(31.0)[0].missing_for_s == 1.0
+
+
+def test_a_slice_whose_seats_are_taken_gets_no_request_that_another_has_a_seat_for() -> None:
+    """A cache, or less to read, is not worth the engine's queue."""
+    wanted = {LLAMA: 1}
+    found = SliceTable(wanted, {LLAMA: SHAPE}, pools={LLAMA: ("", "second")}, seats={(LLAMA, ""): 2})
+    found.update([entry("a"), entry("b"), entry("c", pool="second")], 0.0)
+    talk = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": "long " * 4000, "user": "same"})
+    first = found.choose(LLAMA, (), talk).replica
+    other = {"a": "b", "b": "a"}[first]
+    for _ in range(2):
+        assert found.choose(LLAMA, (), talk).replica == first
+        found.begin(first)
+    assert found.choose(LLAMA, (), talk).replica == other
+    found.begin(other)
+    found.begin(other)
+    assert found.choose(LLAMA, (), talk).replica == "c"
+    found.end(first)
+    assert found.choose(LLAMA, (), talk).replica == first
+    found.update([entry("a", beat=2), entry("b", beat=2, running=2)], 0.5)
+    assert found.choose(LLAMA, ("c",), talk).replica == first
