@@ -396,6 +396,20 @@ class FailoverSpec(_Spec):
     )
 
 
+class PreemptionSpec(_Spec):
+    """Running streams that make room for requests of keys with a higher `priority`, and go on when there is a seat again.
+
+    No word is lost: it takes `failover.continue_streams`. Lines of batches make room for every request; they are asked again.
+    """
+
+    most: int = Field(default=2, ge=0, description="Times that one request makes room; 0 turns it off.")
+    longest_s: float = Field(
+        default=30,
+        gt=0,
+        description="Seconds that a stream is paused in all; then the next free seat is for it, before every priority.",
+    )
+
+
 class Affinity(StrEnum):
     """What decides between slices beside their load."""
 
@@ -559,6 +573,9 @@ class RouterSpec(_Spec):
         "knows its own alone.",
     )
     failover: FailoverSpec = Field(default=FailoverSpec(), description="Retries and continuation.")
+    preemption: PreemptionSpec = Field(
+        default=PreemptionSpec(), description="Streams that make room for a higher priority."
+    )
     sentinel: SentinelSpec = Field(default=SentinelSpec(), description="Search for wrong tokens.")
 
     @field_validator("responses_store", mode="before")

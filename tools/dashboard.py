@@ -235,6 +235,10 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
                 (_rate("tpu_serving_continuations_total", "model"), "continued {{model}}"),
             ),
         ),
+        Panel(
+            "Streams paused for a higher priority/s",
+            ((_rate("tpu_serving_preemptions_total", "model"), "{{model}}"),),
+        ),
         Panel("Breakers open", ((f"tpu_serving_breaker_open{{{_SLICE}}}", _PER_SLICE),)),
         Panel("Slices in quarantine", (("tpu_serving_slice_quarantined", "{{slice}}, {{host}}"),)),
         Panel("Sources that gave no metrics", (("tpu_serving_scrape_sources_unreachable", "sources"),)),

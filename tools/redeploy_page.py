@@ -100,6 +100,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.failover.continue_streams": ({}, False),
     "router.failover.retries": ({}, 7),
     "router.failover.wait_s": ({}, 7),
+    "router.preemption.most": ({}, 7),
+    "router.preemption.longest_s": ({}, 7),
     "budget.slices": ({}, 7),
     "budget.dollars_per_hour": ({}, 700),
     "store.folder": (_KEPT, "/var/lib/other"),

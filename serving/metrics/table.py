@@ -165,6 +165,18 @@ SLICE_TTFT = _histogram(
     "The slice's share of a streamed answer's time to first token: handed over to first bytes.",
     _WAIT_S,
 )
+PREEMPTIONS = _counter(
+    "preemptions",
+    ("model",),
+    "requests",
+    "Times that a stream was paused, or a batch's line given up, for a request of higher priority; counted at its end.",
+)
+PAUSED_SECONDS = _counter(
+    "paused_seconds",
+    ("model",),
+    "requests",
+    "Seconds that streams were paused for requests of higher priority; counted at their end.",
+)
 IN_FLIGHT = _gauge(
     "requests_in_flight", ("model",), "router", "Requests that routers have with slices.", Across.SUM
 )
@@ -286,6 +298,8 @@ _ROWS = (
     QUEUE,
     ROUTER,
     SLICE_TTFT,
+    PREEMPTIONS,
+    PAUSED_SECONDS,
     IN_FLIGHT,
     HELD,
     ROUTER_CPU,

@@ -1,13 +1,14 @@
 """Fills a router's free seats with lines of batches, and brings back what became of them.
 
 The router takes lines only for seats that are free, and starts one only while the seat is: nothing of a batch ever waits in
-front of a client's request. The process that keeps batches knows from every question which lines this router has.
+front of a client's request. A line whose seat a request waits for is given up and asked again, a few times at most. The process
+that keeps batches knows from every question which lines this router has.
 """
 
 import asyncio
 import json
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -51,9 +52,11 @@ class Line:
 
 
 class Answer:
-    """A Downstream that keeps the whole answer."""
+    """A Downstream that keeps the whole answer, of a line that `task` asks for."""
 
-    def __init__(self) -> None:
+    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
+        self._task = task
+        self.given_up = False
         self.source: Source | None = None
         self.more_headers: Callable[[], RawHeaders] | None = None
         self.status = 0
@@ -76,7 +79,10 @@ class Answer:
         self.over = True
 
     def cut(self) -> None:
-        """Never called: this client reads at once."""
+        """Give the line up: its seat is wanted. This client reads at once, so that nothing else cuts it."""
+        self.given_up = True
+        if self._task:
+            self._task.cancel()
 
 
 class Filler:
@@ -101,6 +107,7 @@ class Filler:
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._back: list[tuple[str, Line]] = []  # lines that got no seat, until the next step
         self._results: dict[tuple[str, int], dict[str, Any]] = {}
+        self._given_up: Counter[tuple[str, int]] = Counter()
         self._woken = asyncio.Event()
 
     async def run(self) -> None:
@@ -188,9 +195,17 @@ class Filler:
         return max(0, of_model - self._admission.filling(model))
 
     async def _answer(self, line: Line, model: str) -> None:
-        answer = Answer()
+        task = asyncio.current_task()
+        answer = Answer(task)
         request_id = f"{line.batch}-{line.line}"
-        await self._api.fill(_request(line, request_id), line.key, answer)
+        try:
+            await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
+        except asyncio.CancelledError:
+            if not (answer.given_up and task and not task.uncancel()):
+                raise
+            self._given_up[line.held] += 1
+            self._back.append((model, line))
+            return
         if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             self._back.append((model, line))  # its seat is gone, or its slice
             return
@@ -209,6 +224,7 @@ class Filler:
         self._running.pop(line.held, None)
         self._start()
         if line.held in self._results:
+            del self._given_up[line.held]
             self._woken.set()
 
     async def _bring(self) -> None:
@@ -224,6 +240,7 @@ class Filler:
                 lines.remove(line)
         for held in dropped:
             self._results.pop(held, None)
+            del self._given_up[held]
             if task := self._running.get(held):
                 task.cancel()
 

@@ -19,8 +19,10 @@ from serving.planning import Plan
 from serving.router.admission.meter import Meter, Tokens
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account, Refusals
+from serving.router.admission.seat import AdmittedSeat, Line
 from serving.router.admission.shares import Book, KeyUse, Lease
 from serving.router.admission.usage import Filled, Usage, used_tokens
+from serving.router.forwarding.seat import Preemptible, Seat
 from serving.router.http.auth import ANYONE, Key, KeyFile
 from serving.router.http.bodies import BodyReader
 from serving.router.http.downstream import Downstream, respond
@@ -42,13 +44,17 @@ _FILLS = -101  # the priority of requests that fill: below any key's
 
 
 class Visit:
-    """One request of a key, from its headers to its end. `refusal`: why it may not come now. `fills`: only a free seat is for it."""
+    """One request of a key, from its headers to its end. `refusal`: why it may not come now. `fills`: only a free seat is for it.
+
+    `times`: how often it has made room for other requests.
+    """
 
     def __init__(
-        self, account: Account, refusal: Refusal | None, now_s: float, *, fills: bool = False
+        self, account: Account, refusal: Refusal | None, now_s: float, *, fills: bool = False, times: int = 0
     ) -> None:
         self.account = account
         self.fills = fills
+        self.times = times
         self.refusal = refusal
         self.owner = account.key.name
         self.body_bytes = 0
@@ -101,7 +107,7 @@ class AdmissionController:
         for plan in plans:
             self._most.setdefault(plan.model.name, {})[plan.pool] = plan.most_sequences
         self._queues = {plan.model.name: plan.model.queue for plan in plans}
-        self._queue = AdmissionQueue(self._queues)
+        self._queue = AdmissionQueue(self._queues, spec.preemption)
         self._backlog = Backlog()
         self._accounts: dict[str, Account] = {}
         self._fillers: dict[str, Account] = {}
@@ -130,8 +136,10 @@ class AdmissionController:
         over = account.budget.refusal(self._calendar()) if account.budget and costs else None
         return Visit(account, over or account.arrive(now_s), now_s)
 
-    def fill(self, sha256: str) -> Visit:
+    def fill(self, sha256: str, times: int = 0) -> Visit:
         """A request that a key left here for free seats; raises UnauthorizedError where the key is revoked.
+
+        `times`: how often it has made room for other requests.
 
         Its account is apart: it has no limits, and what it uses costs the key's other requests no turn.
         """
@@ -141,7 +149,7 @@ class AdmissionController:
         )
         account.budget = self._meter.budget(key) if self._meter else None
         account.open += 1
-        return Visit(account, None, self._clock(), fills=True)
+        return Visit(account, None, self._clock(), fills=True, times=times)
 
     def room(self, model: str, spare: float) -> int:
         """Seats of a model for requests that fill; `spare`: the share of all seats that stays free of them."""
@@ -192,7 +200,7 @@ class AdmissionController:
         estimate: Estimate,
         record: RequestRecord,
         client: Downstream,
-        answer: Callable[[Downstream], Awaitable[None]],
+        answer: Callable[[Downstream, Seat], Awaitable[None]],
     ) -> None:
         """Have the request answered once it is its turn, or refuse it; ends the visit. Cancelled where the client has gone."""
         account, model = visit.account, request.model
@@ -205,10 +213,12 @@ class AdmissionController:
             size_bytes=len(request.body),
             since_s=self._clock(),
             fills=visit.fills,
+            times=visit.times,
         )
         if account.limited:
             client.more_headers = lambda: account.headers(self._clock())
         reader = _Reader(client, record, self._clock())
+        seat = AdmittedSeat(self, ticket, record)
         self.enter(ticket)
         try:
             try:
@@ -222,7 +232,9 @@ class AdmissionController:
             else:
                 record.admitted()
                 self._readers.add(reader)
-                await answer(client)
+                if ticket.fills:
+                    self.runs(ticket, Line(client, record))
+                await answer(client, seat)
         except asyncio.CancelledError:
             record.cancelled()
             raise
@@ -324,6 +336,7 @@ class AdmissionController:
                 serves=most > 0,
             )
             self._wake(self._queue.update(model, outlook, now_s))
+            self._preempt(model)
 
     def enter(self, ticket: Ticket) -> None:
         if budget := ticket.account.budget:
@@ -334,20 +347,36 @@ class AdmissionController:
             ticket.budget = budget
             budget.begin(ticket.tokens)
         self._wake(self._queue.enter(ticket, ticket.since_s))
+        self._preempt(ticket.model)
+
+    def runs(self, ticket: Ticket, stream: Preemptible) -> None:
+        """An admitted request could be told to make room from now on."""
+        self._queue.runs(ticket, stream)
+        self._preempt(ticket.model)
+
+    def stops(self, ticket: Ticket) -> None:
+        """It could no more."""
+        self._queue.stops(ticket)
+
+    def pause(self, ticket: Ticket) -> None:
+        """Take the seats of a request that makes room. Its `turn` comes like that of any held request."""
+        self._wake(self._queue.pause(ticket, self._clock()))
+        self._preempt(ticket.model)
 
     def _end(self, visit: Visit, ticket: Ticket, estimate: Estimate, record: RequestRecord) -> None:
         """A request that entered is over, however it went."""
         now_s = self._clock()
-        if ticket.where is Where.ADMITTED:
+        if ticket.begun:
             ended_s = time.monotonic()
             longest = self._longest[ticket.model]
             prompt, written = used_tokens(record, estimate, self._usage, longest, now_s=ended_s)
             ticket.used_tokens = prompt + written
-            if self._meter and record.leases:
+            # A line that is given up is counted when it is answered.
+            if self._meter and record.leases and not (ticket.fills and ticket.makes_room):
                 self._meter.add(
                     ticket.account.key.id,
                     ticket.model,
-                    [(lease.pool, lease.at_s) for lease in record.leases],
+                    record.on_slices,
                     ticket.seats,
                     # A slice that goes on with another's answer has read that too, and may have it in its cache.
                     Tokens(round(prompt), min(record.cached_tokens or 0, round(prompt)), round(written)),
@@ -355,17 +384,20 @@ class AdmissionController:
                     self._calendar(),
                 )
             self._usage.learn(ticket.account.key.name, record, estimate.work)
-            if ticket.fills:
+            if ticket.fills and not ticket.makes_room:
                 self._filled[ticket.model].add(record)
         if ticket.budget:
             ticket.budget.end(ticket.tokens)
         self._turns.pop(ticket, None)
         self._wake(self._queue.leave(ticket, now_s))
+        self._preempt(ticket.model)
         self.leave(visit)
 
     async def turn(self, ticket: Ticket) -> None:
-        """Wait until a held request is admitted or refused."""
-        turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
+        """Wait until a held request is admitted or refused; as often as is liked, by one task."""
+        turn = self._turns.get(ticket)
+        if turn is None or turn.done():
+            turn = self._turns[ticket] = asyncio.get_running_loop().create_future()
         await turn
 
     def waited_s(self, ticket: Ticket) -> float:
@@ -376,6 +408,11 @@ class AdmissionController:
             turn = self._turns.pop(ticket, None)
             if turn and not turn.done():
                 turn.set_result(None)
+
+    def _preempt(self, model: str) -> None:
+        """Have requests make room for those of higher priority that wait."""
+        for stream in self._queue.preempt(model):
+            stream.preempt()
 
     def _refresh_keys(self) -> None:
         try:

@@ -3,7 +3,7 @@
 Within a priority, a key with twice the weight gets twice the tokens through while both wait. A key's stamp is the virtual time
 at which its next request would start if every key had its share for itself; the smallest stamp goes first. Virtual time is the
 stamp of the last request to go, so that an idle key starts level with the others and saves nothing up. What a request turns
-out to have used is charged to its key's stamp afterwards.
+out to have used is charged to its key's stamp afterwards. What is put back has been charged: it goes first of its priority.
 """
 
 from dataclasses import dataclass, field
@@ -24,11 +24,16 @@ class _Place(Generic[T]):
 
 @dataclass
 class _Class(Generic[T]):
-    """One priority: its virtual time, each key's stamp, and each key's requests in their order."""
+    """One priority: its virtual time, each key's stamp, and each key's requests in their order. `back` go first."""
 
     now: float = 0.0
     stamps: dict[str, float] = field(default_factory=dict)
     waiting: dict[str, dict[T, _Place[T]]] = field(default_factory=dict)
+    back: dict[T, _Place[T]] = field(default_factory=dict)
+
+    @property
+    def size(self) -> int:
+        return len(self.back) + sum(map(len, self.waiting.values()))
 
 
 class FairQueue(Generic[T]):
@@ -56,11 +61,29 @@ class FairQueue(Generic[T]):
         self._places[item] = place
         self._flows.setdefault(flow, {})[item] = None
 
+    def put_back(self, item: T, flow: str, *, priority: int) -> None:
+        """Have a request that went once go first of its priority, behind those put back before. `heaviest` never names it."""
+        self._count += 1
+        place = _Place(item, flow, priority, 1.0, 0.0, self._count)
+        self._classes.setdefault(priority, _Class()).back[item] = place
+        self._places[item] = place
+
+    def by_priority(self) -> list[tuple[int, int]]:
+        """How many wait of each priority, the highest first."""
+        counts = ((priority, klass.size) for priority, klass in self._classes.items())
+        return sorted((pair for pair in counts if pair[1]), reverse=True)
+
     def pop(self) -> T:
         """The next request; raises IndexError where none waits."""
         if not self._places:
             raise IndexError("nobody waits")
-        klass = self._classes[max(priority for priority, klass in self._classes.items() if klass.waiting)]
+        klass = self._classes[
+            max(priority for priority, klass in self._classes.items() if klass.waiting or klass.back)
+        ]
+        if klass.back:
+            place = next(iter(klass.back.values()))
+            self._forget(place)
+            return place.item
         heads = [(klass.stamps[flow], next(iter(items.values()))) for flow, items in klass.waiting.items()]
         klass.now, place = min(heads, key=lambda head: (head[0], head[1].number))
         klass.stamps[place.flow] = klass.now + place.cost / place.weight
@@ -97,10 +120,12 @@ class FairQueue(Generic[T]):
 
     def _forget(self, place: _Place[T]) -> None:
         del self._places[place.item]
-        for flows in (self._flows, self._classes[place.priority].waiting):
-            items = flows[place.flow]
-            del items[place.item]
-            if not items:
-                del flows[place.flow]
+        klass = self._classes[place.priority]
+        if klass.back.pop(place.item, None) is None:
+            for flows in (self._flows, klass.waiting):
+                items = flows[place.flow]
+                del items[place.item]
+                if not items:
+                    del flows[place.flow]
         if not self._places:  # nobody waits, so no key is owed anything
             self._classes.clear()

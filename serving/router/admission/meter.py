@@ -65,27 +65,28 @@ class Meter:
         self,
         key: str,
         model: str,
-        handed: Sequence[tuple[str, float]],
+        handed: Sequence[tuple[str | None, float]],
         seats: int,
         tokens: Tokens,
         ended_s: float,
         now_s: float,
     ) -> None:
-        """A request of this key is over. `handed`: the pools of the slices that it was handed to, and when; `ended_s`: of that clock.
+        """A request of this key is over. `handed`: the pools of the slices that it was handed to, and when, with None for a
+        pool from where it was paused; `ended_s`: of that clock.
 
         Its share of a slice is that of its sequences in those that the slice runs at once.
         """
         day, dollars = self._calendar.day(now_s), 0.0
         for pool, at_s in reversed(handed):
-            row = self._row((key, day, model, pool))
-            if rate := self._rates.get((model, pool)):
+            row = self._row((key, day, model, pool)) if pool is not None else None
+            if row and pool is not None and (rate := self._rates.get((model, pool))):
                 slice_s = (ended_s - at_s) * min(seats, rate.sequences) / rate.sequences
                 cost = slice_s * rate.dollars_per_hour / 3600
                 row[4] += slice_s
                 row[5] += cost
                 dollars += cost
             ended_s = at_s
-        row = self._row((key, day, model, handed[-1][0]))
+        row = self._row((key, day, model, next(pool for pool, _ in reversed(handed) if pool is not None)))
         row[0] += 1
         row[1] += tokens.prompt
         row[2] += tokens.cached

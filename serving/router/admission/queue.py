@@ -4,6 +4,9 @@ A model has as many seats as its slices run sequences at once. With a free seat 
 waits here, where keys get their fair share, and not in an engine, whose queue knows no keys. A request also waits for a
 slice that is coming. The queue has an end and a deadline, and a refusal says when to come back.
 
+A request under way may have to make room for one of higher priority (serving.router.admission.preemption). It is paused: it
+gives its seats back, and waits first of its priority, with neither the queue's end nor its deadline.
+
 No request has a timer: `update` refuses those that waited too long, and takes over what the store says.
 """
 
@@ -13,11 +16,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from serving.config import QueueSpec
+from serving.config import PreemptionSpec, QueueSpec
 from serving.errors import NoSliceError, OverloadedError, Refusal
 from serving.router.admission.budget import Budget
 from serving.router.admission.fair_queue import FairQueue
+from serving.router.admission.preemption import Running, victims
 from serving.router.admission.rate_limit import Account
+from serving.router.forwarding.seat import Preemptible
 from serving.state.records import SliceRecord
 
 # Requests that wait in an engine for one beat may have just arrived; a queue stands for a second and more.
@@ -27,6 +32,7 @@ _MOST_HELD_BYTES = 256 << 20
 _LONGEST_RETRY_S = 600.0
 # Weight of a beat in the measured rate: half of it comes from the last four beats, two seconds.
 _BEAT_WEIGHT = 0.16
+_LIFTED = 101  # the priority of requests that were paused for as long as they may be: above any key's
 
 
 class Where(Enum):
@@ -41,8 +47,10 @@ class Where(Enum):
 class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
-    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here. A request that `fills` takes a free seat or none: it never waits,
-    and is no demand.
+    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here. A request that
+    `fills` takes a free seat or none: it never waits, and is no demand. One that has `begun` and is held again is paused.
+    `makes_room`: it is to give its seats back; `times`: how often it has been told to; `paused_s`: of pauses that are over;
+    `lifted`: the next free seat is for it.
     """
 
     model: str
@@ -56,6 +64,24 @@ class Ticket:
     used_tokens: float = 0.0
     fills: bool = False
     budget: Budget | None = None
+    begun: bool = False
+    makes_room: bool = False
+    times: int = 0
+    paused_s: float = 0.0
+    paused_at_s: float = 0.0
+    lifted: bool = False
+
+    @property
+    def priority(self) -> int:
+        return self.account.key.priority
+
+    @property
+    def paused(self) -> bool:
+        return self.begun and self.where is Where.HELD
+
+    def paused_for_s(self, now_s: float) -> float:
+        """All pauses together."""
+        return self.paused_s + (now_s - self.paused_at_s if self.paused else 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,6 +111,9 @@ class _Model:
     requests: int = 0
     filling: int = 0
     filled_seats: int = 0
+    running: dict[Ticket, tuple[int, Preemptible]] = field(default_factory=dict)
+    priorities: Counter[int] = field(default_factory=Counter)  # of those
+    paused: int = 0
     held_bytes: int = 0
     held_seats: int = 0
     arrived: int = 0
@@ -101,7 +130,7 @@ class _Model:
     def takes(self, ticket: Ticket) -> bool:
         return (
             self.has_queue
-            and len(self.queue) < self.spec.requests
+            and len(self.queue) - self.paused < self.spec.requests
             and self.held_bytes + ticket.size_bytes <= _MOST_HELD_BYTES
         )
 
@@ -139,8 +168,13 @@ class _Model:
 class AdmissionQueue:
     """The queues of one router. A call returns the other requests that it admits or refuses: their `where` has changed."""
 
-    def __init__(self, specs: Mapping[str, QueueSpec]) -> None:
+    def __init__(
+        self,
+        specs: Mapping[str, QueueSpec],
+        preemption: PreemptionSpec = PreemptionSpec(),  # noqa: B008  frozen
+    ) -> None:
         self._models = {name: _Model(name, spec) for name, spec in specs.items()}
+        self._preemption = preemption
 
     def enter(self, ticket: Ticket, now_s: float) -> list[Ticket]:
         """Admit, hold or refuse a new request: `where` of its ticket says which.
@@ -156,7 +190,7 @@ class AdmissionQueue:
             if seats_free := model.room(0.0):
                 ticket.seats = min(ticket.seats, model.outlook.seats)
             if seats_free and seats_free >= ticket.seats:
-                self._admit(model, ticket)
+                self._admit(model, ticket, now_s)
             else:
                 ticket.where, ticket.refusal = Where.REFUSED, model.refusal(0.0)
             return []
@@ -164,7 +198,7 @@ class AdmissionQueue:
         model.prompt_bytes += ticket.size_bytes
         seats = model.outlook.seats
         if seats and (not ticket.seats or (not model.queue and model.open < seats)):
-            self._admit(model, ticket)
+            self._admit(model, ticket, now_s)
             return []
         dropped: list[Ticket] = []
         if not model.takes(ticket):
@@ -183,37 +217,89 @@ class AdmissionQueue:
     def leave(self, ticket: Ticket, now_s: float) -> list[Ticket]:
         """End a request, however it went."""
         model = self._models[ticket.model]
+        self.stops(ticket)
         match ticket.where:
-            case Where.REFUSED:
+            case Where.REFUSED if not ticket.begun:
                 return []
             case Where.HELD:  # the client has gone
                 self._unqueue(model, ticket)
-                ticket.account.settle(ticket.tokens, 0.0, now_s)
             case Where.ADMITTED:
-                model.open -= ticket.seats
-                if ticket.fills:
-                    model.filling -= 1
-                    model.filled_seats -= ticket.seats
-                    return self._next(model)
-                model.requests -= 1
-                model.ended += 1
-                ticket.account.settle(ticket.tokens, ticket.used_tokens, now_s)
-                key = ticket.account.key
-                # No request is for nothing, or a key whose requests fail would always be next.
-                more = max(1.0, ticket.used_tokens) - max(1.0, ticket.tokens)
-                model.queue.charge(key.name, more, weight=key.weight, priority=key.priority)
-        return self._next(model)
+                self._give_back(model, ticket)
+                model.ended += not ticket.fills
+        if not ticket.fills:
+            ticket.account.settle(ticket.tokens, ticket.used_tokens if ticket.begun else 0.0, now_s)
+        if ticket.begun and not ticket.fills:
+            key = ticket.account.key
+            # No request is for nothing, or a key whose requests fail would always be next.
+            more = max(1.0, ticket.used_tokens) - max(1.0, ticket.tokens)
+            model.queue.charge(key.name, more, weight=key.weight, priority=key.priority)
+        return self._next(model, now_s, hands_on=ticket.makes_room)
+
+    def runs(self, ticket: Ticket, stream: Preemptible) -> None:
+        """An admitted request could be told to make room from now on."""
+        self.stops(ticket)
+        model = self._models[ticket.model]
+        model.running[ticket] = ticket.priority, stream
+        model.priorities[ticket.priority] += 1
+
+    def stops(self, ticket: Ticket) -> None:
+        """It could no more."""
+        model = self._models[ticket.model]
+        if found := model.running.pop(ticket, None):
+            model.priorities[found[0]] -= 1
+
+    def preempt(self, name: str) -> list[Preemptible]:
+        """Those that make room for requests that wait now. Each is to be told, and then paused or ended."""
+        model = self._models[name]
+        if not (model.queue and model.running and model.outlook.seats):
+            return []
+        lowest = min(priority for priority, count in model.priorities.items() if count)
+        coming = sum(ticket.seats for ticket in model.running if ticket.makes_room)
+        waiting: list[int] = []
+        for priority, count in model.queue.by_priority():
+            if priority <= lowest:
+                break
+            lacking = max(0, count - coming)
+            coming -= count - lacking
+            if priority != _LIFTED:  # these wait for a seat, and make nobody wait
+                waiting += [priority] * lacking
+        able = (
+            Running((ticket, stream), priority, stream.work, stream.movable, ticket.times, ticket.paused_s)
+            for ticket, (priority, stream) in model.running.items()
+            if waiting and priority < waiting[0] and not ticket.makes_room
+        )
+        told = []
+        for ticket, stream in victims(waiting, able, self._preemption):
+            ticket.makes_room = True
+            ticket.times += 1
+            told.append(stream)
+        return told
+
+    def pause(self, ticket: Ticket, now_s: float) -> list[Ticket]:
+        """Take the seats of a request that makes room; it waits for others, first of its priority."""
+        model = self._models[ticket.model]
+        self.stops(ticket)
+        self._give_back(model, ticket)
+        ticket.where, ticket.makes_room, ticket.paused_at_s = Where.HELD, False, now_s
+        model.queue.put_back(ticket, ticket.account.key.name, priority=ticket.priority)
+        model.paused += 1
+        model.held_seats += ticket.seats
+        return self._next(model, now_s, hands_on=True)
 
     def update(self, name: str, outlook: Outlook, now_s: float) -> list[Ticket]:
         """Take over what the store says of a model, and refuse requests that waited too long."""
         model = self._models[name]
         model.measure(now_s)
         model.outlook = outlook
-        changed = self._next(model)
+        changed = self._next(model, now_s)
         for ticket in model.queue.items():
-            if not outlook.hopeful or now_s - ticket.since_s >= model.spec.wait_s:
+            if self._is_hopeless(model, ticket, now_s):
                 self._refuse_held(model, ticket, now_s)
                 changed.append(ticket)
+            elif ticket.paused and not ticket.lifted and self._paused_enough(ticket, now_s):
+                ticket.lifted = True
+                model.queue.remove(ticket)
+                model.queue.put_back(ticket, ticket.account.key.name, priority=_LIFTED)
         return changed
 
     def counts(self, name: str) -> dict[str, int]:
@@ -249,19 +335,23 @@ class AdmissionQueue:
         """Seats of the requests that wait."""
         return self._models[name].held_seats
 
-    def _next(self, model: _Model) -> list[Ticket]:
-        """Admit while a seat is free. A request for several seats needs one: else smaller ones would always go first."""
-        admitted = []
-        while model.queue and model.open < model.outlook.seats:
+    def _next(self, model: _Model, now_s: float, *, hands_on: bool = False) -> list[Ticket]:
+        """Admit while a seat is free. A request for several seats needs one: else smaller ones would always go first.
+
+        `hands_on`: seats were given back for the next, who gets them even if too many are taken.
+        """
+        admitted: list[Ticket] = []
+        seats = model.outlook.seats
+        while model.queue and (model.open < seats or (hands_on and seats and not admitted)):
             ticket = model.queue.pop()
-            model.held_bytes -= ticket.size_bytes
-            model.held_seats -= ticket.seats
-            self._admit(model, ticket)
+            self._left_queue(model, ticket)
+            self._admit(model, ticket, now_s)
             admitted.append(ticket)
         return admitted
 
-    def _admit(self, model: _Model, ticket: Ticket) -> None:
-        ticket.where = Where.ADMITTED
+    def _admit(self, model: _Model, ticket: Ticket, now_s: float) -> None:
+        ticket.paused_s = ticket.paused_for_s(now_s)
+        ticket.where, ticket.begun = Where.ADMITTED, True
         model.open += ticket.seats
         if ticket.fills:
             model.filling += 1
@@ -269,19 +359,46 @@ class AdmissionQueue:
         else:
             model.requests += 1
 
+    def _give_back(self, model: _Model, ticket: Ticket) -> None:
+        model.open -= ticket.seats
+        if ticket.fills:
+            model.filling -= 1
+            model.filled_seats -= ticket.seats
+        else:
+            model.requests -= 1
+
     def _unqueue(self, model: _Model, ticket: Ticket) -> None:
         model.queue.remove(ticket)
-        model.held_bytes -= ticket.size_bytes
+        self._left_queue(model, ticket)
+
+    def _left_queue(self, model: _Model, ticket: Ticket) -> None:
         model.held_seats -= ticket.seats
+        if ticket.begun:
+            model.paused -= 1
+        else:
+            model.held_bytes -= ticket.size_bytes
+
+    def _is_hopeless(self, model: _Model, ticket: Ticket, now_s: float) -> bool:
+        """Whether a request has waited for long enough; one that is paused waits on while a slice serves."""
+        outlook = model.outlook
+        if ticket.begun and (outlook.seats or outlook.serves):
+            return False
+        since_s = ticket.paused_at_s if ticket.begun else ticket.since_s
+        return not outlook.hopeful or now_s - since_s >= model.spec.wait_s
+
+    def _paused_enough(self, ticket: Ticket, now_s: float) -> bool:
+        return ticket.paused_for_s(now_s) >= self._preemption.longest_s
 
     def _refuse_held(self, model: _Model, ticket: Ticket, now_s: float) -> None:
         self._unqueue(model, ticket)
-        self._refuse(model, ticket, now_s - ticket.since_s, now_s)
+        self._refuse(model, ticket, now_s - (ticket.paused_at_s if ticket.begun else ticket.since_s), now_s)
 
     def _refuse(self, model: _Model, ticket: Ticket, waited_s: float, now_s: float) -> None:
+        ticket.paused_s = ticket.paused_for_s(now_s)
         ticket.where, ticket.refusal = Where.REFUSED, model.refusal(waited_s)
         model.refused += 1
-        ticket.account.settle(ticket.tokens, 0.0, now_s)
+        if not ticket.begun:
+            ticket.account.settle(ticket.tokens, 0.0, now_s)
 
 
 class Backlog:

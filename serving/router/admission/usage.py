@@ -50,7 +50,8 @@ class Usage:
             _average(self._of_model, record.model, each)
             _average(self._of_key, (key, record.model), each)
         if record.leases and record.last_s > record.leases[0].at_s and each >= _FEWEST_TIMED_TOKENS:
-            _average(self._tokens_per_s, record.model, each / (record.last_s - record.leases[0].at_s))
+            seconds = record.last_s - record.leases[0].at_s - record.paused_s
+            _average(self._tokens_per_s, record.model, each / max(1e-3, seconds))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 A slice fails before the client has anything: another slice is asked anew, except after a client's own error. It fails within
 a stream: another slice goes on from there (serving.router.forwarding.continuation), or the stream ends with an error event.
+A stream that makes room for a request of higher priority ends at its slice too, and goes on once it has seats again.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ from http import HTTPStatus
 from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
 from serving.router.forwarding.continuation import Transcript, ids_of, with_ids, without_ids
 from serving.router.forwarding.dispatch import Dispatcher, failed
+from serving.router.forwarding.seat import Seat
 from serving.router.forwarding.stalls import Stream
 from serving.router.forwarding.upstream import SliceResponse, UpstreamError, returned
 from serving.router.http import sse
@@ -22,6 +24,7 @@ from serving.state.records import SliceRecord
 
 _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
 _EVENTS = sse.MEDIA_TYPE.encode()
+_PAUSED = b": paused\n\n"  # a comment, which clients skip
 
 
 class Forwarding:
@@ -40,10 +43,11 @@ class Forwarding:
         self._client: Downstream
         self._looked_into = dispatcher.sentinel.samples(request)
         self._slices: set[str] = set()
+        self._seat: Seat | None = None
 
-    async def run(self, client: Downstream) -> None:
-        """Answer the client. Cancelled where the client has gone."""
-        self._client = client
+    async def run(self, client: Downstream, seat: Seat | None = None) -> None:
+        """Answer the client. Cancelled where the client has gone. Without a `seat` it never makes room for another."""
+        self._client, self._seat = client, seat
         try:
             await self._respond()
         except asyncio.CancelledError:
@@ -56,6 +60,8 @@ class Forwarding:
     async def _respond(self) -> None:
         over = False
         while not over:
+            if self._seat and self._seat.wanted and not await self._make_room(self._seat):
+                return
             body = self._transcript.body if self._transcript else None
             if self._looked_into and not self._request.streams:
                 body = with_ids(self._request)
@@ -72,6 +78,20 @@ class Forwarding:
             finally:
                 self._dispatcher.give_back(stream)
 
+    async def _make_room(self, seat: Seat) -> bool:
+        """Wait between two slices for others to be answered; false where no slice is left to go on."""
+        self._looked_into = False  # the answer is in two parts, though it may be of one slice
+        refusal = await seat.regain(self._tell_paused)
+        if refusal:
+            self._end_with(refusal.error)
+            return False
+        self._tries = self._dispatcher.tries()
+        return True
+
+    def _tell_paused(self) -> None:
+        if self._started and not self._client.paused:
+            self._client.write(_PAUSED)
+
     async def _stream(self, stream: Stream) -> bool:
         """False: ask another slice."""
         transcript = self._transcript
@@ -87,6 +107,8 @@ class Forwarding:
             ended = False
         finally:
             self._client.source = None
+            if self._seat:
+                self._seat.stops()
         if transcript.done if transcript else ended:
             self.say(relay.rest, stream.response, end=True)
             if self._looked_into and transcript:
@@ -118,7 +140,7 @@ class Forwarding:
             error = SliceLostError(
                 f"The slice serving {entry.model!r} was lost before its answer was complete, and another can't go on: {why}."
             )
-        elif self._tries.again(entry.replica):
+        elif (self._seat and self._seat.wanted) or self._tries.again(entry.replica):
             return False
         else:
             error = _lost(entry)
@@ -192,6 +214,30 @@ class Forwarding:
         stream.movable = self._transcript is not None and stream.movable
         self._dispatcher.answered(stream.entry, self._request, self._tries)
         self._tries = self._dispatcher.tries()
+        if self._seat and self._transcript:
+            self._seat.runs(_Running(stream, self._transcript))
+
+
+class _Running:
+    """A stream that could make room for another."""
+
+    __slots__ = ("_stream", "_transcript")
+
+    def __init__(self, stream: Stream, transcript: Transcript) -> None:
+        self._stream = stream
+        self._transcript = transcript
+
+    @property
+    def movable(self) -> bool:
+        return self._transcript.movable and self._transcript.speaks
+
+    @property
+    def work(self) -> float:
+        """The tokens that a slice would read again: prompt and answer."""
+        return (self._transcript.prompt_tokens or 0) + self._transcript.tokens
+
+    def preempt(self) -> None:
+        self._stream.move()
 
 
 class _EventRelay:

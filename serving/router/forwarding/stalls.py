@@ -21,7 +21,7 @@ class StalledError(UpstreamError):
 class Stream:
     """An answer from one slice. `trial`: it tries a slice that has failed; `watched`: its silence tells of a stall.
 
-    `moving`: its slice leaves, and another goes on. `telling`: the client has not taken the last piece yet; until then the
+    `moving`: it was taken off its slice by nobody's fault, and goes on. `telling`: the client has not taken the last piece yet; until then the
     slice's silence is no stall.
     """
 
@@ -49,7 +49,7 @@ class Stream:
         self.telling = False
 
     def move(self) -> None:
-        """Take the stream off a slice that leaves, by nobody's fault."""
+        """Take the stream off its slice, by nobody's fault."""
         self.moving = True
         self.cut()
 

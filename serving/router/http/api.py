@@ -40,6 +40,7 @@ from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController, RefusedError, Visit
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
+from serving.router.forwarding.seat import Seat
 from serving.router.http import anthropic_models, responses, seed
 from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
@@ -65,6 +66,7 @@ logger = logging.getLogger("ray.serve")
 _GET_PATHS = ("/v1/models", "/v1/usage", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
 _KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
+_Run = Callable[[Downstream, Seat], Awaitable[None]]
 _IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
 
 
@@ -277,9 +279,12 @@ class Api:
         """The same outside of any ASGI app, from the request's headers to the answer's end. Cancelled where the client goes."""
         await self._relayed(request, client, self._accept)
 
-    async def fill(self, request: Request, sha256: str, client: Downstream) -> None:
-        """Answer a request that the key of this hash left here, if there is a free seat for it."""
-        await self._relayed(request, client, partial(self._accept_left, sha256))
+    async def fill(self, request: Request, sha256: str, client: Downstream, times: int = 0) -> None:
+        """Answer a request that the key of this hash left here, if there is a free seat for it.
+
+        `times`: how often it has been given up for other requests.
+        """
+        await self._relayed(request, client, partial(self._accept_left, sha256, times))
 
     async def _relayed(
         self,
@@ -336,9 +341,9 @@ class Api:
             raise
 
     async def _accept_left(
-        self, sha256: str, request: Request, record: RequestRecord
+        self, sha256: str, times: int, request: Request, record: RequestRecord
     ) -> tuple[Visit, InferenceRequest, Estimate]:
-        visit = self._admission.fill(sha256)
+        visit = self._admission.fill(sha256, times)
         record.key = visit.account.key.id
         try:
             return visit, *await self._read(request, record, visit)
@@ -387,7 +392,7 @@ class Api:
         client: Downstream,
     ) -> None:
         """Answer an accepted request, once it is admitted."""
-        run = Forwarding(self._dispatcher, inference, record).run
+        run: _Run = Forwarding(self._dispatcher, inference, record).run
         if inference.ignored:
             run = partial(_telling, inference.ignored, run)
         if inference.keeping:
@@ -446,13 +451,11 @@ class Api:
         merged = responses.following(fields, previous)
         return merged, Keeping(key, merged["input"], before) if keeps else None
 
-    async def _keep(
-        self, run: Callable[[Downstream], Awaitable[None]], keeping: Keeping, client: Downstream
-    ) -> None:
+    async def _keep(self, run: _Run, keeping: Keeping, client: Downstream, seat: Seat) -> None:
         """Answer, and keep the response before its client has its end."""
         assert self._responses is not None  # noqa: S101  what is kept has a store
         keeper = Keeper(client, keeping.previous_id)
-        await run(keeper)
+        await run(keeper, seat)
         if keeper.response:
             try:
                 await self._responses.put(keeping, keeper.response)
@@ -499,13 +502,11 @@ def _json(fields: Mapping[str, Any]) -> bytes:
     return json.dumps(fields).encode("utf-8", "backslashreplace")
 
 
-async def _telling(
-    ignored: Sequence[str], run: Callable[[Downstream], Awaitable[None]], client: Downstream
-) -> None:
+async def _telling(ignored: Sequence[str], run: _Run, client: Downstream, seat: Seat) -> None:
     """Answer, and say which of the request's parameters had no effect."""
     more_headers, told = client.more_headers, (_IGNORED, ", ".join(ignored).encode())
     client.more_headers = lambda: [*(more_headers() if more_headers else ()), told]
-    await run(client)
+    await run(client, seat)
 
 
 def _path(request: Request) -> str:

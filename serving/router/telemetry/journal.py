@@ -114,6 +114,9 @@ class Journal:
             recorder.add(table.RETRIES, record.retries, model)
         if record.continuations:
             recorder.add(table.CONTINUATIONS, record.continuations, model)
+        if record.preemptions:
+            recorder.add(table.PREEMPTIONS, record.preemptions, model)
+            recorder.add(table.PAUSED_SECONDS, record.paused_s, model)
         if record.router_s is not None:
             recorder.observe(table.ROUTER, record.router_s, model)
             recorder.observe(table.QUEUE, record.queued_s, model)

@@ -9,7 +9,7 @@ that go on to the slice, so that its spans belong to this request's.
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
@@ -30,11 +30,12 @@ _CLIENT_CLOSED_REQUEST = 499
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The slice that a request was handed to, and when."""
+    """The slice that a request was handed to, and when; `paused_s`: when it made room there for another."""
 
     slice: str
     pool: str
     at_s: float
+    paused_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -67,6 +68,8 @@ class RequestRecord:
     longest_gap_s: float = 0.0
     retries: int = 0
     continuations: int = 0
+    preemptions: int = 0
+    paused_s: float = 0.0
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt's, where the answer says it
@@ -74,6 +77,7 @@ class RequestRecord:
     answer: list[bytes] | None = None
     _before: bytes = b""
     _tail: bytes = b""
+    _resumes: bool = False
 
     def waited(self, queued_s: float) -> None:
         """The request's time in a queue is over, however it ended."""
@@ -84,12 +88,28 @@ class RequestRecord:
         self.admitted_s = time.monotonic()
 
     def sent(self, entry: SliceRecord) -> None:
-        """The request goes to a slice. Before the first token a second call is a retry, after it a continuation."""
-        if self.first_s:
+        """The request goes to a slice. Before the first token a second call is a retry, after it a continuation.
+
+        After a pause it is neither.
+        """
+        if self._resumes:
+            self._resumes = False
+        elif self.first_s:
             self.continuations += 1
         elif self.leases:
             self.retries += 1
         self.leases.append(Lease(entry.slice, entry.pool, time.monotonic()))
+
+    def preempted(self) -> None:
+        """The request makes room for one of higher priority."""
+        self.preemptions += 1
+        self._resumes = True
+        if self.leases:
+            self.leases[-1] = replace(self.leases[-1], paused_s=time.monotonic())
+
+    def resumed(self, paused_s: float) -> None:
+        """A pause is over, however it ended."""
+        self.paused_s += paused_s
 
     def answered(self, status: int, *, streamed: bool) -> None:
         """The slice's headers are there."""
@@ -140,6 +160,16 @@ class RequestRecord:
         return self.leases[-1].slice if self.leases else ""
 
     @property
+    def on_slices(self) -> list[tuple[str | None, float]]:
+        """The pools of its slices, and when each got it; None from the beginning of each pause."""
+        found: list[tuple[str | None, float]] = []
+        for lease in self.leases:
+            found.append((lease.pool, lease.at_s))
+            if lease.paused_s:
+                found.append((None, lease.paused_s))
+        return found
+
+    @property
     def pool(self) -> str:
         return self.leases[-1].pool if self.leases else NO_POOL
 
@@ -156,10 +186,10 @@ class RequestRecord:
 
     @property
     def inter_token_s(self) -> float | None:
-        """Per token, as vLLM counts. Some events hold none: a chat's first, the usage and the stream's end."""
+        """Per token, as vLLM counts, pauses left out. Some events hold none: a chat's first, the usage and the stream's end."""
         if not self.streamed or self.output_tokens is None or self.output_tokens < 2:
             return None
-        return (self.last_s - self.first_s) / (self.output_tokens - 1)
+        return max(0.0, self.last_s - self.first_s - self.paused_s) / (self.output_tokens - 1)
 
     def read_usage(self) -> None:
         """Look for token counts in the last bytes, where no part has told them."""

@@ -76,6 +76,8 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         "total_s": record.ended_s - record.arrived_s,
         "retries": record.retries or None,
         "continuations": record.continuations or None,
+        "preemptions": record.preemptions or None,
+        "paused_s": record.paused_s or None,
         "trace_id": record.trace_id or None,
     }
     if record.answer is not None:

@@ -122,6 +122,8 @@ def _attributes(record: RequestRecord, operation: str | None) -> dict[str, Any]:
         "serving.slice": record.slice or None,
         "serving.retries": record.retries,
         "serving.continuations": record.continuations,
+        "serving.preemptions": record.preemptions,
+        "serving.paused_s": record.paused_s or None,
     }
     return {key: value for key, value in attributes.items() if value is not None}
 

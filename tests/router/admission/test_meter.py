@@ -67,6 +67,14 @@ def test_each_slice_that_had_a_request_is_paid_for_its_time_and_the_last_has_the
     assert found["reserved"] == [0, 0, 0, 0, 1.0, pytest.approx(36 / 3600)]
 
 
+def test_a_pause_costs_nothing_and_what_it_parts_is_one_request() -> None:
+    counting = meter()
+    add(counting, handed=[("spot", 0.0), (None, 4.0), ("spot", 12.0)])
+    add(counting, key="paused to its end", handed=[("spot", 0.0), (None, 4.0)])
+    found = {row[0]: row[4:9] for row in rows(counting.flush(NOON_S))}
+    assert found == {"k": [1, 30, 16, 12, 1.5], "paused to its end": [1, 30, 16, 12, 0.5]}
+
+
 def test_a_pool_without_a_price_has_its_tokens() -> None:
     counting = meter()
     add(counting, handed=[("unknown", 10.0)])

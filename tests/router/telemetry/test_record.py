@@ -380,3 +380,19 @@ def test_an_id_that_is_none_is_replaced(asked: str | None) -> None:
 
 def test_a_clients_own_id_is_kept() -> None:
     assert request_id("req-1") == "req-1"
+
+
+def test_a_pause_is_neither_a_retry_nor_a_continuation_nor_time_on_a_slice() -> None:
+    record = RequestRecord(CHAT, model="llama", streamed=True)
+    record.sent(entry("slice-0", "spot"))
+    record.passed_on(b"data: {}\n\n", 1)
+    record.preempted()
+    record.resumed(0.5)
+    record.sent(entry("slice-1", "reserved"))
+    record.passed_on(b"data: {}\n\n", 1)
+    record.sent(entry("slice-2", "spot"))
+    assert (record.preemptions, record.retries, record.continuations) == (1, 0, 1)
+    assert [pool for pool, _ in record.on_slices] == ["spot", None, "reserved", "spot"]
+    assert [at_s for _, at_s in record.on_slices] == sorted(at_s for _, at_s in record.on_slices)
+    record.output_tokens, record.first_s, record.last_s = 11, 100.0, 101.5
+    assert record.inter_token_s == 0.1

@@ -1,0 +1,87 @@
+"""The seats of one admitted request: the answer's way back to admission, which may want them for another."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from serving.errors import Refusal
+from serving.router.admission.queue import Ticket, Where
+from serving.router.forwarding.seat import Preemptible
+from serving.router.http.downstream import Downstream
+from serving.router.telemetry.record import RequestRecord
+
+# Proxies and clients that wait for bytes give up after 10 s and more.
+TELL_S = 5.0
+
+
+class Admission(Protocol):
+    """What a seat asks of the admission controller."""
+
+    def runs(self, ticket: Ticket, stream: Preemptible) -> None: ...
+
+    def stops(self, ticket: Ticket) -> None: ...
+
+    def pause(self, ticket: Ticket) -> None: ...
+
+    async def turn(self, ticket: Ticket) -> None: ...
+
+
+class AdmittedSeat:
+    """A client's. Its stream is paused for a request of higher priority, and goes on."""
+
+    def __init__(
+        self, admission: Admission, ticket: Ticket, record: RequestRecord, *, tell_s: float = TELL_S
+    ) -> None:
+        self._admission = admission
+        self._ticket = ticket
+        self._record = record
+        self._tell_s = tell_s
+
+    @property
+    def wanted(self) -> bool:
+        return self._ticket.makes_room
+
+    def runs(self, stream: Preemptible) -> None:
+        if not self._ticket.fills:
+            self._admission.runs(self._ticket, stream)
+
+    def stops(self) -> None:
+        if not self._ticket.fills:
+            self._admission.stops(self._ticket)
+
+    async def regain(self, tell: Callable[[], None]) -> Refusal | None:
+        ticket, began_s = self._ticket, time.monotonic()
+        self._admission.pause(ticket)
+        self._record.preempted()
+        try:
+            while ticket.where is Where.HELD:
+                tell()
+                try:
+                    async with asyncio.timeout(self._tell_s):
+                        await self._admission.turn(ticket)
+                except TimeoutError:
+                    pass
+        finally:
+            self._record.resumed(time.monotonic() - began_s)
+        return ticket.refusal
+
+
+class Line:
+    """A batch's line under way. It is given up for any request that waits, and asked again from its beginning."""
+
+    movable = True
+
+    def __init__(self, client: Downstream, record: RequestRecord) -> None:
+        self._client = client
+        self._record = record
+        self._began_s = time.monotonic()
+
+    @property
+    def work(self) -> float:
+        """By its age: nobody has counted its tokens."""
+        return time.monotonic() - self._began_s
+
+    def preempt(self) -> None:
+        self._record.preempted()
+        self._client.cut()
