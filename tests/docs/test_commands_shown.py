@@ -123,6 +123,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"make bench-routing": InPart(MINUTES, "test_the_plot_and_the_table_show_every_policy_under_every_load"),
     r"make abuse": InPart(MINUTES, "test_a_row_tells_the_well_behaved_key_s_times_against_quiet"),
     r"python -m benchmarks\.abuse --bodies": RunBy("test_what_one_body_costs_is_told_for_each"),
+    r"python -m benchmarks\.preemption": InPart(
+        MINUTES, "test_a_row_tells_what_both_keys_saw_and_what_went_wrong"
+    ),
     r"make chaos( ARGS=.*)?": InPart(
         MINUTES, "test_the_table_has_a_row_for_each_fault_and_a_column_for_each_figure"
     ),
