@@ -346,9 +346,11 @@ class SliceReplica:
         workers = self._start.workers if self._start else ()
         if now.programs > before.programs and all(worker.precompiles for worker in workers):
             self._record.update(late_programs=now.programs, late_compile_s=round(now.seconds, 3))
+            # First requests bring some twenty programs of one operation each, which take a second together.
+            level = logging.WARNING if now.seconds - before.seconds >= 1 else logging.INFO
             for line in lines(now.after(before.programs)):
                 name, own = self._plan.model.name, self._record.record
-                logger.warning("%s on slice %s compiled while it served: %s", name, own.slice, line)
+                logger.log(level, "%s on slice %s compiled while it served: %s", name, own.slice, line)
         return now
 
     async def _tell_first_requests(self, ended: int, late: int) -> None:

@@ -105,6 +105,8 @@ class Plan:
         options = dict(self.engine) | {
             "model": self.model.model,
             "served_model_name": [self.model.name],
+            # 128 is what vLLM takes where its config is made without its HTTP server.
+            "max_num_seqs": self.sizes.sequences,
             **self.parallel_options,
         }
         if self.pipeline > 1:

@@ -111,7 +111,7 @@ BAD, GOOD = (
 MET, MISSED = (
     f'tpu_serving_slo_requests_total{{model="m",target="ttft",met="{met}"}}' for met in ("yes", "no")
 )
-LATE = 'tpu_serving_slice_late_programs_total{model="m",slice="s",pool="0",node="n"}'
+LATE = 'tpu_serving_slice_late_compile_seconds_total{model="m",slice="s",pool="0",node="n"}'
 KV = 'tpu_serving_slice_kv_usage_ratio{model="m",slice="s"}'
 FIRES: dict[str, tuple[dict[str, str], int, int]] = {
     "RequestsFail": ({GOOD: "0+80x60", BAD: "0+0x9 0+20x50"}, 20, 9),
@@ -124,7 +124,7 @@ FIRES: dict[str, tuple[dict[str, str], int, int]] = {
     "SliceMissing": ({'tpu_serving_slices_missing_seconds{model="m"}': "0+60x30"}, 16, 14),
     "SlicesComeAndGo": ({'tpu_serving_slice_starts_total{model="m",pool="0"}': "1x5 1+1x10"}, 12, 5),
     "KvSaturated": ({KV: "0.5x4 0.97x20"}, 12, 8),
-    "CompilesWhileServing": ({LATE: "_x8 1x20"}, 12, 7),
+    "CompilesWhileServing": ({LATE: "_x8 40x20"}, 12, 7),
     "ChipsIdleUnderLoad": (
         {
             'tpu_duty_cycle{model="m",slice="s",chip="0"}': "80x4 1x20",
@@ -176,11 +176,12 @@ def test_slices_come_and_go_by_their_starts_and_not_by_nodes_that_are_gone(
     promtool(tmp_path, [rule_test("SlicesComeAndGo", *case)])
 
 
-# Programs compiled while a slice serves, as the page has them.
+# Seconds of programs compiled while a slice serves, as the page has them.
 COMPILES: dict[str, tuple[dict[str, str], dict[int, bool]]] = {
-    "one more, an hour after the first": ({LATE: "1x60 2x60"}, {10: True, 50: False, 65: True, 90: False}),
-    "a replica that begins anew on the same host": ({LATE: "3x30 1x30"}, {29: False, 33: True, 50: False}),
-    "its series goes with its host": ({LATE: "1x20 stale"}, {14: True, 17: False, 30: False}),
+    "one more, an hour after the first": ({LATE: "9x60 40x60"}, {10: True, 50: False, 65: True, 90: False}),
+    "a replica that begins anew on the same host": ({LATE: "60x30 20x30"}, {29: False, 33: True, 50: False}),
+    "its series goes with its host": ({LATE: "9x20 stale"}, {14: True, 17: False, 30: False}),
+    "small programs of first requests": ({LATE: "_x5 0.4x10 1.1x20"}, dict.fromkeys((6, 16, 30), False)),
 }
 
 

@@ -349,6 +349,11 @@ def test_adapters_are_counted_and_refused_where_the_engine_has_none() -> None:
         plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", lora, parallel={"tensor": 2, "data": 4}))
 
 
+def test_the_engine_is_told_how_many_sequences_the_plan_counts_with() -> None:
+    found = plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {"max_model_len": 4096}))
+    assert found.options["max_num_seqs"] == found.most_sequences == 256
+
+
 def test_towers_are_counted_unless_they_are_not_loaded() -> None:
     with_towers = plan(spec("google/gemma-3-27b-it", "v6e 2x4 1", SHORT))
     without = plan(spec("google/gemma-3-27b-it", "v6e 2x4 1", {**SHORT, "language_model_only": True}))
