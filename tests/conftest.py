@@ -38,7 +38,7 @@ def leases(request: pytest.FixtureRequest) -> "Iterator[Leases]":
     parent = Path(tempfile.mkdtemp(prefix="svt"))
     made = request.config.stash[_LEASES] = Leases(parent)
     yield made
-    made.down()
+    made.end()
     shutil.rmtree(parent, ignore_errors=True)
 
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import json
+import re
 import signal
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support import quick_http as http
 from support.leases import Leases
-from support.service import MODEL, Service, called, service
+from support.service import MODEL, STALL_S, Service, called, two_replicas
 
 from serving import secret
 from serving.config import RouterSpec
@@ -24,14 +24,12 @@ from serving.router.store_loop import StoreLoop
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine
-BORROWS = "two hosts, 3"
-STALL_S = 15  # more than a step takes while another engine starts on the same two cores
+BORROWS = "two hosts, 3, and what they lose"  # last of those that share them
 
 
-@pytest.fixture(scope="module")
-def running(leases: Leases) -> Iterator[Service]:
-    with service(leases, slices=3, replicas=2, stall_s=STALL_S) as started:
-        yield started
+@pytest.fixture
+def running(leases: Leases) -> Service:
+    return two_replicas(leases)
 
 
 def stream(running: Service, number: int) -> dict[str, Any]:
@@ -83,12 +81,9 @@ def test_two_replicas_hold_two_whole_slices(running: Service) -> None:
     assert len(first.hosts) == len(second.hosts) == 2
 
 
-def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_spare_takes_over(
-    running: Service,
-) -> None:
+def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice(running: Service) -> None:
     """Greedy, the same engine build on both: what a client gets is what it would have got."""
-    used = {entry.slice for entry in running.serving()}
-    victim = min(used)
+    victim = running.serving()[0].slice
     undisturbed = [one.result(timeout=300) for one in streams(running)]
     assert all(one["end"] == "[DONE]" and one["usage"]["completion_tokens"] for one in undisturbed)
     asked = streams(running)
@@ -106,9 +101,19 @@ def test_a_lost_host_s_streams_go_on_word_for_word_on_the_other_slice_and_the_sp
     for got, expected in zip([one.result(timeout=300) for one in asked], undisturbed, strict=True):
         assert {key: got[key] for key in got if got[key] != expected.get(key)} == {}
     assert running.post("/v1/completions", prompt="still there", max_tokens=2).is_success
+
+
+@pytest.mark.slow
+def test_the_spare_takes_over_for_a_lost_slice(running: Service) -> None:
+    used = {entry.slice for entry in running.serving()}
+    spare = {one.name for one in running.cluster.status() if all(one.alive)} - used
+    spare = spare or {running.cluster.add_slice(running.cluster.status()[0].shape)}
+    victim = min(used)
+    running.cluster.kill_host(victim, 1)
+    killed = time.monotonic()
+    running.until(lambda: len(running.serving()) == 1, 5, "the loss to be noticed")
     serving = running.until_serving(2)
     print(f"back at full strength after {time.monotonic() - killed:.1f} s")
-    spare = {one.name for one in running.cluster.status()} - used
     assert {entry.slice for entry in serving} == (used - {victim}) | spare
     assert running.groups() == ["CREATED", "CREATED"]
 
@@ -189,7 +194,8 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
         15,
         "the worker's death",
     )
-    assert "RayWorkerProc" in lost.reason
+    # Whoever sees it first: our watch, or EngineCore where it was just about to ask that worker.
+    assert re.search("RayWorkerProc .* died|Engine core initialization failed", lost.reason)
     running.until_serving(2)
     assert running.groups() == ["CREATED", "CREATED"]
 

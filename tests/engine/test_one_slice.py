@@ -1,11 +1,10 @@
-"""One replica on one slice of two hosts, tensor parallel over both, through the front door."""
+"""Real engines on slices of two hosts, tensor parallel over both, through the front door."""
 
 import json
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -15,7 +14,7 @@ import pytest
 from support import quick_http as http
 from support.leases import Leases
 from support.reference import answers, greedy
-from support.service import MODEL, ROOT, Service, service
+from support.service import MODEL, ROOT, Service, called, two_replicas
 
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
@@ -23,30 +22,27 @@ from serving.state.records import SliceState
 
 pytestmark = pytest.mark.engine
 LONG = 1500
-BORROWS = "two hosts, 1"
+BORROWS = "two hosts, 3"
 
 
-@pytest.fixture(scope="module")
-def running(leases: Leases) -> Iterator[Service]:
-    with service(leases, slices=1) as started:
-        yield started
+@pytest.fixture
+def running(leases: Leases) -> Service:
+    return two_replicas(leases)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def client(running: Service) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0, timeout=120)
 
 
-def worker_seconds(running: Service) -> list[float]:
-    found = []
-    for host in (0, 1):
-        times = [
-            process.cpu_times()
-            for process in running.cluster.processes(running.serving()[0].slice, host)
-            if "RayWorkerProc" in " ".join(process.cmdline())
-        ]
-        assert len(times) == 1
-        found.append(times[0].user + times[0].system)
+def worker_seconds(running: Service) -> dict[str, list[float]]:
+    """Of each slice's two workers."""
+    found: dict[str, list[float]] = {}
+    for entry in running.serving():
+        for host in (0, 1):
+            (worker,) = called("RayWorkerProc", running.cluster.processes(entry.slice, host))
+            times = worker.cpu_times()
+            found.setdefault(entry.slice, []).append(times.user + times.system)
     return found
 
 
@@ -64,14 +60,18 @@ def test_greedy_tokens_equal_hugging_face_s(running: Service) -> None:
 
 def test_both_hosts_hold_half_of_the_devices_and_do_half_of_the_work(running: Service) -> None:
     lines = re.findall(r"simulated host (\S+): worker (\d), (\d) of (\d) devices", running.logged())
-    (entry,) = running.serving()
-    assert sorted(set(lines)) == [(entry.hosts[0], "0", "4", "8"), (entry.hosts[1], "1", "4", "8")]
+    for entry in running.serving():
+        of_slice = sorted(line for line in set(lines) if line[0] in entry.hosts)
+        assert of_slice == [(entry.hosts[0], "0", "4", "8"), (entry.hosts[1], "1", "4", "8")]
 
     before = worker_seconds(running)
     running.post("/v1/completions", prompt="work", max_tokens=64, ignore_eos=True)
-    spent = [after - start for after, start in zip(worker_seconds(running), before, strict=True)]
-    print(f"seconds of CPU for 64 tokens, by host: {spent}")
-    assert min(spent) > 0
+    spent = {
+        slice_: [after - start for after, start in zip(times, before[slice_], strict=True)]
+        for slice_, times in worker_seconds(running).items()
+    }
+    print(f"seconds of CPU for 64 tokens, by slice and host: {spent}")
+    assert min(max(spent.values(), key=sum)) > 0
 
 
 def test_models_tell_the_slice_and_that_it_is_simulated(client: openai.OpenAI) -> None:
@@ -192,18 +192,18 @@ def test_bad_requests_get_an_error_that_openai_clients_parse(
 
 
 def test_cancelling_a_stream_frees_the_engine(running: Service, client: openai.OpenAI) -> None:
-    before = running.entries()[0].output_tokens
+    before = written(running)
     stream = client.completions.create(
         model=MODEL, prompt="Long", max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
-    running.until(lambda: running.entries()[0].running == 1, 10, "the request to run")
+    running.until(lambda: requests(running) == 1, 10, "the request to run")
     stream.close()
     until_aborted(running, before)
 
 
 def test_a_client_that_hangs_up_on_a_whole_answer_frees_the_engine(running: Service) -> None:
-    before = running.entries()[0].output_tokens
+    before = written(running)
     with pytest.raises(httpx.ReadTimeout):
         running.post("/v1/completions", prompt="Long", max_tokens=LONG, ignore_eos=True, timeout_s=1)
     until_aborted(running, before)
@@ -211,8 +211,16 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_the_engine(running: Serv
 
 def until_aborted(running: Service, before: int) -> None:
     """The engine runs nothing, and has not written the answer to its end."""
-    running.until(lambda: not running.entries()[0].running, 30, "the request to be aborted")
-    assert 0 < running.entries()[0].output_tokens - before < LONG
+    running.until(lambda: not requests(running), 30, "the request to be aborted")
+    assert 0 < written(running) - before < LONG
+
+
+def requests(running: Service) -> int:
+    return sum(entry.running for entry in running.serving())
+
+
+def written(running: Service) -> int:
+    return sum(entry.output_tokens for entry in running.serving())
 
 
 def test_status_shows_the_slice(running: Service) -> None:
@@ -231,28 +239,24 @@ def test_status_shows_the_slice(running: Service) -> None:
 
 @pytest.mark.slow
 def test_no_engine_process_survives_a_killed_replica_and_the_service_comes_back(running: Service) -> None:
-    (entry,) = running.serving()
+    entry = running.serving()[0]
     engine = [
         process
         for host in (0, 1)
-        for process in running.cluster.processes(running.serving()[0].slice, host)
-        if "EngineCore" in " ".join(process.cmdline()) or "RayWorkerProc" in " ".join(process.cmdline())
+        for name in ("EngineCore", "RayWorkerProc")
+        for process in called(name, running.cluster.processes(entry.slice, host))
     ]
     assert len(engine) == 3
-    replicas = [
-        process
-        for process in running.cluster.processes(entry.slice, 0)
-        if f"ServeReplica:{running.application}:{MODEL}" in " ".join(process.cmdline())
-    ]
-    for replica in replicas:
+    for replica in called(
+        f"ServeReplica:{running.application}:{MODEL}", running.cluster.processes(entry.slice, 0)
+    ):
         replica.kill()
     killed = time.monotonic()
     _, alive = psutil.wait_procs(engine, timeout=15)
     assert alive == [], f"still there after {time.monotonic() - killed:.0f} s"
     running.until(
-        lambda: [one for one in running.serving() if one.replica != entry.replica], 120, "a new replica"
+        lambda: entry.replica not in {one.replica for one in running.serving()}, 10, "the loss to be noticed"
     )
-    running.until(
-        lambda: running.post("/v1/completions", prompt="a", max_tokens=2).is_success, 30, "an answer"
-    )
+    running.until_serving(2)
+    assert running.post("/v1/completions", prompt="a", max_tokens=2).is_success
     assert all(one.state is not SliceState.DRAINING for one in running.entries())

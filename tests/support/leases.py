@@ -3,16 +3,18 @@
 A host costs five seconds of a core to start, Serve ten. So there is one cluster. It is lent with exactly the slices that
 are asked for: what is missing is started, what is over is ended. What was deployed is deleted when it comes back, and the
 Serve controller stays. A cluster that is not in order then, or under which a test failed, is thrown away.
+
+A real engine costs more than all of that. What is kept stays deployed for the next module that asks for the same.
 """
 
 import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from ray._raylet import GcsClient
@@ -26,6 +28,7 @@ from support.servers import until
 
 _RECORDS = b"tpu-serving"  # the namespace of serving.state.gcs
 _GONE_S, _GOODBYE_S = 30, 5
+T = TypeVar("T")
 
 
 class Lent:
@@ -127,10 +130,22 @@ class Leases:
         self._lent: Lent | None = None
         self.clusters = self.hosts = self.times = 0
         self._busy = self.spoilt = False
+        self._kept: tuple[str, Any, ExitStack] | None = None
+
+    def keep(self, name: str, make: Callable[[], AbstractContextManager[T]]) -> T:
+        """What `make` borrows the cluster for. It ends when somebody borrows for anything else, or a test has failed."""
+        if self._kept and (self.spoilt or self._kept[0] != name):
+            self._let_go()
+        if self._kept is None:
+            stack = ExitStack()
+            self._kept = name, stack.enter_context(make()), stack
+        kept: T = self._kept[1]
+        return kept
 
     @contextmanager
     def lend(self, slices: Sequence[Slice]) -> Iterator[Lent]:
         """The cluster with exactly these slices, nothing deployed."""
+        self._let_go()
         assert not self._busy, "the cluster is lent already: two fixtures of one test want it"
         self._busy, self.spoilt = True, False
         try:
@@ -150,6 +165,15 @@ class Leases:
             self._busy = False
             if self.spoilt:
                 self.down()
+
+    def end(self) -> None:
+        self._let_go()
+        self.down()
+
+    def _let_go(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept:
+            kept[2].close()
 
     def down(self) -> None:
         self.spoilt = False

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,16 @@ def service(
         if wait:
             running.until_serving(model.replicas.min)
         yield running
+
+
+STALL_S = 15  # more than a step takes while another engine starts on the same two cores
+
+
+def two_replicas(leases: Leases) -> Service:
+    """Two replicas of the real engine on two of three slices, kept for the next module that asks; both serve."""
+    running = leases.keep("two replicas", partial(service, leases, slices=3, replicas=2, stall_s=STALL_S))
+    running.until_serving(2)
+    return running
 
 
 def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
