@@ -39,6 +39,7 @@ _UPLOAD_S = 3600.0  # of one file, at most
 _TRIES = 5  # of a line on which engines or slices fail
 _READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
 _AHEAD = 200  # lines of a batch that are looked up at once
+_MOST_TAKEN_BYTES = 8 << 20  # of lines in one answer to a router; one line alone may be longer
 _OUTPUT, _ERRORS = "output_file_id", "error_file_id"
 
 
@@ -166,7 +167,7 @@ class Desk:
                     final.append(result)
             if final:
                 names = await self._ledger.custom_ids(name, [result["line"] for result in final])
-                texts = [_result(name, result, names.get(result["line"])) for result in final]
+                texts = await asyncio.to_thread(_results, name, final, names)
                 await self._ledger.commit(name, texts, self._calendar())
             again = len(final) < len(of_batch)
             for result in of_batch:
@@ -176,6 +177,15 @@ class Desk:
 
     async def read(self, batch: Row[Any]) -> None:
         """Give every line of a batch's input a row, from where an earlier try has ended."""
+        try:
+            await self._read(batch)
+        except StorageError:
+            raise
+        except Exception:  # of the file itself: another try would end as this one
+            logger.exception("batch %s can't be read", batch.id)
+            await self._break(batch, "invalid_file", "The file can't be read as lines of JSON.")
+
+    async def _read(self, batch: Row[Any]) -> None:
         reading = self._pieces(batch)
         while True:
             piece = await asyncio.to_thread(next, reading, None)
@@ -328,19 +338,38 @@ class Desk:
             if left <= 0:
                 break
             share = math.ceil(left / (len(works) - at))
-            given += await self._take_of(work, router, names, share)
+            given += await self._take_from(work, router, names, share, given)
         for work in works:
             if len(given) >= most:
                 break
-            given += await self._take_of(work, router, names, most - len(given))
+            given += await self._take_from(work, router, names, most - len(given), given)
         return given
 
+    async def _take_from(
+        self,
+        work: _Work,
+        router: str,
+        names: frozenset[str],
+        most: int,
+        given: Sequence[Mapping[str, Any]],
+    ) -> list[dict[str, Any]]:
+        """Lines of a batch beside those that are `given`. What is wrong with one batch holds up no other."""
+        left_bytes = _MOST_TAKEN_BYTES - sum(len(line["body"]) for line in given)
+        try:
+            return await self._take_of(work, router, names, most, left_bytes)
+        except StorageError as error:
+            logger.error("batch %s waits: %s", work.batch.id, error.message)  # noqa: TRY400  the message says it all
+        except Exception:
+            logger.exception("batch %s waits", work.batch.id)
+        work.returned()
+        return []
+
     async def _take_of(
-        self, work: _Work, router: str, names: frozenset[str], most: int
+        self, work: _Work, router: str, names: frozenset[str], most: int, left_bytes: int
     ) -> list[dict[str, Any]]:
         name = work.batch.id
         chosen: list[ToDo] = []
-        while len(chosen) < most and names not in work.nothing:
+        while len(chosen) < most and left_bytes > 0 and names not in work.nothing:
             ahead = work.ahead.setdefault(names, deque())
             if not ahead:
                 page = await self._ledger.to_do(name, names, work.behind.get(names, 0), _AHEAD)
@@ -350,33 +379,42 @@ class Desk:
                 work.behind[names] = page[-1].line
                 ahead.extend(line for line in page if (name, line.line) not in self._out)
                 continue
+            left_bytes -= ahead[0].bytes
             chosen.append(ahead.popleft())
         if not chosen:
             return []
-        texts = await asyncio.to_thread(self._texts, work, chosen)
+        bodies, unread = await asyncio.to_thread(self._bodies, work, chosen)
+        if unread:
+            await self._ledger.commit(name, unread, self._calendar())
         now_s = self._clock()
         given = []
-        for line, text in zip(chosen, texts, strict=True):
-            self._out[name, line.line] = router, now_s
+        for line, model, body in bodies:
+            self._out[name, line] = router, now_s
             given.append(
                 {
                     "batch": name,
-                    "line": line.line,
+                    "line": line,
                     "key": work.batch.key,
                     "path": work.batch.endpoint,
-                    "body": json.loads(text)["body"],
+                    "model": model,
+                    "body": body,
                 }
             )
         return given
 
-    def _texts(self, work: _Work, chosen: Sequence[ToDo]) -> list[bytes]:
+    def _bodies(self, work: _Work, chosen: Sequence[ToDo]) -> tuple[list[tuple[int, str, str]], list[Result]]:
+        """Number, model and body of lines; results of those that can't be read, for an older version may have let them in."""
         if work.file is None:
             work.file = self._folder.read(work.batch.input_file_id)
-        texts = []
+        bodies, unread = [], []
         for line in chosen:
             work.file.seek(line.start)
-            texts.append(work.file.read(line.bytes))
-        return texts
+            try:
+                bodies.append((line.line, line.model, lines.body(work.file.read(line.bytes))))
+            except lines.LineError as error:
+                text = lines.refused(work.batch.id, line.line, None, error.code, error.message)
+                unread.append(Result(work.batch.id, line.line, text, is_error=True))
+        return bodies, unread
 
     def _pieces(self, batch: Row[Any]) -> Iterator[tuple[list[NewLine], int]]:
         """The lines of an input without rows, some at a time, and how far the file is read with them."""
@@ -419,6 +457,12 @@ _UNDONE = {
         "The batch's completion window was over before this line was answered.",
     ),
 }
+
+
+def _results(
+    batch: str, results: Sequence[Mapping[str, Any]], names: Mapping[int, str | None]
+) -> list[Result]:
+    return [_result(batch, result, names.get(result["line"])) for result in results]
 
 
 def _result(batch: str, result: Mapping[str, Any], custom_id: str | None) -> Result:

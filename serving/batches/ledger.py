@@ -42,6 +42,7 @@ class ToDo:
     line: int
     start: int
     bytes: int
+    model: str
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ class Ledger:
     async def to_do(self, name: str, models: Collection[str], behind: int, most: int) -> list[ToDo]:
         """Lines of these models behind a line that have no result, in their order."""
         query = (
-            select(LINES.c.line, LINES.c.start, LINES.c.bytes)
+            select(LINES.c.line, LINES.c.start, LINES.c.bytes, LINES.c.model)
             .where(
                 LINES.c.batch_id == name,
                 LINES.c.outcome.is_(None),

@@ -5,8 +5,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from serving import bounded_json
+from serving.errors import BadRequestError
+
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 _MOST_CUSTOM_ID = 512
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # editors put it in front of the first line
 
 
 class LineError(Exception):
@@ -29,12 +33,7 @@ class Asked:
 
 def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
     """Read a line; raises LineError."""
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError):
-        raise LineError("invalid_json_line", "This line is not JSON.") from None
-    if not isinstance(fields, dict):
-        raise LineError("invalid_json_line", "This line is no JSON object.")
+    fields = _fields(text)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_CUSTOM_ID:
         raise LineError(
@@ -47,12 +46,12 @@ def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
         raise LineError("invalid_method", "method has to be POST.", custom_id)
     if fields.get("url") != endpoint:
         raise LineError("mismatched_url", f"url has to be the batch's endpoint, {endpoint}.", custom_id)
-    body = fields.get("body")
-    if not isinstance(body, dict):
+    asked_body = fields.get("body")
+    if not isinstance(asked_body, dict):
         raise LineError("missing_required_parameter", "body has to be an object.", custom_id)
-    if body.get("stream"):
+    if asked_body.get("stream"):
         raise LineError("invalid_request", "A batch has no streams; leave out stream.", custom_id)
-    model = body.get("model")
+    model = asked_body.get("model")
     if not isinstance(model, str) or model not in models:
         raise LineError(
             "model_not_found",
@@ -62,15 +61,27 @@ def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
     return Asked(custom_id, model)
 
 
-def answered(batch: str, line: int, custom_id: str | None, status: int, request_id: str, body: Any) -> str:
+def body(text: bytes) -> str:
+    """The body of a good line, as JSON; raises LineError."""
+    return json.dumps(_fields(text)["body"])
+
+
+def answered(batch: str, line: int, custom_id: str | None, status: int, request_id: str, answer: Any) -> str:
     """A line of the output or, from status 400, of the error file."""
-    response = {"status_code": status, "request_id": request_id, "body": body}
+    response = {"status_code": status, "request_id": request_id, "body": answer}
     return _line(batch, line, custom_id, response, None)
 
 
 def refused(batch: str, line: int, custom_id: str | None, code: str, message: str) -> str:
     """A line of the error file for what was never asked of a model."""
     return _line(batch, line, custom_id, None, {"code": code, "message": message, "line": line})
+
+
+def _fields(text: bytes) -> dict[str, Any]:
+    try:
+        return bounded_json.read(text.removeprefix(_BYTE_ORDER_MARK).strip(), "This line")
+    except BadRequestError as error:
+        raise LineError("invalid_json_line", error.message) from None
 
 
 def _line(batch: str, line: int, custom_id: str | None, response: Any, error: Any) -> str:

@@ -4,6 +4,7 @@ A router has settled whose request it is: the header `x-serving-key` has the has
 """
 
 import asyncio
+import json
 import re
 import time
 import uuid
@@ -214,7 +215,8 @@ class Batches:
     async def take(self, request: Request) -> Response:
         asked = await _json(request)
         holding = [(batch, line) for batch, line in asked["holding"]]
-        return JSONResponse(await self.desk.take(asked["router"], asked["wants"], holding))
+        taken = await self.desk.take(asked["router"], asked["wants"], holding)
+        return Response(await asyncio.to_thread(json.dumps, taken), media_type="application/json")
 
     async def commit(self, request: Request) -> Response:
         await self.desk.commit((await _json(request))["results"])

@@ -6,7 +6,6 @@ that keeps batches knows from every question which lines this router has.
 """
 
 import asyncio
-import json
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -173,9 +172,8 @@ class Filler:
         return {"names": names, "most": max(0, most)}
 
     def _take(self, fields: Mapping[str, Any]) -> None:
-        body = fields["body"]
-        model = self._table.resolve(body["model"])
-        line = Line(fields["batch"], fields["line"], fields["key"], fields["path"], json.dumps(body).encode())
+        model = self._table.resolve(fields["model"])
+        line = Line(fields["batch"], fields["line"], fields["key"], fields["path"], fields["body"].encode())
         self._waiting[model].append(line)
 
     def _start(self) -> None:

@@ -2,8 +2,9 @@
 
 import json
 import tracemalloc
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from support.simulated_engine import MODEL
 
 from serving.batches.desk import Desk
 from serving.batches.files import Folder
-from serving.batches.ledger import Ledger
+from serving.batches.ledger import Ledger, NewLine
 from serving.batches.lifecycle import Event, State
 from serving.config import BatchSpec
 from serving.database.database import Database
@@ -98,10 +99,12 @@ class Table:
 
 
 @asynccontextmanager
-async def table(path: Path, **limits: Any) -> AsyncIterator[Table]:
+async def table(
+    path: Path, make_ledger: Callable[[Database, str], Ledger] = Ledger, **limits: Any
+) -> AsyncIterator[Table]:
     store = folder(path)
     database = await Database.open(store.database_at)
-    ledger, kept = Ledger(database, "here"), Folder(store.files_at)
+    ledger, kept = make_ledger(database, "here"), Folder(store.files_at)
     made: list[Table] = []
     desk = Desk(
         ledger,
@@ -257,6 +260,79 @@ async def test_keys_share_seats_however_many_lines_one_of_them_has(tmp_path: Pat
         taken = await desk.take("a", most=20)
         assert sum(name == "small" for name, _ in taken) == 10
         assert sum(name == "large" for name, _ in taken) == 10
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        line("r0", temperature=float("nan")),
+        line("r0").replace("hello", "\\ud800"),
+        line("\ud800"),
+        line("r0").replace('"hello"', f"[{'[],' * 70_000}0]"),
+        line("r0").replace('"hello"', "[" * 5000 + "]" * 5000),
+        line("r0").replace('"max_tokens"', '"model": "x", "max_tokens"'),
+    ],
+    ids=["NaN", "surrogate", "surrogate in the id", "wide", "deep", "twice"],
+)
+async def test_a_hostile_line_fails_alone(tmp_path: Path, hostile: str) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", [hostile, line("r1")])
+        await desk.add("two", lines(1), key=OTHER)
+        taken = await desk.take("a")
+        assert sorted(taken) == [("one", 2), ("two", 1)]
+        await desk.bring(taken)
+        await desk.settle()
+        batch = await desk.batch("one")
+        assert (batch.state, batch.completed, batch.failed) == (State.COMPLETED, 1, 1)
+        assert desk.results(batch.error_file_id)[0]["error"]["code"] == "invalid_json_line"
+
+
+async def test_a_line_that_an_older_version_let_in_stops_no_other(tmp_path: Path) -> None:
+    class Older(Ledger):
+        async def add_lines(self, name: str, lines: Sequence[NewLine], read_bytes: int) -> bool:
+            let_in = [replace(row, custom_id=f"r{row.line}", model=MODEL, result=None) for row in lines]
+            return await super().add_lines(name, let_in, read_bytes)
+
+    async with table(tmp_path, Older) as desk:
+        await desk.add("one", [line("r1", temperature=float("nan")), line("r2")])
+        await desk.add("two", lines(1), key=OTHER)
+        assert sorted(await desk.take("a")) == [("one", 2), ("two", 1)]
+        await desk.desk.tick()
+        batch = await desk.batch("one")
+        assert (batch.completed, batch.failed) == (0, 1)
+
+
+async def test_a_batch_whose_file_is_gone_stops_no_other(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(2))
+        await desk.add("two", lines(2), key=OTHER)
+        desk.folder.delete("file-one")
+        assert await desk.take("a") == [("two", 1), ("two", 2)]
+
+
+async def test_a_batch_that_can_not_be_read_fails(tmp_path: Path) -> None:
+    class Refusing(Ledger):
+        async def add_lines(self, *_: Any) -> bool:
+            raise UnicodeEncodeError("utf-8", "\ud800", 0, 1, "surrogates not allowed")
+
+    async with table(tmp_path, Refusing) as desk:
+        await desk.add("one", lines(1))
+        batch = await desk.batch("one")
+        assert (batch.state, batch.errors["data"][0]["code"]) == (State.FAILED, "invalid_file")
+
+
+async def test_one_answer_to_a_router_has_a_bounded_number_of_bytes(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", [line(f"r{at}", "x" * 900_000) for at in range(12)])
+        first = await desk.take("a", most=12)
+        assert len(first) == 10
+        assert await desk.take("a", first, most=12) == [("one", 11), ("one", 12)]
+
+
+async def test_an_editor_s_mark_before_the_first_line_is_no_part_of_it(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        await desk.add("one", ["\ufeff" + line("r0")])
+        assert await desk.take("a") == [("one", 1)]
 
 
 async def test_a_full_disk_leaves_a_batch_where_it_was(tmp_path: Path) -> None:

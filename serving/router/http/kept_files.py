@@ -9,6 +9,7 @@ from http import HTTPStatus
 from typing import Any
 
 import aiohttp
+import jiter
 from fastapi import Request
 from starlette.background import BackgroundTask
 from starlette.requests import ClientDisconnect
@@ -62,7 +63,7 @@ class KeptFiles:
             async with await self._ask("POST", path, {}, None, dict(fields)) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise StoreAwayError(f"The store answers {answer.status}: {(await answer.text())[:300]}")
-                return await answer.json()
+                return jiter.from_json(await answer.read())  # some MB of lines, each one text
         except (aiohttp.ClientError, OSError) as error:
             raise self._away(error) from None
 

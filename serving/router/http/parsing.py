@@ -10,7 +10,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from serving.router.http.validation import SMALL_BYTES, parse
+from serving.bounded_json import SMALL_BYTES
+from serving.router.http.validation import parse
 
 # After a body its key's next one waits for so many times as long as that took: a key gets a fifth of the lock at most.
 _PAUSES = 4

@@ -3,8 +3,6 @@
 The router checks only what would cost an engine, or make it reach into the network. vLLM knows what fields mean and which
 ones exist; it ignores unknown fields, as OpenAI's clients of any age rely on, and so does the router. A key that stands twice
 in one object is refused: router and engine must not read two requests in one body.
-
-A body is measured before it is parsed: as Python objects the smallest values of JSON take thirty times their bytes.
 """
 
 import base64
@@ -15,11 +13,12 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Map
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-import jiter
 from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
+from serving import bounded_json
+from serving.bounded_json import SMALL_BYTES
 from serving.config import RouterSpec
 from serving.engine.protocol import CONTINUED, sampling_holders
 from serving.errors import BadRequestError
@@ -27,15 +26,6 @@ from serving.planning import Plan
 from serving.router.http.routes import Route
 from serving.router.http.work import Work, texts
 
-# A list or object takes 56 bytes and more, a number 32: at most 4 MiB and 8 MiB of one body, parsed within 20 ms.
-_MOST_CONTAINERS = 1 << 16
-_MOST_VALUES = 1 << 18
-_PIECE_BYTES = 1 << 18
-# Enough for jiter to see that a body is nested too deeply, at 200 levels.
-_OPENING_BYTES = 1 << 12
-_TOO_DEEP = "recursion limit"
-# Below this size a body is neither measured nor parsed off the event loop (parsing.py): it is parsed within a millisecond.
-SMALL_BYTES = 1 << 16
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
 _LONGEST_TOKEN_CHARS = 128
 # vLLM compares every stop text with every new piece of every answer.
@@ -119,57 +109,11 @@ async def fields_of(
 
 def parse(body: bytes) -> dict[str, Any]:
     """The fields of a JSON body, of a bounded number of values; raises BadRequestError."""
-    try:
-        if len(body) >= SMALL_BYTES:
-            _check_opening(body)
-            if too_many := _too_many_values(body):
-                raise too_many
-        fields = jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
-    except ValueError as error:
-        raise BadRequestError(f"The request body is not JSON: {_without_names(str(error))}.") from None
-    if not isinstance(fields, dict):
-        raise BadRequestError(f"The request body is a JSON {type(fields).__name__}; an object is needed.")
+    fields = bounded_json.read(body)
     _check_types(fields)
     if isinstance(sampling := fields.get("sampling_params"), dict):
         _check_types(sampling)
     return fields
-
-
-def _check_opening(body: bytes) -> None:
-    """Raises ValueError where the first bytes alone are nested too deeply. Other faults there may be those of the cut."""
-    try:
-        jiter.from_json(body[:_OPENING_BYTES], partial_mode=True)
-    except ValueError as error:
-        if _TOO_DEEP in str(error):
-            raise
-
-
-def _too_many_values(body: bytes) -> BadRequestError | None:
-    """Count a body's values without making them, piece by piece: no call holds other threads up for long."""
-    containers = values = texts = 0
-    within, at = False, 0  # a text
-    while at < len(body):
-        piece = body[at : at + _PIECE_BYTES]
-        escapes = len(piece) - len(piece.rstrip(b"\\"))
-        if escapes % 2 and at + len(piece) < len(body):
-            piece = piece[:-1]  # what it escapes is in the next piece
-        at += len(piece) or 1
-        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
-        outside = b"".join(parts[within::2])
-        within ^= len(parts) % 2 == 0
-        containers += outside.count(b"[") + outside.count(b"{")
-        values += outside.count(b",")
-        texts += len(parts) // 2
-        for count, most, what in (
-            (containers, _MOST_CONTAINERS, "lists and objects"),
-            (values, _MOST_VALUES, "values"),
-            (texts, 2 * _MOST_VALUES, "texts"),
-        ):
-            if count > most:
-                return BadRequestError(
-                    f"The request body has more than {most} {what}; send at most so many in one request."
-                )
-    return None
 
 
 def _check_types(fields: dict[str, Any]) -> None:
@@ -456,11 +400,6 @@ def _pixels(url: str) -> int:
     except (ValueError, struct.error):
         return 0
     return int(width * height)
-
-
-def _without_names(problem: str) -> str:
-    """jiter's words on a body: the name of a key that stands there twice may be anything, also a client's text."""
-    return re.sub(r'"(?s:.*)"', "a name", problem)[:200]
 
 
 def _kind(value: Any) -> str:

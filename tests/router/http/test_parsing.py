@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from serving.bounded_json import SMALL_BYTES
 from serving.errors import BadRequestError
 from serving.router.http.parsing import Parsing
-from serving.router.http.validation import SMALL_BYTES
 
 pytestmark = pytest.mark.unit
 
