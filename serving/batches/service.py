@@ -18,7 +18,7 @@ from starlette.datastructures import UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.types import Message, Receive
 
-from serving import secret
+from serving import bounded_json, secret
 from serving.batches import lines
 from serving.batches.desk import Desk
 from serving.batches.files import PIECE_BYTES, Folder
@@ -113,7 +113,10 @@ class Batches:
             fields: dict[str, Any] = {
                 "id": f"file-{uuid.uuid4().hex}",
                 "key": key,
-                "filename": (file.filename or "file")[:512].replace("\0", ""),
+                "filename": (file.filename or "file")[:512]
+                .replace("\0", "")
+                .encode("utf-8", "replace")
+                .decode(),
                 "purpose": "batch",
                 "bytes": file.size or 0,
                 "created_s": now_s,
@@ -161,7 +164,7 @@ class Batches:
 
     async def create(self, request: Request) -> Response:
         key, now_s = _key(request), self._calendar()
-        fields = await _json(request)
+        fields = await _fields(request)
         endpoint = fields.get("endpoint")
         if endpoint not in lines.ENDPOINTS:
             raise BadRequestError(f"endpoint has to be one of {', '.join(lines.ENDPOINTS)}.")
@@ -279,7 +282,18 @@ def _key(request: Request) -> str:
     return request.headers[secret.KEY_HEADER]
 
 
+async def _fields(request: Request) -> dict[str, Any]:
+    """What a client asks; raises TooLargeError and BadRequestError."""
+    too_large = TooLargeError(
+        f"The request body is larger than {_FORM_BYTES} bytes, the most of a batch's fields."
+    )
+    return bounded_json.read(
+        await Request(request.scope, _limited(request.receive, _FORM_BYTES, too_large)).body()
+    )
+
+
 async def _json(request: Request) -> dict[str, Any]:
+    """What a router asks."""
     try:
         fields = await request.json()
     except (ValueError, RecursionError):

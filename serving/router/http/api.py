@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
@@ -47,7 +47,7 @@ from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
 from serving.router.http.isolation import salted
 from serving.router.http.keeper import Keeper
-from serving.router.http.kept_files import KeptFiles
+from serving.router.http.kept_files import Download, KeptFiles
 from serving.router.http.openapi import document
 from serving.router.http.parsing import Parsing
 from serving.router.http.protocol import InferenceRequest
@@ -255,7 +255,9 @@ class Api:
         async with self._asked_by(request) as visit:
             if self._kept is None:
                 raise NoStoreError("This service adds up no usage (store).")
-            answer = await self._kept.ask(request, _path(request), visit.account.key.id)
+            answer = await self._kept.ask(
+                request, _path(request), visit.account.key.id, visit.owner, self._admission.bodies
+            )
             if answer.status_code != HTTPStatus.OK:
                 return answer
             budgets = self._admission.budgets(visit)
@@ -263,10 +265,15 @@ class Api:
 
     async def _of_key(self, request: Request) -> Response:
         """Ask the process that keeps files and batches, for the key that asks here."""
-        async with self._asked_by(request) as visit:
+        async with AsyncExitStack() as visiting:
+            visit = await visiting.enter_async_context(self._asked_by(request))
             if self._kept is None:
                 raise NoStoreError("This service keeps no files and runs no batches (store).")
-            return await self._kept.ask(request, _path(request), visit.account.key.sha256)
+            key = visit.account.key.sha256
+            response = await self._kept.ask(request, _path(request), key, visit.owner, self._admission.bodies)
+            if isinstance(response, Download):  # its client is here until all is sent
+                response.ending.push_async_callback(visiting.pop_all().aclose)
+            return response
 
     async def forward(self, request: Request) -> Any:
         """Forward a request to a slice of the model that its body names."""

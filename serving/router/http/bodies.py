@@ -1,8 +1,10 @@
 """Reads request bodies, with limits on each, on all of one key and on all together."""
 
 import asyncio
+import math
+import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
@@ -25,6 +27,8 @@ _MOST_DROPPED_BYTES = 1 << 18
 _BYTES_PER_S = 64 << 20
 _AHEAD_S = 0.01
 _UNPACED_BYTES = 1 << 16
+# A file has as much more time as it takes at this pace.
+_SLOWEST_BYTES_PER_S = 1 << 16
 
 
 class Holder(Protocol):
@@ -60,6 +64,17 @@ class BodyReader:
         ):
             raise self._too_large()  # the client waits to be asked for the body
         return await self._in_time(self._pieces(request, holder), now_s)
+
+    async def pass_on(
+        self, request: Request, owner: str, carry: Callable[[AsyncIterator[bytes]], Coroutine[Any, Any, T]]
+    ) -> T:
+        """What `carry` makes of a body's pieces as they come. Raises SlowBodyError, and ClientDisconnect from the pieces.
+
+        Nothing is kept here; who is silent, or slower than any line of today, is cut off.
+        """
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  a coroutine runs in a task
+        return await self._in_time(carry(self._passing(request, owner, task)), time.monotonic())
 
     async def drop(self, request: Request, holder: Holder, now_s: float) -> bool:
         """Read and forget a body of which nothing is wanted, up to a size; whether it is over. Raises ClientDisconnect."""
@@ -129,6 +144,19 @@ class BodyReader:
         except BaseException:
             self.forget(holder)
             raise
+
+    async def _passing(self, request: Request, owner: str, task: asyncio.Task[Any]) -> AsyncIterator[bytes]:
+        size, more = 0, True
+        while more:
+            piece, more = await _piece(request)
+            size += len(piece)
+            if size > _UNPACED_BYTES:
+                await self._in_pace(owner, len(piece))
+            if task in self._readers:
+                # Once all is here, it is the store that takes its time.
+                self._readers[task] += len(piece) / _SLOWEST_BYTES_PER_S if more else math.inf
+            if piece:
+                yield piece
 
     async def _dropped(self, request: Request, holder: Holder) -> bool:
         size, more = 0, True

@@ -1,0 +1,110 @@
+"""Clients of files and batches that send slowly, read nothing or send too much: others of the service do not notice."""
+
+import itertools
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+from support.batches import filling_router, folder, owner
+from support.servers import until
+from support.simulated_engine import serving
+
+from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile, new
+
+pytestmark = pytest.mark.http
+
+_MANY = 110  # more than the connections that aiohttp has for all by default
+EVIL, EVIL_LINE = new("evil")
+GOOD, GOOD_LINE = new("good")
+UPLOAD = "POST /v1/files HTTP/1.1\r\nhost: a\r\ncontent-type: multipart/form-data; boundary=b\r\ncontent-length: 1000000\r\n"
+
+
+@pytest.fixture
+def router(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[str, RouterCore]]:
+    keys = KeyFile(None, f"{EVIL_LINE}\n{GOOD_LINE}")
+    with (
+        serving() as (upstream, _),
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys, **getattr(request, "param", {})) as made,
+    ):
+        yield made
+
+
+def client(address: str, key: str = GOOD) -> httpx.Client:
+    return httpx.Client(base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=20)
+
+
+def connection(address: str, text: str, key: str = EVIL) -> socket.socket:
+    host, port = address.removeprefix("http://").split(":")
+    made = socket.socket()
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    made.settimeout(20)
+    made.connect((host, int(port)))
+    made.sendall(f"{text}authorization: Bearer {key}\r\n\r\n".encode())
+    return made
+
+
+def test_silent_uploads_of_one_key_hold_up_nobody(router: tuple[str, RouterCore]) -> None:
+    address, core = router
+    with ExitStack() as sockets, client(address) as good:
+        for _ in range(_MANY):
+            sockets.enter_context(connection(address, UPLOAD))
+        until(lambda: core._kept._transfers["evil"] == 16, "as many come as may", 20)
+        until(lambda: _open(core) == 16, "the others are refused", 20)
+        assert good.get("/v1/files").status_code == 200
+        assert good.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}).status_code == 200
+
+
+@pytest.mark.parametrize("router", [{"body_timeout_s": 0.3}], indirect=True)
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches"])
+def test_a_silent_upload_ends(router: tuple[str, RouterCore], path: str) -> None:
+    address, core = router
+    with connection(address, UPLOAD.replace("/v1/files", path)) as silent:
+        assert silent.recv(100).startswith(b"HTTP/1.1 408 ")
+    until(lambda: not _open(core), "its visit has ended", 20)
+    with client(address) as good:
+        assert good.get("/v1/files").status_code == 200
+
+
+def test_a_body_of_a_batch_is_small(router: tuple[str, RouterCore]) -> None:
+    address, _ = router
+    pieces = itertools.chain([b'{"a":['], itertools.repeat(b"[]," * 1000, 30), [b"0]}"])
+    with client(address, EVIL) as evil:
+        answer = evil.post("/v1/batches", content=pieces)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        nested = evil.post("/v1/batches", content=b'{"a":' * 300 + b"1" + b"}" * 300)
+        assert nested.status_code == 400
+
+
+def test_the_store_takes_no_large_body_either(tmp_path: Path) -> None:
+    with owner(folder(tmp_path)) as keeper:
+        address, token = keeper.place()
+        shown = {"authorization": f"Bearer {token}", "x-serving-key": "0" * 64}
+        answer = httpx.post(f"{address}/v1/batches", content=b"[" * 100_000, headers=shown)
+        assert answer.status_code == 413
+
+
+def test_a_download_counts_for_its_key_until_it_ends(router: tuple[str, RouterCore]) -> None:
+    address, core = router
+    core._kept._unread_s = 0.5
+    with client(address, EVIL) as evil:
+        made = evil.post("/v1/files", files={"file": b"x" * (20 << 20)}, data={"purpose": "batch"})
+        path = f"/v1/files/{made.json()['id']}/content"
+        with connection(address, f"GET {path} HTTP/1.1\r\nhost: a\r\n") as unread:
+            assert unread.recv(15) == b"HTTP/1.1 200 OK"
+            assert _open(core) == 1
+            until(lambda: not _open(core), "who reads nothing is cut off", 120)
+        with connection(address, f"GET {path} HTTP/1.1\r\nhost: a\r\n") as gone:
+            assert gone.recv(15) == b"HTTP/1.1 200 OK"
+        until(lambda: not _open(core), "who hangs up has gone", 20)
+        assert evil.get(path).content == b"x" * (20 << 20)
+        assert _open(core) == 0
+
+
+def _open(core: RouterCore) -> int:
+    """Requests of the hostile key that are under way."""
+    return core.admission._accounts["evil"].open
