@@ -329,20 +329,24 @@ class Desk:
             del self._tries[held]
 
     async def _take(self, router: str, names: frozenset[str], most: int) -> list[dict[str, Any]]:
-        """Lines of every batch in turn, those of the key with the fewest lines out first."""
+        """Lines of every key in turn, the one with the fewest lines out first, and of every batch of a key."""
         given: list[dict[str, Any]] = []
         out = Counter(self._works[name].batch.key for name, _ in self._out if name in self._works)
-        works = sorted(self._works.values(), key=lambda work: (out[work.batch.key], work.batch.created_s))
-        for at, work in enumerate(works):
-            left = most - len(given)
-            if left <= 0:
-                break
-            share = math.ceil(left / (len(works) - at))
-            given += await self._take_from(work, router, names, share, given)
-        for work in works:
-            if len(given) >= most:
-                break
-            given += await self._take_from(work, router, names, most - len(given), given)
+        of_keys: dict[str, list[_Work]] = {}
+        for work in sorted(self._works.values(), key=lambda work: work.batch.created_s):
+            of_keys.setdefault(work.batch.key, []).append(work)
+        keys = sorted(of_keys, key=lambda key: out[key])
+        for at, key in enumerate(keys):
+            share_end = len(given) + math.ceil((most - len(given)) / (len(keys) - at))
+            works = of_keys[key]
+            for nth, work in enumerate(works):
+                share = math.ceil((share_end - len(given)) / (len(works) - nth))
+                given += await self._take_from(work, router, names, share, given)
+            for work in works:
+                given += await self._take_from(work, router, names, share_end - len(given), given)
+        for key in keys:
+            for work in of_keys[key]:
+                given += await self._take_from(work, router, names, most - len(given), given)
         return given
 
     async def _take_from(
@@ -354,6 +358,8 @@ class Desk:
         given: Sequence[Mapping[str, Any]],
     ) -> list[dict[str, Any]]:
         """Lines of a batch beside those that are `given`. What is wrong with one batch holds up no other."""
+        if most <= 0:
+            return []
         left_bytes = _MOST_TAKEN_BYTES - sum(len(line["body"]) for line in given)
         try:
             return await self._take_of(work, router, names, most, left_bytes)

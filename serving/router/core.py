@@ -145,6 +145,7 @@ class RouterCore:
             self._kept,
         )
         self.admission.batches_scale = batch is not None and batch.may_scale
+        self.admission.spare = (batch or BatchSpec()).spare
         self.filler = (
             Filler(self._api, self.admission, self.table, self._kept, batch or BatchSpec(), name)
             if self._kept

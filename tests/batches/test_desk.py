@@ -2,6 +2,7 @@
 
 import json
 import tracemalloc
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -333,6 +334,16 @@ async def test_an_editor_s_mark_before_the_first_line_is_no_part_of_it(tmp_path:
     async with table(tmp_path) as desk:
         await desk.add("one", ["\ufeff" + line("r0")])
         assert await desk.take("a") == [("one", 1)]
+
+
+async def test_many_batches_of_one_key_get_no_more_seats_than_one_of_another(tmp_path: Path) -> None:
+    async with table(tmp_path) as desk:
+        for at in range(6):
+            await desk.add(f"many{at}", lines(3))
+        await desk.add("single", lines(20), key=OTHER)
+        taken = await desk.take("a", most=12)
+        assert Counter(name for name, _ in taken) == {"single": 6, **{f"many{at}": 1 for at in range(6)}}
+        assert len(await desk.take("b", most=50)) == 6 * 3 + 20 - 12
 
 
 async def test_a_full_disk_leaves_a_batch_where_it_was(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ class AdmissionController:
         self._fillers: dict[str, Account] = {}
         self._filled = {plan.model.name: Filled() for plan in plans}
         self.batches_scale = False
+        self.spare = 0.0  # the share of a model's seats that requests that fill leave free
         self._rates: Mapping[str, float] = {}
         self._expected = dict.fromkeys(self._filled, 0.0)
         self._refreshed_s = clock()
@@ -213,6 +214,7 @@ class AdmissionController:
             size_bytes=len(request.body),
             since_s=self._clock(),
             fills=visit.fills,
+            spare=self.spare,
             times=visit.times,
         )
         if account.limited:

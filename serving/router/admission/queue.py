@@ -48,7 +48,7 @@ class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
     `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here. A request that
-    `fills` takes a free seat or none: it never waits, and is no demand. One that has `begun` and is held again is paused.
+    `fills` takes a free seat or none, and leaves a share `spare` of all seats free: it never waits, and is no demand. One that has `begun` and is held again is paused.
     `makes_room`: it is to give its seats back; `times`: how often it has been told to; `paused_s`: of pauses that are over;
     `lifted`: the next free seat is for it.
     """
@@ -63,6 +63,7 @@ class Ticket:
     refusal: Refusal | None = None
     used_tokens: float = 0.0
     fills: bool = False
+    spare: float = 0.0
     budget: Budget | None = None
     begun: bool = False
     makes_room: bool = False
@@ -136,8 +137,12 @@ class _Model:
 
     def room(self, spare: float) -> int:
         """Seats for requests that fill, where a share stays free; one seat alone may be filled."""
+        return 0 if self.queue else max(0, self.fillable(spare) - self.open)
+
+    def fillable(self, spare: float) -> int:
+        """Seats that may be filled while nothing else has one."""
         kept = max(0, min(math.ceil(spare * self.outlook.seats), self.outlook.seats - 1))
-        return 0 if self.queue else max(0, self.outlook.seats - kept - self.open)
+        return self.outlook.seats - kept
 
     def measure(self, now_s: float) -> None:
         """Average the requests ended per second, over beats in which there was something to do."""
@@ -187,9 +192,10 @@ class AdmissionQueue:
             ticket.where, ticket.refusal = Where.REFUSED, refusal
             return []
         if ticket.fills:
-            if seats_free := model.room(0.0):
+            room = model.room(ticket.spare)
+            # A line that would use more alone than may be filled gets its turn when all of that is free.
+            if room and room >= min(ticket.seats, model.fillable(ticket.spare)):
                 ticket.seats = min(ticket.seats, model.outlook.seats)
-            if seats_free and seats_free >= ticket.seats:
                 self._admit(model, ticket, now_s)
             else:
                 ticket.where, ticket.refusal = Where.REFUSED, model.refusal(0.0)

@@ -53,9 +53,9 @@ def test_a_request_goes_straight_through_while_there_is_a_seat() -> None:
     assert third.where is Where.ADMITTED
 
 
-def filling(who: Account, seats: int = 1) -> Ticket:
+def filling(who: Account, seats: int = 1, spare: float = 0.0) -> Ticket:
     made = ticket(who, seats=seats)
-    made.fills = True
+    made.fills, made.spare = True, spare
     return made
 
 
@@ -86,6 +86,26 @@ def test_nothing_fills_while_a_request_waits() -> None:
 )
 def test_a_share_of_the_seats_stays_free_of_what_fills(seats: int, spare: float, room: int) -> None:
     assert admission(seats).room(LLAMA, spare) == room
+
+
+def test_several_answers_to_one_line_leave_the_spare_seats_free_too() -> None:
+    on, who = admission(10), account()
+    assert asked(on, *(filling(who, seats, 0.2) for seats in (4, 5, 4, 1))) == [
+        Where.ADMITTED,
+        Where.REFUSED,
+        Where.ADMITTED,
+        Where.REFUSED,
+    ]
+    assert on.free_seats(LLAMA) == 2
+
+
+def test_a_line_of_more_answers_than_may_be_filled_comes_when_nothing_else_runs() -> None:
+    on, who = admission(10), account()
+    first = filling(who, 1, 0.2)
+    assert asked(on, first, filling(who, 128, 0.2)) == [Where.ADMITTED, Where.REFUSED]
+    on.leave(first, 1.0)
+    assert asked(on, filling(who, 128, 0.2)) == [Where.ADMITTED]
+    assert on.free_seats(LLAMA) == 0
 
 
 def test_a_request_with_several_sequences_takes_several_seats() -> None:
