@@ -68,6 +68,18 @@ class Ledger:
         async with self._database.write() as connection:
             await connection.execute(insert(FILES).values(**fields, state=UPLOADING))
 
+    async def add_upload(self, fields: Mapping[str, Any], most_bytes: int, most_files: int) -> bool:
+        """The same for a client's file. False where its key's files have so many bytes, or it has uploaded so many, already."""
+        of_key = FILES.c.key == fields["key"]
+        uploads = func.count().filter(FILES.c.purpose == fields["purpose"])
+        query = select(func.coalesce(func.sum(FILES.c.bytes), 0), uploads).where(of_key)
+        async with self._database.write() as connection:
+            has_bytes, files = (await connection.execute(query)).one()
+            if has_bytes >= most_bytes or files >= most_files:
+                return False
+            await connection.execute(insert(FILES).values(**fields, state=UPLOADING))
+            return True
+
     async def store_file(self, name: str, size_bytes: int) -> None:
         """The content is there."""
         async with self._database.write() as connection:

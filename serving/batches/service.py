@@ -31,6 +31,7 @@ from serving.errors import BadRequestError, RateLimitError, TooLargeError, Unkno
 _FORM_BYTES = 64 << 10  # of a form beside its file
 _LEAST_EXPIRY_S = 3600
 _MOST_METADATA = 16
+_MOST_FILES = 10_000  # that one key has uploaded
 _UNITS = {"m": 60, "h": 3600, "d": 86400}
 
 
@@ -81,10 +82,12 @@ class Batches:
 
     async def upload(self, request: Request) -> Response:
         key, now_s = _key(request), self._calendar()
+        full = TooLargeError(
+            f"This key's files have {self._spec.max_key_bytes} bytes already (batch.max_key_bytes), or are {_MOST_FILES}; "
+            "delete some."
+        )
         if await self.ledger.bytes_of(key) >= self._spec.max_key_bytes:
-            raise TooLargeError(
-                f"This key's files have {self._spec.max_key_bytes} bytes already (batch.max_key_bytes); delete some."
-            )
+            raise full
         too_large = TooLargeError(
             f"The file is larger than {self._spec.max_file_bytes} bytes, the most this service takes (batch.max_file_bytes)."
         )
@@ -122,7 +125,9 @@ class Batches:
                 "created_s": now_s,
                 "expires_s": expires_s,
             }
-            await self.ledger.add_file(fields)
+            # Others of the key may have come meanwhile.
+            if not await self.ledger.add_upload(fields, self._spec.max_key_bytes, _MOST_FILES):
+                raise full
             size = await asyncio.to_thread(self._copy, file, fields["id"])
         finally:
             await form.close()

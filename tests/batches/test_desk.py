@@ -1,5 +1,6 @@
 """The desk with a clock of the test's, real SQLite and real files: who gets which line, and what ends a batch."""
 
+import asyncio
 import json
 import tracemalloc
 from collections import Counter
@@ -344,6 +345,23 @@ async def test_many_batches_of_one_key_get_no_more_seats_than_one_of_another(tmp
         taken = await desk.take("a", most=12)
         assert Counter(name for name, _ in taken) == {"single": 6, **{f"many{at}": 1 for at in range(6)}}
         assert len(await desk.take("b", most=50)) == 6 * 3 + 20 - 12
+
+
+async def test_uploads_side_by_side_pass_a_key_s_bounds_once(tmp_path: Path) -> None:
+    fields = {"key": KEY, "filename": "in", "purpose": "batch", "bytes": 1000, "created_s": 0.0}
+    async with table(tmp_path) as desk:
+        came = [
+            desk.ledger.add_upload({**fields, "id": f"file-{at}"}, most_bytes=1500, most_files=9)
+            for at in range(5)
+        ]
+        assert sum(await asyncio.gather(*came)) == 2
+        empty = [
+            await desk.ledger.add_upload(
+                {**fields, "key": OTHER, "bytes": 0, "id": f"empty-{at}"}, most_bytes=1500, most_files=3
+            )
+            for at in range(5)
+        ]
+        assert sum(empty) == 3
 
 
 async def test_a_full_disk_leaves_a_batch_where_it_was(tmp_path: Path) -> None:
