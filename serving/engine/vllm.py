@@ -22,6 +22,7 @@ from typing import Any
 from serving import environment, tracing
 from serving.engine import resume
 from serving.engine.late_programs import Late, most
+from serving.engine.protocol import MOST_PIXELS
 from serving.engine.redaction import redacted, secrets_of
 from serving.engine.server import EngineSite, HttpServer, Load
 from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
@@ -211,6 +212,7 @@ class VllmServer:
             # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.
             "TPU_MULTIHOST_BACKEND": "ray" if len(self._held.hosts) > 1 else None,
             "VLLM_MEDIA_URL_ALLOW_REDIRECTS": "0",  # an allowed domain must not send the engine on to another
+            "VLLM_MAX_IMAGE_PIXELS": str(MOST_PIXELS),
             **self._pipeline_environment(),
             # tpu-inference 0.26 holds prompts back for up to 30 s to start them together (dp_scheduler.py).
             "DP_SCHED_BATCH_PREFILL": "0",

@@ -35,3 +35,8 @@ def test_a_domain_that_is_allowed_can_not_send_the_engine_on_to_another() -> Non
     one = server(allowed_media_domains=["example.com"])
     assert one._options()["allowed_media_domains"] == ["example.com"]
     assert one._environment()["VLLM_MEDIA_URL_ALLOW_REDIRECTS"] == "0"
+
+
+def test_an_engine_unpacks_no_picture_that_a_router_would_refuse() -> None:
+    """A router does not see what an engine fetches, nor the sizes in every format."""
+    assert server()._environment()["VLLM_MAX_IMAGE_PIXELS"] == str(64 << 20)

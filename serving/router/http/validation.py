@@ -5,10 +5,8 @@ ones exist; it ignores unknown fields, as OpenAI's clients of any age rely on, a
 in one object is refused: router and engine must not read two requests in one body.
 """
 
-import base64
 import math
 import re
-import struct
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -20,11 +18,12 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from serving import bounded_json
 from serving.bounded_json import SMALL_BYTES
 from serving.config import RouterSpec
-from serving.engine.protocol import CONTINUED, sampling_holders
+from serving.engine.protocol import CONTINUED, MOST_PIXELS, sampling_holders
 from serving.errors import BadRequestError
 from serving.planning import Plan
+from serving.router.http.images import pixels
 from serving.router.http.routes import Route
-from serving.router.http.work import Work, texts
+from serving.router.http.work import IMAGE, Work, texts
 
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
 _LONGEST_TOKEN_CHARS = 128
@@ -48,8 +47,8 @@ _WHOLE_NUMBERS = (
 )
 # Prompts of one request times the answers to each, where none of them writes.
 _MOST_SEQUENCES = 4096
-# A small PNG may unpack to gigabytes; a photograph of a good camera has 50 million pixels.
-_MOST_PIXELS = 64 << 20
+# What stands under these names are recordings; any other URL is a picture's.
+_RECORDINGS = ("audio_url", "video_url", "file_url")
 # About right for English text in JSON; the tokens that a request used correct it afterwards.
 BYTES_PER_TOKEN = 4
 # Fields with text for a chat template or tokenizer, and with media.
@@ -330,13 +329,16 @@ def _check_length(fields: Mapping[str, Any], body: bytes, prompts: int, max_mode
 def _check_media(fields: Mapping[str, Any], plan: Plan) -> None:
     allowed = plan.engine.get("allowed_media_domains") or ()
     local = bool(plan.engine.get("allowed_local_media_path"))
-    pixels = 0
+    total = 0
     for _, name, text in texts(_content(fields)):
         if _is_url(name) or (name == "data" and _reaches_out(text)):
             _check_url(text, allowed, local=local)
-            pixels += _pixels(text)
-    if pixels > _MOST_PIXELS:
-        raise BadRequestError(f"The images have {pixels} pixels together; send at most {_MOST_PIXELS}.")
+        if name == IMAGE or (_is_url(name) and text.lstrip()[:5].lower() == "data:"):
+            total += _pixels(name, text)
+    if total > MOST_PIXELS:
+        raise BadRequestError(
+            f"The images have {total} pixels together; send at most {MOST_PIXELS}. One whose size the router can't read counts as all."
+        )
 
 
 def _may_have_media(body: bytes) -> bool:
@@ -356,8 +358,10 @@ def _is_url(name: str) -> bool:
 
 
 def _is_media(holder: Mapping[str, Any], name: str, text: str) -> bool:
-    return (text.startswith("data:") and _is_url(name)) or (
-        name in ("data", "prompt_embeds") and (holder.get("type") == "base64" or "format" in holder)
+    return (
+        name == IMAGE
+        or (text.startswith("data:") and _is_url(name))
+        or (name in ("data", "prompt_embeds") and (holder.get("type") == "base64" or "format" in holder))
     )
 
 
@@ -382,24 +386,15 @@ def _check_url(url: str, allowed: Collection[str], *, local: bool) -> None:
     )
 
 
-def _pixels(url: str) -> int:
-    """The pixels that an image says it has, in the formats that pack any number of them into a few bytes."""
-    packed = url.partition(",")[2][:64]
-    try:
-        head = base64.b64decode(packed[: len(packed) // 4 * 4])
-        if head.startswith(b"\x89PNG"):
-            width, height = struct.unpack_from(">II", head, 16)
-        elif head.startswith(b"GIF8"):
-            width, height = struct.unpack_from("<HH", head, 6)
-        elif head.startswith(b"BM"):
-            width, height = (abs(side) for side in struct.unpack_from("<ii", head, 18))
-        elif head[:4] == b"RIFF" and head[12:16] == b"VP8X":
-            width, height = (int.from_bytes(head[at : at + 3], "little") + 1 for at in (24, 27))
-        else:
-            return 0
-    except (ValueError, struct.error):
-        return 0
-    return int(width * height)
+def _pixels(name: str, text: str) -> int:
+    """The pixels of a picture within the request, the most of one where they are not known. Recordings have none."""
+    if name not in _RECORDINGS:
+        packed = text if name == IMAGE else text.partition(",")[2]
+        return pixels(packed) or MOST_PIXELS
+    kind, _, packed = text.partition(",")
+    # vLLM reads such a video as pictures in base64 with commas between them.
+    frames = packed.split(",") if "video/jpeg" in kind.lower() else ()
+    return sum(pixels(frame) or MOST_PIXELS for frame in frames)
 
 
 def _kind(value: Any) -> str:

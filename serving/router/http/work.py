@@ -12,6 +12,8 @@ Fields = Mapping[str, Any]
 
 # vLLM's max_tokens of a completion that names none.
 _COMPLETION_TOKENS = 16
+# The key under which `texts` has the data of an Anthropic picture.
+IMAGE = "image source"
 # The largest number that is counted with: sums of it stay exact.
 _MOST_TOKENS = 1 << 30
 # vLLM cuts audio into pieces of 30 s and decodes each by itself; this is 30 s of speech at 32 kbit/s.
@@ -111,7 +113,8 @@ def anything(fields: Fields, body_bytes: int) -> Work:
 def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
     """Every text in a request's fields at any depth, with the object it stands in and its key there.
 
-    A text in a list has the key of the list.
+    A text in a list has the key of the list, the URL within an `image_url` that name. Within the `source` of an Anthropic picture,
+    of which vLLM takes `data` whatever type it says it has, the data's key is IMAGE.
     """
     todo: list[tuple[Mapping[str, Any], str, Any]] = [(fields, name, value) for name, value in fields.items()]
     while todo:
@@ -119,7 +122,10 @@ def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
         if isinstance(value, str):
             yield holder, name, value
         elif isinstance(value, dict):
-            todo.extend((value, inner, item) for inner, item in value.items())
+            url, data = (name if name.endswith("_url") else "url"), (IMAGE if name == IMAGE else "data")
+            source = IMAGE if value.get("type") == "image" else "source"
+            names = {"url": url, "data": data, "source": source}
+            todo.extend((value, names.get(inner, inner), item) for inner, item in value.items())
         elif isinstance(value, list) and not (value and isinstance(value[0], int | float)):  # token ids
             todo.extend((holder, name, item) for item in value)
 

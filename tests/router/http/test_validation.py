@@ -223,7 +223,7 @@ def test_a_regex_is_looked_at_in_no_time_whatever_stands_in_it() -> None:
 
 
 def png(width: int, height: int) -> str:
-    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII", 13, b"IHDR", width, height)
+    head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I4sII9xI4s", 13, b"IHDR", width, height, 0, b"IDAT")
     return "data:image/png;base64," + base64.b64encode(head + b"\0" * 40).decode()
 
 
@@ -237,9 +237,43 @@ def test_an_image_of_more_pixels_than_anybody_unpacks_is_refused() -> None:
         asked(png(30_000, 30_000))
     with pytest.raises(BadRequestError, match="72000000 pixels"):
         asked(*[png(4000, 3000)] * 6)
-    gif = "data:image/gif;base64," + base64.b64encode(b"GIF89a\xff\xff\xff\xff" + b"\0" * 40).decode()
+    gif = "data:image/gif;base64," + base64.b64encode(b"GIF89a\xff\xff\xff\xff\0\0\0," + b"\0" * 40).decode()
     with pytest.raises(BadRequestError, match="4294836225 pixels"):
         asked(gif)
+
+
+def test_a_picture_counts_in_whatever_it_is_packed() -> None:
+    large, unknown = png(8000, 8000), "data:image/heic;base64,aGVsbG8="
+    data = large.partition(",")[2]
+
+    def asked(*parts: Any, path: str = CHAT) -> Any:
+        return checked(path, messages=[{"role": "user", "content": list(parts)}])
+
+    def image(url: str) -> dict[str, Any]:
+        return {"type": "image_url", "image_url": {"url": url}}
+
+    def anthropic(kind: str) -> dict[str, Any]:
+        return {"type": "image", "source": {"type": kind, "media_type": "image/png", "data": data}}
+
+    def video(kind: str) -> dict[str, Any]:
+        return {"type": "video_url", "video_url": {"url": f"data:{kind};base64,{data},{data}"}}
+
+    for one in (large, unknown):
+        asked(
+            image(one),
+            {"type": "audio_url", "audio_url": {"url": "data:audio/wav;base64,AAAA"}},
+            video("video/mp4"),
+        )
+    asked(anthropic("base64"), path="/v1/messages")
+    for two in (
+        [image(unknown), image(png(10, 10))],
+        [{"type": "input_image", "image_url": unknown}] * 2,
+        [anthropic("base64"), anthropic("text")],
+        [{"type": "tool_result", "content": [anthropic("base64")]}] * 2,
+        [video("Video/JPEG")],
+    ):
+        with pytest.raises(BadRequestError, match="pixels together"):
+            asked(*two)
 
 
 def test_an_empty_list_of_domains_allows_none() -> None:
