@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from starlette.responses import Response
 
@@ -28,8 +27,7 @@ from serving.router.http.bodies import BodyReader
 from serving.router.http.downstream import Downstream, respond
 from serving.router.http.errors import refusal_response
 from serving.router.http.protocol import InferenceRequest
-from serving.router.http.validation import Estimate
-from serving.router.http.work import Work
+from serving.router.http.validation import Checked, Estimate
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
 from serving.state.records import Demand, SliceState
@@ -187,12 +185,10 @@ class AdmissionController:
         if self.spec.private_status:
             self._keys.ring.holder(headers)
 
-    def estimate(
-        self, visit: Visit, model: str, work: Work, fields: Mapping[str, Any], body: bytes
-    ) -> Estimate:
+    def estimate(self, visit: Visit, model: str, checked: Checked) -> Estimate:
         """What a request may use, by its own fields and the answers that its key got of late."""
         left_out = self._usage.output_tokens(visit.account.key.name, model, self._longest[model])
-        return Estimate.of(work, fields, body, left_out)
+        return Estimate.of(checked, left_out)
 
     async def admit(
         self,

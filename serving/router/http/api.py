@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -42,6 +42,7 @@ from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.forwarding.seat import Seat
 from serving.router.http import anthropic_models, responses, seed
+from serving.router.http.auth import Key
 from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
 from serving.router.http.errors import error_response
@@ -53,8 +54,8 @@ from serving.router.http.parsing import Parsing
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.response_store import ResponseStore
 from serving.router.http.responses import Keeping, Kept
-from serving.router.http.routes import ROUTES
-from serving.router.http.validation import Estimate, check, fields_of, kept
+from serving.router.http.routes import ROUTES, Route
+from serving.router.http.validation import Checked, Estimate, check, form, is_form, kept, parse
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.record import RequestRecord
@@ -68,6 +69,16 @@ _KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _Run = Callable[[Downstream, Seat], Awaitable[None]]
 _IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
+
+
+class _Read(NamedTuple):
+    """A body that was read: what goes to the slice, and what the router looks at of it. `ignored`: what no engine heeds."""
+
+    model: str
+    body: bytes
+    kept: dict[str, Any]
+    checked: Checked
+    ignored: list[str]
 
 
 class Api:
@@ -362,33 +373,48 @@ class Api:
         self, request: Request, record: RequestRecord, visit: Visit
     ) -> tuple[InferenceRequest, Estimate]:
         route = ROUTES[record.path]
+        key, owner = visit.account.key, visit.owner
         body = await self._admission.bodies.read(request, visit, time.monotonic())
-        parsed = partial(self._parsing.fields, owner=visit.owner)
-        fields = await fields_of(request, route, body, parsed)
+        keeping = None
+        if is_form(request.headers, route):
+            read = self._looked_at(route, await form(request.headers, body), body, record, key)
+        elif route.path == responses.PATH:
+            fields = await self._parsing.run(partial(parse, body), len(body), owner)
+            record.model, record.question = self._table.resolve(fields.get("model")), body
+            if followed := await self._following(key.sha256, fields):
+                fields, keeping = followed
+                body = _json(fields)
+            look = partial(self._looked_at, route, fields, body, record, key)
+            read = await self._parsing.run(look, len(body), owner)
+        else:
+            read = await self._parsing.run(
+                lambda: self._looked_at(route, parse(body), body, record, key), len(body), owner
+            )
+        estimate = self._admission.estimate(visit, read.model, read.checked)
+        inference = InferenceRequest.of(request, read.model, route.path, read.body, read.kept)
+        if read.ignored or keeping:
+            inference = replace(inference, ignored=tuple(sorted(read.ignored)), keeping=keeping)
+        return inference, estimate
+
+    def _looked_at(
+        self, route: Route, fields: dict[str, Any], body: bytes, record: RequestRecord, key: Key
+    ) -> "_Read":
+        """What is to be known of a body, all of it at once: that of a large one is found out beside the event loop."""
         model = self._table.resolve(fields.get("model"))
         record.model = model
-        record.question = body
-        keeping = None
-        if route.path == responses.PATH and (
-            followed := await self._following(visit.account.key.sha256, fields)
-        ):
-            fields, keeping = followed
-            body = _json(fields)
-        work = check(route, fields, body, self._plans[model], self._admission.spec)
+        record.question = record.question or body
+        checked = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
         known_faults.refuse_too_large(fields, self._fits[model])
-        ignored = known_faults.without_effect(fields) if work.generates else []
-        if work.generates and seed.seeded(route, fields):
+        generates = checked.work.generates
+        ignored = known_faults.without_effect(fields) if generates else []
+        if generates and seed.seeded(route, fields):
             fields = seed.without(fields, self._admission.spec.seed)
             body = _json(fields)
             ignored.append("seed")
-        estimate = self._admission.estimate(visit, model, work, fields, body)
         if self._admission.spec.keys.isolated_cache:
-            body = salted(route.path, body, fields, visit.account.key)
-        inference = InferenceRequest.of(request, model, route.path, body, kept(fields))
-        if ignored or keeping:
-            inference = replace(inference, ignored=tuple(sorted(ignored)), keeping=keeping)
-        return inference, estimate
+            body = salted(route.path, body, fields, key)
+        return _Read(model, body, kept(fields), checked, ignored)
 
     async def _carry(
         self,

@@ -7,11 +7,10 @@ in one object is refused: router and engine must not read two requests in one bo
 
 import math
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
-from fastapi import Request
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
@@ -91,23 +90,21 @@ _LONG_REPEAT = re.compile(r"\{(?:\d{0,9},)?\d{10}")
 _MOST_REPETITION = {"max_pattern_size": 64, "min_pattern_size": 64, "min_count": 16}
 
 
-async def fields_of(
-    request: Request, route: Route, body: bytes, parsed: Callable[[bytes], Awaitable[dict[str, Any]]]
-) -> dict[str, Any]:
-    """The fields of a JSON or form body, JSON as `parsed` parses it; raises BadRequestError."""
-    if request.headers.get("content-type", "").lower().startswith("multipart/"):
-        if route.form:
-            return await _form(request.headers, body)
+def is_form(headers: Headers, route: Route) -> bool:
+    """Whether a body is a form and no JSON; raises BadRequestError where the route takes none."""
+    if not headers.get("content-type", "").lower().startswith("multipart/"):
+        return False
+    if not route.form:
         raise BadRequestError(
             f"{route.path} takes a JSON body, not a form; send Content-Type: application/json."
         )
-    if not body:
-        raise BadRequestError("The request has no body; a JSON object is needed.")
-    return await parsed(body)
+    return True
 
 
 def parse(body: bytes) -> dict[str, Any]:
     """The fields of a JSON body, of a bounded number of values; raises BadRequestError."""
+    if not body:
+        raise BadRequestError("The request has no body; a JSON object is needed.")
     fields = bounded_json.read(body)
     _check_types(fields)
     if isinstance(sampling := fields.get("sampling_params"), dict):
@@ -130,17 +127,19 @@ def _check_types(fields: dict[str, Any]) -> None:
             raise BadRequestError(f"{_short(name)} is a number that no computer keeps; send a smaller one.")
 
 
-async def _form(headers: Headers, body: bytes) -> dict[str, Any]:
+async def form(headers: Headers, body: bytes) -> dict[str, Any]:
+    """The fields of a form that are no files; raises BadRequestError."""
+
     async def once() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""
 
     try:
-        form = await MultiPartParser(headers, once()).parse()
+        parts = await MultiPartParser(headers, once()).parse()
     except (MultiPartException, KeyError) as error:
         raise BadRequestError(f"The request body is not a form: {error}") from None
-    fields: dict[str, Any] = {name: value for name, value in form.multi_items() if isinstance(value, str)}
-    await form.close()
+    fields: dict[str, Any] = {name: value for name, value in parts.multi_items() if isinstance(value, str)}
+    await parts.close()
     for name in _WHOLE_NUMBERS:
         if name in fields:
             if not re.fullmatch(r"\d{1,9}", fields[name]):
@@ -149,8 +148,15 @@ async def _form(headers: Headers, body: bytes) -> dict[str, Any]:
     return fields
 
 
-def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec: RouterSpec) -> Work:
-    """What the request makes an engine do; raises BadRequestError, with value and limit, where no engine should see it."""
+class Checked(NamedTuple):
+    """What a request makes an engine do, and about the tokens of its prompts."""
+
+    work: Work
+    prompt_tokens: float
+
+
+def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec: RouterSpec) -> Checked:
+    """Raises BadRequestError, with value and limit, where no engine should see the request."""
     work = route.work(fields, len(body))
     _check_steering(fields)
     for holder in sampling_holders(fields):
@@ -169,10 +175,13 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
         raise BadRequestError(
             f"The request makes {work.sequences} sequences, prompts times n; send at most {most} at a time."
         )
-    _check_length(fields, body, work.prompts, plan.fit.max_model_len)
-    if _may_have_media(body):
-        _check_media(fields, plan)
-    return work
+    _check_token_ids(fields, plan.fit.max_model_len)
+    media_chars = _check_texts(fields, body, work.prompts, plan)
+    if body[:64].lstrip().startswith(b"{"):
+        return Checked(work, (len(body) - media_chars) / BYTES_PER_TOKEN)
+    return Checked(
+        work, sum(len(value) for value in fields.values() if isinstance(value, str)) / BYTES_PER_TOKEN
+    )
 
 
 class Estimate(NamedTuple):
@@ -183,21 +192,11 @@ class Estimate(NamedTuple):
     tokens: float
 
     @classmethod
-    def of(cls, work: Work, fields: Mapping[str, Any], body: bytes, left_out_tokens: float) -> Self:
+    def of(cls, checked: Checked, left_out_tokens: float) -> Self:
         """`left_out_tokens`: of one answer to which the request sets no bound."""
-        prompt = prompt_tokens(fields, body)
+        work, prompt = checked
         output = left_out_tokens if work.output_tokens is None else work.output_tokens
         return cls(work, prompt, prompt + output * work.sequences)
-
-
-def prompt_tokens(fields: Mapping[str, Any], body: bytes) -> float:
-    """About the tokens of a request's texts. A picture's bytes do not count: it becomes some hundred tokens at any size."""
-    if not body[:64].lstrip().startswith(b"{"):
-        return sum(len(value) for value in fields.values() if isinstance(value, str)) / BYTES_PER_TOKEN
-    if not _may_have_media(body):
-        return len(body) / BYTES_PER_TOKEN
-    media = sum(len(text) for holder, name, text in texts(_content(fields)) if _is_media(holder, name, text))
-    return (len(body) - media) / BYTES_PER_TOKEN
 
 
 def _check_steering(fields: Mapping[str, Any]) -> None:
@@ -301,8 +300,7 @@ def _values(value: Any) -> int:
     return count
 
 
-def _check_length(fields: Mapping[str, Any], body: bytes, prompts: int, max_model_len: int) -> None:
-    """Refuse too many token ids, and text that is too long for any tokenizer. The engine counts the rest."""
+def _check_token_ids(fields: Mapping[str, Any], max_model_len: int) -> None:
     for name in ("prompt", "input", "tokens", "token_ids", "prompt_token_ids"):
         prompt = fields.get(name)
         several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
@@ -311,34 +309,48 @@ def _check_length(fields: Mapping[str, Any], body: bytes, prompts: int, max_mode
                 raise BadRequestError(
                     f"{name} has {len(item)} tokens; the context of this model is {max_model_len}."
                 )
-    longest_chars = max_model_len * _LONGEST_TOKEN_CHARS
-    if len(body) <= longest_chars:  # a body has a byte or more for each character of its texts
-        return
-    whole_chars = 0
-    for holder, name, text in texts(fields):
-        if _is_media(holder, name, text):
-            continue
-        whole_chars += len(text)
-        if len(text) > longest_chars or whole_chars > longest_chars * max(1, prompts):
-            raise BadRequestError(
-                f"{name[:40]} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length fits "
-                f"the context of {max_model_len} tokens."
-            )
 
 
-def _check_media(fields: Mapping[str, Any], plan: Plan) -> None:
-    allowed = plan.engine.get("allowed_media_domains") or ()
-    local = bool(plan.engine.get("allowed_local_media_path"))
-    total = 0
-    for _, name, text in texts(_content(fields)):
-        if _is_url(name) or (name == "data" and _reaches_out(text)):
-            _check_url(text, allowed, local=local)
-        if name == IMAGE or (_is_url(name) and text.lstrip()[:5].lower() == "data:"):
-            total += _pixels(name, text)
+def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Plan) -> int:
+    """Look at every text once: refuse those too long for any tokenizer, media from elsewhere and pictures of too many pixels.
+
+    Returns the characters of media: a picture becomes some hundred tokens at any size. Most bodies have no text to look at.
+    """
+    longest_chars = plan.fit.max_model_len * _LONGEST_TOKEN_CHARS
+    long = len(body) > longest_chars  # a body has a byte or more for each character of its texts
+    if not long and not _may_have_media(body):
+        return 0
+    content = _content(fields)
+    whole_chars = media_chars = total = 0
+    for at, part in enumerate(
+        (content, {name: fields[name] for name in fields if name not in content} if long else {})
+    ):
+        for holder, name, text in texts(part):
+            if at == 0:
+                total += _checked_pixels(name, text, plan)
+            if _is_media(holder, name, text):
+                media_chars += len(text) if at == 0 else 0
+                continue
+            whole_chars += len(text)
+            if long and (len(text) > longest_chars or whole_chars > longest_chars * max(1, prompts)):
+                raise BadRequestError(
+                    f"{name[:40]} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length "
+                    f"fits the context of {plan.fit.max_model_len} tokens."
+                )
     if total > MOST_PIXELS:
         raise BadRequestError(
             f"The images have {total} pixels together; send at most {MOST_PIXELS}. One whose size the router can't read counts as all."
         )
+    return media_chars
+
+
+def _checked_pixels(name: str, text: str, plan: Plan) -> int:
+    """The pixels of a text that is a picture; raises BadRequestError where it is a URL that no engine should fetch."""
+    is_url = _is_url(name)
+    if is_url or (name == "data" and _reaches_out(text)):
+        local = bool(plan.engine.get("allowed_local_media_path"))
+        _check_url(text, plan.engine.get("allowed_media_domains") or (), local=local)
+    return _pixels(name, text) if name == IMAGE or (is_url and text.lstrip()[:5].lower() == "data:") else 0
 
 
 def _may_have_media(body: bytes) -> bool:

@@ -125,7 +125,10 @@ def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
             url, data = (name if name.endswith("_url") else "url"), (IMAGE if name == IMAGE else "data")
             source = IMAGE if value.get("type") == "image" else "source"
             names = {"url": url, "data": data, "source": source}
-            todo.extend((value, names.get(inner, inner), item) for inner, item in value.items())
+            todo.extend(
+                (value, names[inner] if inner in names else inner, item)  # noqa: SIM401  mypy
+                for inner, item in value.items()
+            )
         elif isinstance(value, list) and not (value and isinstance(value[0], int | float)):  # token ids
             todo.extend((holder, name, item) for item in value)
 

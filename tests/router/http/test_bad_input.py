@@ -2,6 +2,7 @@
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -11,9 +12,12 @@ import httpx
 import pytest
 from support.fronts import Front, front
 from support.servers import until
-from support.simulated_engine import MODEL
+from support.simulated_engine import MODEL, small_plan
 
-from serving.router.http.validation import prompt_tokens
+from serving.bounded_json import SMALL_BYTES
+from serving.config import RouterSpec
+from serving.router.http.routes import ROUTES
+from serving.router.http.validation import check
 
 pytestmark = pytest.mark.http
 
@@ -21,6 +25,7 @@ CHAT = "/v1/chat/completions"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 JSON = {"content-type": "application/json"}
 SLOW_S = 0.3
+PLAN = small_plan()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asgi", "door"])
@@ -123,6 +128,10 @@ def test_a_body_of_50_mb_is_read_to_its_end_and_refused() -> None:
         assert client.post(CHAT, json=GOOD).status_code == 200
 
 
+def prompt_tokens(fields: dict[str, Any]) -> float:
+    return check(ROUTES[CHAT], fields, json.dumps(fields).encode(), PLAN, RouterSpec()).prompt_tokens
+
+
 def test_media_in_a_request_are_not_counted_as_text() -> None:
     url = "data:image/png;base64," + "A" * (1 << 20)
     for part in (
@@ -130,14 +139,16 @@ def test_media_in_a_request_are_not_counted_as_text() -> None:
         {"type": "input_audio", "input_audio": {"data": "A" * (1 << 20), "format": "wav"}},
     ):
         fields = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 10}
-        assert 10 < prompt_tokens(fields, json.dumps(fields).encode()) < 100
+        assert 10 < prompt_tokens(fields) < 100
     for part in (
         {"type": "text", "text": "data: " + "word " * 10_000},
         {"type": "document", "source": {"type": "text", "data": "word " * 10_000}},
     ):
         fields = {"messages": [{"role": "user", "content": [part]}]}
-        assert prompt_tokens(fields, json.dumps(fields).encode()) > 10_000
-    assert prompt_tokens({"model": "whisper", "prompt": "a word"}, b"--boundary" + b"\0" * (1 << 20)) < 10
+        assert prompt_tokens(fields) > 10_000
+    spoken = {"model": "whisper", "prompt": "a word"}
+    route = ROUTES["/v1/audio/transcriptions"]
+    assert check(route, spoken, b"--boundary" + b"\0" * (1 << 20), PLAN, RouterSpec()).prompt_tokens < 10
 
 
 @pytest.mark.parametrize(
@@ -155,6 +166,36 @@ def test_a_prompt_that_can_not_fit_is_refused_before_the_engine(
     answer = client.post("/v1/completions", json={"model": MODEL, **fields})
     assert answer.status_code == 400
     assert says in answer.json()["error"]["message"]
+
+
+class Watched:
+    """A router's options, which tell the threads in which requests are checked against them."""
+
+    def __init__(self, spec: RouterSpec) -> None:
+        self._spec = spec
+        self.threads: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "max_n":
+            self.threads.append(threading.current_thread().name)
+        return getattr(self._spec, name)
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_a_large_body_is_checked_beside_the_event_loop_and_a_small_one_on_it(
+    running: Front, client: httpx.Client, path: str
+) -> None:
+    """200,000 texts took the loop 300 ms, after they had been parsed beside it."""
+    watched = Watched(running.gate.spec)
+    running.gate.spec = watched  # type: ignore[assignment]
+    try:
+        for more in ({}, {"metadata": ["a"] * SMALL_BYTES}):
+            client.post(path, json=GOOD | {"input": "Hello"} | more)
+    finally:
+        running.gate.spec = watched._spec
+    small, large = watched.threads
+    assert not small.startswith("parsing")
+    assert large.startswith("parsing")
 
 
 def test_unknown_fields_pass_as_they_do_at_the_engine(client: httpx.Client) -> None:

@@ -1,8 +1,9 @@
-"""Large bodies are parsed one at a time, each key's in turn with others'."""
+"""Large bodies are parsed and checked one at a time, each key's in turn with others'."""
 
 import asyncio
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,12 +11,17 @@ import pytest
 from serving.bounded_json import SMALL_BYTES
 from serving.errors import BadRequestError
 from serving.router.http.parsing import Parsing
+from serving.router.http.validation import parse
 
 pytestmark = pytest.mark.unit
 
 
 def body(number: int) -> bytes:
     return b"%d" % number + b" " * SMALL_BYTES
+
+
+def fields(parsing: Parsing, data: bytes, owner: str, read: Callable[[bytes], Any] = parse) -> Any:
+    return parsing.run(partial(read, data), len(data), owner)
 
 
 class Slowly:
@@ -45,33 +51,37 @@ async def until(condition: Callable[[], Any]) -> None:
 
 async def test_a_small_body_waits_for_nobody() -> None:
     slowly = Slowly()
-    parsing = Parsing(slowly, pauses=0)
-    large = asyncio.create_task(parsing.fields(body(1), "a"))
+    parsing = Parsing(pauses=0)
+    large = asyncio.create_task(fields(parsing, body(1), "a", slowly))
     await until(lambda: slowly.had)
-    assert await parsing.fields(b"2", "a") == {"number": 2}
+    assert await fields(parsing, b"2", "a", slowly) == {"number": 2}
     slowly.go_on.set()
     assert await large == {"number": 1}
 
 
 async def test_one_key_s_large_bodies_leave_the_others_their_turn() -> None:
     slowly = Slowly()
-    parsing = Parsing(slowly, pauses=0)
-    reading = [asyncio.create_task(parsing.fields(body(number), "a")) for number in (1, 2, 3)]
+    parsing = Parsing(pauses=0)
+    reading = [asyncio.create_task(fields(parsing, body(number), "a", slowly)) for number in (1, 2, 3)]
     await until(lambda: slowly.had)
-    reading.append(asyncio.create_task(parsing.fields(body(9), "b")))
+    reading.append(asyncio.create_task(fields(parsing, body(9), "b", slowly)))
     await asyncio.sleep(0)
     slowly.go_on.set()
-    assert [fields["number"] for fields in await asyncio.gather(*reading)] == [1, 2, 3, 9]
+    assert [found["number"] for found in await asyncio.gather(*reading)] == [1, 2, 3, 9]
     assert slowly.had == [1, 9, 2, 3]
 
 
 async def test_a_key_s_next_body_waits_for_a_multiple_of_what_the_last_one_took() -> None:
     had = asyncio.Event()
-    parsing = Parsing(lambda _: {"sum": sum(range(100_000))}, pauses=1e9)
-    assert await parsing.fields(body(1), "a")
-    second = asyncio.create_task(parsing.fields(body(2), "a"))
+    parsing = Parsing(pauses=1e9)
+
+    def slowly(_: bytes) -> dict[str, Any]:
+        return {"sum": sum(range(100_000))}
+
+    assert await fields(parsing, body(1), "a", slowly)
+    second = asyncio.create_task(fields(parsing, body(2), "a", slowly))
     second.add_done_callback(lambda _: had.set())
-    assert await parsing.fields(body(3), "b")  # another key does not wait
+    assert await fields(parsing, body(3), "b", slowly)  # another key does not wait
     assert not had.is_set()
     second.cancel()
     await asyncio.wait([second])
@@ -79,8 +89,8 @@ async def test_a_key_s_next_body_waits_for_a_multiple_of_what_the_last_one_took(
 
 async def test_a_client_that_goes_leaves_the_turn_to_the_next() -> None:
     slowly = Slowly()
-    parsing = Parsing(slowly, pauses=0)
-    reading = [asyncio.create_task(parsing.fields(body(number), "a")) for number in (1, 2, 3)]
+    parsing = Parsing(pauses=0)
+    reading = [asyncio.create_task(fields(parsing, body(number), "a", slowly)) for number in (1, 2, 3)]
     await until(lambda: slowly.had)
     for gone in reading[:2]:
         gone.cancel()
@@ -94,4 +104,4 @@ async def test_a_client_that_goes_leaves_the_turn_to_the_next() -> None:
 
 async def test_what_is_wrong_with_a_large_body_is_raised() -> None:
     with pytest.raises(BadRequestError, match="is not JSON"):
-        await Parsing(pauses=0).fields(b"{" + b" " * SMALL_BYTES, "a")
+        await fields(Parsing(pauses=0), b"{" + b" " * SMALL_BYTES, "a")
