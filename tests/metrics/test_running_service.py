@@ -23,10 +23,13 @@ from serving.simulation.cluster import free_port
 pytestmark = pytest.mark.cluster
 BORROWS = "two hosts, 1"
 
-# Rows that only a failure, a queue, a change of scale, a program compiled late or the sentinel brings; tests of those parts bring them.
+# Rows that only a failure, a queue, priorities, a change of scale, a program compiled late or the sentinel brings; tests of those
+# parts bring them.
 QUIET = {
     table.RETRIES.name,
     table.CONTINUATIONS.name,
+    table.PREEMPTIONS.name,
+    table.PAUSED_SECONDS.name,
     table.POISONOUS.name,
     table.DECISIONS.name,
     table.CHECKED.name,

@@ -28,6 +28,7 @@ from support.servers import until
 
 _RECORDS = b"tpu-serving"  # the namespace of serving.state.gcs
 _GONE_S, _GOODBYE_S = 30, 5
+_KNOWN_S = 60  # Ray misses a host after 15 to 30 s
 T = TypeVar("T")
 
 
@@ -63,10 +64,13 @@ class Lent:
         entries = [self.cluster._added(shape) for shape in missing.elements()]
         hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
         self.cluster._start_hosts(hosts)
-        # Serve would place a router on a host that Ray takes for alive.
-        there = 1 + sum(entry.hosts for entry in self.cluster.status())
-        until(lambda: len(self.ask("nodes")) == there, "Ray to know which hosts are there", _GONE_S)
+        self._until_known()
         return len(hosts)
+
+    def _until_known(self) -> None:
+        """Serve would place a router on a host that Ray takes for alive, and waits for what it wants to end there."""
+        there = 1 + sum(sum(entry.alive) for entry in self.cluster.status())
+        until(lambda: len(self.ask("nodes")) == there, "Ray to know which hosts are there", _KNOWN_S)
 
     def _end(self, slice_: SimulatedSlice) -> None:
         """A killed host is missed after some 15 s; one that is ended says goodbye."""
@@ -80,6 +84,7 @@ class Lent:
 
     def tidy(self) -> None:
         """Delete what was deployed; raises AssertionError where something of it stays."""
+        self._until_known()
         self.ask("delete")
         until(lambda: not self._left(), "what was deployed to end", _GONE_S)
         show_token(self.cluster.environment)
