@@ -180,6 +180,8 @@ class KeptFiles:
                 allow_redirects=False,
             )
         except Exception as error:  # noqa: BLE001  whatever finding it raises
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise asyncio.CancelledError from None  # Serve says it in words of its own
             if isinstance(data, _Pieces) and data.error:
                 raise data.error from None
             raise self._away(error) from None
