@@ -11,7 +11,8 @@ from support.batches import line
 from support.leases import Leases
 from support.service import MODEL, Service, called, service
 
-pytestmark = pytest.mark.cluster
+# Slow until its cause is found: an application with a store is sometimes not deleted within 60 s.
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 2"
 LINES = 1500
 
