@@ -1,6 +1,7 @@
 """Tells the store what keys have used, once a second, and hears what they have used in all routers and which keys there are."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ logger = logging.getLogger("ray.serve")
 
 FLUSH_S = 1.0
 _TIMEOUT_S = 10.0  # after which an answer is taken for lost
+_LAST_S = 3.0  # for the last flush of a router that ends
 
 
 class UsageLoop:
@@ -34,13 +36,16 @@ class UsageLoop:
             await self._flush()
         self._task = asyncio.create_task(self._run(flush_s))
 
-    async def close(self) -> None:
+    async def close(self, last_s: float = _LAST_S) -> None:
         """Tell the rest."""
         if self._task:
             self._task.cancel()
             await asyncio.wait([self._task])
-        for _ in range(2):  # what was on its way, and what came since
-            await self._flush()
+        # With its application the store goes too, and nobody finds it.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(last_s):
+                for _ in range(2):  # what was on its way, and what came since
+                    await self._flush()
 
     async def flush(self) -> None:
         """Tell the store, and take over its answer. Raises StoreAwayError and TimeoutError; the same is told again then."""

@@ -3,6 +3,7 @@
 Real SQLite. The bomb goes off before a transaction, in it, and after it, when its answer is lost.
 """
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from serving.database.database import Database
 from serving.metering.service import Metering
 from serving.router.admission.meter import Meter, Rate, Tokens
-from serving.router.http.auth import Key
+from serving.router.http.auth import Key, KeyFile
+from serving.router.http.kept_files import KeptFiles
+from serving.router.usage_loop import UsageLoop
 from serving.secret import KEY_HEADER
 
 pytestmark = pytest.mark.http
@@ -139,3 +142,16 @@ async def test_a_router_that_is_killed_with_the_store_loses_its_last_flush_at_mo
         request(successor)
         await flush(successor, store)
     assert await store.used() == before + 3
+
+
+async def test_a_router_ends_within_seconds_where_nobody_finds_the_store() -> None:
+    async def find() -> tuple[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    meter = router("one")
+    request(meter)
+    loop = UsageLoop(meter, KeptFiles(find), KeyFile(None), lambda: NOW_S)
+    async with asyncio.timeout(5):
+        await loop.close(last_s=0.05)
+    assert meter.flush(NOW_S)  # it would be told again
