@@ -105,7 +105,7 @@ class Lent:
             with self.log.open("a") as output:
                 self._client = subprocess.Popen(
                     [sys.executable, serve_client.__file__],
-                    env=self.cluster.environment | {"COLUMNS": "200"},
+                    env=self.cluster.environment | {"COLUMNS": "200", "RAY_DEDUP_LOGS": "0"},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=output,
