@@ -32,6 +32,7 @@ logger = logging.getLogger("ray.serve")
 
 _BEAT_S = 0.5
 _LEAST_S = 0.05  # between two questions
+_LAST_S = 3.0  # for the last words to the store, which may end with this router
 _AHEAD = 32  # lines of a model that are here before their seat is free, at most
 
 
@@ -108,6 +109,7 @@ class Filler:
         self._results: dict[tuple[str, int], dict[str, Any]] = {}
         self._given_up: Counter[tuple[str, int]] = Counter()
         self._woken = asyncio.Event()
+        self._over = False
 
     async def run(self) -> None:
         """Until cancelled; then what runs is given up."""
@@ -128,16 +130,18 @@ class Filler:
                     pass
                 self._woken.clear()
         finally:
+            self._over = True
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
 
-    async def close(self) -> None:
+    async def close(self, last_s: float = _LAST_S) -> None:
         """Bring what is done, and give the rest back; after `run` has ended."""
         try:
-            await self._bring()
-            await self._kept.call("/lines/take", {"router": self._name, "wants": [], "holding": []})
-        except StoreAwayError:
+            async with asyncio.timeout(last_s):
+                await self._bring()
+                await self._kept.call("/lines/take", {"router": self._name, "wants": [], "holding": []})
+        except (StoreAwayError, TimeoutError):
             logger.warning("the store is away: others take this router's lines once it has been silent")
 
     async def step(self) -> None:
@@ -220,7 +224,8 @@ class Filler:
         if not task.cancelled() and (error := task.exception()):
             logger.error("line %d of %s is given back", line.line, line.batch, exc_info=error)
         self._running.pop(line.held, None)
-        self._start()
+        if not self._over:
+            self._start()
         if line.held in self._results:
             del self._given_up[line.held]
             self._woken.set()

@@ -11,8 +11,7 @@ from support.batches import line
 from support.leases import Leases
 from support.service import MODEL, Service, called, service
 
-# Slow until its cause is found: an application with a store is sometimes not deleted within 60 s.
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = pytest.mark.cluster
 BORROWS = "one chip, 2"
 LINES = 1500
 

@@ -1,5 +1,6 @@
 """Lines of batches give their seats up for requests, and are asked again; on one seat."""
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,9 @@ from support.servers import until
 from support.simulated_engine import MODEL, serving, small_plan
 from support.two_engines import STEPS_OF_3_MS
 
+from serving.config import RouterSpec
 from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile
 from serving.router.telemetry.record import RequestRecord
 
 pytestmark = pytest.mark.http
@@ -101,3 +104,29 @@ def test_a_line_gives_its_seat_up_twice_at_most(batch: Batch) -> None:
     ended = [record.outcome for record in lines_of(batch.records)]
     assert ended == ["cancelled", "cancelled", "ok"]
     assert list(batch.results(name)) == ["r0"]
+
+
+def test_a_router_that_ends_starts_none_of_the_lines_that_wait(tmp_path: Path) -> None:
+    with (
+        serving(STEPS_OF_3_MS, max_num_seqs=1) as (upstream, _),
+        owner(folder(tmp_path)) as keeper,
+    ):
+        with filling_router(keeper.place, upstream, plans=[small_plan(max_num_seqs=1)]) as (address, core):
+            batch = Batch(address, core, [])
+            with batch.client:
+                batch.start(3)
+        assert core.filler
+        assert any(core.filler._waiting.values())
+        assert not core.filler._running
+
+
+async def test_a_router_ends_within_seconds_where_nobody_finds_the_store() -> None:
+    async def find() -> tuple[str, str]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    core = RouterCore([small_plan()], RouterSpec(), KeyFile(None), dict, store=find)
+    assert core.filler
+    async with asyncio.timeout(5):
+        await core.filler.close(last_s=0.05)
+    await core.close()

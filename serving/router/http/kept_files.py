@@ -33,6 +33,7 @@ _FILES = "/v1/files"
 _MOST_TRANSFERS = 16  # of files of one key, in one router
 _MOST_FIELDS_BYTES = 64 << 10  # of what is no file
 _PIECE_BYTES = 1 << 16
+_FIND_S = 5.0  # Serve waits for ever for a process that is not there
 _UNREAD_S = 30.0  # after which a client that does not take the next piece of a file is cut off
 
 
@@ -68,9 +69,14 @@ class KeptFiles:
     """`find` gives the process's address and the token that it wants to be shown; it may have moved after a failure."""
 
     def __init__(
-        self, find: Callable[[], Awaitable[tuple[str, str]]], *, unread_s: float = _UNREAD_S
+        self,
+        find: Callable[[], Awaitable[tuple[str, str]]],
+        *,
+        find_s: float = _FIND_S,
+        unread_s: float = _UNREAD_S,
     ) -> None:
         self._find = find
+        self._find_s = find_s
         self._unread_s = unread_s
         self._place: tuple[str, str] | None = None
         # Clients' transfers take no connection from the router's own questions.
@@ -169,7 +175,8 @@ class KeptFiles:
     ) -> aiohttp.ClientResponse:
         try:
             if self._place is None:
-                self._place = await self._find()
+                async with asyncio.timeout(self._find_s):
+                    self._place = await self._find()
             address, token = self._place
             answer = await session.request(
                 method,
@@ -194,7 +201,7 @@ class KeptFiles:
     def _away(self, error: Exception) -> StoreAwayError:
         self._place = None
         if not self._is_away:  # once, and not with every question
-            logger.warning("the store can't be reached: %s", error)
+            logger.warning("the store can't be reached: %s", str(error) or "nobody knows where it is")
         self._is_away = True
         return StoreAwayError("The store can't be reached now; try again shortly.")
 

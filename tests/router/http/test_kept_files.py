@@ -44,3 +44,11 @@ async def test_a_store_that_can_t_be_found_is_away() -> None:
     with pytest.raises(StoreAwayError):
         await kept.call("/lines/take", {})
     await kept.close()
+
+
+async def test_a_store_that_nobody_finds_is_away_after_a_while() -> None:
+    """Serve waits for ever for a process that has ended with its application."""
+    kept = KeptFiles(find_for_ever, find_s=0.01)
+    with pytest.raises(StoreAwayError):
+        await kept.call("/lines/take", {})
+    await kept.close()
