@@ -1,11 +1,11 @@
 """The conversation that the router puts in the place of `previous_response_id`, read by vLLM's own functions."""
 
-import json
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
-from serving.router.http.responses import Kept, following
+from serving.router.http.responses import Kept, following, items
 
 pytestmark = pytest.mark.engine
 
@@ -27,20 +27,19 @@ CALL = {
 }
 
 
-def messages_of(fields: dict[str, Any]) -> list[Any]:
+def messages_of(body: bytes) -> list[Any]:
     """What a chat template gets."""
     from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
     from vllm.entrypoints.openai.responses.utils import construct_input_messages
 
-    request = ResponsesRequest.model_validate(json.loads(json.dumps(fields)))
+    request = ResponsesRequest.model_validate_json(body)
     return list(construct_input_messages(request_input=request.input))
 
 
 def test_vllm_reads_a_conversation_that_the_router_put_together() -> None:
-    first = following({"model": "m", "input": "One"}, None)
-    second = following(
+    second, _ = following(
         {"model": "m", "input": "Three", "previous_response_id": "r"},
-        Kept({"output": [ANSWER]}, first["input"]),
+        Kept(to_json({"output": [ANSWER]}), items({"input": "One"})),
     )
     asked, answered, asked_next = messages_of(second)
     assert (asked["role"], asked["content"]) == ("user", [{"type": "input_text", "text": "One"}])
@@ -49,11 +48,10 @@ def test_vllm_reads_a_conversation_that_the_router_put_together() -> None:
 
 
 def test_vllm_reads_a_tool_s_call_and_its_result() -> None:
-    first = following({"model": "m", "input": "One"}, None)
     result = {"type": "function_call_output", "call_id": "call_1", "output": "2"}
-    second = following(
+    second, _ = following(
         {"model": "m", "input": [result], "previous_response_id": "r"},
-        Kept({"output": [CALL]}, first["input"]),
+        Kept(to_json({"output": [CALL]}), items({"input": "One"})),
     )
     _, called, returned = messages_of(second)
     assert called["tool_calls"][0]["function"]["name"] == "add"

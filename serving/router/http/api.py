@@ -6,6 +6,7 @@ It reads from a body what it needs to route, and forwards the body as it came; v
 import asyncio
 import json
 import logging
+import math
 import sqlite3
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -196,11 +197,11 @@ class Api:
         self._admission.status_is_open_to(request.headers.raw)
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
-    async def response(self, request: Request, name: str) -> JSONResponse:
+    async def response(self, request: Request, name: str) -> Response:
         """A response that is stored, for the key that asked for it (`router.responses_store`)."""
         if request.query_params.get("stream", "false").lower() not in ("false", "0"):
             raise BadRequestError("stream: a stored response is given whole; leave it out.")
-        return JSONResponse((await self._stored(request, name)).response)
+        return await self._of_stored(request, name, lambda kept: kept.response)
 
     async def delete_response(self, request: Request, name: str) -> JSONResponse:
         """Forget a stored response."""
@@ -209,13 +210,15 @@ class Api:
                 raise self._unknown_response()
         return JSONResponse({"id": name, "object": "response", "deleted": True})
 
-    async def input_items(self, request: Request, name: str) -> JSONResponse:
+    async def input_items(self, request: Request, name: str) -> Response:
         """The items that a stored response answers, those of earlier responses among them."""
-        return JSONResponse(responses.listed((await self._stored(request, name)).items, request.query_params))
+        return await self._of_stored(
+            request, name, lambda kept: responses.listed(kept.items, request.query_params)
+        )
 
     async def cancel_response(self, request: Request, name: str) -> JSONResponse:
         """Always an error: only responses in the background can be cancelled, and none runs there."""
-        await self._stored(request, name)
+        await self._of_stored(request, name, lambda kept: kept.response)
         raise BadRequestError(
             "Only a response in the background can be cancelled, and this service runs none there."
         )
@@ -381,11 +384,10 @@ class Api:
         elif route.path == responses.PATH:
             fields = await self._parsing.run(partial(parse, body), len(body), owner)
             record.model, record.question = self._table.resolve(fields.get("model")), body
-            if followed := await self._following(key.sha256, fields):
-                fields, keeping = followed
-                body = _json(fields)
-            look = partial(self._looked_at, route, fields, body, record, key)
-            read = await self._parsing.run(look, len(body), owner)
+            body, keeping = await self._following(visit, fields, body)
+            read = await self._parsing.run(
+                lambda: self._looked_at(route, parse(body), body, record, key), len(body), owner
+            )
         else:
             read = await self._parsing.run(
                 lambda: self._looked_at(route, parse(body), body, record, key), len(body), owner
@@ -398,7 +400,7 @@ class Api:
 
     def _looked_at(
         self, route: Route, fields: dict[str, Any], body: bytes, record: RequestRecord, key: Key
-    ) -> "_Read":
+    ) -> _Read:
         """What is to be known of a body, all of it at once: that of a large one is found out beside the event loop."""
         model = self._table.resolve(fields.get("model"))
         record.model = model
@@ -432,12 +434,23 @@ class Api:
             run = partial(self._keep, run, inference.keeping)
         await self._admission.admit(visit, inference, estimate, record, client, run)
 
-    async def _stored(self, request: Request, name: str) -> Kept:
+    async def _of_stored(self, request: Request, name: str, look: Callable[[Kept], bytes]) -> Response:
+        """What `look` finds in a stored response, as JSON."""
         async with self._asked_by(request) as visit:
-            key = visit.account.key.sha256
-            if self._responses and (kept := await self._responses.get(key, name)):
-                return kept
+            if kept := await self._kept_response(visit, name, math.inf):
+                found = await self._parsing.run(partial(look, kept), kept.size_bytes, visit.owner)
+                return Response(found, media_type="application/json")
         raise self._unknown_response()
+
+    async def _kept_response(self, visit: Visit, name: str, most_bytes: float) -> Kept | None:
+        """A stored response, held as a body of the key's is; raises TooLargeError and OverloadedError."""
+        sha256 = visit.account.key.sha256
+        if self._responses is None or (size_bytes := await self._responses.size_bytes(sha256, name)) is None:
+            return None
+        if size_bytes > most_bytes:
+            raise self._conversation_too_large(size_bytes)
+        await self._admission.bodies.add(visit, size_bytes)
+        return await self._responses.get(sha256, name)
 
     @asynccontextmanager
     async def _asked_by(self, request: Request) -> AsyncIterator[Visit]:
@@ -461,19 +474,17 @@ class Api:
         return UnknownResponseError("This service stores no responses (router.responses_store).")
 
     async def _following(
-        self, key: str, fields: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], Keeping | None] | None:
-        """A request of /v1/responses with the conversation before it, and what to keep its answer with.
+        self, visit: Visit, fields: Mapping[str, Any], body: bytes
+    ) -> tuple[bytes, Keeping | None]:
+        """The body of /v1/responses with the conversation before it, and what to keep its answer with.
 
-        None where there is nothing of either. Raises PreviousResponseError.
+        Raises PreviousResponseError, and for a conversation as for a body of its size.
         """
         before = responses.previous_id(fields)
-        keeps = self._responses is not None and fields.get("store") is not False
-        if not before and not keeps:
-            return None
-        previous = None
+        most_bytes = self._admission.spec.max_body_bytes
         if before:
-            previous = await self._responses.get(key, before) if self._responses else None
+            # What a response says of its request, tools and all, is stored with it and not sent again.
+            previous = await self._kept_response(visit, before, 2 * most_bytes)
             if previous is None:
                 raise PreviousResponseError(
                     "The response of previous_response_id is not stored here, or it is another key's; send the whole "
@@ -481,8 +492,21 @@ class Api:
                     if self._responses
                     else "This service stores no responses (router.responses_store); send the whole conversation in input."
                 )
-        merged = responses.following(fields, previous)
-        return merged, Keeping(key, merged["input"], before) if keeps else None
+            join = partial(responses.following, fields, previous)
+            body, items = await self._parsing.run(join, len(body) + previous.size_bytes, visit.owner)
+            if len(body) > most_bytes:
+                raise self._conversation_too_large(len(body))
+        elif self._responses:
+            items = await self._parsing.run(partial(responses.items, fields), len(body), visit.owner)
+        if self._responses is None or fields.get("store") is False:
+            return body, None
+        return body, Keeping(visit.account.key.sha256, items, before)
+
+    def _conversation_too_large(self, size_bytes: int) -> TooLargeError:
+        return TooLargeError(
+            f"The conversation of previous_response_id has {size_bytes} bytes with this request, and this service takes "
+            f"{self._admission.spec.max_body_bytes} (router.max_body_bytes); begin a new one."
+        )
 
     async def _keep(self, run: _Run, keeping: Keeping, client: Downstream, seat: Seat) -> None:
         """Answer, and keep the response before its client has its end."""

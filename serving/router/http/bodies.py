@@ -83,6 +83,14 @@ class BodyReader:
         except SlowBodyError:
             return False
 
+    async def add(self, holder: Holder, size_bytes: int) -> None:
+        """Hold so many bytes more for a request, which do not come from its client; raises OverloadedError."""
+        if size_bytes > _UNPACED_BYTES:
+            await self._in_pace(holder.owner, size_bytes)
+        self._hold(holder, size_bytes)
+        if self._is_too_much(holder):
+            raise self._too_many(holder)
+
     def forget(self, holder: Holder) -> None:
         """A body is no longer here; a second call changes nothing."""
         self.held_bytes -= holder.body_bytes
@@ -132,7 +140,7 @@ class BodyReader:
                     self._hold(holder, len(piece))
                     if size > most:
                         refusal = self._too_large()
-                    elif self._of_owner[holder.owner] > self._most_bytes - self.held_bytes:
+                    elif self._is_too_much(holder):
                         refusal = self._too_many(holder)
                     if refusal:
                         pieces.clear()
@@ -178,6 +186,9 @@ class BodyReader:
         holder.body_bytes += size_bytes
         self.held_bytes += size_bytes
         self._of_owner[holder.owner] += size_bytes
+
+    def _is_too_much(self, holder: Holder) -> bool:
+        return self._of_owner[holder.owner] > self._most_bytes - self.held_bytes
 
     def _too_many(self, holder: Holder) -> OverloadedError:
         return OverloadedError(

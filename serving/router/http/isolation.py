@@ -14,12 +14,16 @@ from typing import Any
 
 from serving.errors import BadRequestError
 from serving.router.http.auth import Key
+from serving.router.http.work import texts
 
 FIELD = "cache_salt"
 # Routes whose prompts reach the cache, and whose bodies vLLM 0.26 reads no salt from.
 UNSALTED = frozenset(
     ("/v1/messages", "/v2/embed", "/generative_scoring", "/v1/audio/transcriptions", "/v1/audio/translations")
 )
+
+
+_MEDIA_ID = b"uuid"
 
 
 def salt(key: Key, asked: str = "") -> str:
@@ -37,6 +41,8 @@ def salted(path: str, body: bytes, fields: Mapping[str, Any], key: Key) -> bytes
             f"{path} is not offered here: this service keeps the prompts of API keys apart, and the engine can't do it on "
             "this route. Use /v1/chat/completions or /v1/embeddings."
         )
+    if _MEDIA_ID in body or b"\\u" in body:
+        _check_media_ids(fields)
     asked = fields.get(FIELD)
     if asked is not None and not isinstance(asked, str):
         raise BadRequestError(f"{FIELD} is no text; send a text or leave it out.")
@@ -45,3 +51,13 @@ def salted(path: str, body: bytes, fields: Mapping[str, Any], key: Key) -> bytes
         return json.dumps({**fields, FIELD: made}).encode("utf-8", "backslashreplace")
     before, _, after = body.partition(b"{")
     return before + b'{"cache_salt":"' + made.encode() + b'",' + after
+
+
+def _check_media_ids(fields: Mapping[str, Any]) -> None:
+    """vLLM finds a picture again by the name that a client gave it, whatever the salt: also another key's picture."""
+    for holder, name, _ in texts(fields):
+        if name == "uuid" and ("type" in holder or any(other.endswith("_url") for other in holder)):
+            raise BadRequestError(
+                "uuid: this service keeps the prompts of API keys apart, and the engine would find media by that name for any "
+                "key. Leave it out, and send the media."
+            )

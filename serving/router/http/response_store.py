@@ -5,13 +5,14 @@ next one comes. One thread of a router's own does all of it, off the event loop.
 """
 
 import asyncio
-import json
 import sqlite3
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from pydantic_core import to_json
 
 from serving.config import ResponsesStoreSpec
 from serving.errors import ConfigError
@@ -57,6 +58,10 @@ class ResponseStore:
         """Keep a response, unless it alone is larger than the store; raises sqlite3.Error."""
         await self._run(lambda: self._put(keeping, response))
 
+    async def size_bytes(self, key: str, name: str) -> int | None:
+        """What `get` would bring; None where there is none."""
+        return await self._run(lambda: self._size_bytes(key, name))
+
     async def get(self, key: str, name: str) -> Kept | None:
         """A key's own response; None where there is none."""
         return await self._run(lambda: self._get(key, name))
@@ -83,7 +88,7 @@ class ResponseStore:
         return file
 
     def _put(self, keeping: Keeping, response: dict[str, object]) -> None:
-        texts = json.dumps(response), json.dumps(keeping.items)
+        texts = to_json(response), keeping.items
         size = sum(map(len, texts))
         if size > self._spec.max_bytes:
             return
@@ -91,7 +96,7 @@ class ResponseStore:
             # The first stays: a client may choose the ids of its responses.
             self._file.execute(
                 "INSERT OR IGNORE INTO responses VALUES (?, ?, ?, ?, ?, ?)",
-                (keeping.key, response["id"], self._clock(), size, *texts),
+                (keeping.key, response["id"], self._clock(), size, *(text.decode() for text in texts)),
             )
             self._file.execute("DELETE FROM responses WHERE created_s < ?", (self._oldest_s(),))
             while self._too_much():
@@ -101,12 +106,18 @@ class ResponseStore:
         rows, size = self._file.execute("SELECT responses, bytes FROM totals").fetchone()
         return bool(rows > self._spec.max_responses or size > self._spec.max_bytes)
 
+    def _size_bytes(self, key: str, name: str) -> int | None:
+        row = self._of("bytes", key, name)
+        return int(row[0]) if row else None
+
     def _get(self, key: str, name: str) -> Kept | None:
-        row = self._file.execute(
-            "SELECT response, items FROM responses WHERE key = ? AND id = ? AND created_s >= ?",
-            (key, name, self._oldest_s()),
-        ).fetchone()
-        return Kept(json.loads(row[0]), json.loads(row[1])) if row else None
+        row = self._of("CAST(response AS BLOB), CAST(items AS BLOB)", key, name)
+        return Kept(*row) if row else None
+
+    def _of(self, columns: str, key: str, name: str) -> tuple[Any, ...] | None:
+        query = f"SELECT {columns} FROM responses WHERE key = ? AND id = ? AND created_s >= ?"  # noqa: S608  no client names one
+        row: tuple[Any, ...] | None = self._file.execute(query, (key, name, self._oldest_s())).fetchone()
+        return row
 
     def _delete(self, key: str, name: str) -> bool:
         with self._file:

@@ -4,9 +4,11 @@ Engines remember nothing. The router puts the earlier part of a conversation int
 `previous_response_id`, and keeps what comes back (serving.router.http.response_store), where the YAML names a store.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic_core import from_json, to_json
 
 from serving.errors import BadRequestError, PreviousResponseError
 
@@ -16,18 +18,22 @@ _USUAL, _MOST = 20, 100  # items of one answer, as OpenAI's
 
 @dataclass(frozen=True)
 class Kept:
-    """One response as it was given, and the items of the conversation before it."""
+    """One response as it was given, and the items of the conversation before it: both as JSON."""
 
-    response: dict[str, Any]
-    items: list[Any]
+    response: bytes
+    items: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.response) + len(self.items)
 
 
 @dataclass(frozen=True)
 class Keeping:
-    """What to keep an answer with: whose it is, the items that it answers, and the response that they follow."""
+    """What to keep an answer with: whose it is, the items that it answers as JSON, and the response that they follow."""
 
     key: str
-    items: list[Any]
+    items: bytes
     previous_id: str
 
 
@@ -43,23 +49,32 @@ def previous_id(fields: Mapping[str, Any]) -> str:
     return asked or ""
 
 
-def following(fields: Mapping[str, Any], previous: Kept | None) -> dict[str, Any]:
-    """The fields of a request that an engine without memory answers: all of the conversation is in `input`."""
-    items = _items(fields.get("input"))
-    if previous:
-        items = [*previous.items, *previous.response.get("output", ()), *items]
-    merged = {name: value for name, value in fields.items() if name != "previous_response_id"}
-    return {**merged, "input": items}
+def items(fields: Mapping[str, Any]) -> bytes:
+    """What a request says itself, as a list of items; raises BadRequestError."""
+    asked = fields.get("input")
+    if isinstance(asked, str):
+        asked = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": asked}]}]
+    if not isinstance(asked, list | None):
+        raise BadRequestError(f"input is a JSON {type(asked).__name__}; a text or a list of items is needed.")
+    return to_json(asked or [])
 
 
-def listed(items: Sequence[Any], query: Mapping[str, str]) -> dict[str, Any]:
+def following(fields: Mapping[str, Any], previous: Kept) -> tuple[bytes, bytes]:
+    """The body that a client without a memory would have sent, and the items in it: all of the conversation is in `input`."""
+    output = to_json(from_json(previous.response).get("output", []))
+    whole = _joined(previous.items, output, items(fields))
+    rest = {name: value for name, value in fields.items() if name not in ("previous_response_id", "input")}
+    return to_json(rest)[:-1] + (b"," if rest else b"") + b'"input":' + whole + b"}", whole
+
+
+def listed(items: bytes, query: Mapping[str, str]) -> bytes:
     """A page of a response's input items, the latest first unless `order` is asc; raises BadRequestError."""
     limit = query.get("limit", str(_USUAL))
     if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST:
         raise BadRequestError(f"limit is not a whole number from 1 to {_MOST}.")
     if (order := query.get("order", "desc")) not in ("asc", "desc"):
         raise BadRequestError("order is neither asc nor desc.")
-    named = [_named(item, at) for at, item in enumerate(items)]
+    named = [_named(item, at) for at, item in enumerate(from_json(items))]
     if order == "desc":
         named.reverse()
     ids = [item["id"] for item in named]
@@ -68,19 +83,19 @@ def listed(items: Sequence[Any], query: Mapping[str, str]) -> dict[str, Any]:
             raise BadRequestError("after names no item of this response.")
         named = named[ids.index(after) + 1 :]
     page = named[: int(limit)]
-    return {
-        "object": "list",
-        "data": page,
-        "first_id": page[0]["id"] if page else None,
-        "last_id": page[-1]["id"] if page else None,
-        "has_more": len(named) > len(page),
-    }
+    return to_json(
+        {
+            "object": "list",
+            "data": page,
+            "first_id": page[0]["id"] if page else None,
+            "last_id": page[-1]["id"] if page else None,
+            "has_more": len(named) > len(page),
+        }
+    )
 
 
-def _items(asked: Any) -> list[Any]:
-    if isinstance(asked, str):
-        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": asked}]}]
-    return list(asked) if isinstance(asked, list) else []
+def _joined(*lists: bytes) -> bytes:
+    return b"[" + b",".join(within for each in lists if (within := each.strip()[1:-1].strip())) + b"]"
 
 
 def _named(item: Any, at: int) -> dict[str, Any]:

@@ -67,8 +67,12 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
-# Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client.
-_STEERING = ("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background")
+# Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client, and how
+# many frames and pixels are made of media.
+_STEERING = (
+    *("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background"),
+    *("media_io_kwargs", "mm_processor_kwargs"),
+)
 _STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
 _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
 # Fields of which most requests have none; each has a check.

@@ -8,6 +8,7 @@ import pytest
 from fastapi import Request
 
 from serving.config import RouterSpec
+from serving.errors import OverloadedError
 from serving.router.http.bodies import BodyReader
 
 pytestmark = pytest.mark.unit
@@ -78,3 +79,15 @@ async def test_small_bodies_do_not_wait() -> None:
         "other": reader.read(sent(9), Visit("b"), 0.0),
     }
     assert await order_of_ends(**read) == ["small", "other", "first"]
+
+
+async def test_what_a_request_brings_from_elsewhere_counts_as_its_body() -> None:
+    reader = BodyReader(RouterSpec(max_body_bytes=2 * len(PIECE)), most_bytes=4 * len(PIECE))
+    holder = Visit("a")
+    await reader.read(sent(1), holder, 0.0)
+    await reader.add(holder, len(PIECE))
+    assert (holder.body_bytes, reader.held_bytes) == (2 * len(PIECE), 2 * len(PIECE))
+    with pytest.raises(OverloadedError):
+        await reader.add(holder, len(PIECE))
+    reader.forget(holder)
+    assert reader.held_bytes == 0

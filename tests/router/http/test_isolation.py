@@ -56,6 +56,17 @@ def test_a_salt_that_is_no_text_is_refused(asked: object) -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("name", ["uuid", "\\u0075uid"])
+def test_media_have_no_names_by_which_another_key_would_find_them(name: str) -> None:
+    part = '{"type": "image_url", "image_url": null, "' + name + '": "a"}'
+    body = ('{"messages": [{"role": "user", "content": [' + part + "]}]}").encode()
+    with pytest.raises(BadRequestError, match="Leave it out, and send the media"):
+        salted(PATH, body, json.loads(body), FIRST)
+    body = json.dumps({"metadata": {"uuid": "a"}, "tools": [{"properties": {"uuid": {"type": "string"}}}]})
+    assert salted(PATH, body.encode(), json.loads(body), FIRST)
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("path", sorted(UNSALTED))
 def test_a_route_that_can_not_be_kept_apart_is_refused(path: str) -> None:
     assert path in ROUTES

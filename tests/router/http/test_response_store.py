@@ -1,15 +1,18 @@
 import asyncio
+import json
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_core import to_json
 
 from serving.config import ResponsesStoreSpec
 from serving.errors import BadRequestError, ConfigError, PreviousResponseError
+from serving.router.http import responses
 from serving.router.http.response_store import ResponseStore
-from serving.router.http.responses import Keeping, Kept, following, listed, previous_id
+from serving.router.http.responses import Keeping, Kept, following, items, previous_id
 
 pytestmark = pytest.mark.unit
 
@@ -31,7 +34,7 @@ def with_store(
 
 
 def kept(name: str, text: str = "hello", key: str = "mine") -> tuple[Keeping, dict[str, Any]]:
-    return Keeping(key, [{"role": "user", "content": text}], ""), {"id": name, "output": []}
+    return Keeping(key, to_json([{"role": "user", "content": text}]), ""), {"id": name, "output": []}
 
 
 async def names(store: ResponseStore, *asked: str, key: str = "mine") -> str:
@@ -49,7 +52,11 @@ def test_a_response_is_found_by_its_key_alone_also_by_another_router(tmp_path: P
 
     with_store(path, put)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert with_store(path, look) == [Kept({"id": "a", "output": []}, kept("a")[0].items), None, None]
+    assert with_store(path, look) == [
+        Kept(b'{"id":"a","output":[]}', kept("a")[0].items),
+        None,
+        None,
+    ]
 
 
 def test_a_response_is_deleted_by_its_key_alone(tmp_path: Path) -> None:
@@ -65,7 +72,7 @@ def test_an_id_that_is_taken_keeps_its_response_and_other_keys_have_ids_of_their
         for text, key in (("first", "mine"), ("second", "mine"), ("third", "other")):
             await store.put(*kept("a", text, key))
         found = [await store.get(key, "a") for key in ("mine", "other")]
-        return [each.items[0]["content"] for each in found if each]
+        return [json.loads(each.items)[0]["content"] for each in found if each]
 
     assert with_store(tmp_path / "responses", work) == ["first", "third"]
 
@@ -110,15 +117,25 @@ def test_a_file_that_can_not_be_opened_says_which_key_to_change(tmp_path: Path) 
 
 
 def test_a_conversation_goes_on_with_all_that_came_before() -> None:
-    first = following({"input": "One", "model": "m", "previous_response_id": None}, None)
     user = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "One"}]}
-    assert first == {"input": [user], "model": "m"}
+    assert json.loads(items({"input": "One"})) == [user]
     answer = {"type": "message", "role": "assistant"}
-    second = following(
-        {"input": [{"role": "user", "content": "Two"}], "previous_response_id": "r"},
-        Kept({"output": [answer]}, first["input"]),
+    body, whole = following(
+        {"input": [{"role": "user", "content": "Two"}], "model": "m", "previous_response_id": "r"},
+        Kept(to_json({"output": [answer]}), items({"input": "One"})),
     )
-    assert second == {"input": [user, answer, {"role": "user", "content": "Two"}]}
+    assert json.loads(whole) == [user, answer, {"role": "user", "content": "Two"}]
+    assert json.loads(body) == {"input": json.loads(whole), "model": "m"}
+
+
+def test_a_conversation_may_have_nothing_new_in_it() -> None:
+    body, whole = following({"previous_response_id": "r"}, Kept(b"{}", b"[ ]"))
+    assert (json.loads(body), whole) == ({"input": []}, b"[]")
+
+
+def test_an_input_that_is_neither_text_nor_a_list_is_refused() -> None:
+    with pytest.raises(BadRequestError, match="input is a JSON dict"):
+        items({"input": {"role": "user"}})
 
 
 def test_what_is_no_id_is_refused() -> None:
@@ -130,18 +147,22 @@ def test_what_is_no_id_is_refused() -> None:
 
 
 def test_input_items_come_in_pages_each_with_an_id() -> None:
-    items: list[Any] = [
+    conversation = [
         {"role": "user", "content": "a"},
         {"type": "function_call_output", "id": "own"},
         "odd",
     ]
-    page = listed(items, {})
+
+    def listed(query: dict[str, str], of: list[Any] = conversation) -> Any:
+        return json.loads(responses.listed(to_json(of), query))
+
+    page = listed({})
     assert [item["id"] for item in page["data"]] == ["item_2", "own", "item_0"]
     assert (page["first_id"], page["last_id"], page["has_more"]) == ("item_2", "item_0", False)
-    page = listed(items, {"order": "asc", "limit": "1", "after": "item_0"})
+    page = listed({"order": "asc", "limit": "1", "after": "item_0"})
     assert page["data"] == [{"type": "function_call_output", "id": "own"}]
     assert page["has_more"]
-    assert listed([], {}) == {
+    assert listed({}, []) == {
         "object": "list",
         "data": [],
         "first_id": None,
@@ -150,4 +171,4 @@ def test_input_items_come_in_pages_each_with_an_id() -> None:
     }
     for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "nothing"}):
         with pytest.raises(BadRequestError):
-            listed(items, query)
+            listed(query)

@@ -29,7 +29,8 @@ COUNT = itertools.count()
 
 def response_of(asked: dict[str, Any]) -> dict[str, Any]:
     """In vLLM's shape; the text tells how many items of input there were."""
-    text = {"type": "output_text", "text": f"{len(asked['input'])} items", "annotations": []}
+    items = asked["input"] if isinstance(asked["input"], list) else [asked["input"]]
+    text = {"type": "output_text", "text": f"{len(items)} items", "annotations": []}
     message = {
         "type": "message",
         "id": f"msg_{next(COUNT)}",
@@ -142,6 +143,32 @@ def test_what_is_not_to_be_stored_or_went_wrong_is_not(tmp_path: Path) -> None:
             "previous_response_id",
             "previous_response_not_found",
         )
+
+
+def said(text: str, **more: Any) -> list[Any]:
+    return [{"role": "user", "content": text, **more}]
+
+
+def test_a_conversation_is_bounded_as_a_body_is(tmp_path: Path) -> None:
+    """A follow-up of a hundred bytes would make the router join and send what no client may."""
+    with service(responses_store=str(tmp_path / "responses"), max_body_bytes=100_000) as address:
+        api = client(address)
+        first = api.responses.create(model=MODEL, input=said("a" * 60_000))
+        second = api.responses.create(model=MODEL, input="Two", previous_response_id=first.id)
+        with pytest.raises(openai.APIStatusError, match="begin a new one") as refused:
+            api.responses.create(model=MODEL, input=said("a" * 60_000), previous_response_id=second.id)
+        assert refused.value.status_code == 413
+        assert len(api.responses.input_items.list(second.id).data) == 3
+        assert api.responses.retrieve(second.id).output_text == "3 items"
+
+
+def test_a_conversation_may_have_as_many_values_as_a_body(tmp_path: Path) -> None:
+    wide: Any = said("hello", extra=[[]] * 40_000)
+    with service(responses_store=str(tmp_path / "responses")) as address:
+        api = client(address)
+        first = api.responses.create(model=MODEL, input=wide)
+        with pytest.raises(openai.BadRequestError, match="more than 65536 lists and objects"):
+            api.responses.create(model=MODEL, input=wide, previous_response_id=first.id)
 
 
 def test_a_response_is_nobody_else_s(tmp_path: Path) -> None:

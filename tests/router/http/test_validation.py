@@ -129,6 +129,16 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ("/score", {"text_1": {"content": [{"image_url": "http://a"}]}, "text_2": "b"}, "is not fetched"),
         (CHAT, {"messages": TALK, "priority": -1}, "priority is not a client's"),
         (CHAT, {"messages": TALK, "vllm_xargs": {"continued_token_ids": [1]}}, "continued_token_ids is not"),
+        (
+            CHAT,
+            {"messages": TALK, "media_io_kwargs": {"video": {"num_frames": -1}}},
+            "media_io_kwargs is not",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "mm_processor_kwargs": {"min_pixels": 1 << 30}},
+            "mm_processor_kwargs is not",
+        ),
         (CHAT, {"messages": TALK, "kv_transfer_params": {"remote_host": "a"}}, "kv_transfer_params is not"),
         (
             "/inference/v1/generate",
