@@ -87,7 +87,10 @@ class AdmissionController:
         calendar: Callable[[], float] = time.time,
         meter: Meter | None = None,
     ) -> None:
-        """`meter` adds up what keys use, where there is a store. Raises ConfigError where the status is private and there are no keys."""
+        """`meter` adds up what keys use, where there is a store.
+
+        Raises ConfigError where the status is private and there are no keys.
+        """
         if spec.private_status and not keys.ring.required:
             raise ConfigError("router.private_status wants keys; name a file of them in router.keys_file")
         if spec.keys.isolated_cache and not keys.ring.required:

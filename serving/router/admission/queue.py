@@ -48,7 +48,8 @@ class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
     `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here. A request that
-    `fills` takes a free seat or none, and leaves a share `spare` of all seats free: it never waits, and is no demand. One that has `begun` and is held again is paused.
+    `fills` takes a free seat or none, and leaves a share `spare` of all seats free: it never waits, and is no demand. One that has
+    `begun` and is held again is paused.
     `makes_room`: it is to give its seats back; `times`: how often it has been told to; `paused_s`: of pauses that are over;
     `lifted`: the next free seat is for it.
     """
