@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,11 +16,12 @@ from serving.database.database import Database
 from serving.database.owner import Owner
 from serving.metering.service import Metering
 from serving.state.gcs import Store
-from serving.state.records import BatchRecord
+from serving.state.records import BatchRecord, UsageRecord
 
 logger = logging.getLogger("ray.serve")
 
 _TOLD_S = 1.0
+_USAGE_TOLD_S = 5.0
 _MOST_TOLD = 50
 
 
@@ -35,13 +36,17 @@ class StoreReplica:
             return self._batches
 
         def metering(database: Database, _: StoreSpec) -> Metering:
-            return Metering(database)
+            self._metering = Metering(database)
+            return self._metering
 
         self._owner = Owner(store, [batches, metering], ray.util.get_node_ip_address())
         await self._owner.start()
         self._application = serve.get_replica_context().app_name
         self._records = Store(ray.get_runtime_context().gcs_address)
-        self._telling = asyncio.create_task(self._tell())
+        self._telling = [
+            asyncio.create_task(self._tell(self._tell_batches, _TOLD_S)),
+            asyncio.create_task(self._tell(self._tell_usage, _USAGE_TOLD_S)),
+        ]
 
     def reconfigure(self, settings: Mapping[str, Any]) -> None:
         """Nothing changes while it runs: another version is another replica."""
@@ -56,19 +61,28 @@ class StoreReplica:
 
     async def __del__(self) -> None:
         if hasattr(self, "_telling"):
-            self._telling.cancel()
-            await asyncio.to_thread(self._records.delete_batches, self._application)
+            for task in self._telling:
+                task.cancel()
+            await asyncio.wait(self._telling)
+            await asyncio.to_thread(self._records.delete_kept, self._application)
         await self._owner.close()
 
-    async def _tell(self) -> None:
-        """Say in Ray's store how far batches are, for the page and the terminal."""
+    async def _tell(self, tell: Callable[[], Awaitable[None]], every_s: float) -> None:
+        """Say in Ray's store what the page and the terminal show."""
         while True:
             try:
-                records = told(self._batches.desk.owned.values(), time.time(), self._application)
-                await asyncio.to_thread(self._records.put_batches, self._application, records)
+                await tell()
             except Exception:
-                logger.exception("how far batches are is not told; the next beat tries again")
-            await asyncio.sleep(_TOLD_S)
+                logger.exception("what the page shows of the store is not told; the next beat tries again")
+            await asyncio.sleep(every_s)
+
+    async def _tell_batches(self) -> None:
+        records = told(self._batches.desk.owned.values(), time.time(), self._application)
+        await asyncio.to_thread(self._records.put_batches, self._application, records)
+
+    async def _tell_usage(self) -> None:
+        records = used(await self._metering.today(), time.time(), self._application)
+        await asyncio.to_thread(self._records.put_usage, self._application, records)
 
 
 def told(batches: Any, at: float, application: str) -> list[BatchRecord]:
@@ -85,4 +99,23 @@ def told(batches: Any, at: float, application: str) -> list[BatchRecord]:
             application=application,
         )
         for batch in list(batches)[:_MOST_TOLD]
+    ]
+
+
+def used(rows: Any, at: float, application: str) -> list[UsageRecord]:
+    """Sums of keys on one day, as records; those who used most, for one record of the store has a limit."""
+    most = sorted(rows, key=lambda row: (row.dollars, row.prompt_tokens + row.output_tokens), reverse=True)
+    return [
+        UsageRecord(
+            key=row.key,
+            day=row.day,
+            requests=int(row.requests),
+            prompt_tokens=int(row.prompt_tokens),
+            cached_tokens=int(row.cached_tokens),
+            output_tokens=int(row.output_tokens),
+            dollars=float(row.dollars),
+            at=at,
+            application=application,
+        )
+        for row in most[:_MOST_TOLD]
     ]

@@ -13,6 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
+from sqlalchemy import Row
 
 from serving import secret
 from serving.database.database import Database
@@ -68,6 +69,11 @@ class Metering:
             for row in rows
         ]
         return JSONResponse({"object": "list", "start": first, "end": last, "data": data})
+
+    async def today(self) -> list[Row[Any]]:
+        """Sums of each key's rows of today."""
+        day = datetime.fromtimestamp(self._calendar(), UTC).date().isoformat()
+        return await self.ledger.by(("key", "day"), day, day)
 
     async def _keys_in_force(self) -> InForce:
         """Read once a second, however many routers ask."""

@@ -48,6 +48,7 @@ from serving.state.records import (
     SliceState,
     Snapshot,
     Suspicion,
+    UsageRecord,
     Wanted,
 )
 from serving.status.document import Status, status, told
@@ -132,6 +133,7 @@ class RouterCore:
         self.failures: Sequence[SliceFailures] = ()
         self._rollouts: Sequence[Rollout] = ()
         self._batches: Sequence[BatchRecord] = ()
+        self._usage: Sequence[UsageRecord] = ()
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
         self._api = Api(
             plans,
@@ -190,6 +192,7 @@ class RouterCore:
         self.failures = snapshot.slice_failures
         self._rollouts = snapshot.rollouts
         self._batches = snapshot.batches
+        self._usage = snapshot.usage
         yield
         self._rates.observe(entries, demands, now_s)
         yield
@@ -258,6 +261,7 @@ class RouterCore:
             self.failures,
             self._rollouts,
             self._batches,
+            self._usage,
         )
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:

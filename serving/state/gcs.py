@@ -34,6 +34,7 @@ from serving.state.records import (
     Snapshot,
     StartRecord,
     Suspicion,
+    UsageRecord,
     Wanted,
     dump,
 )
@@ -210,8 +211,15 @@ class Store:
         told = [dataclasses.asdict(batch) for batch in batches]
         self._put(_key(application, "batches", ""), json.dumps(told).encode())
 
-    def delete_batches(self, application: str) -> None:
+    def put_usage(self, application: str, usage: Sequence[UsageRecord]) -> None:
+        """Say what keys have used today."""
+        told = [dataclasses.asdict(of_key) for of_key in usage]
+        self._put(_key(application, "usage", ""), json.dumps(told).encode())
+
+    def delete_kept(self, application: str) -> None:
+        """Forget batches and usage of an application that is gone."""
         self._delete(_key(application, "batches", ""))
+        self._delete(_key(application, "usage", ""))
 
     def put_demand(self, demand: Demand) -> None:
         self._put(_demand_key(demand), dump(demand))
@@ -302,6 +310,7 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         slice_failures=tuple(SliceFailures(**failed) for _, failed in fields("slice-failures")),
         rollouts=tuple(Rollout(**rollout) for _, rollout in fields("rollout")),
         batches=tuple(BatchRecord(**batch) for _, of_one in fields("batches") for batch in of_one),
+        usage=tuple(UsageRecord(**of_key) for _, of_one in fields("usage") for of_key in of_one),
     )
 
 

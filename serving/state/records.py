@@ -294,6 +294,21 @@ class BatchRecord:
 
 
 @dataclass(frozen=True)
+class UsageRecord:
+    """What a key, by the first digits of its hash, has used on a day of UTC in all routers. `at`: seconds since 1970."""
+
+    key: str
+    day: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    dollars: float
+    at: float
+    application: str = ""
+
+
+@dataclass(frozen=True)
 class Snapshot:
     """All records of one application, or of all applications, at one moment.
 
@@ -310,6 +325,7 @@ class Snapshot:
     rollouts: tuple[Rollout, ...] = ()
     slice_failures: tuple[SliceFailures, ...] = ()
     batches: tuple[BatchRecord, ...] = ()
+    usage: tuple[UsageRecord, ...] = ()
 
 
 def dump(record: Wanted | Release | Rollout | Demand | SliceFailures | StartRecord) -> bytes:

@@ -18,13 +18,14 @@ from serving.state.records import (
     SliceRecord,
     SliceState,
     Suspicion,
+    UsageRecord,
     Wanted,
 )
 from serving.status.rates import STEP_S, Point, Rates, slowest
 
 _DECISIONS = 20
 _BATCHES = 50
-_BATCH_S = 60.0  # a record of a batch is this old at most
+_KEPT_S = 60.0  # what the store says is this old at most
 
 
 class _Document(BaseModel):
@@ -167,6 +168,18 @@ class BatchStatus(_Document):
     for_s: float
 
 
+class UsageStatus(_Document):
+    """What a key, by the first digits of its hash, has used on a day of UTC in all routers."""
+
+    key: str
+    day: str
+    requests: int
+    prompt_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    dollars: float
+
+
 class Status(_Document):
     """The whole service. `at` is seconds since 1970."""
 
@@ -177,6 +190,7 @@ class Status(_Document):
     quarantined: tuple[QuarantinedStatus, ...] = ()
     rollouts: tuple[RolloutStatus, ...] = ()
     batches: tuple[BatchStatus, ...] = ()
+    usage: tuple[UsageStatus, ...] = ()
 
 
 def status(
@@ -190,6 +204,7 @@ def status(
     failures: Iterable[SliceFailures] = (),
     rollouts: Iterable[Rollout] = (),
     batches: Iterable[BatchRecord] = (),
+    usage: Iterable[UsageRecord] = (),
 ) -> Status:
     """The document, from one read of the store and what the window remembers; the latest decision first."""
     return Status(
@@ -203,6 +218,7 @@ def status(
             for rollout in sorted(rollouts, key=lambda rollout: rollout.deployment)
         ),
         batches=_batches(batches, at),
+        usage=_usage(usage, at),
     )
 
 
@@ -218,8 +234,17 @@ def _batches(batches: Iterable[BatchRecord], at: float) -> tuple[BatchStatus, ..
             for_s=round(max(0.0, at - batch.created), 1),
         )
         for batch in sorted(batches, key=lambda batch: batch.created)
-        if at - batch.at < _BATCH_S
+        if at - batch.at < _KEPT_S
     )[:_BATCHES]
+
+
+def _usage(usage: Iterable[UsageRecord], at: float) -> tuple[UsageStatus, ...]:
+    """Who used most comes first, as the store said of late."""
+    return tuple(
+        UsageStatus(**{name: getattr(record, name) for name in UsageStatus.model_fields})
+        for record in usage
+        if at - record.at < _KEPT_S
+    )
 
 
 def quarantined(failures: Iterable[SliceFailures], at: float) -> tuple[QuarantinedStatus, ...]:

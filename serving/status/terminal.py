@@ -18,6 +18,7 @@ from serving.status.document import (
     SliceStatus,
     Start,
     Status,
+    UsageStatus,
 )
 from serving.tpu.generations import GIB
 
@@ -72,6 +73,8 @@ def service(status: Status) -> RenderableType:
     parts += quarantine(status.quarantined)
     parts += [_rollout(rollout) for rollout in status.rollouts]
     parts += [_batch(batch) for batch in status.batches]
+    if status.usage:
+        parts += [Text(), _usage(status.usage)]
     if status.decisions:
         parts += [Text(), decisions(status.decisions, status.at)]
     return Group(*(parts or [Text("no model is served")]))
@@ -103,6 +106,15 @@ def _batch(batch: BatchStatus) -> Text:
     return Text(
         f"batch {batch.name}: {batch.state} for {_time(batch.for_s)}, {batch.completed} of {batch.total} lines answered{failed}"
     )
+
+
+def _usage(usage: Sequence[UsageStatus]) -> Table:
+    columns = ("key", "requests", "prompt", "cached", "output", "dollars")
+    table = Table(*columns, title=f"used on {usage[0].day}, tokens by key", title_justify="left")
+    for used in usage:
+        counts = (used.requests, used.prompt_tokens, used.cached_tokens, used.output_tokens)
+        table.add_row(used.key, *(f"{count:,}" for count in counts), f"{used.dollars:.4f}")
+    return table
 
 
 def _model(model: ModelStatus) -> list[RenderableType]:

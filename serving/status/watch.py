@@ -50,6 +50,7 @@ def _looks(store: Store) -> Iterator[Status | str]:
                 snapshot.slice_failures,
                 snapshot.rollouts,
                 snapshot.batches,
+                snapshot.usage,
             )
         except ClusterError as error:
             yield f"{error.message}; trying again"

@@ -55,6 +55,12 @@ def test_a_batch_outlives_the_store_a_router_and_a_slice(running: Service) -> No
     batch = api.batches.retrieve(made.id)
     assert batch.request_counts
     assert (batch.request_counts.completed, batch.request_counts.failed) == (LINES, 0)
+    # Each router says once a second what it has used; the one that was killed took its last second with it.
+    running.until(
+        lambda: sum(used.requests for used in running.records().usage) > LINES / 2,
+        30,
+        "usage of today is told",
+    )
     assert batch.output_file_id
     rows = [json.loads(row) for row in api.files.content(batch.output_file_id).text.splitlines()]
     assert [row["custom_id"] for row in rows] == [f"r{at}" for at in range(LINES)]

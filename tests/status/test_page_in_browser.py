@@ -22,7 +22,7 @@ from support.page_service import Shown, entry, shown
 from support.servers import asgi_server
 
 from serving.router.http import auth
-from serving.state.records import BatchRecord, Demand, SliceFailures, SliceState, Suspicion
+from serving.state.records import BatchRecord, Demand, SliceFailures, SliceState, Suspicion, UsageRecord
 from serving.status.document import DecisionStatus
 
 if TYPE_CHECKING:
@@ -283,6 +283,19 @@ def test_batches_are_shown_with_their_progress_until_they_are_over(browser: "Bro
         assert page.get_by_label("batch batch_b").get_attribute("value") == "5"
         service.batches = []
         expect(page.locator("#batches-section")).to_be_hidden()
+
+
+def test_usage_of_today_is_shown_by_key(browser: "Browser", upstream: str) -> None:
+    from playwright.sync_api import expect
+
+    service = Shown([MODEL], [entry(MODEL, 0, address=upstream)])
+    service.usage = [UsageRecord("0123456789ab", "2026-11-22", 3, 12_345, 600, 70, 0.0125, at=0.0)]
+    with shown(service), opened(browser, service.address) as page:
+        rows = page.locator("#usage tbody tr")
+        expect(rows).to_have_count(1)
+        expect(rows.first.locator("td")).to_have_text(["0123456789ab", "3", "12,345", "600", "70", "0.0125"])
+        service.usage = []
+        expect(page.locator("#usage-section")).to_be_hidden()
 
 
 def test_an_error_is_shown_in_the_services_words(browser: "Browser", upstream: str) -> None:

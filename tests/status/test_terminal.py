@@ -9,6 +9,7 @@ from serving.state.records import (
     SliceRecord,
     SliceState,
     Suspicion,
+    UsageRecord,
     Wanted,
 )
 from serving.status import terminal
@@ -96,3 +97,20 @@ def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() 
     text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, batches=batches)))
     assert "batch batch_b: in_progress for 30 s, 4 of 10 lines answered, 1 refused" in text
     assert "batch_old" not in text
+
+
+def test_who_used_what_today_stands_in_a_table_unless_the_store_is_gone() -> None:
+    used = UsageRecord("0123456789ab", "2026-11-22", 3, 12_345, 600, 70, 0.0125, at=99.0)
+    old = UsageRecord("ba9876543210", "2026-11-22", 3, 0, 0, 0, 0.0, at=9.0)
+    text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, usage=[used, old])))
+    assert "used on 2026-11-22" in text
+    (row,) = [line for line in text.splitlines() if "0123456789ab" in line]
+    assert [cell.strip() for cell in row.split("│")[1:-1]] == [
+        "0123456789ab",
+        "3",
+        "12,345",
+        "600",
+        "70",
+        "0.0125",
+    ]
+    assert "ba9876543210" not in text

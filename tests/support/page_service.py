@@ -16,7 +16,15 @@ from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
-from serving.state.records import BatchRecord, Demand, SliceFailures, SliceRecord, SliceState, Suspicion
+from serving.state.records import (
+    BatchRecord,
+    Demand,
+    SliceFailures,
+    SliceRecord,
+    SliceState,
+    Suspicion,
+    UsageRecord,
+)
 from serving.status.document import DecisionStatus, Status, status
 from serving.status.rates import STEP_S, Rates
 from support.servers import asgi_server
@@ -55,6 +63,7 @@ class Shown:
     suspicions: dict[str, Suspicion] = field(default_factory=dict)
     failures: list[SliceFailures] = field(default_factory=list)
     batches: list[BatchRecord] = field(default_factory=list)
+    usage: list[UsageRecord] = field(default_factory=list)
     wanted: int = 1
     why: str = ""  # slices are missing
     window: Rates = field(default_factory=Rates)
@@ -89,6 +98,7 @@ class Shown:
             [self.suspicions],
             self.failures,
             batches=self.batches,
+            usage=self.usage,
         )
 
     def app(self) -> FastAPI:

@@ -57,6 +57,8 @@ function draw(status) {
   $("troubles").hidden = !$("troubles").childNodes.length;
   become($("batches"), drawBatches(status));
   $("batches-section").hidden = !status.batches.length;
+  become($("usage"), drawUsage(status));
+  $("usage-section").hidden = !status.usage.length;
   become($("decisions"), drawDecisions(status));
   news(status);
   offer(status.models);
@@ -164,6 +166,18 @@ function drawBatches(status) {
         h("progress", { max: Math.max(1, batch.total), value: done, "aria-label": `batch ${batch.name}` })),
       ` ${batch.completed} of ${batch.total} lines answered`, batch.failed > 0 && `, ${batch.failed} refused`);
   });
+}
+
+/** Who used most of this day of UTC, by the first digits of keys' hashes. */
+function drawUsage(status) {
+  if (!status.usage.length) return [];
+  const count = (value) => h("td", {}, value.toLocaleString("en"));
+  return [h("table", {},
+    h("caption", {}, `${status.usage[0].day}, UTC`),
+    h("thead", {}, h("tr", {}, ["key", "requests", "prompt tokens", "of them cached", "output tokens", "dollars"].map((name) => h("th", { scope: "col" }, name)))),
+    h("tbody", {}, status.usage.map((one) => h("tr", { "data-id": one.key },
+      h("td", {}, one.key), count(one.requests), count(one.prompt_tokens), count(one.cached_tokens), count(one.output_tokens),
+      h("td", {}, one.dollars.toFixed(4))))))];
 }
 
 function drawDecisions(status) {
