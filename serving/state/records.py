@@ -251,13 +251,15 @@ class DecisionRecord:
 class Suspicion:
     """One request that a router blames for a slice's death, by fingerprint: when (seconds since 1970), and its model.
 
-    `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the first.
+    `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the first, which was
+    `replica`.
     """
 
     at: float
     guilty: bool
     model: str
     ran_s: float = 0.0
+    replica: str = ""
 
 
 @dataclass(frozen=True)

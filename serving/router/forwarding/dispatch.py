@@ -388,12 +388,28 @@ class Dispatcher:
         if not self.suspects.suspects(name):
             return self._table.choose(request.model, left_out, request)
         await asyncio.sleep(max(0.0, self.suspects.heard_in_s(name, time.time())))
+        self.refuse_guilty(request)
+        if not self.suspects.suspects(name):  # the same request has been answered meanwhile
+            return self._table.choose(request.model, left_out, request)
         if not self.suspects.on_trial(name):
-            entry = self._table.choose(request.model, left_out | self.suspects.closed(), request)
-            if await self.claims.take(entry.replica):
-                self.suspects.tried(name, entry.replica, time.time())
+            elsewhere = self.suspects.closed() | self.suspects.died_under(name)
+            entry = self._table.choose(request.model, left_out | elsewhere, request)
+            if await self._claimed(name, entry.replica):
                 return entry
         raise NoSliceError(self._table.why_none(request.model))
+
+    async def _claimed(self, name: str, replica: str) -> bool:
+        """Whether a suspect may be tried on a replica; from now on, so that no other is meanwhile."""
+        self.suspects.tried(name, replica, time.time())
+        taken = False
+        try:
+            taken = await self.claims.take(replica)
+        finally:
+            if not taken:
+                self.suspects.left(name)
+        if replica not in self.suspects.closed():  # it was cleared meanwhile
+            self._release(replica)
+        return taken
 
     def _given_up(self, entry: SliceRecord, error: Exception) -> ServingError:
         if isinstance(error, NotConnectedError):

@@ -6,9 +6,10 @@ slice went on giving tokens did not end it by coming. Silences don't count, for 
 token or two do not, for they may be the deadly request's own.
 
 A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
-of all routers. It is cleared by its first new token, by its whole answer, or by running for half as long again, and a
-second, as on the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The
-guilty are refused for REFUSED_S, on every router.
+of all routers. It is not the one that died, for a router may hear of a suspect before it knows of the death. The suspect is
+cleared by its first new token, by its whole answer, or by running for half as long again, and a second, as on the slice that
+died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The guilty are refused
+for REFUSED_S, on every router.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
 """
@@ -71,8 +72,8 @@ class Suspects:
         self._trials: dict[str, _Trial] = {}
 
     def __bool__(self) -> bool:
-        """Whether anybody is suspected: until then no request needs a fingerprint."""
-        return bool(self._ours or self._theirs)
+        """Whether anybody is suspected or on trial: until then no request needs a fingerprint."""
+        return bool(self._ours or self._theirs or self._trials)
 
     @property
     def ours(self) -> Mapping[str, Suspicion]:
@@ -89,6 +90,10 @@ class Suspects:
 
     def suspects(self, name: str) -> bool:
         return name in self._ours or name in self._theirs
+
+    def died_under(self, name: str) -> set[str]:
+        """The replicas for whose death it is suspected. One may still be taken for alive here."""
+        return {known[name].replica for known in (self._ours, self._theirs) if name in known}
 
     def on_trial(self, name: str) -> bool:
         """Whether the same request runs on trial already: two would hide each other's guilt."""
@@ -137,11 +142,15 @@ class Suspects:
         """
         flights = {flight.name: flight for flight in running}
         on_trial = [
-            name for name in flights if name in self._trials and self._trials[name].replica == replica
+            name
+            for name in flights
+            if name in self._trials
+            and self._trials[name].replica == replica
+            and replica not in self.died_under(name)
         ]
         for name in on_trial:
             del self._trials[name]
-            self._ours[name] = Suspicion(now, guilty=True, model=flights[name].model)
+            self._ours[name] = Suspicion(now, True, flights[name].model, replica=replica)
         if on_trial:
             return on_trial
         for name, flight in flights.items():
@@ -150,7 +159,7 @@ class Suspects:
             new = not flight.answered and flight.since_s > worked_since_s
             ran_s = min(SUSPECTED_S if new else WORKED_S, now - flight.since_s)
             if count or new:
-                self._ours[name] = Suspicion(now, guilty=False, model=flight.model, ran_s=ran_s)
+                self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica)
         return []
 
     def take(self, theirs: Iterable[Mapping[str, Suspicion]], now: float) -> None:

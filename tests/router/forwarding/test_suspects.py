@@ -86,6 +86,25 @@ def test_a_suspect_under_which_a_second_slice_dies_is_guilty_and_nobody_beside_i
     assert not suspects.suspects("new")
 
 
+def test_a_slice_that_dies_for_two_routers_dies_once() -> None:
+    """The second one to see the death had tried the suspect there, and would find it guilty."""
+    first, second = after_a_death(), Suspects()
+    second.take([first.ours], DIED + 1)
+    assert second.died_under(POISON) == {"a"}
+    second.tried(POISON, "a", DIED + 2)
+    assert second.died("a", flights(POISON), DIED + 3, WORKED_SINCE) == []
+    assert not second.is_guilty(POISON)
+
+
+def test_a_trial_goes_on_where_the_suspicion_is_over() -> None:
+    suspects = after_a_death()
+    suspects.tried(POISON, "b", DIED + SUSPECTED_S)
+    suspects.take([], DIED + SUSPECTED_S + 1)
+    assert suspects  # or nobody would end it
+    suspects.left(POISON)
+    assert not suspects
+
+
 def test_a_request_that_got_something_new_is_cleared() -> None:
     suspects = after_a_death()
     for name in (POISON, OTHER, THIRD):
