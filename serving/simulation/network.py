@@ -115,7 +115,7 @@ class Namespaces:
         files.mkdir(parents=True, exist_ok=True)
         # Gloo dials what a host's own name resolves to.
         (files / "hosts").write_text(f"127.0.0.1 localhost\n{address} {socket.gethostname()}\n")
-        near = f"sv{self._id[:6]}{subnet:02x}{host:x}"
+        near = self._near(subnet, host)
         _ip("link", "add", near, "type", "veth", "peer", "name", _CABLE, "netns", name)
         _ip("link", "set", near, "master", self._bridge, "up")
         _ip("-netns", name, "address", "add", f"{address}/16", "dev", _CABLE)
@@ -132,7 +132,11 @@ class Namespaces:
     def remove(self, subnet: int, host: int) -> None:
         name = self._name(subnet, host)
         if name in _namespaces():
-            _ip("netns", "delete", name)  # with both ends of the cable, once no process is left in it
+            _ip("netns", "delete", name)
+        # The kernel takes both ends away with the namespace, but late: what a killed process had open stays for a while.
+        if Path("/sys/class/net", self._near(subnet, host)).exists():
+            with contextlib.suppress(SimulationError):  # it does so at this moment
+                _ip("link", "delete", self._near(subnet, host))
         shutil.rmtree(_HOSTS_FILES / name, ignore_errors=True)
 
     def down(self) -> None:
@@ -145,6 +149,10 @@ class Namespaces:
             _HOSTS_FILES.rmdir()
         if Path("/sys/class/net", self._bridge).exists():
             _ip("link", "delete", self._bridge)
+
+    def _near(self, subnet: int, host: int) -> str:
+        """The bridge's end of a host's cable."""
+        return f"sv{self._id[:6]}{subnet:02x}{host:x}"
 
     def _name(self, subnet: int, host: int) -> str:
         return f"{self._bridge}-{subnet}-{host}"

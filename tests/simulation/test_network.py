@@ -83,6 +83,13 @@ def test_a_cut_cable_stops_all_packets_until_the_host_is_made_anew(hosts: Namesp
         until(lambda: reaches(hosts, 1, hosts.head_ip), "the new cable to carry", 10)
 
 
+def test_a_host_is_made_anew_while_the_kernel_still_has_something_of_the_old_one(hosts: Namespaces) -> None:
+    with Listening(hosts, 0, hosts.ip(1, 0)):  # it keeps the old namespace there
+        hosts.add(1, 0)
+        with Listening(hosts, 0, hosts.ip(1, 0)):
+            assert reaches(hosts, 1, hosts.ip(1, 0))
+
+
 def test_nothing_is_left_of_a_network_that_ended(hosts: Namespaces) -> None:
     assert not hosts.free()
     hosts.down()
