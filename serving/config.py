@@ -435,6 +435,76 @@ class SentinelSpec(_Spec):
     )
 
 
+_MOST = 10**12  # of any limit: headers tell it in full, and sums of it stay exact
+
+
+class KeyLimits(_Spec):
+    """What a key may use. A limit that is left out does not exist."""
+
+    requests_per_minute: float | None = Field(
+        default=None, gt=0, le=_MOST, allow_inf_nan=False, description="Requests a minute, over all routers."
+    )
+    tokens_per_minute: float | None = Field(
+        default=None, gt=0, le=_MOST, allow_inf_nan=False, description="Tokens a minute, prompt and answer."
+    )
+    concurrency: int | None = Field(default=None, ge=1, le=_MOST, description="Requests under way.")
+    tokens_per_day: float | None = Field(
+        default=None, gt=0, le=_MOST, allow_inf_nan=False, description="Tokens a day of UTC; wants `store`."
+    )
+    dollars_per_month: float | None = Field(
+        default=None,
+        gt=0,
+        le=_MOST,
+        allow_inf_nan=False,
+        description="Dollars a month of UTC; wants `store`.",
+    )
+    priority: int = Field(
+        default=0, ge=-100, le=100, description="Requests of a higher priority go before all of a lower one."
+    )
+    weight: float = Field(
+        default=1, ge=0.001, le=1000, allow_inf_nan=False, description="Share within a priority."
+    )
+
+    @property
+    def has_budget(self) -> bool:
+        return self.tokens_per_day is not None or self.dollars_per_month is not None
+
+
+class OidcRule(KeyLimits):
+    """What tokens with these claims may use."""
+
+    where: dict[str, str] = Field(
+        default_factory=dict,
+        description="Claims and the value that each has, or has in its list; without any, every token.",
+    )
+
+
+class OidcSpec(_Spec):
+    """Tokens of an OpenID Connect issuer, beside API keys."""
+
+    issuer: str = Field(description="As the claim `iss` has it; its keys are looked up below this URL.")
+    audience: str = Field(min_length=1, description="As the claim `aud` has it: this service's name there.")
+    jwks_url: str | None = Field(
+        default=None, description="Where the issuer's keys are, where it publishes no openid-configuration."
+    )
+    name: str = Field(
+        default="sub",
+        min_length=1,
+        description="Claim that tells whose token it is; each has limits of its own.",
+    )
+    rules: tuple[OidcRule, ...] = Field(
+        default=(),
+        description="The first that fits a token; one that none fits is refused. Without any, every token lets in, without limits.",
+    )
+
+    @field_validator("issuer", "jwks_url")
+    @classmethod
+    def _encrypted(cls, url: str | None) -> str | None:
+        if url is None or re.match(r"https://[^/]|http://(localhost|127\.0\.0\.1)[:/]", url):
+            return url
+        raise ValueError("an https URL is needed: who answers there says whose requests these are")
+
+
 class KeysSpec(_Spec):
     """What holds of every API key."""
 
@@ -545,6 +615,9 @@ class RouterSpec(_Spec):
         default=None, description="File of API keys on the routers' hosts, as `serving keys new` writes it."
     )
     keys: KeysSpec = Field(default=KeysSpec(), description="What holds of every API key.")
+    oidc: OidcSpec | None = Field(
+        default=None, description="An issuer whose tokens let in, beside API keys; none by default."
+    )
     private_status: bool = Field(
         default=False,
         description="Whether /status.json and /metrics want an API key too; /health and /v1/models then tell strangers no reasons.",
@@ -617,6 +690,12 @@ class ServiceConfig(_Spec):
     def _stored_keys_have_a_store(self) -> Self:
         if self.router.keys.stored and self.store is None:
             raise ValueError("router.keys.stored: there is no store; name a place for it in `store`")
+        if (
+            self.store is None
+            and self.router.oidc
+            and any(rule.has_budget for rule in self.router.oidc.rules)
+        ):
+            raise ValueError("router.oidc.rules: a budget wants `store`; name a place for it")
         return self
 
     @model_validator(mode="after")

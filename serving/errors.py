@@ -257,6 +257,16 @@ class StoreAwayError(ServingError):
     code = "store_away"
 
 
+class IssuerAwayError(ServingError):
+    """The keys of the issuer of tokens (`router.oidc`) are not known to this router yet.
+
+    Try again shortly: it asks for them again and again. Where this stays so, the router's log names the reason.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "issuer_away"
+
+
 class UnknownModelError(ServingError):
     """The client names a model that is not served here.
 

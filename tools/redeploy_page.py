@@ -39,6 +39,13 @@ _RESERVED = {"capacity": ["reserved"], "reservation": "one"}
 _EXPERTS = {"models.model": "Qwen/Qwen3-30B-A3B"}
 _STORE = {"router.responses_store.path": "/var/lib/responses.sqlite"}
 _KEPT = {"store.folder": "/var/lib/tpu-serving"}
+_OIDC = {
+    "router.oidc": {
+        "issuer": "https://issuer.example",
+        "audience": "serving",
+        "rules": [{"requests_per_minute": 5}],
+    }
+}
 _GATEWAY = {"gke.gateway.hostname": "llm.example.com", "gke.gateway.certificate_secret": "tls"}
 
 # By key: what is set beforehand, where the key needs that, and its other value.
@@ -83,6 +90,19 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.keys_file": ({}, "/keys.yaml"),
     "router.keys.isolated_cache": ({}, True),
     "router.keys.stored": (_KEPT, True),
+    "router.oidc.issuer": (_OIDC, "https://elsewhere.example"),
+    "router.oidc.audience": (_OIDC, "another"),
+    "router.oidc.jwks_url": (_OIDC, "https://issuer.example/keys"),
+    "router.oidc.name": (_OIDC, "email"),
+    "router.oidc.rules": (_OIDC, [{"requests_per_minute": 7}]),
+    "router.oidc.rules.where": (_OIDC, {"groups": "research"}),
+    "router.oidc.rules.requests_per_minute": (_OIDC, 7),
+    "router.oidc.rules.tokens_per_minute": (_OIDC, 7),
+    "router.oidc.rules.concurrency": (_OIDC, 7),
+    "router.oidc.rules.tokens_per_day": (_OIDC | _KEPT, 7),
+    "router.oidc.rules.dollars_per_month": (_OIDC | _KEPT, 7),
+    "router.oidc.rules.priority": (_OIDC, 7),
+    "router.oidc.rules.weight": (_OIDC, 7),
     "router.sentinel.share": ({}, 0.5),
     "router.private_status": ({}, True),
     "router.max_body_bytes": ({}, 4096),

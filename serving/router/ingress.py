@@ -21,6 +21,7 @@ from serving.planning import Plan
 from serving.router import serve_door
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
+from serving.router.http.oidc import Oidc
 from serving.router.store_loop import StoreLoop
 from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.request_log import RequestLog
@@ -50,7 +51,11 @@ class Router:
         Serve runs them because they are bound here.
         """
         self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
-        keys = KeyFile.of(spec.keys_file, adds_up=store is not None, stored=spec.keys.stored)
+        oidc = Oidc(spec.oidc) if spec.oidc else None
+        keys = KeyFile.of(spec.keys_file, adds_up=store is not None, stored=spec.keys.stored, bearers=oidc)
+        if oidc:
+            await oidc.start()
+            self._closing.push_async_callback(oidc.close)
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
         self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries)

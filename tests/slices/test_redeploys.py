@@ -16,8 +16,9 @@ from tools.redeploy_page import CHANGES, Effect, effects_of
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 3"
 ONE_CHIP = {"generation": "v6e", "topology": "1x1"}
-# What the load's clients can't show: they have no key, and ask for a status that all may see.
+# What the load's clients can't show: they have no key and no token, and ask for a status that all may see.
 NOT_HERE = (
+    *(key for key in CHANGES if key.startswith("router.oidc.")),
     "router.keys_file",
     "router.keys.isolated_cache",
     "router.private_status",

@@ -38,6 +38,7 @@ logger = logging.getLogger("ray.serve")
 # A client that reads nothing for so long gives up its seats; one that reads on and off may take longer, by what it has read.
 UNREAD_S = 30.0
 _SLOWEST_READER_BYTES_PER_S = 1024
+_MOST_BEARERS = 10_000  # whose use is remembered
 _FILLS = -101  # the priority of requests that fill: below any key's
 
 
@@ -111,6 +112,7 @@ class AdmissionController:
         self._queue = AdmissionQueue(self._queues, spec.preemption)
         self._backlog = Backlog()
         self._accounts: dict[str, Account] = {}
+        self._bearers: dict[str, Account] = {}  # of those who come with a token
         self._fillers: dict[str, Account] = {}
         self._filled = {plan.model.name: Filled() for plan in plans}
         self.batches_scale = False
@@ -133,7 +135,7 @@ class AdmissionController:
 
         What `costs` nothing may come when the key's budget is used up.
         """
-        account = self._accounts[self._keys.ring.holder(headers).name]
+        account = self._account(self._keys.ring.holder(headers))
         now_s = self._clock()
         over = account.budget.refusal(self._calendar()) if account.budget and costs else None
         return Visit(account, over or account.arrive(now_s), now_s)
@@ -260,14 +262,15 @@ class AdmissionController:
             # What only fills is no reason to lease a seat that another router's requests wait for.
             taken, wanted = self._queue.seats_needed(model), self._queue.seats_wanted(model)
             lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
-        for account in self._accounts.values():
+        for account in (*self._accounts.values(), *self._bearers.values()):
             if account.shared:
                 account.share(router, self._uses(account.key.id), now_s, at_s)
 
     def key_uses(self) -> dict[str, Sequence[float]]:
         """What limited keys have in this router, for the other routers; by the beginning of a key's hash."""
         now_s = self._clock()
-        shared = (account for account in self._accounts.values() if account.shared)
+        accounts = (*self._accounts.values(), *self._bearers.values())
+        shared = (account for account in accounts if account.shared)
         return {account.key.id: account.use(now_s) for account in shared}
 
     def _uses(self, key: str) -> dict[str, KeyUse]:
@@ -422,6 +425,24 @@ class AdmissionController:
                 logger.info("%d API keys are in force", len(self._keys.ring.keys))
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error.message)  # noqa: TRY400  the message says it all
+
+    def _account(self, key: Key) -> Account:
+        if account := self._accounts.get(key.name):
+            return account
+        now_s = self._clock()
+        account = self._bearers.pop(key.name, None)
+        if account is None:
+            while len(self._bearers) >= _MOST_BEARERS and (
+                idle := next((name for name, known in self._bearers.items() if not known.open), None)
+            ):
+                del self._bearers[idle]
+            account = Account(key)
+            account.set(key, now_s)
+        elif account.key != key:
+            account.set(key, now_s)
+        account.budget = self._meter.budget(key) if self._meter else None
+        self._bearers[key.name] = account  # the latest stands last
+        return account
 
     def _set_accounts(self) -> None:
         """Make one account per key; what a key has used stays used when the file changes."""

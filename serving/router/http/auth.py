@@ -10,42 +10,30 @@ import hmac
 import os
 import secrets
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
+from serving.config import KeyLimits
 from serving.errors import ConfigError, StoreAwayError, UnauthorizedError
 from serving.metrics.table import NO_KEY
 
 # The secret itself, in the form of the file, where no file is mounted.
 VARIABLE = "SERVING_KEYS"
 _PREFIX = "sk-"
-_MOST = 10**12  # of any limit: headers tell it in full, and sums of it stay exact
 _HEX_DIGITS = 64
+_DOTS_OF_TOKEN = 2  # and no key of this service has any
 _ID_DIGITS = 12  # enough to tell a file's keys apart, and short in a graph's legend
 
 
-class Key(BaseModel):
-    """One key of the file. A limit that is left out does not exist. `priority` is strict; `weight` shares within a priority."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
+class Key(KeyLimits):
+    """One key, and what it may use. `sha256` is the hash of the secret it was made with, or of whom a token names."""
 
     name: str = Field(min_length=1, max_length=100)
     sha256: str = Field(pattern=rf"^[0-9a-f]{{{_HEX_DIGITS}}}$")
-    requests_per_minute: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
-    tokens_per_minute: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
-    concurrency: int | None = Field(default=None, ge=1, le=_MOST)
-    tokens_per_day: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
-    dollars_per_month: float | None = Field(default=None, gt=0, le=_MOST, allow_inf_nan=False)
-    priority: int = Field(default=0, ge=-100, le=100)
-    weight: float = Field(default=1, ge=0.001, le=1000, allow_inf_nan=False)
-
-    @property
-    def has_budget(self) -> bool:
-        return self.tokens_per_day is not None or self.dollars_per_month is not None
 
     @property
     def id(self) -> str:
@@ -57,9 +45,19 @@ class Key(BaseModel):
 ANYONE = Key(name="anyone", sha256="0" * _HEX_DIGITS)
 
 
+class Bearers(Protocol):
+    """Those whom an issuer's tokens let in, beside keys."""
+
+    def holder(self, token: bytes) -> Key:
+        """Whose token it is; raises UnauthorizedError, and IssuerAwayError while nobody knows the issuer's keys."""
+
+    def owner(self, sha256: str) -> Key | None:
+        """Who left work here under this hash; None where it is nobody's that a token named."""
+
+
 @dataclass(frozen=True)
 class KeyRing:
-    """The keys of one reading of file and store; `required` is false where the service has none.
+    """The keys of one reading of file and store; `required` is false where the service has none, nor `bearers`.
 
     `hashes`: of the secrets of stored keys, with the `sha256` of the key that each stands for. `awaited`: the store is still to
     say which keys there are.
@@ -69,6 +67,7 @@ class KeyRing:
     required: bool = False
     hashes: Mapping[str, str] = field(default_factory=dict)
     awaited: bool = False
+    bearers: Bearers | None = None
     _by_hash: Mapping[bytes, Key] = field(init=False, repr=False, compare=False)
     _by_secret: Mapping[bytes, tuple[bytes, Key]] = field(init=False, repr=False, compare=False)
 
@@ -91,6 +90,8 @@ class KeyRing:
         shown = _shown(headers)
         if shown is None:
             raise UnauthorizedError("No API key was sent; send `Authorization: Bearer KEY`.")
+        if self.bearers and shown.count(b".") == _DOTS_OF_TOKEN:
+            return self.bearers.holder(shown)
         digest = hashlib.sha256(shown).digest()
         expected, key = self._by_secret.get(_bucket(digest), (bytes(32), None))
         # The time of the look-up tells at most the part of a hash that is no secret.
@@ -104,6 +105,8 @@ class KeyRing:
         """The key of a hash, for work that it left here; raises UnauthorizedError where it is revoked."""
         if not self.required:
             return ANYONE
+        if self.bearers and (bearer := self.bearers.owner(sha256)):
+            return bearer
         key = self._by_hash.get(_bucket(bytes.fromhex(sha256)))
         if key is None or key.sha256 != sha256:
             if self.awaited:
@@ -157,7 +160,13 @@ class KeyFile:
     """Where the keys come from: a file, or the variable where no file is named; and the store. Keeps the last good reading."""
 
     def __init__(
-        self, path: Path | None, secret: str | None = None, *, adds_up: bool = True, stored: bool = False
+        self,
+        path: Path | None,
+        secret: str | None = None,
+        *,
+        adds_up: bool = True,
+        stored: bool = False,
+        bearers: Bearers | None = None,
     ) -> None:
         """`adds_up`: whether usage is added up, for budgets. `stored`: whether the store has keys too.
 
@@ -169,6 +178,7 @@ class KeyFile:
             raise ConfigError("router.keys.stored wants `store`; name a place for it in the YAML")
         self._path = path
         self._adds_up = adds_up
+        self._bearers = bearers
         self._file_version: tuple[int, ...] = ()
         self._problem = ""
         # Of the stored keys that are in force; None where there are none to be.
@@ -186,8 +196,11 @@ class KeyFile:
                 raise ConfigError(f"router.keys_file {path}: {error.strerror}") from None
 
     @classmethod
-    def of(cls, path: str | None, *, adds_up: bool = True, stored: bool = False) -> "KeyFile":
-        return cls(Path(path) if path else None, os.environ.get(VARIABLE), adds_up=adds_up, stored=stored)
+    def of(
+        cls, path: str | None, *, adds_up: bool = True, stored: bool = False, bearers: Bearers | None = None
+    ) -> "KeyFile":
+        file = Path(path) if path else None
+        return cls(file, os.environ.get(VARIABLE), adds_up=adds_up, stored=stored, bearers=bearers)
 
     def take(self, version: str, entries: Iterable[Mapping[str, Any]]) -> None:
         """The keys that the store has now; they are in force with the next refresh."""
@@ -234,14 +247,16 @@ class KeyFile:
         self._file_version = version
 
     def _merged(self) -> KeyRing:
-        """The file's keys, and those of the store by other names."""
+        """The file's keys, and those of the store by other names; and who comes with a token."""
+        required = self._of_file.required or self._bearers is not None
         if self.version is None:
-            return self._of_file
+            return replace(self._of_file, required=required, bearers=self._bearers)
         taken = {key.name for key in self._of_file.keys} | {key.sha256 for key in self._of_file.keys}
         stored = tuple(key for key in self._stored if not {key.name, key.sha256} & taken)
         names = {key.sha256 for key in stored}
         hashes = {shown: name for shown, name in self._hashes.items() if name in names}
-        return KeyRing((*self._of_file.keys, *stored), True, hashes, awaited=not self.version)
+        every = (*self._of_file.keys, *stored)
+        return KeyRing(every, True, hashes, awaited=not self.version, bearers=self._bearers)
 
     def _parse(self, text: str | bytes, where: str) -> KeyRing:
         ring = parse(text, where)
