@@ -7,7 +7,7 @@ import logging
 import time
 import uuid
 from collections import Counter
-from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any
@@ -60,10 +60,17 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Records of slices and routers that have been silent for so long that they leave the store."""
+    """Records that leave the store: slices and routers that have long been silent, and `wanted` of models that no router has."""
 
     slices: tuple[SliceRecord, ...]
     demands: tuple[Demand, ...]
+    wanted: tuple[Wanted, ...]
+
+
+def abandoned(snapshot: Snapshot, models: Iterable[str] = ()) -> tuple[Wanted, ...]:
+    """What the store has of models that are neither these nor those of a router; a router says its demand first."""
+    alive = {*models, *(demand.model for demand in snapshot.demands)}
+    return tuple(entry for entry in snapshot.wanted if entry.model not in alive)
 
 
 class RouterCore:
@@ -208,7 +215,7 @@ class RouterCore:
             self.admission.refresh()
         yield
         self.dispatcher.settle(entries, self.admission.free_seats)
-        return Forgotten(tuple(silent), tuple(gone))
+        return Forgotten(tuple(silent), tuple(gone), abandoned(snapshot, self.table.shapes))
 
     @property
     def suspicions(self) -> Mapping[str, Suspicion]:
@@ -242,11 +249,6 @@ class RouterCore:
         self._why = {
             model: why_waiting(of_model, hosts, taken, left_out) for model, of_model in shapes.items()
         }
-
-    @property
-    def alone(self) -> bool:
-        """Whether this router sees no other router of the application beat."""
-        return all(demand.router == self.name for demand in self._demands)
 
     def status(self) -> Status:
         wanted = self.wanted(time.monotonic())

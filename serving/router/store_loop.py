@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
-from serving.router.core import Forgotten, RouterCore
+from serving.router.core import Forgotten, RouterCore, abandoned
 from serving.slices.quarantine import failed
 from serving.slices.tpu_hosts import TpuHost
 from serving.state.board import Board
@@ -84,15 +84,16 @@ class StoreLoop:
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop, and delete this router's records. Records that routers share stay while another router beats."""
+        """Stop, and delete this router's records. What routers share of a model goes with the last router that has it."""
         if self._task:
             self._task.cancel()
         core, store = self._core, self._store
         await asyncio.to_thread(store.put_suspicions, core.application, core.name, {})
         for demand in core.demands():
             await asyncio.to_thread(store.delete_demand, demand)
-            if core.alone:
-                await asyncio.to_thread(store.delete_wanted, core.application, demand.model)
+        left = await asyncio.to_thread(store.look, self._board, core.application)
+        for entry in abandoned(left.others):
+            await asyncio.to_thread(store.delete_wanted, core.application, entry.model)
 
     async def _run(self) -> None:
         while True:
@@ -171,10 +172,10 @@ class StoreLoop:
 
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
         """Write this router's records, and delete those of slices and routers that fell silent."""
-        for entry in wanted:
-            self._store.put_wanted(entry)
         for demand in demands:
             self._store.put_demand(demand)
+        for entry in wanted:
+            self._store.put_wanted(entry)
         for record in forgotten.slices:
             if record.state is SliceState.STARTING and record.slice:
                 self._store.put_slice_failures(self._failed_start(record))
@@ -182,3 +183,5 @@ class StoreLoop:
         for demand in forgotten.demands:
             self._store.delete_demand(demand)
             self._store.put_suspicions(demand.application, demand.router, {})
+        for entry in forgotten.wanted:
+            self._store.delete_wanted(self._core.application, entry.model)

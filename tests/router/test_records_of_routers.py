@@ -1,0 +1,64 @@
+"""Routers keep the store clean: what is left there of models, slices and routers that are gone."""
+
+import dataclasses
+
+import pytest
+from support.memory_store import MemoryStore, MemoryTable
+from support.simulated_engine import MODEL, small_plan
+
+from serving.config import RouterSpec
+from serving.planning import Plan
+from serving.router.core import RouterCore
+from serving.router.http.auth import KeyFile
+from serving.router.store_loop import StoreLoop
+
+pytestmark = pytest.mark.unit
+
+
+async def no_metrics() -> str:
+    return ""
+
+
+def named(plan: Plan, name: str) -> Plan:
+    return dataclasses.replace(plan, model=plan.model.model_copy(update={"name": name}))
+
+
+def router(table: MemoryTable, name: str, *plans: Plan) -> StoreLoop:
+    core = RouterCore(plans, RouterSpec(), KeyFile(None), no_metrics, application="app", name=name)
+    return StoreLoop(core, MemoryStore(table), lambda *_: None)
+
+
+def wanted(table: MemoryTable) -> list[str]:
+    return [record.model for record in MemoryStore(table).read("app").wanted]
+
+
+async def test_routers_that_end_together_leave_no_record() -> None:
+    table = MemoryTable()
+    routers = [router(table, name, small_plan()) for name in ("a", "b")]
+    for one in [*routers, *routers]:
+        await one._beat()
+    await routers[0].close()
+    assert wanted(table) == [MODEL]
+    await routers[1].close()
+    assert not table.values
+
+
+async def test_a_model_that_is_taken_out_leaves_no_record_while_new_routers_beat() -> None:
+    table, plan = MemoryTable(), small_plan()
+    old = router(table, "old", plan, named(plan, "second"))
+    new = router(table, "new", plan)
+    for one in (old, new, new):
+        await one._beat()
+    assert wanted(table) == [MODEL, "second"]
+    await old.close()
+    assert wanted(table) == [MODEL]
+
+
+async def test_the_record_of_a_model_whose_routers_ended_without_a_word_goes_with_the_next_look() -> None:
+    table, plan = MemoryTable(), small_plan()
+    old = router(table, "old", plan, named(plan, "second"))
+    await old._beat()
+    for demand in MemoryStore(table).read("app").demands:
+        MemoryStore(table).delete_demand(demand)
+    await router(table, "new", plan)._beat()
+    assert wanted(table) == [MODEL]
