@@ -474,6 +474,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "hbm_bytes": devices * plan.fit.usable_bytes,
         "weight_bytes": devices * plan.fit.weight_bytes,
         "cache_bytes": devices * plan.fit.cache_bytes,
+        "sequences": plan.most_sequences,
     }
 
 

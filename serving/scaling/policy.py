@@ -298,8 +298,10 @@ def _learn(
             pool_state.serving * sequences / itl_s(pool, lengths, sequences)
             for pool, pool_state in zip(settings.pools, state.pools, strict=True)
         )
-        speed = known.speed + share * (min(max(measured / planned, SLOWEST), FASTEST) - known.speed)
-        pools = tuple(replace(pool_state, speed=speed) for pool_state in pools)
+        # Of a pool that the YAML no longer has nobody knows what its slices were planned to do.
+        if serving == sum(pool_state.serving for pool_state in state.pools):
+            speed = known.speed + share * (min(max(measured / planned, SLOWEST), FASTEST) - known.speed)
+            pools = tuple(replace(pool_state, speed=speed) for pool_state in pools)
     return replace(state, traffic=traffic, kv_per_sequence=kv, pools=pools)
 
 

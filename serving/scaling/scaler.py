@@ -24,6 +24,7 @@ from serving.state.records import DecisionRecord, Demand, SliceRecord
 _EVERY_S = 1.0
 # Reading may take this share of the thread's time: with a thousand slices in the store it reads less often.
 _BUSY_SHARE = 0.1
+_LONGEST_S = 10.0  # a read that waited for a head that restarts says nothing of how much there is to read
 # Serve calls several times a second; a model or an application that Serve does not call for so long is gone.
 _ABANDONED_S = 60.0
 _KEPT = 200
@@ -56,8 +57,8 @@ class _Model:
 
     @property
     def called(self) -> bool:
-        """Whether Serve has called for every pool, so that none is taken for its `min`."""
-        return all(pool.key in self.targets for pool in self.settings.pools)
+        """Whether Serve has called for every pool that scales, so that none is taken for its `min`."""
+        return all(pool.key in self.targets for pool in self.settings.pools if pool.min < pool.max)
 
 
 class Scaler:
@@ -108,6 +109,11 @@ class Scaler:
                 self._thread.start()
             return model.decided.get(pool, target)
 
+    def has_decided(self, model: str, pool: str) -> bool:
+        """Whether a number of slices of this pool was decided on, after a look at the model's load."""
+        with self._lock:
+            return model in self._models and pool in self._models[model].decided
+
     def _run(self) -> None:
         while self._clock() - self._called_s < _ABANDONED_S:
             began_s = time.monotonic()
@@ -116,7 +122,7 @@ class Scaler:
             except Exception:
                 logger.exception("scaling of %s failed; every model keeps its slices", self._application)
             took_s = time.monotonic() - began_s
-            time.sleep(max(_EVERY_S, took_s / _BUSY_SHARE))
+            time.sleep(min(max(_EVERY_S, took_s / _BUSY_SHARE), _LONGEST_S))
         self._leave()
 
     def _leave(self) -> None:
@@ -142,7 +148,11 @@ class Scaler:
             return
         for model in list(self._models.values()):
             if model.called:
-                self._decide(model, entries, demands, now_s)
+                try:
+                    self._decide(model, entries, demands, now_s)
+                except Exception as error:
+                    logger.exception("scaling of %s failed; it keeps its slices", model.settings.model)
+                    self._hold(model, f"scaling failed ({type(error).__name__})")
         self._save()
 
     def _forget_removed(self, now_s: float) -> None:

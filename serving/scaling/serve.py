@@ -10,6 +10,7 @@ from ray.serve.config import AutoscalingContext
 from serving.scaling.capacity import Pool
 from serving.scaling.policy import Room, Settings
 from serving.scaling.scaler import scaler
+from serving.slices import controller
 
 POLICY = "serving.scaling.serve:SlicePolicy"
 
@@ -30,7 +31,13 @@ class SlicePolicy:
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Serve's call, several times a second in the controller's loop."""
         deployed, self._deployed = self._deployed, False
-        wanted = scaler(context.app_name or "").wanted(
+        application = context.app_name or ""
+        wanted = scaler(application).wanted(
             self._settings, self._pool, context.target_num_replicas, self._budget, deployed=deployed
+        )
+        controller.tell_decided(
+            application,
+            context.deployment_name,
+            decided=scaler(application).has_decided(self._settings.model, self._pool),
         )
         return wanted, {}

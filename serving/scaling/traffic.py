@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from serving.scaling.capacity import Lengths
 from serving.state.records import Demand, SliceRecord, SliceState
@@ -23,6 +24,11 @@ _STEEPEST = 1.25
 _ASSUMED_REQUESTS = 10.0
 # A share of 1, and room for rounding.
 _MOST_KV = 1.01
+# Slices and routers that are out of sight for a while count on from where they were when they are back.
+_MOST_REMEMBERED = 4096
+
+
+_T = TypeVar("_T")
 
 
 class NonsenseError(ValueError):
@@ -159,7 +165,18 @@ def add_up(
         filling=filling,
         due=due,
     )
-    return sums, replace(before, tokens=tokens, requests=requests, filled=filled)
+    return sums, replace(
+        before,
+        tokens=_remembered(before.tokens, tokens),
+        requests=requests,
+        filled=_remembered(before.filled, filled),
+    )
+
+
+def _remembered(before: Mapping[str, _T], now: Mapping[str, _T]) -> dict[str, _T]:
+    """What was last seen of each, those seen now last; the ones longest out of sight go."""
+    unseen = [name for name in before if name not in now][-_MOST_REMEMBERED:]
+    return {**{name: before[name] for name in unseen}, **now}
 
 
 def _requests(

@@ -27,7 +27,6 @@ from serving.slices.rollout import (
     Pace,
     Retry,
     Roll,
-    Successors,
     cost_to_drain,
     to_start,
     to_stop,
@@ -46,6 +45,15 @@ STATE_POINTS = (
 DELETE_POINT = "_delete_deployment"
 _ERROR_CHARACTERS = 500  # of Serve's message, whose end names the error
 _PROCESS_S = 2.0  # after which Ray is asked whether a replica without a process waits for hardware, or only for its process
+
+
+# Deployments, by application and name, for which scaling has decided. The policies run in this process too.
+_DECIDED: set[tuple[str, str]] = set()
+
+
+def tell_decided(application: str, name: str, *, decided: bool) -> None:
+    """Scaling says of a deployment whether its number of slices is a decision."""
+    (_DECIDED.add if decided else _DECIDED.discard)((application, name))
 
 
 class RolloutStore(Protocol):
@@ -77,10 +85,12 @@ class SliceDeployments:
         store: Callable[[], RolloutStore],
         clock: Callable[[], float],
         placed: Callable[[str], bool],
+        decided: Callable[[str, str], bool],
     ) -> None:
         """`default` has what is replaced, by name; `clock` is the one by which Serve notes when a replica was started.
 
-        `placed`: whether the replica of this name has its hardware, though no process yet.
+        `placed`: whether the replica of this name has its hardware, though no process yet. `decided`: whether scaling has
+        decided for the deployment of this application and name.
         """
         self._default = default
         self._is_slice = is_slice
@@ -88,7 +98,9 @@ class SliceDeployments:
         self._clock = clock
         self._placed = placed
         self._retries: dict[Any, Retry] = {}
-        self._successors: dict[Any, Successors] = {}
+        self._decided = decided
+        # Of pools that the YAML no longer has: the slices of the model at the first look.
+        self._handovers: dict[Any, int] = {}
         self._published: dict[Any, Rollout] = {}
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
@@ -137,6 +149,8 @@ class SliceDeployments:
         if old is not None and not application._target_state.deleting and self._may_wait(old):
             model = _settings(old)["name"]
             targets = [known[other] for other in application.target_deployments if other in known]
+            for other in targets:  # one that is back in the YAML is handed over anew when it goes again
+                self._handovers.pop(other._id, None)
             others = [other for other in targets if self._ours(other) and _settings(other)["name"] == model]
             keep = self._handed_over(old, others) if others else 0
             if keep > 0:
@@ -144,7 +158,7 @@ class SliceDeployments:
                 changed = wanted < old._target_state.target_num_replicas
                 old._rescale_to(wanted)
                 return changed
-            self._successors.pop(old._id, None)
+            self._handovers.pop(old._id, None)
         return self._default[DELETE_POINT](application, name)
 
     def _ours(self, state: Any) -> bool:
@@ -192,14 +206,15 @@ class SliceDeployments:
         """How many slices a pool keeps that the YAML no longer has, while its model's other pools come up."""
         gone = self._count(old).roll
         rolls = [self._count(other).roll for other in others]
-        scales = any(other._deployed_info.deployment_config.autoscaling_config for other in others)
+        scaling = [other for other in others if other._deployed_info.deployment_config.autoscaling_config]
         serving = sum(roll.serving + roll.old for roll in rolls)
         present = gone.serving + gone.old
-        now_s = self._clock()
-        first = Successors(present + serving if scales else 0, now_s)
-        known = self._successors.setdefault(old._id, first)
+        first = self._handovers.setdefault(old._id, present + serving if scaling else 0)
+        wanted = sum(roll.wanted for roll in rolls)
+        if not all(self._decided(other._id.app_name, other._id.name) for other in scaling):
+            wanted = max(wanted, first)  # the number of a pool that is new is its least until then
         roll = Roll(
-            wanted=known.wanted(sum(roll.wanted for roll in rolls), now_s),
+            wanted=wanted,
             old=present,
             leaving=gone.leaving,
             serving=serving,
@@ -289,11 +304,13 @@ def install(
     store: Callable[[], RolloutStore],
     placed: Callable[[str], bool],
     clock: Callable[[], float] = time.time,
+    decided: Callable[[str, str], bool] | None = None,
 ) -> None:
-    """Replace what Serve decides for deployments whose bundles `is_slice` knows; `placed` is SliceDeployments'."""
+    """Replace what Serve decides for deployments whose bundles `is_slice` knows; the others are SliceDeployments'."""
     default = {name: getattr(state_class, name) for name in STATE_POINTS}
     default[DELETE_POINT] = getattr(application_class, DELETE_POINT)
-    deployments = SliceDeployments(default, is_slice, store, clock, placed)
+    decided = decided or (lambda application, name: (application, name) in _DECIDED)
+    deployments = SliceDeployments(default, is_slice, store, clock, placed, decided)
     state_class._surge_replicas_to_start = _method(deployments.surge_to_start)
     state_class._surge_replicas_to_stop = _method(deployments.surge_to_stop)
     state_class._get_upscale_replicas = _method(deployments.upscale)

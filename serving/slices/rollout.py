@@ -15,8 +15,6 @@ from serving.state.records import SliceRecord
 FIRST_STARTS = 3
 # Pauses before starts that failed are tried again: engines take minutes, and a broken checkpoint stays broken.
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 30.0, 600.0
-# A pool new in the YAML has its number of slices from scaling within so many seconds.
-_DECIDED_S = 30.0
 
 
 def cost_to_drain(entry: SliceRecord) -> tuple[float, ...]:
@@ -79,18 +77,6 @@ def to_stop(roll: Roll, pace: Pace, *, room: bool = True) -> int:
 
 def _at_once(roll: Roll, pace: Pace) -> int:
     return pace.at_once if roll.serving > roll.failed else 1
-
-
-@dataclass(frozen=True)
-class Successors:
-    """A pool that the YAML no longer has, and the pools of its model that it has: `first` and `since_s` are of the first look."""
-
-    first: int
-    since_s: float
-
-    def wanted(self, of_successors: int, now_s: float) -> int:
-        """Slices that the model is to keep: those it had, until scaling has decided for the pools that are new."""
-        return of_successors if now_s - self.since_s >= _DECIDED_S else max(self.first, of_successors)
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,10 @@ _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
 # What a reader lists; phases, releases, claims and slices' fixed parts are read by name.
 _LISTED = frozenset(
-    (b"beat", b"demand", b"wanted", b"decisions", b"ordered", b"suspicions", b"slice-failures")
+    (
+        *(b"beat", b"demand", b"wanted", b"decisions", b"ordered", b"suspicions", b"slice-failures"),
+        *(b"rollout", b"batches", b"usage"),
+    )
 )
 CLAIM_S = 30.0  # of a process that ended without giving back what it had
 

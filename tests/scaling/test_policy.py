@@ -7,7 +7,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from support.fleet_of import Fleet, pool, settings
 
-from serving.scaling.policy import Room, start
+from serving.scaling.policy import Room, Settings, aligned, decide, start
 from serving.state.records import Demand
 
 pytestmark = pytest.mark.unit
@@ -294,3 +294,57 @@ def test_a_steady_load_is_never_ordered_for_twice(rate: int, delivery_s: int) ->
     ahead = 1.25 * rate  # a step looks like a trend
     needed = (ahead + 2 * math.sqrt(ahead)) / 10
     assert max(one.wanted[0] for one in fleet.decisions) <= math.ceil(1.1 * needed) + 1
+
+
+def replaced_pools(old: str, new: str) -> tuple[Settings, Settings]:
+    return settings(pool(old, most=50)), settings(pool(new, most=50))
+
+
+def test_a_pool_that_replaces_another_under_load_is_decided_for() -> None:
+    """Slices of the pool that the YAML no longer has give all of the tokens."""
+    old, new = replaced_pools("old", "new")
+    fleet = Fleet(old)
+    fleet.run(95, 300)
+    assert fleet.serving > 9
+    fleet.state = aligned(new, fleet.state, {"new": 1})  # type: ignore[arg-type]
+    decision = decide(new, fleet.state, fleet.report(95), fleet.now_s)
+    assert not decision.held
+    assert decision.wanted[0] >= 9
+    assert decision.state.pools[0].speed == 1.0  # nobody knows what theirs was planned to be
+
+
+def test_a_slice_that_is_out_of_sight_for_a_while_orders_nothing_when_it_is_back() -> None:
+    fleet = Fleet(settings(pool(most=50)))
+    fleet.run(15, 600)
+    before = fleet.decisions[-1].wanted
+    # It has worked for a week.
+    fleet.slices = [
+        [
+            replace(entry, prompt_tokens=entry.prompt_tokens + 4 * 10**8, output_tokens=4 * 10**8)
+            for entry in each
+        ]
+        for each in fleet.slices
+    ]
+    week = {
+        entry.replica: (float(entry.prompt_tokens), float(entry.output_tokens))
+        for each in fleet.slices
+        for entry in each
+    }
+    fleet.state = replace(fleet.state, traffic=replace(fleet.state.traffic, tokens=week))  # type: ignore[type-var, union-attr]
+    report = fleet.report(15)
+    fleet.step(15, replace(report, entries=report.entries[1:]))
+    assert {fleet.step(15).wanted for _ in range(60)} == {before}
+
+
+def test_a_router_that_is_silent_for_a_while_orders_nothing_for_its_batches_when_it_is_back() -> None:
+    fleet, other = Fleet(settings(pool(most=50)), due=10.0), Demand("other", "m")
+
+    def second(*, silent: bool = False) -> int:
+        report = fleet.report(15)
+        return fleet.step(
+            15, replace(report, demands=[other] if silent else [*report.demands, other])
+        ).wanted[0]
+
+    before = [second() for _ in range(3600)][-1]
+    second(silent=True)
+    assert max(second() for _ in range(60)) <= before + 1

@@ -1,14 +1,17 @@
 import json
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from support.fleet_of import pool, settings
 
 from serving.errors import ClusterError
-from serving.scaling.policy import Decision, Room, start
+from serving.scaling import scaler as scaling
+from serving.scaling.policy import Decision, Room, Settings, start
 from serving.scaling.scaler import Scaler, _Model
 from serving.scaling.serve import SlicePolicy
 from serving.state.gcs import Store
+from serving.state.records import Snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -151,3 +154,45 @@ def test_starts_that_fail_are_told_once_and_told_again_after_slices_came_up() ->
         scaler._tell(model, decision)
         told.append(len(scaler._kept or ()))
     assert told == [1, 2, 2, 2, 3]
+
+
+def test_a_pool_with_a_fixed_number_keeps_no_other_pool_from_scaling() -> None:
+    """Serve calls no policy for it."""
+    time_s = [0.0]
+    scaler = Scaler("app", no_cluster, clock=lambda: time_s[0])
+    asked = settings(pool("near", least=2, most=2), pool("far", least=0, most=4))
+    scaler.wanted(asked, "far", 0, ANY)
+    assert scaler._models["m"].called
+    ended(scaler, time_s)
+
+
+def test_a_model_that_can_not_be_decided_for_keeps_its_slices_and_no_other_waits_for_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Empty:
+        def read(self, _: str) -> Snapshot:
+            return Snapshot()
+
+        def put_decisions(self, *_: Any) -> None: ...
+
+        def put_ordered(self, *_: Any) -> None: ...
+
+        def delete_scaling(self, *_: Any) -> None: ...
+
+    time_s = [0.0]
+    scaler = Scaler("app", Empty, clock=lambda: time_s[0])  # type: ignore[arg-type]
+    first, second = settings(pool(most=50)), replace(settings(pool(most=50)), model="second")
+    monkeypatch.setattr(scaler, "_run", lambda: None)
+    for asked in (first, second):
+        scaler.wanted(asked, "near", 7, ANY)
+    decide = scaling.decide
+
+    def fails(asked: Settings, *more: Any) -> Decision:
+        if asked.model == "m":
+            raise ZeroDivisionError
+        return decide(asked, *more)
+
+    monkeypatch.setattr(scaling, "decide", fails)
+    scaler.step()
+    assert (scaler.has_decided("m", "near"), scaler.has_decided("second", "near")) == (False, True)
+    assert scaler.wanted(first, "near", 7, ANY) == 7

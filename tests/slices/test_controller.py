@@ -175,14 +175,31 @@ def test_a_pool_that_is_taken_out_waits_until_scaling_has_decided_for_its_succes
     following = there.deployed("next")
     following.deploy("b", 1, pool="other", most=10)
     there.configure("next")
-    there.run(3)
-    assert there.deployed().serving() == 5
+    there.undecided.add("next")
+    there.run(600)  # as while the store can't be read
+    assert (there.deployed().serving(), following.serving()) == (4, 1)
     following.state._rescale_to(5)
+    there.undecided.clear()
     there.run(30)
-    assert there.deployed().serving() == 5
+    assert there.deployed().serving() == 4
     there.run(60)
     assert there.deployed("next").serving() == 5
     assert there.deleted == ["llama"]
+
+
+def test_a_pool_that_was_put_back_and_is_taken_out_again_waits_again() -> None:
+    there = serving(5, hardware=30, start_s=300)
+    for version in "bc":
+        following = there.deployed(f"next-{version}")
+        following.deploy(version, 1, pool="other", most=10)
+        there.undecided.add(f"next-{version}")
+        there.configure(f"next-{version}")
+        there.run(10)
+        assert there.deployed().serving() == 5
+        there.configure("llama")
+        there.undecided.discard(f"next-{version}")
+        there.run(60)
+        assert there.deployed().serving() == 5
 
 
 def test_slices_of_the_same_hardware_make_room_for_their_successor_and_those_of_another_do_not() -> None:

@@ -9,7 +9,7 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from benchmarks.fleet.rolling import Roller
-from serving.slices.rollout import Pace, Retry, Roll, Successors, cost_to_drain, to_start, to_stop
+from serving.slices.rollout import Pace, Retry, Roll, cost_to_drain, to_start, to_stop
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
@@ -128,13 +128,6 @@ def test_pauses_between_rounds_of_failed_starts_grow_and_never_end() -> None:
         pauses.append(now_s - failed_s)
         now_s += 300  # the round that fails
     assert pauses == [30, 60, 120, 240, 480, 600, 600, 600]
-
-
-def test_a_pool_taken_out_keeps_what_the_model_had_until_scaling_has_decided() -> None:
-    left = Successors(first=50, since_s=100)
-    assert left.wanted(1, 110) == 50
-    assert left.wanted(60, 110) == 60
-    assert left.wanted(12, 131) == 12
 
 
 def test_a_removed_pool_makes_room_only_where_its_hardware_is_what_is_missing() -> None:

@@ -33,13 +33,20 @@ class Cluster:
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     deployments: dict[str, "Deployed"] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
+    undecided: set[str] = field(default_factory=set)  # deployments for which scaling has not decided yet
 
     def __post_init__(self) -> None:
         # Classes of this cluster's own, so that Serve's stay as they are.
         self.state_class: Any = type("State", (DeploymentState,), {})
         application_class: Any = type("Application", (), {"_delete_deployment": self._delete})
         controller.install(
-            self.state_class, application_class, bool, lambda: self, self._placed, lambda: self.now_s
+            self.state_class,
+            application_class,
+            bool,
+            lambda: self,
+            self._placed,
+            lambda: self.now_s,
+            self._decided,
         )
         self.application = application_class()
         self.application._name = APPLICATION
@@ -50,6 +57,9 @@ class Cluster:
     @property
     def free(self) -> int:
         return self.hardware - sum(len(deployed.held) for deployed in self.deployments.values())
+
+    def _decided(self, _application: str, name: str) -> bool:
+        return name not in self.undecided
 
     def _placed(self, replica: str) -> bool:
         return any(replica.endswith(name) for each in self.deployments.values() for name in each.held)

@@ -423,8 +423,9 @@ class Backlog:
 
 
 def capacity(entries: Iterable[SliceRecord], most_sequences: Mapping[str, int]) -> int:
-    """How many sequences a model's slices run at once; `most_sequences` of one slice, by pool."""
-    return sum(most_sequences.get(entry.pool, 1) for entry in entries if entry.serves)
+    """How many sequences a model's slices run at once; `most_sequences` of one slice, by pool, where a slice does not say."""
+    usual = max(most_sequences.values(), default=1)
+    return sum(entry.sequences or most_sequences.get(entry.pool, usual) for entry in entries if entry.serves)
 
 
 def seats(entries: Iterable[SliceRecord], leased: int, backlog: frozenset[str], *, taken: int) -> int:

@@ -386,7 +386,8 @@ class SliceTable:
         unread = _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
         self._loads.load.set(slice_.number, load)
         self._loads.cost.set(slice_.number, load + int(unread) // UNIT_TOKENS)
-        taken = own + slice_.others >= self._seats.get((entry.model, entry.pool), math.inf)
+        seats: float = entry.sequences or self._seats.get((entry.model, entry.pool)) or math.inf
+        taken = own + slice_.others >= seats
         if taken != slice_.taken:
             slice_.taken = taken
             slice_.pool.taken ^= slice_.bit
