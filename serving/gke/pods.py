@@ -131,11 +131,18 @@ def host(app: Application, pool: Pool) -> dict[str, Any]:
         spec["resourceClaims"] = [{"name": "nics", "resourceClaimTemplateName": pool.name}]
     return {
         "metadata": {
-            "labels": {"app": app.label},
+            "labels": {"app": app.label, **_host_index(pool)},
             "annotations": _annotations(fuse=app.gke.weights_bucket is not None),
         },
         "spec": spec,
     }
+
+
+def _host_index(pool: Pool) -> dict[str, str]:
+    """What KubeRay leaves out of a slice of one host. Without it the TPU webhook ignores KubeRay's number of the slice, counts
+    by itself, and gives the host that replaces a lost one the name of a slice that serves.
+    """
+    return {_HOST_INDEX_LABEL: "0"} if pool.plan.slice.hosts == 1 else {}
 
 
 def _worker(app: Application, pool: Pool) -> dict[str, Any]:

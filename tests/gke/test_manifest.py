@@ -358,6 +358,14 @@ def test_a_slice_has_the_memory_that_gke_leaves(slice_: dict[str, str], least: i
     assert with_cache == (asked - 11 if in_memory else asked)
 
 
+def test_the_webhook_takes_kuberay_s_number_of_a_slice_of_one_host_too() -> None:
+    # It does where a pod has both of KubeRay's indices. KubeRay gives such a pod that of the slice alone.
+    _, alone = pods(objects(planned(slice={"generation": "v6e", "topology": "2x2"})))
+    assert alone["metadata"]["labels"] == {"app": "app", "ray.io/replica-host-index": "0"}
+    _, several = pods(objects())
+    assert several["metadata"]["labels"] == {"app": "app"}
+
+
 def test_the_environment_is_the_pod_s_own() -> None:
     _, host = pods(objects(env={"LIBTPU_INIT_ARGS": "--xla_tpu_x=1", "NUM_PRECOMPILE_WORKERS": "2"}))
     assert environment(host)["LIBTPU_INIT_ARGS"] == "--xla_tpu_x=1"
