@@ -309,7 +309,8 @@ class GkeSpec(_Spec):
     )
     token_secret: str | None = Field(
         default="hf-token",
-        description="Secret whose key `token` is HF_TOKEN, where a model comes from Hugging Face's site; null for none.",
+        description="Secret whose key `token` is HF_TOKEN, where a model, its configuration, tokenizer, draft or adapter comes from "
+        "Hugging Face's site; null for none.",
     )
     cluster_secret: str = Field(
         default="serving-cluster",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from serving.config import GkeSpec, RouterSpec
 from serving.errors import ConfigError
-from serving.gke.storage import WEIGHTS, Storage, storage_of
+from serving.gke.storage import WEIGHTS, Storage, asks_the_hub, storage_of
 from serving.planning.plan import Plan
 
 # KubeRay's MaxRayServiceNameLength: it makes longer names of it, which end at 63.
@@ -78,8 +78,8 @@ class Application:
 
     @property
     def asks_the_hub(self) -> bool:
-        """Whether a model comes from Hugging Face's site, which may ask for a token."""
-        return any(pool.storage.downloaded for pool in self.pools)
+        """Whether something of a model comes from Hugging Face's site, which may ask for a token."""
+        return any(asks_the_hub(pool.plan) for pool in self.pools)
 
 
 def application(

@@ -7,6 +7,7 @@ from one (`gs://...`, by the Run:ai streamer that vLLM takes for such paths).
 from dataclasses import dataclass
 
 from serving.config import GkeSpec
+from serving.planning.adapters import adapters
 from serving.planning.plan import Plan
 
 WEIGHTS = "/weights"  # where the bucket is mounted
@@ -54,6 +55,25 @@ class Storage:
         while size * 0.9 - min(0.5 * size, 6.5 + 0.35 * size, 107.4) < needed:
             size += 10
         return size
+
+
+def asks_the_hub(plan: Plan) -> bool:
+    """Whether vLLM reads something of the model from Hugging Face's site: weights, or what an option names by an id."""
+    engine = plan.engine
+    draft = engine.get("speculative_config") or {}
+    named = [
+        plan.model.model,
+        engine.get("hf_config_path"),
+        engine.get("tokenizer"),
+        engine.get("spec_model"),
+        draft.get("model"),
+        *adapters(engine).values(),
+    ]
+    return any(_is_an_id(str(name)) for name in named if name)
+
+
+def _is_an_id(name: str) -> bool:
+    return not name.startswith(("/", ".", "~")) and "://" not in name and name not in ("ngram", "[ngram]")
 
 
 def storage_of(plan: Plan, gke: GkeSpec) -> Storage:

@@ -1,5 +1,6 @@
 """What a manifest says for each key of the YAML, as those who read it would understand it."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -33,6 +34,11 @@ def planned(**model: Any) -> Plan:
 def elsewhere(path: str) -> Plan:
     """The model from a path that is not on this machine."""
     return planned(model=path, engine={"max_model_len": 4096, "hf_config_path": LLAMA})
+
+
+def with_engine(made: Plan, **engine: Any) -> Plan:
+    """The plan with other options, which may name folders that only the pods have."""
+    return replace(made, engine=engine)
 
 
 def objects(
@@ -176,13 +182,32 @@ def test_a_pod_starts_with_its_secrets_or_not_at_all() -> None:
 @pytest.mark.parametrize(
     ("made", "gke"),
     [
-        (elsewhere("/weights/llama"), {"weights_bucket": "bucket"}),
-        (elsewhere("gs://bucket/llama"), {}),
+        (
+            with_engine(elsewhere("/weights/llama"), hf_config_path="/weights/llama"),
+            {"weights_bucket": "bucket"},
+        ),
+        (with_engine(elsewhere("gs://bucket/llama"), tokenizer="gs://bucket/llama"), {}),
+        (with_engine(elsewhere("gs://bucket/llama"), speculative_config={"model": "[ngram]"}), {}),
         (planned(), {"token_secret": None}),
     ],
 )
 def test_no_token_is_given_that_nothing_asks_for(made: Plan, gke: dict[str, Any]) -> None:
     assert all("HF_TOKEN" not in environment(template) for template in pods(objects(made, **gke)))
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"hf_config_path": LLAMA},
+        {"tokenizer": LLAMA},
+        {"spec_model": LLAMA},
+        {"speculative_config": {"method": "eagle3", "model": LLAMA}},
+        {"enable_lora": True, "lora_modules": ["sql=someone/sql-lora"]},
+    ],
+)
+def test_what_vllm_reads_by_an_id_beside_weights_of_a_bucket_may_be_gated(engine: dict[str, Any]) -> None:
+    found = objects(with_engine(elsewhere("gs://bucket/llama"), **engine))
+    assert all("HF_TOKEN" in environment(template) for template in pods(found))
 
 
 def test_only_the_autoscaler_may_change_the_cluster() -> None:
