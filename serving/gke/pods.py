@@ -30,6 +30,8 @@ _TMP = "/tmp"  # noqa: S108  Ray, HAProxy and libtpu keep sockets, logs and lock
 # The kernel's default of 64 KiB keeps libtpu from its buffers; in KiB, as GKE's page on TPUs has it. KubeRay puts
 # `ray start` behind a container's command.
 _RAISE_MEMLOCK = "{ ulimit -l 68719476736 || true; }"
+# Kubernetes' variables for each Service of the namespace. For one named `vllm` there is a VLLM_PORT that ends vLLM's start.
+_SERVICE_LINKS = False
 _TOKEN = "autoscaler-token"  # noqa: S105  a volume's name
 
 
@@ -78,6 +80,7 @@ def head(app: Application) -> dict[str, Any]:
             "spec": {
                 "serviceAccountName": app.head_account,
                 "automountServiceAccountToken": False,
+                "enableServiceLinks": _SERVICE_LINKS,
                 "priorityClassName": app.priority_class,
                 "restartPolicy": "Never",
                 "securityContext": _pod_security(app),
@@ -114,6 +117,7 @@ def host(app: Application, pool: Pool) -> dict[str, Any]:
     spec = {
         "serviceAccountName": app.slice_account,
         "automountServiceAccountToken": False,
+        "enableServiceLinks": _SERVICE_LINKS,
         "priorityClassName": app.priority_class,
         "restartPolicy": "Never",  # autoscaler v2 replaces pods, it does not restart them
         "terminationGracePeriodSeconds": round(pool.plan.model.drain_s) + _GRACE_S,

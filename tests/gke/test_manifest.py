@@ -251,6 +251,11 @@ def test_containers_meet_the_restricted_pod_security_standard() -> None:
         assert context["readOnlyRootFilesystem"] is True
 
 
+def test_no_service_of_the_namespace_sets_a_variable_that_vllm_reads() -> None:
+    found = objects(name="vllm")
+    assert [template["spec"]["enableServiceLinks"] for template in pods(found)] == [False, False]
+
+
 def test_where_only_root_may_open_the_devices_programs_are_root() -> None:
     _, host = pods(objects(run_as_user=0))
     assert host["spec"]["securityContext"]["runAsUser"] == 0
