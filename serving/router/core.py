@@ -60,11 +60,12 @@ logger = logging.getLogger("ray.serve")
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Records that leave the store: slices and routers that have long been silent, and `wanted` of models that no router has."""
+    """Records that leave the store: of slices and routers that have long been silent, of models that no router has, and of old failures."""
 
     slices: tuple[SliceRecord, ...]
     demands: tuple[Demand, ...]
     wanted: tuple[Wanted, ...]
+    failures: tuple[SliceFailures, ...]
 
 
 def abandoned(snapshot: Snapshot, models: Iterable[str] = ()) -> tuple[Wanted, ...]:
@@ -196,7 +197,8 @@ class RouterCore:
             self.table.want(model, ordered[model])
         yield from self.table.update_in_steps(entries, now_s)
         self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
-        self.failures = snapshot.slice_failures
+        old_failures = quarantine.forgotten(snapshot.slice_failures, time.time())
+        self.failures = [failed for failed in snapshot.slice_failures if failed not in old_failures]
         self._rollouts = snapshot.rollouts
         self._batches = snapshot.batches
         self._usage = snapshot.usage
@@ -215,7 +217,12 @@ class RouterCore:
             self.admission.refresh()
         yield
         self.dispatcher.settle(entries, self.admission.free_seats)
-        return Forgotten(tuple(silent), tuple(gone), abandoned(snapshot, self.table.shapes))
+        return Forgotten(
+            tuple(silent),
+            tuple(gone),
+            abandoned(snapshot, self.table.shapes),
+            tuple(old_failures),
+        )
 
     @property
     def suspicions(self) -> Mapping[str, Suspicion]:

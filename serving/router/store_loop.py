@@ -176,6 +176,8 @@ class StoreLoop:
             self._store.put_demand(demand)
         for entry in wanted:
             self._store.put_wanted(entry)
+        for failures in forgotten.failures:
+            self._store.delete_slice_failures(failures)
         for record in forgotten.slices:
             if record.state is SliceState.STARTING and record.slice:
                 self._store.put_slice_failures(self._failed_start(record))

@@ -1,6 +1,7 @@
 """Routers keep the store clean: what is left there of models, slices and routers that are gone."""
 
 import dataclasses
+import time
 
 import pytest
 from support.memory_store import MemoryStore, MemoryTable
@@ -11,6 +12,8 @@ from serving.planning import Plan
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
+from serving.slices.quarantine import FORGOTTEN_S
+from serving.state.records import SliceFailures
 
 pytestmark = pytest.mark.unit
 
@@ -62,3 +65,13 @@ async def test_the_record_of_a_model_whose_routers_ended_without_a_word_goes_wit
         MemoryStore(table).delete_demand(demand)
     await router(table, "new", plan)._beat()
     assert wanted(table) == [MODEL]
+
+
+async def test_failures_of_a_slice_that_nobody_tried_for_a_day_leave_the_store() -> None:
+    table, now = MemoryTable(), time.time()
+    of_today = SliceFailures("slice-0", "10.0.0.1", "v6e-8", 1, now, "", "", "r", "app")
+    of_last_month = dataclasses.replace(of_today, slice="slice-1", at=now - FORGOTTEN_S - 1)
+    for failed in (of_today, of_last_month):
+        MemoryStore(table).put_slice_failures(failed)
+    await router(table, "router", small_plan())._beat()
+    assert MemoryStore(table).read("app").slice_failures == (of_today,)
