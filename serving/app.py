@@ -13,7 +13,7 @@ from serving import hub
 from serving.batches.replica import StoreReplica
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
-from serving.errors import PlanError, ServingError
+from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import Plan, plan_pools, prices
 from serving.planning.prices import slice_hour
 from serving.router.ingress import Router
@@ -46,6 +46,7 @@ def build(args: dict[str, Any]) -> Application:
         prices.check(config.prices)
         plans = [plan_pools(model, hub.config_of) for model in config.models]
         _check_names([plan for pools in plans for plan in pools])
+        _check_dollars(config, plans)
     except ServingError as error:
         raise RayServeException(error.message) from None
     return _application(config, plans)
@@ -66,6 +67,20 @@ def _check_names(plans: list[Plan]) -> None:
             raise PlanError(
                 f"models {other!r} and {plan.model.name!r} would share the Serve deployment {_deployment_name(plan)!r}; rename one"
             )
+
+
+def _check_dollars(config: ServiceConfig, plans: list[list[Plan]]) -> None:
+    """Raises ConfigError where the budget does not pay for the slices that the service starts with."""
+    budget = config.budget.dollars_per_hour
+    least = sum(
+        plan.model.replicas.min * slice_hour(plan.model.slice, plan.slice, config.prices)
+        for pools in plans
+        for plan in pools
+    )
+    if budget is not None and round(least - budget, 6) > 0:
+        raise ConfigError(
+            f"budget.dollars_per_hour is {budget:g}, and replicas.min of all pools cost {least:.2f} USD an hour; raise one or lower the other"
+        )
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:

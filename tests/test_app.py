@@ -63,3 +63,13 @@ def test_a_budget_leaves_to_models_that_scale_what_the_fixed_ones_do_not_take() 
     assert slices["fixed"].num_replicas == 3
     policy = slices["scaled"]._deployment_config.autoscaling_config.policy
     assert policy.policy_kwargs["budget"] == {"slices": 2, "dollars_per_hour": 100 - 3 * 8.0}
+
+
+@pytest.mark.parametrize("replicas", [3, {"min": 3, "max": 9}])
+def test_a_budget_that_does_not_pay_for_the_least_slices_is_refused(replicas: Any) -> None:
+    args = {"models": [model("llama") | {"replicas": replicas}], "prices": {"v6e": {"on-demand": 1.1}}}
+    build(args | {"budget": {"dollars_per_hour": 26.4}})
+    with pytest.raises(
+        RayServeException, match=r"is 26.3, and replicas.min of all pools cost 26.40 USD an hour"
+    ):
+        build(args | {"budget": {"dollars_per_hour": 26.3}})
