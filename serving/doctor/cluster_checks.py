@@ -202,28 +202,30 @@ def endpoints(facts: Facts) -> list[Finding]:
 
 
 def service(facts: Facts) -> list[Finding]:
-    """What the slices of the running service do."""
+    """What the slices of the running service do; other applications of the cluster are none of the YAML's."""
     if isinstance(facts.snapshot, str):
         return [not_looked_at(facts.snapshot)]
-    wanted = {record.model: record for record in facts.snapshot.wanted}
+    wanted = {(record.application, record.model): record for record in facts.snapshot.wanted}
     if not wanted and not facts.snapshot.slices:
         return [not_yet("nothing is deployed: `serve run` the YAML")]
     findings = []
-    for model in dict.fromkeys(plan.model.name for plan in facts.plans):
-        records = [record for record in facts.snapshot.slices if record.model == model]
+    for application, model in ((name, model) for name, models in facts.models.items() for model in models):
+        owner = application, model
+        records = [record for record in facts.snapshot.slices if (record.application, record.model) == owner]
         serving = sum(record.serves for record in records)
-        if model not in wanted:
-            findings.append(not_yet(f"{model} is not deployed"))
+        name = f"{model} ({application})" if len(facts.models) > 1 else model
+        if owner not in wanted:
+            findings.append(not_yet(f"{name} is not deployed"))
             continue
-        said = f"{model}: {serving} of {counted(wanted[model].slices, 'slice')} serve"
+        said = f"{name}: {serving} of {counted(wanted[owner].slices, 'slice')} serve"
         lost = [record for record in records if record.state is SliceState.LOST and record.reason]
         starting = [record for record in records if record.state is SliceState.STARTING]
-        if serving >= wanted[model].slices:
+        if serving >= wanted[owner].slices:
             findings.append(ok(said))
-        elif why := wanted[model].why:
+        elif why := wanted[owner].why:
             findings.append(
                 failed(
-                    f"{said}; waiting {wanted[model].missing_for_s:.0f} s: {why}",
+                    f"{said}; waiting {wanted[owner].missing_for_s:.0f} s: {why}",
                     "see `webhook`, `slices` and `pools`",
                 )
             )

@@ -54,7 +54,7 @@ class Endpoints:
 class Facts:
     """Everything that checks decide on. A text in place of facts says why they were not looked at.
 
-    `plans` are of every pool of the YAML. `cluster` are the versions of `ray` and `python` that the head was started with, `here`
+    `plans` are of every pool of the YAML, `models` its models' names by application. `cluster` are the versions of `ray` and `python` that the head was started with, `here`
     those of the caller. `hosts` are the TPU hosts that Ray lists; `told` what each said of itself, by Ray's node id, or why it said
     nothing; `head` the same of the head. `starts` are what the engines' workers found, by replica.
     """
@@ -68,6 +68,7 @@ class Facts:
     snapshot: Snapshot | str = field(default_factory=Snapshot)
     endpoints: Sequence[Endpoints] | str = ()
     starts: Mapping[str, StartRecord] = field(default_factory=dict)
+    models: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def seen(self) -> list[tuple[TpuHost, HostFacts]]:
@@ -82,16 +83,16 @@ class Facts:
 
     @property
     def records(self) -> list[SliceRecord]:
-        """The slice replicas that are not lost."""
+        """The slice replicas of all applications that are not lost."""
         if isinstance(self.snapshot, str):
             return []
         return [record for record in self.snapshot.slices if record.state is not SliceState.LOST]
 
     @property
     def serving(self) -> list[tuple[SliceRecord, Plan]]:
-        """The slices that serve, each with its plan. A slice whose engine is not of the YAML's version is left out."""
+        """The YAML's slices that serve, each with its plan. A slice whose engine is not of the YAML's version is left out."""
         plans = {(plan.model.name, plan.version): plan for plan in self.plans}
-        serving = [record for record in self.records if record.serves]
+        serving = [record for record in self.records if record.serves and record.application in self.models]
         return [(record, plan) for record in serving if (plan := plans.get((record.model, record.version)))]
 
     @property

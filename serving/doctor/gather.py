@@ -45,7 +45,17 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
         )
         return unreached(said, deployment, plans)
     starts = {replica: start for replica, start in found.items() if start}
-    facts = Facts(plans, cluster, here, snapshot=snapshot, endpoints=kubernetes(deployment), starts=starts)
+    facts = Facts(
+        plans,
+        cluster,
+        here,
+        snapshot=snapshot,
+        endpoints=kubernetes(deployment),
+        starts=starts,
+        models={
+            name: [model.name for model in config.models] for name, config in deployment.services.items()
+        },
+    )
     if cluster != here:
         unseen = "this command can't join a cluster of other versions"
         return replace(facts, hosts=unseen, head=unseen)

@@ -241,7 +241,11 @@ class RouterCore:
 
     def wanted(self, now_s: float) -> list[Wanted]:
         return [
-            replace(entry, why=self._why.get(entry.model, "")) if entry.missing else entry
+            replace(
+                entry,
+                application=self.application,
+                why=self._why.get(entry.model, "") if entry.missing else "",
+            )
             for entry in self.table.wanted(now_s)
         ]
 

@@ -112,7 +112,7 @@ class StoreLoop:
         snapshot = dataclasses.replace(found.others, slices=self._board.slices)
         forgotten = await in_steps(core.take(snapshot, now_s))
         demands = core.demands()
-        wanted = [dataclasses.replace(entry, application=core.application) for entry in core.wanted(now_s)]
+        wanted = core.wanted(now_s)
         if any(entry.missing for entry in wanted) and (not self._explaining or self._explaining.done()):
             self._explaining = self._background(self._explain())
         for entry in core.liveness.silent:

@@ -90,6 +90,7 @@ class ModelStatus(_Document):
     """One model: slices wanted and there, requests by where they are, rates, and every slice."""
 
     name: str
+    application: str
     shape: str
     simulated: bool
     max_model_len: int | None
@@ -284,16 +285,18 @@ def told(records: Iterable[DecisionRecord]) -> list[DecisionStatus]:
 def _model(
     wanted: Wanted, every: Sequence[SliceRecord], routers: Sequence[Demand], window: Rates, at: float
 ) -> ModelStatus:
+    owner = wanted.application, wanted.model
     entries = sorted(
-        (entry for entry in every if entry.model == wanted.model),
+        (entry for entry in every if (entry.application, entry.model) == owner),
         key=lambda entry: (entry.pool, entry.slice, entry.replica),
     )
-    demands = [demand for demand in routers if demand.model == wanted.model]
+    demands = [demand for demand in routers if (demand.application, demand.model) == owner]
     serving = [entry for entry in entries if entry.serves]
     alive = [entry for entry in entries if entry.state is not SliceState.LOST]
     rates = [window.rates(entry.replica) for entry in alive]
     return ModelStatus(
         name=wanted.model,
+        application=wanted.application,
         shape=wanted.shape,
         simulated=any(entry.simulated for entry in entries),
         max_model_len=max((entry.max_model_len for entry in serving), default=None),
@@ -313,7 +316,7 @@ def _model(
         ttft_p90_s=slowest(demand.ttft_p90_s for demand in demands),
         itl_p50_s=slowest(demand.itl_p50_s for demand in demands),
         itl_p90_s=slowest(demand.itl_p90_s for demand in demands),
-        history=_history(window.points(wanted.model)),
+        history=_history(window.points(*owner)),
         slices=tuple(_slice(entry, window, at) for entry in entries),
     )
 

@@ -39,7 +39,7 @@ class Rates:
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
         self._starts: dict[tuple[str, str], float] = {}
-        self._points: dict[str, deque[Point]] = {}
+        self._points: dict[tuple[str, str], deque[Point]] = {}
         self._next_point_s: float | None = None
         self._now_s = 0.0
 
@@ -76,9 +76,9 @@ class Rates:
         elapsed_s = sum(seconds for _, seconds in entry.phases) + here_s
         return elapsed_s, self._starts.get((entry.model, entry.pool))
 
-    def points(self, model: str) -> list[Point]:
-        """A model's steps, the oldest first."""
-        return list(self._points.get(model, ()))
+    def points(self, application: str, model: str) -> list[Point]:
+        """The steps of an application's model, the oldest first."""
+        return list(self._points.get((application, model), ()))
 
     def _add_point(self, entries: Sequence[SliceRecord], demands: Sequence[Demand], now_s: float) -> None:
         if self._next_point_s is None:
@@ -89,20 +89,22 @@ class Rates:
         # After a pause (the store could not be read) the series goes on at the present time, with no points made up.
         due_s = self._next_point_s + STEP_S
         self._next_point_s = due_s if due_s > now_s else now_s + STEP_S
-        models = {entry.model for entry in entries} | {demand.model for demand in demands}
-        for model in models | self._points.keys():
+        models = {(entry.application, entry.model) for entry in entries}
+        models |= {(demand.application, demand.model) for demand in demands}
+        for owner in models | self._points.keys():
+            of_model = [demand for demand in demands if (demand.application, demand.model) == owner]
             rates = [
                 self.rates(entry.replica)
                 for entry in entries
-                if entry.model == model and entry.state is not SliceState.LOST
+                if (entry.application, entry.model) == owner and entry.state is not SliceState.LOST
             ]
             point = Point(
                 output_tokens_per_s=round(sum(output for output, _ in rates), 1),
                 prompt_tokens_per_s=round(sum(prompt for _, prompt in rates), 1),
-                ttft_p50_s=slowest(demand.ttft_p50_s for demand in demands if demand.model == model),
-                ttft_p90_s=slowest(demand.ttft_p90_s for demand in demands if demand.model == model),
+                ttft_p50_s=slowest(demand.ttft_p50_s for demand in of_model),
+                ttft_p90_s=slowest(demand.ttft_p90_s for demand in of_model),
             )
-            self._points.setdefault(model, deque(maxlen=POINTS)).append(point)
+            self._points.setdefault(owner, deque(maxlen=POINTS)).append(point)
 
 
 def slowest(times_s: Iterable[float]) -> float | None:

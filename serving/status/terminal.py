@@ -33,14 +33,15 @@ _WIDTH = 60  # points of a line: two minutes
 
 
 def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> RenderableType:
-    """Every slice replica of every model, and what is still waited for."""
+    """Every slice replica of every model, and what is still waited for; of which application, where there are several."""
+    several = len({record.application for record in wanted} | {entry.application for entry in entries}) > 1
     table = Table("model", "slice", "state", "hosts", "running", "waiting", "KV", title_justify="left")
-    for entry in sorted(entries, key=lambda entry: (entry.model, entry.slice)):
+    for entry in sorted(entries, key=lambda entry: (entry.application, entry.model, entry.slice)):
         state = f"[{_COLOURS[entry.state]}]{entry.state}[/]" + (f": {entry.reason}" if entry.reason else "")
         if entry.state is SliceState.STARTING:
             state += f": {entry.phase}"
         table.add_row(
-            entry.model,
+            _named(entry.model, entry.application, several),
             f"{entry.slice} {'(simulated)' if entry.simulated else ''}\n{entry.shape}",
             state,
             "\n".join(entry.hosts),
@@ -48,21 +49,26 @@ def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> Renderab
             str(entry.waiting),
             f"{entry.kv_usage:.0%}",
         )
-    return Group(table, *(Text(waiting(record)) for record in wanted if record.missing))
+    return Group(table, *(Text(_waiting(record, several)) for record in wanted if record.missing))
 
 
-def waiting(wanted: Wanted) -> str:
+def _named(model: str, application: str, several: bool) -> str:
+    return f"{model} ({application})" if several else model
+
+
+def _waiting(wanted: Wanted, several: bool) -> str:
     """One line on a model that misses slices."""
     slices = "slice" if wanted.missing == 1 else "slices"
     return (
-        f"{wanted.model}: {wanted.slices - wanted.missing} of {wanted.slices} there; waiting {wanted.missing_for_s:.0f} s for "
+        f"{_named(wanted.model, wanted.application, several)}: {wanted.slices - wanted.missing} of {wanted.slices} there; waiting {wanted.missing_for_s:.0f} s for "
         f"{wanted.missing} whole, free {slices} of {wanted.shape}{f': {wanted.why}' if wanted.why else ''}"
     )
 
 
 def service(status: Status) -> RenderableType:
     """The status document: every model with its rates and slices, and the last scaling decisions."""
-    parts: list[RenderableType] = [part for model in status.models for part in _model(model)]
+    several = len({model.application for model in status.models}) > 1
+    parts: list[RenderableType] = [part for model in status.models for part in _model(model, several)]
     parts += [
         Text(
             f"refused: request {one.fingerprint} of {one.model}, under which two slices died {_time(one.for_s)} ago",
@@ -117,9 +123,11 @@ def _usage(usage: Sequence[UsageStatus]) -> Table:
     return table
 
 
-def _model(model: ModelStatus) -> list[RenderableType]:
+def _model(model: ModelStatus, several: bool) -> list[RenderableType]:
     title = Text.assemble(
-        (model.name, "bold"), f"  {model.shape}", ("  simulated" if model.simulated else "", "yellow")
+        (_named(model.name, model.application, several), "bold"),
+        f"  {model.shape}",
+        ("  simulated" if model.simulated else "", "yellow"),
     )
     queue = f"queue {model.held + model.waiting} ({model.held} in routers, {model.waiting} in engines)"
     times = f"TTFT p50 {_time(model.ttft_p50_s)}, p90 {_time(model.ttft_p90_s)}"

@@ -474,6 +474,26 @@ def test_an_engine_that_runs_may_hold_its_chips_disk_and_memory() -> None:
     assert result(facts, "service").findings[0].said == "llama-3.1-8b-instruct: 1 of 1 slice serve"
 
 
+def test_slices_of_another_application_are_not_the_yaml_s() -> None:
+    version = llama().version
+    blue, green = (record(replica=name, application=name, version=version) for name in ("blue", "green"))
+    facts = deployed(blue, replace(blue, replica="blue-2"), green)
+    assert not isinstance(facts.snapshot, str)
+    (wanted,) = facts.snapshot.wanted
+    known = tuple(replace(wanted, application=name, slices=2) for name in ("blue", "green"))
+    model = llama().model.name
+    facts = replace(facts, snapshot=replace(facts.snapshot, wanted=known), models={"green": [model]})
+    assert [finding.said for finding in result(facts, "service").findings] == [
+        f"{model}: 1 of 2 slices serve"
+    ]
+    assert [entry.application for entry, _ in facts.serving] == ["green"]
+    both = result(replace(facts, models={"green": [model], "blue": [model]}), "service").findings
+    assert [finding.said for finding in both] == [
+        f"{model} (green): 1 of 2 slices serve",
+        f"{model} (blue): 2 of 2 slices serve",
+    ]
+
+
 def test_a_slice_that_starts_is_not_a_failure() -> None:
     facts = deployed(record(state=SliceState.STARTING, phase="compiling"), missing=1)
     (finding,) = result(facts, "service").findings

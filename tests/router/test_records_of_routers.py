@@ -13,7 +13,7 @@ from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.slices.quarantine import FORGOTTEN_S
-from serving.state.records import SliceFailures
+from serving.state.records import SliceFailures, SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
@@ -65,6 +65,18 @@ async def test_the_record_of_a_model_whose_routers_ended_without_a_word_goes_wit
         MemoryStore(table).delete_demand(demand)
     await router(table, "new", plan)._beat()
     assert wanted(table) == [MODEL]
+
+
+async def test_a_router_s_status_has_its_application_s_slices() -> None:
+    table = MemoryTable()
+    of_ours = SliceRecord("ours", MODEL, SliceState.SERVING, "serving", "v6e", application="app", beat=1)
+    for record in (of_ours, dataclasses.replace(of_ours, replica="theirs", application="other")):
+        MemoryStore(table).put_slice(record)
+    loop = router(table, "router", small_plan())
+    await loop._beat()
+    (model,) = loop._core.status().models
+    assert [slice_.replica for slice_ in model.slices] == ["ours"]
+    assert (model.application, model.slices_serving) == ("app", 1)
 
 
 async def test_failures_of_a_slice_that_nobody_tried_for_a_day_leave_the_store() -> None:

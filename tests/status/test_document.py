@@ -34,6 +34,24 @@ def test_a_model_is_summed_over_its_slices_and_routers() -> None:
     assert model.simulated
 
 
+def test_applications_of_one_model_are_strangers() -> None:
+    names = ("blue", "green")
+    entries = [entry(LLAMA, number, application=names[number % 2], running=5) for number in range(5)]
+    demands = [
+        Demand(f"router-{name}", LLAMA, held=2, ttft_p50_s=0.2, ttft_p90_s=0.3, application=name)
+        for name in names
+    ]
+    window = Rates()
+    for second in (0.0, 2.0):
+        window.observe(entries, demands[:1], second)
+    wanted = [dataclasses.replace(WANTED, application=name) for name in names]
+    blue, green = status(entries, wanted, demands, [], window, 2.0).models
+    assert (blue.application, blue.slices_serving, blue.running, blue.held) == ("blue", 3, 15, 2)
+    assert (green.application, green.slices_serving, green.running, green.held) == ("green", 2, 10, 2)
+    assert [one.slice for one in green.slices] == ["slice-1", "slice-3"]
+    assert (blue.history.ttft_p50_s, green.history.ttft_p50_s) == ((0.2,), (None,))
+
+
 def test_why_a_slice_is_missing_is_in_the_document_in_words() -> None:
     why = "2 hosts without TPU_NAME (10.0.0.1, 10.0.0.2)"
     (model,) = status([], [dataclasses.replace(WANTED, why=why)], [], [], Rates(), 0.0).models

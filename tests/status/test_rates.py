@@ -39,25 +39,25 @@ def test_no_rate_is_ever_negative(steps: list[tuple[int, float]]) -> None:
         now_s += pause_s
         window.observe([entry(output=count, prompt=count)], [], now_s)
         assert min(window.rates("a")) >= 0
-    assert all(point.output_tokens_per_s >= 0 for point in window.points(LLAMA))
+    assert all(point.output_tokens_per_s >= 0 for point in window.points("", LLAMA))
 
 
 def test_a_point_is_kept_every_step_for_five_minutes() -> None:
     window = Rates()
     for beat in range(4 * POINTS * int(STEP_S)):
         window.observe([entry(output=50 * beat)], [], beat * 0.5)
-    points = window.points(LLAMA)
+    points = window.points("", LLAMA)
     assert len(points) == POINTS
     assert POINTS * STEP_S == 300
     assert {point.output_tokens_per_s for point in points} == {100}
-    assert window.points("unknown") == []
+    assert window.points("", "unknown") == []
 
 
 def test_time_that_was_not_watched_is_not_made_up() -> None:
     window = Rates()
     for now_s in (0.0, 2.0, 4.0, 3600.0, 3600.5, 3601.0):
         window.observe([entry()], [], now_s)
-    assert len(window.points(LLAMA)) == 3
+    assert len(window.points("", LLAMA)) == 3
 
 
 def test_times_to_first_token_are_the_slowest_routers() -> None:
@@ -66,7 +66,7 @@ def test_times_to_first_token_are_the_slowest_routers() -> None:
         quick = Demand("one", LLAMA, ttft_p50_s=0.1, ttft_p90_s=0.2, beat=beat)
         slow = Demand("two", LLAMA, ttft_p50_s=0.3, beat=beat)
         window.observe([entry()], [quick, slow], beat * 1.0)
-    assert (window.points(LLAMA)[-1].ttft_p50_s, window.points(LLAMA)[-1].ttft_p90_s) == (0.3, 0.2)
+    assert (window.points("", LLAMA)[-1].ttft_p50_s, window.points("", LLAMA)[-1].ttft_p90_s) == (0.3, 0.2)
 
 
 def test_a_start_is_measured_against_the_last_start_of_its_pool() -> None:

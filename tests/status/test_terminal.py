@@ -67,6 +67,20 @@ def test_names_and_reasons_are_never_taken_for_markup() -> None:
     assert text.replace("\n", " ").count("[red]x[/]") == 2
 
 
+def test_models_of_several_applications_are_told_apart() -> None:
+    wanted = [
+        Wanted(LLAMA, "v6e 2x4", slices=2, missing=1, missing_for_s=1.0, application=name)
+        for name in ("blue", "green")
+    ]
+    entries = [entry(LLAMA, 0, application="blue"), entry(LLAMA, 1, application="green")]
+    looked = _plain(terminal.slices(wanted, entries))
+    watched = _plain(terminal.service(status(entries, wanted, [], [], Rates(), 0.0)))
+    for text in (looked, watched):
+        assert "llama (blue)" in text
+        assert "llama (green)" in text
+    assert "(blue)" not in _plain(terminal.slices(wanted[:1], entries[:1]))
+
+
 def test_nothing_served_is_said() -> None:
     assert "no model is served" in _plain(terminal.service(status([], [], [], [], Rates(), 0.0)))
 

@@ -60,6 +60,7 @@ def healthy(workers: int = 2) -> Facts:
     hosts = [host(worker) for worker in range(workers)]
     return Facts(
         plans=[llama()],
+        models={"": [llama().model.name]},
         cluster=HERE,
         here=HERE,
         hosts=hosts,
