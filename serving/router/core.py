@@ -252,7 +252,8 @@ class RouterCore:
     def explain(self, hosts: Sequence[TpuHost]) -> None:
         """See on the TPU hosts that Ray lists why models wait for slices."""
         taken = {entry.slice for entry in self.entries if entry.state is not SliceState.LOST}
-        left_out = {failed.slice for failed in quarantine.quarantined(self.failures, time.time())}
+        known = quarantine.of_hosts_there(self.failures, {(host.slice, host.ip) for host in hosts})
+        left_out = {failed.slice for failed in quarantine.quarantined(known, time.time())}
         shapes = {
             model: [plan.slice for plan in self.plans if plan.model.name == model]
             for model in self.table.shapes

@@ -189,14 +189,23 @@ def _left_out(
     return slices_left_out(snapshot, pod_type, release.version if release else "")
 
 
-def slices_left_out(snapshot: Snapshot, pod_type: str, version: str) -> frozenset[str]:
-    """The slices of this type that no engine of this version is to be placed on now."""
+def slices_left_out(
+    snapshot: Snapshot, pod_type: str, version: str, nodes: Sequence[Mapping[str, Any]] | None = None
+) -> frozenset[str]:
+    """The slices of this type that no engine of this version is to be placed on now; `nodes` are Ray's."""
     if not snapshot.slice_failures:
         return frozenset()
     held = {entry.slice for entry in snapshot.slices if entry.state is not SliceState.LOST}
-    labels = [node["Labels"] for node in ray.nodes() if node["Alive"]]
-    there = {label[SLICE_LABEL] for label in labels if label.get(POD_TYPE_LABEL) == pod_type}
-    return quarantine.left_out(snapshot.slice_failures, there - held, pod_type, version, time.time())
+    hosts = [
+        (node["Labels"], node["NodeManagerAddress"])
+        for node in (ray.nodes() if nodes is None else nodes)
+        if node["Alive"]
+    ]
+    known = quarantine.of_hosts_there(
+        snapshot.slice_failures, {(labels.get(SLICE_LABEL, ""), address) for labels, address in hosts}
+    )
+    there = {labels[SLICE_LABEL] for labels, _ in hosts if labels.get(POD_TYPE_LABEL) == pod_type}
+    return quarantine.left_out(known, there - held, pod_type, version, time.time())
 
 
 def _version_by_engine() -> None:

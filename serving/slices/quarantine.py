@@ -3,10 +3,10 @@
 A slice on one of whose hosts two starts failed, with none between that served, is in quarantine: for a minute, after a third for
 two, and so on up to an hour. Then it is tried again. One that gave wrong tokens is left out for an hour at once. Where the engine may be at fault (no other slice serves the same version),
 the slice is left out for that version alone, and only while another slice is free to be tried. So a changed YAML is tried at once,
-and an engine that starts nowhere still fails as often as Serve lets it.
+and an engine that starts nowhere still fails as often as Serve lets it. A slice whose failing host was replaced is tried at once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from serving.state.records import SliceFailures, SliceRecord
 
@@ -14,7 +14,7 @@ FAILURES = 2
 FIRST_S = 60.0
 LONGEST_S = 3600.0
 WRONG_TOKENS = 8  # failures that wrong tokens count for: the longest time at once, for a diagnosis
-# Of a slice that has not been tried since: it may be gone, and an autoscaled one comes back under another name.
+# Of a slice that has not been tried since: it may be gone. On GKE a new one has the name of the one that it replaces.
 FORGOTTEN_S = 24 * 3600.0
 
 
@@ -76,6 +76,11 @@ def quarantined(known: Iterable[SliceFailures], now: float) -> list[SliceFailure
     return sorted(
         (record for record in known if until(record) > now), key=lambda record: (record.slice, record.host)
     )
+
+
+def of_hosts_there(known: Iterable[SliceFailures], hosts: Collection[tuple[str, str]]) -> list[SliceFailures]:
+    """The failures on hosts that there are, of which `hosts` has slice and address."""
+    return [record for record in known if (record.slice, record.host) in hosts]
 
 
 def left_out(

@@ -1,3 +1,4 @@
+import time
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -5,8 +6,8 @@ import ray
 
 from serving.errors import ExtensionPointError
 from serving.slices import placement
-from serving.state.records import SliceRecord, SliceState
-from serving.tpu import resolve
+from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot
+from serving.tpu import POD_TYPE_LABEL, SLICE_LABEL, resolve
 
 pytestmark = pytest.mark.unit
 
@@ -23,6 +24,30 @@ def test_the_bundles_of_a_slice_are_known_as_such(generation: str, topology: str
 )
 def test_other_bundles_are_left_to_serve(bundles: list[dict[str, float]]) -> None:
     assert not placement.is_slice(bundles)
+
+
+def test_a_slice_of_new_hosts_is_not_left_out_for_what_happened_on_those_it_replaces() -> None:
+    failures = SliceFailures(
+        slice="llama-0",
+        host="10.0.0.2",
+        pod_type="v6e-8",
+        failures=8,
+        at=time.time(),
+        reason="wrong tokens",
+        version="",
+        replica="one",
+    )
+
+    def left_out(*addresses: str) -> frozenset[str]:
+        labels = {SLICE_LABEL: "llama-0", POD_TYPE_LABEL: "v6e-8"}
+        nodes = [
+            {"Alive": alive, "Labels": labels, "NodeManagerAddress": address}
+            for alive, address in [(False, "10.0.0.2"), *((True, address) for address in addresses)]
+        ]
+        return placement.slices_left_out(Snapshot(slice_failures=(failures,)), "v6e-8", "1", nodes)
+
+    assert left_out("10.0.0.1", "10.0.0.2") == {"llama-0"}
+    assert left_out("10.0.0.3", "10.0.0.4") == frozenset()
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # Ray's
