@@ -63,18 +63,18 @@ def _prompt_logprobs(fields: Mapping[str, Any], hosts: int) -> bool:
 
 
 def wants_prompt_logprobs(fields: Mapping[str, Any]) -> bool:
-    """Whether a request asks for logprobs of its prompt. vLLM gives them to an echo with logprobs too."""
+    """Whether a request asks for logprobs of its prompt. vLLM has them for an echo too: of completions with logprobs, of any chat."""
     if _has(fields, "prompt_logprobs"):
         return True
-    # `logprobs` of completions, `top_logprobs` of chat
-    wants_logprobs = fields.get("logprobs") is not None or fields.get("top_logprobs") is not None
-    return bool(fields.get("echo")) and wants_logprobs
+    # `logprobs` of completions; `top_logprobs` of chat, which is 0 where it is left out
+    asked = [fields.get("logprobs"), fields.get("top_logprobs", 0 if "messages" in fields else None)]
+    return bool(fields.get("echo")) and any(count is not None for count in asked)
 
 
 FAULTS = (
     KnownFault(
         name="prompt-logprobs-over-hosts",
-        asked="logprobs of the prompt (prompt_logprobs, or echo with logprobs)",
+        asked="logprobs of the prompt (prompt_logprobs, echo with logprobs, or echo in a chat)",
         # By reading 0.26.0: TPURunner._get_prompt_logprobs_dict forgets a finished prompt when the host reads a step's output,
         # which only the first host does. The others go on with logits of whole prompts, and collectives no longer match.
         comes="ends an engine that runs over several hosts",
@@ -106,7 +106,7 @@ def refuse_too_large(fields: Mapping[str, Any], fits: Iterable[Fit]) -> None:
     for fit in fits:
         if not fit.prompt_logprobs_fit:
             raise BadRequestError(
-                "The request asks for logprobs of the prompt (prompt_logprobs, or echo with logprobs), which take about "
+                "The request asks for logprobs of the prompt (prompt_logprobs, echo with logprobs, or echo in a chat), which take about "
                 f"{gib(fit.workspace.prompt_logprobs_bytes)} of a device for a step of prompts, and gpu_memory_utilization "
                 f"{fit.utilization:g} leaves {gib(fit.withheld_bytes)}; leave them out, or have the service lower "
                 "engine.max_num_batched_tokens or engine.gpu_memory_utilization."
