@@ -5,6 +5,7 @@ The table says which slice comes first, the breaker which slices are left out, a
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections import defaultdict
@@ -29,6 +30,10 @@ from serving.timings import TIMINGS, Timings
 
 logger = logging.getLogger("ray.serve")
 
+# A slice that was found dead and serves on after so long was only late.
+_ALIVE_S = 10.0
+_MOST_LEFT = 4096
+
 
 @dataclass
 class Tries:
@@ -49,6 +54,10 @@ class Tries:
         if self.deadline_s is None:
             self.deadline_s = time.monotonic() + self.wait_s
         return self.left >= 0
+
+
+class _TrialAwaitedError(Exception):
+    """A suspect has to wait until a slice is free of other suspects."""
 
 
 class Claims(Protocol):
@@ -95,6 +104,8 @@ class Dispatcher:
         self._givings: set[asyncio.Task[None]] = set()
         self._asking: dict[asyncio.Timeout, tuple[SliceRecord, InferenceRequest, float]] = {}
         self._verdicts: dict[str, asyncio.Task[None]] = {}
+        self._dead: dict[str, float] = {}  # replicas that were found dead, and when
+        self._left: dict[str, None] = {}  # replicas that went, or go, as planned
         self._streams: set[Stream] = set()
         self._lost: set[str] = set()
         self._leaving: set[str] = set()
@@ -159,6 +170,10 @@ class Dispatcher:
                 f"{REFUSED_S / 60:.0f} minutes. Send another one."
             )
 
+    def may_be_suspected(self, request: InferenceRequest) -> bool:
+        """Whether a death would make it a suspect, also once it has got tokens: a slice has died under it of late."""
+        return self.suspects.deaths(fingerprint(request)) > 0
+
     async def judge(self, entry: SliceRecord, request: InferenceRequest, *, waits: bool = True) -> None:
         """After a slice broke off or failed on a request: if the slice is dead, whoever had just come there is suspected.
 
@@ -177,16 +192,22 @@ class Dispatcher:
             self.refuse_guilty(request)
 
     async def _find_out(self, entry: SliceRecord, there: list[Flight], since_s: float) -> None:
-        if await self._is_dead(entry):
-            for name in self.suspects.died(entry.replica, there, time.time(), since_s):
-                logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
-                await self.claims.give_back(entry.replica)
-        else:
+        if not await self._is_dead(entry):
             del self._verdicts[entry.replica]  # the slice's next failure is judged anew
+            return
+        self._dead[entry.replica] = time.monotonic()
+        for name in self.suspects.died(entry.replica, there, time.time(), since_s):
+            logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
+            self._release(entry.replica)
 
     async def _is_dead(self, entry: SliceRecord) -> bool:
-        """Whether the record says so, or the slice fails its health check. The record may be a beat old."""
+        """Whether the record says so, or the slice fails its health check. The record may be a beat old.
+
+        A slice that goes as planned dies of no request.
+        """
         known = self._table.entry(entry.replica)
+        if entry.replica in self._left or (known and known.state is SliceState.DRAINING):
+            return False
         if known is None or known.state is SliceState.LOST:
             return True
         return not await self._upstream.is_well(entry, self._timings.well_s)
@@ -236,8 +257,7 @@ class Dispatcher:
             # The report that a slice's tokens are counted from may be a beat old.
             self.breaker.worked(replica, self.timing.moved_s(replica) - self._timings.beat_s)
         self.sentinel.settle(replicas, free_seats)
-        for gone in self._verdicts.keys() - replicas:
-            del self._verdicts[gone]
+        self._settle_verdicts(entries)
         forgotten = self._lost - replicas
         self._lost = {entry.replica for entry in entries if entry.state is SliceState.LOST}
         for limit, (entry, _, _) in self._asking.items():
@@ -251,6 +271,19 @@ class Dispatcher:
         self._leaving = {entry.replica for entry in entries if entry.state is SliceState.DRAINING}
         if self._leaving and self.failover.continue_streams:
             self._move(free_seats)
+
+    def _settle_verdicts(self, entries: Collection[SliceRecord]) -> None:
+        for gone in self._verdicts.keys() - {entry.replica for entry in entries}:
+            del self._verdicts[gone]
+            self._dead.pop(gone, None)
+        for entry in entries:
+            if entry.state is SliceState.DRAINING:
+                self._left[entry.replica] = None
+            # Its health check was late, and it serves on: its next failure is judged anew.
+            elif entry.serves and time.monotonic() - self._dead.get(entry.replica, math.inf) > _ALIVE_S:
+                del self._dead[entry.replica], self._verdicts[entry.replica]
+        while len(self._left) > _MOST_LEFT:
+            del self._left[next(iter(self._left))]
 
     def _move(self, free_seats: Callable[[str], int]) -> None:
         """Take streams off slices that leave. Such streams already hold seats, which `free_seats` does not count."""
@@ -280,7 +313,7 @@ class Dispatcher:
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
         """The slice answered well: blame those that answered this request with an error."""
         if self.suspects:
-            self._release(self.suspects.cleared(fingerprint(request)))
+            self._release(self.suspects.answered(fingerprint(request), whole=not request.streams))
         self.breaker.answered(entry.replica)
         for replica in tries.accused - {entry.replica}:
             self.breaker.failed(replica, time.monotonic(), broken=False)
@@ -314,16 +347,17 @@ class Dispatcher:
         within_s: float | None,
     ) -> SliceResponse:
         """Raises UpstreamError, and TimeoutError where the slice is lost or late."""
-        async with asyncio.timeout(within_s) as limit:
-            self._asking[limit] = entry, request, time.monotonic()
-            try:
+        limit = asyncio.timeout(within_s)
+        self._asking[limit] = entry, request, time.monotonic()
+        try:
+            async with limit:
                 return await self._upstream.post(entry, request, body, record.carried)
-            except (UpstreamError, TimeoutError) as error:
-                if not isinstance(error, NotConnectedError):
-                    await self.judge(entry, request, waits=False)  # while this one still counts as there
-                raise
-            finally:
-                del self._asking[limit]
+        except (UpstreamError, TimeoutError) as error:
+            if not isinstance(error, NotConnectedError):
+                await self.judge(entry, request, waits=False)  # while this one still counts as there
+            raise
+        finally:
+            del self._asking[limit]
 
     def _is_elsewhere(self, entry: SliceRecord) -> bool:
         """Whether the store calls the slice lost and another one serves."""
@@ -338,9 +372,15 @@ class Dispatcher:
     def _release(self, replica: str | None) -> None:
         """A trial is over: another router may try its suspects there."""
         if replica is not None:
-            giving = asyncio.create_task(self.claims.give_back(replica))
+            giving = asyncio.create_task(self._give_back_claim(replica))
             self._givings.add(giving)
             giving.add_done_callback(self._givings.discard)
+
+    async def _give_back_claim(self, replica: str) -> None:
+        try:
+            await self.claims.give_back(replica)
+        except Exception:
+            logger.exception("a slice is given back to other routers' suspects when its time is over")
 
     async def _judged(self, entry: SliceRecord, request: InferenceRequest, error: Exception) -> None:
         """End a request that a slice broke off; a slice that took no connection has not seen the request."""
@@ -367,6 +407,8 @@ class Dispatcher:
                 if not self.suspects:
                     return self._table.choose(request.model, left_out, request)
                 return await self._choose_among_suspects(request, left_out)
+            except _TrialAwaitedError:
+                tries.deadline_s = None  # slices serve: it is only not its turn yet
             except NoSliceError:
                 if tries.deadline_s is None:
                     self._table.choose(request.model)  # raises at once where no slice serves at all
@@ -381,7 +423,7 @@ class Dispatcher:
     async def _choose_among_suspects(self, request: InferenceRequest, left_out: set[str]) -> SliceRecord:
         """As `_choose` while some requests are suspected: a suspect has a slice where it is the only one.
 
-        Raises NoSliceError where there is none now, and PoisonousRequestError for the guilty.
+        Raises _TrialAwaitedError where there is none now, NoSliceError where none serves, and PoisonousRequestError for the guilty.
         """
         self.refuse_guilty(request)
         name = fingerprint(request)
@@ -392,11 +434,16 @@ class Dispatcher:
         if not self.suspects.suspects(name):  # the same request has been answered meanwhile
             return self._table.choose(request.model, left_out, request)
         if not self.suspects.on_trial(name):
-            elsewhere = self.suspects.closed() | self.suspects.died_under(name)
-            entry = self._table.choose(request.model, left_out | elsewhere, request)
-            if await self._claimed(name, entry.replica):
-                return entry
-        raise NoSliceError(self._table.why_none(request.model))
+            elsewhere = self.suspects.closed() | self.suspects.died_under(name) | set(self._dead)
+            try:
+                entry = self._table.choose(request.model, left_out | elsewhere, request)
+            except NoSliceError:
+                pass
+            else:
+                if await self._claimed(name, entry.replica):
+                    return entry
+        self._table.choose(request.model)  # raises where no slice serves at all
+        raise _TrialAwaitedError
 
     async def _claimed(self, name: str, replica: str) -> bool:
         """Whether a suspect may be tried on a replica; from now on, so that no other is meanwhile."""
@@ -404,6 +451,8 @@ class Dispatcher:
         taken = False
         try:
             taken = await self.claims.take(replica)
+        except Exception:
+            logger.exception("no suspect is tried on a slice while the store can't be asked")
         finally:
             if not taken:
                 self.suspects.left(name)

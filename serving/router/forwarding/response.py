@@ -129,7 +129,8 @@ class Forwarding:
             return True
         try:
             if not stream.moving:
-                await self._dispatcher.judge(entry, self._request, waits=not stream.heard_s)
+                waits = not stream.heard_s or self._dispatcher.may_be_suspected(self._request)
+                await self._dispatcher.judge(entry, self._request, waits=waits)
         except PoisonousRequestError as refused:
             self._end_with(refused)
             return True

@@ -7,8 +7,8 @@ token or two do not, for they may be the deadly request's own.
 
 A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
 of all routers. It is not the one that died, for a router may hear of a suspect before it knows of the death. The suspect is
-cleared by its first new token, by its whole answer, or by running for half as long again, and a second, as on the slice that
-died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The guilty are refused
+cleared by its first new token, unless two slices have died under it, by its whole answer, or by running for half as long again,
+and a second, as on the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The guilty are refused
 for REFUSED_S, on every router.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
@@ -95,6 +95,11 @@ class Suspects:
         """The replicas for whose death it is suspected. One may still be taken for alive here."""
         return {known[name].replica for known in (self._ours, self._theirs) if name in known}
 
+    def deaths(self, name: str) -> int:
+        """How many slices have died under it of late."""
+        count, _ = self._deaths.get(name, (0, 0.0))
+        return count
+
     def on_trial(self, name: str) -> bool:
         """Whether the same request runs on trial already: two would hide each other's guilt."""
         return name in self._trials
@@ -112,8 +117,15 @@ class Suspects:
         """A suspect goes to a replica on which it is the only one."""
         self._trials[name] = _Trial(replica, now)
 
+    def answered(self, name: str, *, whole: bool) -> str | None:
+        """It got its first token, or its whole answer. Returns the replica that it was tried on, if the trial is over.
+
+        A token clears nobody under whom two slices have died: their next step may end the slice as well.
+        """
+        return None if self.deaths(name) > 1 and not whole else self.cleared(name)
+
     def cleared(self, name: str) -> str | None:
-        """It got something new: what ended its slice was not this request. Returns the replica that it was tried on."""
+        """What ended its slice was not this request. Returns the replica that it was tried on."""
         trial = self._trials.pop(name, None)
         if not self.is_guilty(name):
             blamed = [known.pop(name) for known in (self._ours, self._theirs) if name in known]
@@ -154,7 +166,7 @@ class Suspects:
         if on_trial:
             return on_trial
         for name, flight in flights.items():
-            count, _ = self._deaths.get(name, (0, 0.0))
+            count = self.deaths(name)
             self._deaths[name] = count + 1, now
             new = not flight.answered and flight.since_s > worked_since_s
             ran_s = min(SUSPECTED_S if new else WORKED_S, now - flight.since_s)

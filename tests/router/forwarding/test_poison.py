@@ -2,12 +2,15 @@
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import pytest
 from support.two_engines import COMPLETIONS, Pair, pair
 
 from serving.config import FailoverSpec
+from serving.simulation.engine import tokenizer
+from serving.simulation.engine.engine import Engine
 
 pytestmark = pytest.mark.http
 
@@ -67,3 +70,27 @@ def test_a_connection_that_a_living_slice_breaks_off_makes_nobody_a_suspect(flee
         fleet.fault(name, error_rate=0.0)
     assert fleet.post(COMPLETIONS, **POISON).status_code == 500
     assert len(dead(fleet)) == 2
+
+
+def test_a_stream_that_ends_engines_once_it_has_a_token_takes_three(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It has a token on every slice, and a token clears whoever one slice died under."""
+    give, seen = Engine._hand_out, set()
+
+    def die_at_the_second_step(engine: Engine, step: Any, now_s: float) -> None:
+        give(engine, step, now_s)
+        for request, _ in step.work:
+            if "poisonous" in tokenizer.decode(request.prompt):
+                if id(request) in seen:
+                    engine.die("decode of a poisonous request")
+                seen.add(id(request))
+
+    monkeypatch.setattr(Engine, "_hand_out", die_at_the_second_step)
+    with pair(FailoverSpec(wait_s=20), names="abcdef") as fleet:
+        answer = fleet.post(
+            COMPLETIONS, prompt="a poisonous prompt", max_tokens=600, ignore_eos=True, stream=True
+        )
+        assert "request_ends_engines" in answer.text
+        assert len(dead(fleet)) == 3
+        assert fleet.post(COMPLETIONS, prompt="a good one", max_tokens=4).is_success

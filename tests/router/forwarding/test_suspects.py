@@ -86,6 +86,22 @@ def test_a_suspect_under_which_a_second_slice_dies_is_guilty_and_nobody_beside_i
     assert not suspects.suspects("new")
 
 
+def test_a_token_clears_nobody_under_whom_two_slices_have_died() -> None:
+    """A request whose second step ends its engine has a token on every slice."""
+    suspects = Suspects()
+    for replica in "ab":
+        suspects.died(replica, flights(POISON, answered=True), DIED, WORKED_SINCE)
+    suspects.tried(POISON, "c", DIED + 1)
+    assert suspects.answered(POISON, whole=False) is None
+    assert suspects.died("c", flights(POISON, answered=True), DIED + 2, WORKED_SINCE) == [POISON]
+    other = Suspects()
+    for replica in "ab":
+        other.died(replica, flights(OTHER, answered=True), DIED, WORKED_SINCE)
+    other.tried(OTHER, "c", DIED + 1)
+    assert other.answered(OTHER, whole=True) == "c"
+    assert not other
+
+
 def test_a_slice_that_dies_for_two_routers_dies_once() -> None:
     """The second one to see the death had tried the suspect there, and would find it guilty."""
     first, second = after_a_death(), Suspects()

@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from serving.config import FailoverSpec
-from serving.errors import NoSliceError
-from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.dispatch import Dispatcher, _TrialAwaitedError
 from serving.router.forwarding.suspects import Flight, fingerprint
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
@@ -73,7 +72,7 @@ async def test_suspects_that_ask_at_once_are_tried_apart_and_the_same_one_once(
     asked = ["first", "first", "second", "second"]
     found = await asyncio.gather(*(chosen(dispatcher, text) for text in asked), return_exceptions=True)
     assert sorted(one for one in found if isinstance(one, str)) == ["b", "c"]
-    assert sum(isinstance(one, NoSliceError) for one in found) == 2
+    assert sum(isinstance(one, _TrialAwaitedError) for one in found) == 2
 
 
 async def test_a_claim_that_is_not_given_leaves_no_trial(dispatcher: Dispatcher) -> None:
@@ -84,13 +83,59 @@ async def test_a_claim_that_is_not_given_leaves_no_trial(dispatcher: Dispatcher)
         async def give_back(self, replica: str) -> None: ...
 
     dispatcher.claims = NoneFree()
-    with pytest.raises(NoSliceError):
+    with pytest.raises(_TrialAwaitedError):
         await chosen(dispatcher, "first")
     assert not dispatcher.suspects.closed()
+
+
+async def test_a_store_that_can_t_be_asked_for_a_claim_fails_no_request(dispatcher: Dispatcher) -> None:
+    class Away:
+        async def take(self, replica: str) -> bool:  # noqa: ARG002
+            raise RuntimeError("no store")
+
+        async def give_back(self, replica: str) -> None:  # noqa: ARG002
+            raise RuntimeError("no store")
+
+    dispatcher.claims = Away()
+    with pytest.raises(_TrialAwaitedError):
+        await chosen(dispatcher, "first")
+    assert not dispatcher.suspects.closed()
+    dispatcher._release("b")
+    await asyncio.sleep(0)
+
+
+async def test_the_wait_for_a_trial_is_not_that_for_a_slice(dispatcher: Dispatcher) -> None:
+    """`failover.wait_s` is 0: where suspects waited for each other, most were refused though slices served."""
+    for replica in "bc":
+        dispatcher.suspects.tried(f"others on {replica}", replica, time.time())
+    waiting = asyncio.create_task(dispatcher._choose(request("first"), dispatcher.tries()))
+    await asyncio.sleep(0.3)
+    assert not waiting.done()
+    dispatcher.suspects.cleared("others on c")
+    assert (await waiting).replica == "c"
+
+
+async def test_a_slice_that_goes_as_planned_dies_of_no_request(dispatcher: Dispatcher) -> None:
+    draining = SliceRecord("b", MODEL, SliceState.DRAINING, "draining", "v6e 2x4", address="http://b")
+    dispatcher.settle([draining])
+    dispatcher._table.update([], 1.0)
+    assert not await dispatcher._is_dead(draining)
+    assert await dispatcher._is_dead(SliceRecord("c", MODEL, SliceState.SERVING, "", ""))
+
+
+async def test_a_slice_that_was_late_once_and_serves_on_is_judged_anew(dispatcher: Dispatcher) -> None:
+    entry = SliceRecord("b", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address="http://127.0.0.1:1")
+    await dispatcher.judge(entry, request("third"))
+    assert set(dispatcher._verdicts) == {"b"}
+    dispatcher.settle([entry])
+    assert set(dispatcher._verdicts) == {"b"}
+    dispatcher._dead["b"] -= 11
+    dispatcher.settle([entry])
+    assert not dispatcher._verdicts
 
 
 async def test_a_suspect_is_not_tried_on_the_slice_that_died(dispatcher: Dispatcher) -> None:
     dead = SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address="http://a")
     dispatcher._table.update([dead], 0.0)
-    with pytest.raises(NoSliceError):
+    with pytest.raises(_TrialAwaitedError):
         await chosen(dispatcher, "first")
