@@ -209,10 +209,13 @@ def _control_store(app: Application) -> dict[str, Any]:
 
 
 def _worker_groups(app: Application) -> list[dict[str, Any]]:
-    """One a pool. Without priorities the autoscaler alternates hosts of groups of one shape, and orders no whole slice."""
-    shapes = Counter(pool.plan.slice.pod_type for pool in app.pools)
+    """One a pool. Without priorities the autoscaler alternates hosts of groups of one shape, and orders no whole slice.
+
+    No group depends on those behind it: all that KubeRay adds to a running cluster are groups at the end of the ones it has.
+    """
+    before: Counter[str] = Counter()
     groups = []
-    for place, pool in enumerate(app.pools):
+    for pool in app.pools:
         counts = pool.plan.model.replicas
         group = {
             "groupName": pool.name,
@@ -226,7 +229,8 @@ def _worker_groups(app: Application) -> list[dict[str, Any]]:
             "labels": {POD_TYPE_LABEL: pool.plan.slice.pod_type},
             "template": pods.host(app, pool),
         }
-        if shapes[pool.plan.slice.pod_type] > 1:
-            group["priority"] = len(app.pools) - place
+        if before[pool.plan.slice.pod_type]:
+            group["priority"] = -before[pool.plan.slice.pod_type]  # the first has KubeRay's default, 0
+        before[pool.plan.slice.pod_type] += 1
         groups.append(group)
     return groups

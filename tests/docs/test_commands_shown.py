@@ -111,6 +111,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"(gcloud|helm) .*": InPart(CLOUD),
     r"kubectl create secret generic .*": InPart(CLOUD, "test_a_pod_starts_with_its_secrets_or_not_at_all"),
     r"kubectl (get|port-forward|exec) .*": InPart(CLOUD),
+    r"kubectl patch raycluster .*": InPart(CLOUD),
     r"kubectl delete raycluster .*": InPart(CLOUD, "test_a_changed_image_does_not_double_the_slices"),
     r"make serve": RunBy(TRIAL),
     r"make (check|docs)": ByCI(),

@@ -421,6 +421,18 @@ def test_a_changed_image_does_not_double_the_slices() -> None:
     assert objects()["RayService"][0]["spec"]["upgradeStrategy"] == {"type": "None"}
 
 
+def test_a_model_at_the_end_leaves_the_worker_groups_before_it_as_they_are() -> None:
+    # KubeRay adds groups to a running cluster only then.
+    plans = [planned(), planned(name="two"), planned(name="three", slice=BIG["slice"])]
+    cluster = objects(*plans)["RayService"][0]["spec"]["rayClusterConfig"]
+    for count in (1, 2):
+        fewer = objects(*plans[:count])["RayService"][0]["spec"]["rayClusterConfig"]
+        assert fewer["workerGroupSpecs"] == cluster["workerGroupSpecs"][:count]
+        assert fewer["headGroupSpec"] == cluster["headGroupSpec"]
+    priorities = [group.get("priority", 0) for group in cluster["workerGroupSpecs"]]
+    assert priorities == [0, -1, -2]
+
+
 def test_what_serves_is_not_put_away_for_other_work() -> None:
     found = objects(planned(replicas={"min": 2, "max": 3}), planned(replicas={"min": 0, "max": 3}))
     budgets = {each["metadata"]["name"]: each["spec"] for each in found["PodDisruptionBudget"]}

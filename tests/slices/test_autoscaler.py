@@ -204,7 +204,7 @@ def test_of_pools_of_one_shape_the_first_is_ordered_from_until_it_is_full(pendin
 def test_without_a_priority_half_a_slice_of_each_would_be_asked_for_and_none_ordered() -> None:
     def equal(spec: dict[str, Any]) -> None:
         for group in spec["workerGroupSpecs"]:
-            del group["priority"]
+            group.pop("priority", None)
 
     running = cluster(FOUR, FOUR, change=equal)
     running.pending = [demand(FOUR)]
