@@ -163,7 +163,11 @@ def aligned(settings: Settings, state: PolicyState, wanted: Mapping[str, int]) -
     for spec in settings.pools:
         count = wanted.get(spec.key, spec.min)
         pools.append(known.get(spec.key) or PoolState(spec.key, count, first=count))
-    return replace(state, pools=tuple(pools))
+    state = replace(state, pools=tuple(pools))
+    if known and settings.pools[0].key != next(iter(known)):
+        # What is remembered in slices is in those of the pool that was the first.
+        state = replace(state, needs=(), boost=Boost())
+    return state
 
 
 def decide(settings: Settings, state: PolicyState, report: Report, now_s: float) -> Decision:

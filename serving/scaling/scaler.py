@@ -9,8 +9,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 import ray
 
@@ -19,7 +19,7 @@ from serving.metrics.table import DECISIONS
 from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, aligned, decide, start
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
-from serving.state.records import DecisionRecord, Demand, SliceRecord
+from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState
 
 _EVERY_S = 1.0
 # Reading may take this share of the thread's time: with a thousand slices in the store it reads less often.
@@ -139,7 +139,8 @@ class Scaler:
         self._forget_removed(now_s)
         try:
             snapshot = self._store().read(self._application)
-            entries, _ = self._liveness.slices(snapshot.slices, now_s)
+            marked, _ = self._liveness.slices(snapshot.slices, now_s)
+            entries = _starting_on(marked, snapshot.slices)
             demands, _ = self._liveness.routers(snapshot.demands, now_s)
         except Exception as error:  # noqa: BLE001  whatever a restarting head makes of a read, the slices stay
             problem = f"the store can't be read ({error})"
@@ -238,6 +239,14 @@ class Scaler:
         wanted = {name: sum(model.state.wanted) for name, model in self._models.items() if model.state}
         store.put_ordered(self._application, wanted)
         self._unsaved = False
+
+
+def _starting_on(marked: Sequence[SliceRecord], said: Iterable[SliceRecord]) -> list[SliceRecord]:
+    """A slice that starts and is silent has not failed: the store may be slow. It has once its record says so, or is gone."""
+    starting = {entry.replica for entry in said if entry.state is SliceState.STARTING}
+    return [
+        replace(entry, state=SliceState.STARTING) if entry.replica in starting else entry for entry in marked
+    ]
 
 
 def _direction(before: int | None, count: int) -> str:

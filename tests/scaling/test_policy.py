@@ -348,3 +348,17 @@ def test_a_router_that_is_silent_for_a_while_orders_nothing_for_its_batches_when
     before = [second() for _ in range(3600)][-1]
     second(silent=True)
     assert max(second() for _ in range(60)) <= before + 1
+
+
+def test_pools_in_another_order_are_not_ordered_for_by_the_size_of_the_old_first() -> None:
+    big = pool("big", least=0, most=60)
+    small = replace(pool("small", least=0, most=60), steps=((1.0, 0.01), (2.0, 0.01)))
+    fleet = Fleet(settings(small, big, cool_down_s=300))
+    fleet.run(40, 1200)
+    before = fleet.decisions[-1].wanted[0]
+    fleet.settings = settings(big, small, cool_down_s=300)
+    assert fleet.state
+    fleet.state = aligned(fleet.settings, fleet.state, {})
+    fleet.slices.reverse()
+    fleet.orders.reverse()
+    assert fleet.step(40).wanted[0] < before / 3

@@ -8,10 +8,10 @@ from support.fleet_of import pool, settings
 from serving.errors import ClusterError
 from serving.scaling import scaler as scaling
 from serving.scaling.policy import Decision, Room, Settings, start
-from serving.scaling.scaler import Scaler, _Model
+from serving.scaling.scaler import Scaler, _Model, _starting_on
 from serving.scaling.serve import SlicePolicy
 from serving.state.gcs import Store
-from serving.state.records import Snapshot
+from serving.state.records import SliceRecord, SliceState, Snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -196,3 +196,12 @@ def test_a_model_that_can_not_be_decided_for_keeps_its_slices_and_no_other_waits
     scaler.step()
     assert (scaler.has_decided("m", "near"), scaler.has_decided("second", "near")) == (False, True)
     assert scaler.wanted(first, "near", 7, ANY) == 7
+
+
+def test_a_slice_that_starts_and_is_silent_has_not_failed() -> None:
+    starts = SliceRecord("a", "m", SliceState.STARTING, "loading", "")
+    failed = SliceRecord("b", "m", SliceState.LOST, "", "", reason="the engine ended")
+    serves = SliceRecord("c", "m", SliceState.SERVING, "", "")
+    silent = [replace(entry, state=SliceState.LOST) for entry in (starts, failed, serves)]
+    found = _starting_on(silent, [starts, failed, serves])
+    assert [entry.state for entry in found] == [SliceState.STARTING, SliceState.LOST, SliceState.LOST]
