@@ -179,7 +179,8 @@ class StoreLoop:
         for failures in forgotten.failures:
             self._store.delete_slice_failures(failures)
         for record in forgotten.slices:
-            if record.state is SliceState.STARTING and record.slice:
+            starting = record.state is SliceState.STARTING and record.slice
+            if starting and self._store.ended_alone(record):
                 self._store.put_slice_failures(self._failed_start(record))
             self._store.delete_slice(record)
         for demand in forgotten.demands:

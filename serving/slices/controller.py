@@ -18,7 +18,7 @@ functions here count Serve's replicas for it. Beside `placement`, only this modu
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ from serving.slices.rollout import (
     to_start,
     to_stop,
 )
-from serving.state.records import Rollout, SliceRecord, deployment
+from serving.state.records import Rollout, SliceRecord, SliceState, deployment
 
 logger = logging.getLogger("ray.serve")
 
@@ -64,6 +64,23 @@ class RolloutStore(Protocol):
     def put_rollout(self, rollout: Rollout) -> None: ...
 
     def delete_rollout(self, rollout: Rollout) -> None: ...
+
+    def put_stop(self, replica: str) -> None: ...
+
+
+def tell_stopped(store: Callable[[], RolloutStore], tags: Collection[str]) -> None:
+    """Keep of the replicas of these tags that still start that Serve stops them: their end is no failure of their slices.
+
+    Such a replica can't say so itself: its event loop is blocked until the engine is up, and Serve kills it.
+    """
+    if not tags:
+        return
+    try:
+        for entry in store().slices():
+            if entry.tag in tags and entry.state is SliceState.STARTING:
+                store().put_stop(entry.replica)
+    except Exception:
+        logger.exception("the store can't be read: slices that are stopped while they start count as failed")
 
 
 @dataclass(frozen=True)
@@ -116,7 +133,17 @@ class SliceDeployments:
         return missing if self._is_tried_again(state) else to_start(roll, _pace(state))
 
     def surge_to_stop(self, state: Any) -> Any:
-        if not self._ours(state) or state._terminally_failed():
+        from ray.serve._private.common import ReplicaState  # noqa: PLC0415  as in `_count`
+
+        if not self._ours(state):
+            return self._default["_surge_replicas_to_stop"](state)
+        chosen = self._to_stop(state)
+        starting = [replica for replica in chosen if replica.actor_details.state is ReplicaState.STARTING]
+        tell_stopped(self._store, {replica.replica_id.unique_id for replica in starting})
+        return chosen
+
+    def _to_stop(self, state: Any) -> Any:
+        if state._terminally_failed():
             return self._default["_surge_replicas_to_stop"](state)
         counted = self._count(state)
         if self._is_tried_again(state):

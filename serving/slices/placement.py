@@ -34,7 +34,7 @@ from serving.errors import ExtensionPointError
 from serving.slices import controller, quarantine
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
-from serving.state.records import Release, SliceRecord, SliceState, Snapshot, deployment
+from serving.state.records import Release, SliceState, Snapshot, deployment
 from serving.timings import TIMINGS
 from serving.tpu import POD_TYPE_LABEL, SLICE_LABEL
 
@@ -109,7 +109,7 @@ def install() -> None:
     threading.Thread(target=waiting.run, name="quarantine", daemon=True).start()
     setattr(default_impl, _EXTENSION_POINT, create)
     _version_by_engine()
-    _stop_the_cheapest(lambda: _store().slices())
+    _stop_the_cheapest(_store)
     _roll_in_waves()
 
 
@@ -272,7 +272,7 @@ def _store() -> Store:
     return Store(ray.get_runtime_context().gcs_address)
 
 
-def _stop_the_cheapest(slices: Callable[[], list[SliceRecord]]) -> None:
+def _stop_the_cheapest(store: Callable[[], controller.RolloutStore]) -> None:
     from ray.serve._private.deployment_scheduler import DeploymentScheduler  # noqa: PLC0415  as above
 
     default = _existing(
@@ -282,11 +282,14 @@ def _stop_the_cheapest(slices: Callable[[], list[SliceRecord]]) -> None:
     def to_stop(scheduler: Any, deployment_id: Any, most: int, *args: Any, **kwargs: Any) -> set[Any]:
         chosen: set[Any] = default(scheduler, deployment_id, most, *args, **kwargs)
         running: set[Any] = chosen & scheduler._running_replicas[deployment_id].keys()  # noqa: SLF001
+        controller.tell_stopped(store, {replica.unique_id for replica in chosen - running})
         if not running:
             return chosen  # replicas that wait for hardware or still start cost nothing
         name = deployment(deployment_id.app_name, deployment_id.name)
         try:
-            costs = {entry.tag: cost_to_drain(entry) for entry in slices() if entry.deployment == name}
+            costs = {
+                entry.tag: cost_to_drain(entry) for entry in store().slices() if entry.deployment == name
+            }
         except Exception:
             logger.exception("the store can't be read: Serve's own choice of %s stops", name)
             return chosen

@@ -156,6 +156,7 @@ class Store:
         self._delete(_phase_key(record.replica))
         self._delete(_verdict_key(record.replica))
         self._delete(_start_key(record.replica))
+        self._delete(_stop_key(record.replica))
         for key in self._client.internal_kv_keys(_compiling_key(record.replica, "").encode(), _NAMESPACE):
             self._client.internal_kv_del(key, False, _NAMESPACE)
 
@@ -261,6 +262,15 @@ class Store:
         """Why the replica's slice is wrong; empty where nobody said so."""
         return (self._get(_verdict_key(replica)) or b"").decode()
 
+    def put_stop(self, replica: str) -> None:
+        """Keep that Serve stops a replica, whatever it is doing."""
+        self._put(_stop_key(replica), b"stopped")
+
+    def ended_alone(self, record: SliceRecord) -> bool:
+        """Whether nobody stopped the replica, and no other reader has taken its record away."""
+        stopped = self._get(_stop_key(record.replica)) is not None  # `delete_slice` deletes it after the beat
+        return not stopped and self._get(_beat_key(record).decode()) is not None
+
     def put_slice_failures(self, failed: SliceFailures) -> None:
         self._put(_failed_key(failed), dump(failed))
 
@@ -353,6 +363,10 @@ def _failed_key(failed: SliceFailures) -> str:
 
 def _verdict_key(replica: str) -> str:
     return _key("", "verdict", replica)
+
+
+def _stop_key(replica: str) -> str:
+    return _key("", "stop", replica)
 
 
 def _start_key(replica: str) -> str:

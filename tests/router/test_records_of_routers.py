@@ -14,8 +14,10 @@ from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.slices.quarantine import FORGOTTEN_S
 from serving.state.records import SliceFailures, SliceRecord, SliceState
+from serving.timings import TIMINGS, Timings
 
 pytestmark = pytest.mark.unit
+AT_ONCE = Timings(forgotten_s=0.0)
 
 
 async def no_metrics() -> str:
@@ -26,9 +28,11 @@ def named(plan: Plan, name: str) -> Plan:
     return dataclasses.replace(plan, model=plan.model.model_copy(update={"name": name}))
 
 
-def router(table: MemoryTable, name: str, *plans: Plan) -> StoreLoop:
-    core = RouterCore(plans, RouterSpec(), KeyFile(None), no_metrics, application="app", name=name)
-    return StoreLoop(core, MemoryStore(table), lambda *_: None)
+def router(table: MemoryTable, name: str, *plans: Plan, timings: Timings = TIMINGS) -> StoreLoop:
+    core = RouterCore(
+        plans, RouterSpec(), KeyFile(None), no_metrics, application="app", name=name, timings=timings
+    )
+    return StoreLoop(core, MemoryStore(table), lambda *_: None, timings)
 
 
 def wanted(table: MemoryTable) -> list[str]:
@@ -77,6 +81,44 @@ async def test_a_router_s_status_has_its_application_s_slices() -> None:
     (model,) = loop._core.status().models
     assert [slice_.replica for slice_ in model.slices] == ["ours"]
     assert (model.application, model.slices_serving) == ("app", 1)
+
+
+def starting(replica: str) -> SliceRecord:
+    return SliceRecord(
+        replica,
+        MODEL,
+        SliceState.STARTING,
+        "loading weights",
+        "v6e",
+        application="app",
+        slice=f"slice of {replica}",
+        hosts=("10.0.0.1",),
+        beat=1,
+    )
+
+
+async def test_a_start_that_serve_stopped_is_no_failure_of_its_slice_and_one_that_died_is() -> None:
+    table = MemoryTable()
+    store = MemoryStore(table)
+    for name in ("stopped", "died"):
+        store.put_slice(starting(name))
+    store.put_stop("stopped")
+    loop = router(table, "router", small_plan(), timings=AT_ONCE)
+    await loop._beat()
+    await loop._beat()
+    assert [failed.replica for failed in store.read("app").slice_failures] == ["died"]
+    assert not [key for key in table.values if b"stopped" in key]
+
+
+def test_a_record_that_another_router_took_away_meanwhile_is_no_failure() -> None:
+    store = MemoryStore(MemoryTable())
+    record = starting("stopped")
+    store.put_slice(record)
+    assert store.ended_alone(record)
+    store.put_stop(record.replica)
+    assert not store.ended_alone(record)
+    store.delete_slice(record)
+    assert not store.ended_alone(record)
 
 
 async def test_failures_of_a_slice_that_nobody_tried_for_a_day_leave_the_store() -> None:

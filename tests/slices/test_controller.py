@@ -49,6 +49,21 @@ def test_a_new_slice_whose_process_is_slow_to_come_up_takes_no_old_one_s_hardwar
     assert llama.serving("a") == llama.lowest == 4
 
 
+def test_a_start_that_a_second_deploy_ends_is_told_from_one_that_failed() -> None:
+    there = serving(2, hardware=4, start_s=100)
+    llama = there.deployed()
+    llama.deploy("b", 2)
+    there.run(50, 5)
+    starting = {replica.replica_id.unique_id for replica in llama.replicas(ReplicaState.STARTING)}
+    assert starting
+    llama.deploy("c", 2)
+    there.run(50, 5)
+    assert set(there.stopped) == starting
+    there.broken = {"c"}
+    there.run(200, 5)
+    assert set(there.stopped) == starting
+
+
 def test_a_fleet_is_replaced_in_waves_and_its_progress_is_published() -> None:
     there = serving(40, hardware=41, start_s=100)
     llama = there.deployed()

@@ -1,5 +1,7 @@
+import dataclasses
 import time
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import ray
@@ -67,8 +69,9 @@ def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.Mon
     monkeypatch.setattr(
         scheduler_class, placement._STOP_POINT, getattr(scheduler_class, placement._STOP_POINT)
     )
-    store = SimpleNamespace(slices=list)
-    placement._stop_the_cheapest(lambda: store.slices())
+    told: list[str] = []
+    store: Any = SimpleNamespace(slices=list, put_stop=told.append)
+    placement._stop_the_cheapest(lambda: store)
     nodes = SimpleNamespace(get_node_labels=lambda _: {})
     scheduler = scheduler_class(nodes, "head", lambda _: None)
     ours, other = DeploymentID(name="llama", app_name="a"), DeploymentID(name="router", app_name="a")
@@ -100,6 +103,10 @@ def test_the_slice_that_costs_least_to_drain_stops_first(monkeypatch: pytest.Mon
     scheduler._pending_replicas[ours][ReplicaID("3", ours)] = None
     assert stopped(ours, 1) == {"3"}
     assert stopped(ours, 2) == {"3", "1"}
+    assert not told  # the one that waits for hardware has no process, and so no record
+    found.append(dataclasses.replace(found[0], replica="starts", state=SliceState.STARTING, tag="3"))
+    assert stopped(ours, 2) == {"3", "1"}
+    assert told == ["starts"]
     store.slices = lambda: 1 / 0
     assert stopped(ours, 2) == {"3", "0"}
 

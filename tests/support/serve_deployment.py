@@ -33,6 +33,7 @@ class Cluster:
     rollouts: dict[str, Rollout] = field(default_factory=dict)
     deployments: dict[str, "Deployed"] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)  # replicas of which it is kept that Serve stops them
     undecided: set[str] = field(default_factory=set)  # deployments for which scaling has not decided yet
 
     def __post_init__(self) -> None:
@@ -76,6 +77,9 @@ class Cluster:
 
     def delete_rollout(self, rollout: Rollout) -> None:
         del self.rollouts[rollout.deployment]
+
+    def put_stop(self, replica: str) -> None:
+        self.stopped.append(replica)
 
     def deployed(self, name: str = MODEL) -> "Deployed":
         if name not in self.deployments:
@@ -192,6 +196,7 @@ class Deployed:
             held_s = self.cluster.now_s - self.held.get(name, math.inf)
             if held_s >= self.cluster.process_s:
                 replica._actor._node_id = f"node-of-{name}"
+                self._record(replica, SliceState.STARTING)
             if held_s < self.cluster.start_s:
                 continue
             self.state._replicas.remove({replica.replica_id})
@@ -200,20 +205,21 @@ class Deployed:
                 self.state._stop_replica(replica)
             else:
                 self.state._replicas.add(ReplicaState.RUNNING, replica)
-                self._record(replica)
+                self._record(replica, SliceState.SERVING)
 
     def lose(self, replica: Any) -> None:
         self.state._replicas.remove({replica.replica_id})
         self.held.pop(replica.replica_id.unique_id)
         self.state._in_transition = True
 
-    def _record(self, replica: Any) -> None:
+    def _record(self, replica: Any, state: SliceState) -> None:
         name = replica.replica_id.unique_id
+        self.cluster.records[:] = [record for record in self.cluster.records if record.replica != name]
         self.cluster.records.append(
             SliceRecord(
                 name,
                 MODEL,
-                SliceState.SERVING,
+                state,
                 "",
                 "",
                 tag=name,
