@@ -253,8 +253,6 @@ class Transcript:
                 fields[name] -= had
         if fields.get("min_tokens"):
             fields["min_tokens"] = max(0, fields["min_tokens"] - had)
-        if fields.get("echo"):
-            fields["echo"] = False
         extra = fields.get("vllm_xargs") or {}
         ids = [*extra.get(CONTINUED, ()), *json.loads(b"[" + self._ids[:-1] + b"]")]
         fields["vllm_xargs"] = {**extra, CONTINUED: ids}
@@ -278,7 +276,7 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
         "a grammar is half-way through it": not free,
         "a tool call is half-way": fields.get("tool_choice") not in (None, "none", "auto"),
         "it is audio": "audio" in (fields.get("modalities") or ()),
-        "it begins with its prompt": bool(fields.get("echo") and fields.get("logprobs")),
+        "it begins with its prompt": bool(fields.get("echo")),  # vLLM leaves it out beside ids
         "an option of its looks at all of it": any(fields.get(name) is not None for name in _ALL_OF_IT),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")

@@ -149,6 +149,16 @@ def test_what_can_t_be_continued_says_why_once_it_has_begun_and_is_run_anew_befo
     assert transcript.done
 
 
+def test_a_completion_that_begins_with_its_prompt_is_asked_for_without_ids() -> None:
+    """vLLM's completions echo no text where ids are returned."""
+    asked = ask(COMPLETIONS, prompt="Once upon", echo=True, max_tokens=5)
+    transcript = Transcript(asked)
+    assert transcript.body == asked.body
+    event = b'data: {"id":"x","choices":[{"index":0,"text":"Once upon a"}]}\n\n'
+    assert transcript.take(event) == event
+    assert transcript.resume() == "it begins with its prompt"
+
+
 def test_a_tool_call_that_the_model_chose_can_t_be_continued_once_it_is_written() -> None:
     tool = {"function": {"name": "add", "parameters": {"type": "object"}}}
     asked = ask(CHAT, messages=[{"role": "user", "content": "add"}], tools=[tool], tool_choice="auto")
