@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +49,17 @@ def engine_needs(plan: Plan, model: str) -> Needs:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a host has. `holders` are processes that hold its chips, by device; `unreached` peers with the error of each."""
+    """What a host has. `holders` are processes that hold its chips, by device; `unreached` peers with the error of each.
+
+    `closed` are chips that `user`, whose process looked, may not open.
+    """
 
     holders: Mapping[str, str]
     disk_bytes: int
     memory_bytes: int
     unreached: Mapping[str, str]
+    closed: tuple[str, ...] = ()
+    user: int = 0
 
 
 @dataclass(frozen=True)
@@ -75,12 +80,17 @@ CHIPS_FREE, DISK, MEMORY, PEERS = "chips", "disk", "memory", "peers"
 def problems(needs: Needs, facts: Facts) -> list[Problem]:
     """What the host lacks, each with what to change."""
     found = []
+    if facts.closed:
+        found.append(
+            Problem(
+                CHIPS_FREE,
+                f"its chips can't be opened by user {facts.user}: {_shown(sorted(facts.closed))}",
+                "see the devices' owner and mode; on GKE set gke.run_as_user: 0",
+            )
+        )
     if facts.holders:
         held = [f"{device} by {holder}" for device, holder in sorted(facts.holders.items())]
-        more = f" and {len(held) - _SHOWN} more" if len(held) > _SHOWN else ""
-        found.append(
-            Problem(CHIPS_FREE, f"its chips are held: {', '.join(held[:_SHOWN])}{more}", "end that process")
-        )
+        found.append(Problem(CHIPS_FREE, f"its chips are held: {_shown(held)}", "end that process"))
     if facts.disk_bytes < needs.disk_bytes:
         found.append(
             Problem(
@@ -107,6 +117,11 @@ def problems(needs: Needs, facts: Facts) -> list[Problem]:
     return found
 
 
+def _shown(entries: Sequence[str]) -> str:
+    more = f" and {len(entries) - _SHOWN} more" if len(entries) > _SHOWN else ""
+    return f"{', '.join(entries[:_SHOWN])}{more}"
+
+
 def look(needs: Needs, until_free_s: float) -> Facts:
     """Facts of this host; blocks. Waits up to `until_free_s` for an engine that is just ending to let its chips go."""
     until_s = time.monotonic() + until_free_s
@@ -118,7 +133,10 @@ def look(needs: Needs, until_free_s: float) -> Facts:
             socket.create_connection((address, port), timeout=_REACH_S).close()
         except OSError as error:
             unreached[f"{address}:{port}"] = str(error)
-    return Facts(holders, free_disk_bytes(needs.folder), available_memory_bytes(), unreached)
+    closed = tuple(device for device in devices() if not os.access(device, os.R_OK | os.W_OK))
+    return Facts(
+        holders, free_disk_bytes(needs.folder), available_memory_bytes(), unreached, closed, os.getuid()
+    )
 
 
 def chip_holders(chips: Iterable[str]) -> dict[str, str]:

@@ -32,6 +32,10 @@ def test_a_host_that_has_all_lacks_nothing() -> None:
             "its chips are held: /dev/vfio/0 by pid 7 (python); end that process",
         ),
         (
+            {"closed": ("/dev/vfio/0",), "user": 1000},
+            "its chips can't be opened by user 1000: /dev/vfio/0; see the devices' owner and mode; on GKE set gke.run_as_user: 0",
+        ),
+        (
             {"disk_bytes": 2 * GIB},
             "2.0 GiB of disk are free under /models, and the weights take 16.0 GiB; free some, or point HF_HOME at a larger disk",
         ),
@@ -76,6 +80,15 @@ def test_a_process_that_holds_a_simulated_chip_is_found_and_a_free_one_is_not_wa
         assert all(said.startswith(f"pid {holder.pid} (") for said in held.values())
         holder.kill()
     assert preflight.look(Needs(), until_free_s=60).holders == {}
+
+
+@pytest.mark.http
+def test_a_chip_that_this_user_may_not_open_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chips.make(tmp_path, 1)
+    (tmp_path / "1").symlink_to(tmp_path / "gone")  # closed to root too, as whom tests may run
+    monkeypatch.setenv(CHIPS, str(tmp_path))
+    facts = preflight.look(Needs(), until_free_s=0)
+    assert (facts.closed, facts.user) == ((str(tmp_path / "1"),), os.getuid())
 
 
 @pytest.mark.http
