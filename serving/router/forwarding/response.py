@@ -141,7 +141,7 @@ class Forwarding:
             error = SliceLostError(
                 f"The slice serving {entry.model!r} was lost before its answer was complete, and another can't go on: {why}."
             )
-        elif (self._seat and self._seat.wanted) or self._tries.again(entry.replica):
+        elif stream.moving or (self._seat and self._seat.wanted) or self._tries.again(entry.replica):
             return False
         else:
             error = _lost(entry)

@@ -10,6 +10,7 @@ from support.servers import until
 from support.simulated_engine import MODEL
 from support.two_engines import COMPLETIONS, Pair, pair
 
+from serving.config import FailoverSpec
 from serving.state.records import SliceState
 
 pytestmark = pytest.mark.http
@@ -65,6 +66,14 @@ def test_streams_of_a_slice_that_leaves_go_on_elsewhere_at_once_word_for_word(tw
         assert not any(call.done() for call in calls)
         assert [call.result() for call in calls] == expected
     assert two.relay.breaker.left_out(0.0) == set()
+
+
+def test_a_move_is_no_retry() -> None:
+    with pair(FailoverSpec(retries=0)) as two, ThreadPoolExecutor(1) as pool:
+        (call,) = begun(two, pool, 1)
+        leave(two, free_seats=10)
+        assert call.result()
+        assert two.written("b") > 0
 
 
 def test_only_as_many_streams_move_as_there_are_seats(two: Pair) -> None:
