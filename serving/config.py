@@ -331,6 +331,14 @@ class GkeSpec(_Spec):
     redis_secret: str | None = Field(
         default=None, description="Secret whose key `password` is that of the Redis at host:port."
     )
+    database_secret: str | None = Field(
+        default=None, description="Secret whose key `password` is PGPASSWORD, for `store.database`."
+    )
+    store_claim: str | None = Field(
+        default=None,
+        description="PersistentVolumeClaim mounted on the head at /var/lib/tpu-serving, for folders and files of `store` and "
+        "`router.responses_store`.",
+    )
     env: dict[str, str] = Field(
         default_factory=dict,
         description="Environment of the slices' pods, as LIBTPU_INIT_ARGS: it is there before any process starts.",

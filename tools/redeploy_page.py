@@ -152,6 +152,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "gke.weights_bucket": ({}, "other"),
     "gke.token_secret": ({}, "other"),
     "gke.control_store": ({}, "rocksdb"),
+    "gke.database_secret": ({}, "other"),
+    "gke.store_claim": ({}, "other"),
     "gke.redis_secret": ({"gke.control_store": "redis:6379"}, "other"),
     "gke.zone": ({}, "other"),
 }

@@ -172,11 +172,25 @@ def manifest_file(
         gke = service.gke.model_copy(update={"image": image}) if image else service.gke
         plans = [plan(spec, hub.config_of) for spec in _specs(service)]
         if base is None:
-            text = render(name, gke, deployment.document, plans, port=deployment.port, router=service.router)
+            text = render(
+                name,
+                gke,
+                deployment.document,
+                plans,
+                port=deployment.port,
+                router=service.router,
+                store=service.store,
+            )
             output.write(text)
         else:
             files = kustomize(
-                name, gke, deployment.document, plans, port=deployment.port, router=service.router
+                name,
+                gke,
+                deployment.document,
+                plans,
+                port=deployment.port,
+                router=service.router,
+                store=service.store,
             )
             _write_base(base, files)
     except (PlanError, TopologyError) as error:

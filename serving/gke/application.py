@@ -1,13 +1,14 @@
 """One application as Kubernetes needs it: names within their limits, its pools, and where each host's weights come from."""
 
+import posixpath
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.config import GkeSpec, RouterSpec
+from serving.config import GkeSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
-from serving.gke.storage import WEIGHTS, Storage, asks_the_hub, storage_of
+from serving.gke.storage import STORE, WEIGHTS, Storage, asks_the_hub, storage_of
 from serving.planning.plan import Plan
 
 # KubeRay's MaxRayServiceNameLength: it makes longer names of it, which end at 63.
@@ -22,6 +23,7 @@ _NOT_IN_ENV = {
     "TPU_WORKER_ID": "Google's TPU webhook sets it",
     "TPU_WORKER_HOSTNAMES": "Google's TPU webhook sets it",
     "HF_TOKEN": "name a secret in gke.token_secret",
+    "PGPASSWORD": "name a secret in gke.database_secret",
     "SERVING_CLUSTER_SECRET": "name a secret in gke.cluster_secret",
     "SERVING_KEYS": "name a file in router.keys_file, and its secret in gke.keys_secret",
     "RAY_AUTH_TOKEN": "KubeRay makes it",
@@ -47,6 +49,7 @@ class Application:
     gke: GkeSpec
     router: RouterSpec
     pools: tuple[Pool, ...]
+    store: StoreSpec | None = None
 
     @property
     def namespace(self) -> str:
@@ -83,7 +86,13 @@ class Application:
 
 
 def application(
-    name: str, gke: GkeSpec, plans: Sequence[Plan], *, port: int, router: RouterSpec
+    name: str,
+    gke: GkeSpec,
+    plans: Sequence[Plan],
+    *,
+    port: int,
+    router: RouterSpec,
+    store: StoreSpec | None = None,
 ) -> Application:
     """Check what Kubernetes, KubeRay and GKE would refuse later; raises ConfigError."""
     if not gke.image:
@@ -102,6 +111,12 @@ def application(
         raise ConfigError(
             f"router.keys_file is {router.keys_file}; a secret is mounted as a folder of its own: take a path such as /etc/serving/keys.yaml"
         )
+    for key, path in _written_on_the_head(router, store).items():
+        if not _has_a_volume(path, gke):
+            raise ConfigError(
+                f"{key} is {path}, which no volume of the head's pod holds; take a path in {STORE} and name a "
+                f"PersistentVolumeClaim in gke.store_claim, or take one in /tmp, which goes with the pod"
+            )
     storages = [storage_of(plan, gke) for plan in plans]
     if any(storage.mounted for storage in storages) and not gke.weights_bucket:
         raise ConfigError(
@@ -117,7 +132,23 @@ def application(
             Pool(pool, plan, storage)
             for pool, plan, storage in zip(_pool_names(plans), plans, storages, strict=True)
         ),
+        store=store,
     )
+
+
+def _written_on_the_head(router: RouterSpec, store: StoreSpec | None) -> dict[str, str]:
+    """Paths by the key that names them."""
+    paths = {
+        "router.responses_store": router.responses_store and router.responses_store.path,
+        "store.folder": store and store.folder,
+        "store.files": store and store.files,
+    }
+    return {key: path for key, path in paths.items() if path and "://" not in path}
+
+
+def _has_a_volume(path: str, gke: GkeSpec) -> bool:
+    volumes = ["/tmp", *([STORE] if gke.store_claim else [])]  # noqa: S108
+    return any(f"{posixpath.normpath(path)}/".startswith(f"{volume}/") for volume in volumes)
 
 
 def label_of(name: str) -> str:

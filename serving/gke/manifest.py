@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from serving.config import ON_DISK, OWN_REDIS, GkeSpec, RouterSpec
+from serving.config import ON_DISK, OWN_REDIS, GkeSpec, RouterSpec, StoreSpec
 from serving.gke import access, nodepools, pods, redis
 from serving.gke.application import Application, application
 from serving.planning.plan import Plan
@@ -44,12 +44,13 @@ def render(
     *,
     port: int = 8000,
     router: RouterSpec | None = None,
+    store: StoreSpec | None = None,
 ) -> str:
     """The manifest of an application and its planned pools as text; `document` is Serve's config file.
 
     Raises ConfigError for what Kubernetes, KubeRay or GKE would refuse.
     """
-    app = application(name, gke, plans, port=port, router=router or RouterSpec())
+    app = application(name, gke, plans, port=port, router=router or RouterSpec(), store=store)
     head = f"# {name}: serving manifest FILE | kubectl apply -f -\n{_before(app)}"
     return head + "".join(f"---\n{_text(resource)}" for resource in _objects(app, _text(document)))
 
@@ -62,9 +63,10 @@ def kustomize(
     *,
     port: int = 8000,
     router: RouterSpec | None = None,
+    store: StoreSpec | None = None,
 ) -> dict[str, str]:
     """The same objects as a base for kustomize: file names to texts, one file a kind. Raises as `render` does."""
-    app = application(name, gke, plans, port=port, router=router or RouterSpec())
+    app = application(name, gke, plans, port=port, router=router or RouterSpec(), store=store)
     files: dict[str, str] = {}
     for resource in _objects(app, _text(document)):
         file = f"{resource['kind'].lower()}.yaml"
@@ -107,12 +109,15 @@ def _comments(lines: list[str]) -> str:
 
 
 def _bucket_rights(app: Application) -> Iterator[str]:
-    """Least rights: slices write what they compiled to the mounted bucket, and only read what is streamed."""
+    """Least rights: slices write what they compiled to the mounted bucket and only read what is streamed, the head writes files."""
     wanted: dict[tuple[str, str, str], None] = {}
     if bucket := app.gke.weights_bucket:
         wanted[bucket, "objectUser", app.slice_account] = None
         if app.head_mounts_weights:
             wanted[bucket, "objectViewer", app.head_account] = None
+    scheme, _, path = (app.store.files_at if app.store else "").partition("://")
+    if scheme == "gs":
+        wanted[path.partition("/")[0], "objectUser", app.head_account] = None
     for pool in app.pools:
         scheme, _, path = pool.plan.model.model.partition("://")
         if scheme == "gs":
@@ -132,6 +137,8 @@ def _secrets(app: Application) -> Iterator[str]:
         yield f"{app.gke.metrics_secret} (key key)"
     if app.gke.redis_secret:
         yield f"{app.gke.redis_secret} (key password)"
+    if app.gke.database_secret:
+        yield f"{app.gke.database_secret} (key password)"
     if app.gke.gateway:
         yield f"{app.gke.gateway.certificate_secret} (kubernetes.io/tls)"
 

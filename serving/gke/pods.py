@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.gke import nodepools
 from serving.gke.application import Application, Pool
-from serving.gke.storage import CACHE, GB, WEIGHTS
+from serving.gke.storage import CACHE, GB, STORE, WEIGHTS
 from serving.planning.starts import compilations
 
 METRICS_PORT = 8080
@@ -44,7 +44,7 @@ def head(app: Application) -> dict[str, Any]:
         "name": "ray-head",
         "image": app.image,
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
-        "env": [*_secrets(app), *_plain({"HOME": _TMP, "HF_HOME": f"{_TMP}/huggingface"})],
+        "env": [*_secrets(app), *_database(app), *_plain({"HOME": _TMP, "HF_HOME": f"{_TMP}/huggingface"})],
         "resources": {
             "requests": {"cpu": str(_HEAD_CPU), "memory": memory, **disk},
             "limits": {"memory": memory, **disk},
@@ -54,6 +54,7 @@ def head(app: Application) -> dict[str, Any]:
             {"name": "tmp", "mountPath": _TMP},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
             *_keys_mount(app),
+            *([{"name": "store", "mountPath": STORE}] if app.gke.store_claim else []),
             *(
                 [{"name": "weights", "mountPath": WEIGHTS, "readOnly": True}]
                 if app.head_mounts_weights
@@ -68,6 +69,7 @@ def head(app: Application) -> dict[str, Any]:
         {"name": "autoscaler-tmp", "emptyDir": {"sizeLimit": "1G"}},
         _autoscaler_token(),
         *_keys_volume(app),
+        *_store_volume(app),
         *(_weights_volumes(app, app.pools[0], read_only=True) if app.head_mounts_weights else []),
     ]
     return {
@@ -226,6 +228,12 @@ def _secrets(app: Application) -> list[dict[str, Any]]:
     ]
 
 
+def _database(app: Application) -> list[dict[str, Any]]:
+    """The password of the store's database, whose process runs on the head."""
+    secret = {"name": app.gke.database_secret, "key": "password"}
+    return [{"name": "PGPASSWORD", "valueFrom": {"secretKeyRef": secret}}] if app.gke.database_secret else []
+
+
 def _plain(variables: dict[str, str]) -> list[dict[str, Any]]:
     return [{"name": name, "value": value} for name, value in sorted(variables.items())]
 
@@ -243,6 +251,11 @@ def _keys_volume(app: Application) -> list[dict[str, Any]]:
     file = app.router.keys_file.rpartition("/")[2]
     secret = {"secretName": app.gke.keys_secret, "items": [{"key": "keys.yaml", "path": file}]}
     return [{"name": "keys", "secret": secret}]
+
+
+def _store_volume(app: Application) -> list[dict[str, Any]]:
+    claim = app.gke.store_claim
+    return [{"name": "store", "persistentVolumeClaim": {"claimName": claim}}] if claim else []
 
 
 def _weights_volumes(app: Application, pool: Pool, *, read_only: bool) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from serving.planning.adapters import adapters
 from serving.planning.plan import Plan
 
 WEIGHTS = "/weights"  # where the bucket is mounted
+STORE = "/var/lib/tpu-serving"  # where the head's claim is mounted
 CACHE = "/cache"  # on the host's disk: what Hugging Face's client and XLA keep
 
 GB = 10**9

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from support.manifests import objects_of, pod_templates, problems
 
-from serving.config import GkeSpec, ModelSpec, RouterSpec
+from serving.config import GkeSpec, ModelSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
 from serving.gke.manifest import kustomize, render
 from serving.planning import Plan, plan
@@ -42,11 +42,16 @@ def with_engine(made: Plan, **engine: Any) -> Plan:
 
 
 def objects(
-    *plans: Plan, router: RouterSpec | None = None, port: int = 8000, name: str = "app", **gke: Any
+    *plans: Plan,
+    router: RouterSpec | None = None,
+    store: StoreSpec | None = None,
+    port: int = 8000,
+    name: str = "app",
+    **gke: Any,
 ) -> dict[str, list[dict[str, Any]]]:
     """The objects of a manifest by kind; every one of them is valid."""
     spec = GkeSpec.model_validate({"image": "image"} | gke)
-    text = render(name, spec, {}, plans or [planned()], port=port, router=router)
+    text = render(name, spec, {}, plans or [planned()], port=port, router=router, store=store)
     found: dict[str, list[dict[str, Any]]] = {}
     for made in objects_of(text):
         assert problems(made) == []
@@ -342,6 +347,53 @@ def test_compiled_programs_are_kept_by_version_and_host() -> None:
     assert order.index("HOST_INDEX") < order.index(
         "VLLM_XLA_CACHE_PATH"
     )  # or Kubernetes leaves $(...) as it is
+
+
+# What the head keeps.
+
+
+RESPONSES = {"responses_store": {"path": "/var/lib/tpu-serving/responses.sqlite"}}
+
+
+@pytest.mark.parametrize(
+    ("router", "store", "key"),
+    [
+        (RESPONSES, None, "router.responses_store"),
+        ({}, {"folder": "/var/lib/tpu-serving"}, "store.folder"),
+        ({}, {"folder": "/tmp/../data"}, "store.folder"),  # noqa: S108
+        ({}, {"folder": "/tmp/store", "files": "/data/files"}, "store.files"),  # noqa: S108
+        ({}, {"folder": "/tmpfiles"}, "store.folder"),  # noqa: S108
+        ({}, {"folder": "store"}, "store.folder"),
+    ],
+)
+def test_a_path_that_no_volume_of_the_head_holds_is_refused(
+    router: dict[str, Any], store: dict[str, Any] | None, key: str
+) -> None:
+    made = StoreSpec.model_validate(store) if store else None
+    with pytest.raises(ConfigError, match=f"{key} is .* name a PersistentVolumeClaim in gke.store_claim"):
+        objects(router=RouterSpec.model_validate(router), store=made)
+
+
+def test_what_the_head_keeps_is_on_its_claim() -> None:
+    made = StoreSpec(folder="/var/lib/tpu-serving")
+    head, host = pods(
+        objects(router=RouterSpec.model_validate(RESPONSES), store=made, store_claim="serving-store")
+    )
+    assert mounts(head)["/var/lib/tpu-serving"] == "store"
+    assert volumes(head)["store"]["persistentVolumeClaim"] == {"claimName": "serving-store"}
+    assert "store" not in volumes(host)
+    assert "store" not in volumes(pods(objects(store=StoreSpec(folder="/tmp/store")))[0])  # noqa: S108
+
+
+def test_a_store_in_a_database_and_a_bucket_has_a_password_and_rights() -> None:
+    made = StoreSpec(database="postgresql://user@db/serving", files="gs://batch-files/x")
+    text = render("app", GkeSpec(image="image", database_secret="postgres"), {}, [planned()], store=made)
+    assert "add-iam-policy-binding gs://batch-files --role=roles/storage.objectUser" in text
+    assert "/subject/ns/default/sa/app-head" in text
+    assert "postgres (key password)" in text
+    head, host = pods(objects(store=made, database_secret="postgres"))
+    assert environment(head)["PGPASSWORD"] == {"secretKeyRef": {"name": "postgres", "key": "password"}}
+    assert "PGPASSWORD" not in environment(host)
 
 
 # Slices.
