@@ -99,8 +99,6 @@ class Forwarding:
             self._dispatcher.watch(stream)
         relay = _EventRelay(self, stream)
         self._client.source = relay
-        if self._client.paused:
-            relay.pause()
         try:
             ended = await stream.response.pipe(relay.take)
         except UpstreamError:
@@ -275,7 +273,9 @@ class _EventRelay:
             return False
         if events:
             self._forwarding.say(events, stream.response)
-        if not self._client.paused:
+        if self._client.paused:  # also since before this slice was asked: nobody says so again
+            self.pause()
+        else:
             stream.told(now_s)
         return useful
 

@@ -110,10 +110,10 @@ class SliceResponse:
         True where the body came to its end. Raises UpstreamError where the body breaks off, and what `sink` raises.
         """
         self._sink = sink
+        self.resume()  # before `sink` has anything: it may pause
         if self._pieces:
             waiting, self._pieces = b"".join(self._pieces), []
             self._hand_over(waiting, sink)
-        self.resume()
         await self._end()
         return self._sink is sink
 

@@ -105,3 +105,41 @@ async def test_a_client_has_a_stream_s_end_though_the_slice_keeps_its_answer_ope
     assert not table.in_flight("a")
     await dispatcher.close()
     server.close()
+
+
+@pytest.mark.http
+async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slice_up() -> None:
+    """As after a move: the transport said that it is full to the slice before."""
+    sent = 0
+    event = b'data: {"id":"x","choices":[{"index":0,"text":"%s","token_ids":[1]}]}\n\n' % (b"w" * (64 << 10))
+
+    async def engine(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(SSE_HEAD)
+        for _ in range(500):
+            writer.write(chunk(event))
+            await writer.drain()
+            sent += len(event)
+        writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
+    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
+    dispatcher, client = Dispatcher(table), Client()
+    client.paused = True
+    asked = InferenceRequest("m", "/v1/completions", b"{}", {"stream": True, "prompt": "x"})
+    answering = asyncio.create_task(Forwarding(dispatcher, asked).run(client))
+    before = -1
+    while not sent or sent != before:
+        before = sent
+        await asyncio.sleep(0.2)
+    assert len(client.got) < 1 << 20
+    client.paused = False
+    client.source.resume()
+    async with asyncio.timeout(20):
+        await answering
+    assert client.ended
+    await dispatcher.close()
+    server.close()

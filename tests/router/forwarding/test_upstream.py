@@ -263,6 +263,7 @@ async def test_what_nobody_has_asked_for_yet_stays_with_the_slice() -> None:
     piping = asyncio.create_task(response.pipe(take))
     await asyncio.sleep(0)
     assert len(b"".join(taken)) == 300 << 10
+    assert not asked.wire.reading
     response.resume()
     assert asked.wire.reading
     await asked.feed(b"0\r\n\r\n")
