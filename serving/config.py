@@ -289,6 +289,8 @@ class GatewaySpec(_Spec):
 
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z0-9]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -367,6 +369,20 @@ class GkeSpec(_Spec):
         raise ValueError(
             "a namespace has up to 63 small letters, digits and hyphens, and a hyphen at neither end"
         )
+
+    @field_validator("zone")
+    @classmethod
+    def _is_a_zone(cls, value: str | None) -> str | None:
+        if value is None or _ZONE.fullmatch(value):
+            return value
+        raise ValueError("a zone is needed, as us-east5-b; a region has several")
+
+    @field_validator("weights_bucket")
+    @classmethod
+    def _is_a_bucket(cls, value: str | None) -> str | None:
+        if value is None or _BUCKET.fullmatch(value):
+            return value
+        raise ValueError("the name of a bucket is needed, without gs:// and folders")
 
     @field_validator("env")
     @classmethod

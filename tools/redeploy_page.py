@@ -155,7 +155,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "gke.database_secret": ({}, "other"),
     "gke.store_claim": ({}, "other"),
     "gke.redis_secret": ({"gke.control_store": "redis:6379"}, "other"),
-    "gke.zone": ({}, "other"),
+    "gke.zone": ({}, "us-east5-b"),
 }
 _POOLS = [
     {"slice": {"generation": "v6e", "topology": "2x4", "hosts": 2}, "replicas": {"min": 1, "max": 4}},

@@ -27,6 +27,8 @@ _NOT_IN_ENV = {
     "SERVING_CLUSTER_SECRET": "name a secret in gke.cluster_secret",
     "SERVING_KEYS": "name a file in router.keys_file, and its secret in gke.keys_secret",
     "RAY_AUTH_TOKEN": "KubeRay makes it",
+    "HOST_INDEX": "the manifest sets it",
+    "NODE_IP": "the manifest sets it",
 }
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 from support.manifests import objects_of, pod_templates, problems
 
 from serving.config import GkeSpec, ModelSpec, RouterSpec, StoreSpec
@@ -595,11 +596,34 @@ def test_weights_on_no_bucket_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("variable", "way"),
-    [("TPU_NAME", "Google's TPU webhook sets it"), ("HF_TOKEN", "name a secret in gke.token_secret")],
+    [
+        ("TPU_NAME", "Google's TPU webhook sets it"),
+        ("HF_TOKEN", "name a secret in gke.token_secret"),
+        ("HOST_INDEX", "the manifest sets it"),
+        ("NODE_IP", "the manifest sets it"),
+    ],
 )
 def test_a_variable_that_others_set_is_refused(variable: str, way: str) -> None:
     with pytest.raises(ConfigError, match=f"gke.env sets {variable}; leave it out: {way}"):
         objects(env={variable: "1"})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("weights_bucket", "gs://my-bucket", "the name of a bucket is needed"),
+        ("weights_bucket", "my-bucket/llama", "the name of a bucket is needed"),
+        ("zone", "us-east5", "a zone is needed, as us-east5-b"),
+    ],
+)
+def test_what_only_gke_would_refuse_is_refused_here(key: str, value: str, says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        GkeSpec.model_validate({key: value})
+
+
+@pytest.mark.parametrize("zone", ["us-east5-b", "northamerica-northeast1-a", "us-central1-ai1a"])
+def test_googles_zones_are_zones(zone: str) -> None:
+    assert GkeSpec(zone=zone).zone == zone
 
 
 def test_a_variable_that_the_plan_derives_is_refused() -> None:
