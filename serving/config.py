@@ -350,6 +350,11 @@ class GkeSpec(_Spec):
         ge=0,
         description="User id of every container; 0 where only root may open the TPU devices.",
     )
+    capabilities: tuple[str, ...] = Field(
+        default=(),
+        description="Linux capabilities of the slices' containers, as SYS_RESOURCE, which may raise the limit of locked memory; with "
+        "`run_as_user: 0` alone.",
+    )
     kueue_queue: str | None = Field(
         default=None, description="LocalQueue of Kueue that admits the service, as an elastic job."
     )
@@ -397,6 +402,12 @@ class GkeSpec(_Spec):
         if value in (None, ON_DISK, OWN_REDIS) or re.fullmatch(r"[^\s:/]+:\d+", value or ""):
             return value
         raise ValueError("this is neither redis, rocksdb nor host:port of a Redis")
+
+    @model_validator(mode="after")
+    def _only_root_has_capabilities(self) -> Self:
+        if self.capabilities and self.run_as_user:
+            raise ValueError("Kubernetes gives capabilities to root alone; set run_as_user: 0 beside them")
+        return self
 
     @model_validator(mode="after")
     def _redis_is_named(self) -> Self:

@@ -146,6 +146,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "gke.gateway.class_name": (_GATEWAY, "other"),
     "gke.gateway.hostname": (_GATEWAY, "other.example"),
     "gke.gateway.certificate_secret": (_GATEWAY, "other"),
+    "gke.capabilities": ({"gke.run_as_user": 0}, ["SYS_RESOURCE"]),
     "gke.run_as_user": ({}, 7),
     "gke.namespace": ({}, "other"),
     "gke.image": ({}, "other"),

@@ -62,7 +62,7 @@ def memlock(facts: Facts) -> list[Finding]:
             return None
         return failed(
             f"a program may lock {gib(told.memlock_bytes)} of memory, the kernel's own limit: libtpu needs more",
-            "run `ulimit -l 68719476736` before `ray start`, as the manifest's pods do",
+            "run `ulimit -l 68719476736` as root before `ray start`; on GKE set run_as_user: 0 and capabilities: [SYS_RESOURCE] in gke",
         )
 
     simulated = "; simulated hosts lock none" if facts.simulated else ""

@@ -5,6 +5,7 @@ has to be written goes to volumes with a limit.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from serving.gke import nodepools
@@ -27,8 +28,8 @@ _SYSTEM_PODS_BYTES = 4 * GB  # what GKE's own pods ask for on a node, and the fi
 _SHARED_MEMORY_SHARE = 0.2  # of the pod's memory, for /dev/shm, which counts as the pod's
 _HOST_INDEX_LABEL = "ray.io/replica-host-index"  # KubeRay 1.6 sets it on hosts of slices that have several
 _TMP = "/tmp"  # noqa: S108  Ray, HAProxy and libtpu keep sockets, logs and locks there
-# The kernel's default of 64 KiB keeps libtpu from its buffers; in KiB, as GKE's page on TPUs has it. KubeRay puts
-# `ray start` behind a container's command.
+# The kernel's default of 64 KiB keeps libtpu from its buffers; in KiB, as GKE's page on TPUs has it. It takes SYS_RESOURCE where
+# the node's own limit is lower. KubeRay puts `ray start` behind a container's command.
 _RAISE_MEMLOCK = "{ ulimit -l 68719476736 || true; }"
 # Kubernetes' variables for each Service of the namespace. For one named `vllm` there is a VLLM_PORT that ends vLLM's start.
 _SERVICE_LINKS = False
@@ -170,7 +171,7 @@ def _worker(app: Application, pool: Pool) -> dict[str, Any]:
             "limits": {**chips, **memory, **disk},
             **claims,
         },
-        "securityContext": _container_security(app),
+        "securityContext": _container_security(app, app.gke.capabilities),
         "volumeMounts": [
             {"name": "tmp", "mountPath": _TMP},
             {"name": "cache", "mountPath": CACHE},
@@ -319,12 +320,12 @@ def _pod_security(app: Application) -> dict[str, Any]:
     }
 
 
-def _container_security(app: Application) -> dict[str, Any]:
+def _container_security(app: Application, capabilities: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "runAsNonRoot": app.gke.run_as_user != 0,
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
-        "capabilities": {"drop": ["ALL"]},
+        "capabilities": {"drop": ["ALL"], **({"add": list(capabilities)} if capabilities else {})},
     }
 
 

@@ -269,6 +269,15 @@ def test_where_only_root_may_open_the_devices_programs_are_root() -> None:
     assert host["spec"]["containers"][0]["securityContext"]["runAsNonRoot"] is False
 
 
+def test_slices_that_need_a_capability_are_root_and_nothing_else_gets_it() -> None:
+    found = objects(run_as_user=0, capabilities=["SYS_RESOURCE"])
+    head, host = (template["spec"]["containers"][0] for template in pods(found))
+    assert host["securityContext"]["capabilities"] == {"drop": ["ALL"], "add": ["SYS_RESOURCE"]}
+    assert head["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    with pytest.raises(ValidationError, match="set run_as_user: 0"):
+        GkeSpec(capabilities=("SYS_RESOURCE",))
+
+
 @pytest.mark.parametrize("gke", [{}, {"weights_bucket": "bucket"}])
 def test_what_is_written_goes_to_volumes_that_have_a_limit(gke: dict[str, Any]) -> None:
     for template in pods(objects(elsewhere("/weights/llama") if gke else planned(), **gke)):
