@@ -8,10 +8,10 @@ from serving.engine.redaction import REDACTED, redacted, secrets_of
 from serving.engine.vllm import VllmServer
 from serving.errors import EngineStartError
 
-pytestmark = pytest.mark.unit
 TOKEN = "hf_AbCdEfGh"
 
 
+@pytest.mark.unit
 def test_texts_of_options_with_secret_names_are_found_wherever_they_stand() -> None:
     options = {
         "hf_token": TOKEN,
@@ -30,6 +30,7 @@ def test_texts_of_options_with_secret_names_are_found_wherever_they_stand() -> N
     assert found == {TOKEN, "s3-key", "first-key", "second-key", "aws-secret"}
 
 
+@pytest.mark.unit
 def test_a_secret_goes_also_where_another_is_a_part_of_it() -> None:
     assert redacted("key=abcd-long and abcd", {"abcd", "abcd-long"}) == f"key={REDACTED} and {REDACTED}"
 
@@ -52,6 +53,7 @@ def test_what_vllms_parser_says_has_no_token_in_it(
     assert TOKEN not in refusal.value.message + "".join(capfd.readouterr()) + caplog.text
 
 
+@pytest.mark.unit
 def test_a_start_that_fails_repeats_no_token_not_even_in_its_traceback() -> None:
     made = server({"hf_token": TOKEN})._start_failed(ValueError(f"input_value={{'hf_token': '{TOKEN}'}}"))
     assert REDACTED in made.message
