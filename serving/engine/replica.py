@@ -417,7 +417,9 @@ class SliceReplica:
             alive_s = time.monotonic()
             await asyncio.wait([probe], timeout=min(stall_s, TIMINGS.engine_probe_s))
             while not probe.done():
-                compiling_s = await asyncio.to_thread(self._server.compiling_s)
+                compiling_s = None
+                with contextlib.suppress(Exception):  # the head restarts
+                    compiling_s = await asyncio.to_thread(self._server.compiling_s)
                 now_s = time.monotonic()
                 alive_s = max(alive_s, heard_s(now_s, self._server.load.last_output_s, compiling_s))
                 silent_s = now_s - alive_s

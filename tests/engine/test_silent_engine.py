@@ -1,0 +1,39 @@
+"""How a replica finds its engine silent; the engine is a stand-in."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.engine.replica import SliceReplica
+from serving.engine.server import Load
+
+pytestmark = pytest.mark.unit
+
+
+class HungEngine:
+    """Answers no probe, and the control store is away."""
+
+    load = Load()
+
+    async def probe(self) -> None:
+        await asyncio.Event().wait()
+
+    def compiling_s(self) -> float | None:
+        raise ConnectionError("the head restarts")
+
+
+async def test_a_hung_engine_is_found_silent_though_the_control_store_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_sleep(_: float) -> None:
+        return
+
+    async def report(*_: Any) -> str:
+        return "no report"
+
+    made: Any = SliceReplica.__new__(SliceReplica)
+    made._spec, made._server, made._report = SimpleNamespace(stall_s=0.02), HungEngine(), report
+    monkeypatch.setattr(asyncio, "sleep", no_sleep)
+    assert (await made._engine_is_silent()).startswith("the engine or one of its workers has not answered")
