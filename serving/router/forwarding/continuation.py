@@ -284,7 +284,7 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
 
 def with_ids(request: InferenceRequest) -> bytes:
     """The body as it came, but asking for token ids."""
-    if "return_token_ids" in request.fields:
+    if b'"return_token_ids"' in request.body:  # with any value, null too: the last of two would count
         return json.dumps({**request.all_fields(), "return_token_ids": True}).encode()
     before, _, after = request.body.partition(b"{")
     return before + b'{"return_token_ids":true,' + after

@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.recorded import CHAT, COMPLETIONS, HELLO, ask, events_of, record
 
-from serving.router.forwarding.continuation import Transcript
+from serving.router.forwarding.continuation import Transcript, with_ids
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.sse import DONE
+from serving.router.http.validation import kept
 
 pytestmark = pytest.mark.unit
 
@@ -147,6 +148,15 @@ def test_what_can_t_be_continued_says_why_once_it_has_begun_and_is_run_anew_befo
     for event in events[4:]:
         transcript.take(event)
     assert transcript.done
+
+
+def test_a_stream_that_says_null_of_its_ids_is_asked_for_with_ids_all_the_same() -> None:
+    """As openai's clients write a field that is not set. The last of two such fields would count."""
+    body = b'{"prompt":"x","return_token_ids":null}'
+    asked = InferenceRequest("m", COMPLETIONS, body, kept(json.loads(body)))
+    names = [name for name, _ in json.loads(with_ids(asked), object_pairs_hook=list)]
+    assert names.count("return_token_ids") == 1
+    assert json.loads(with_ids(asked))["return_token_ids"] is True
 
 
 def test_a_completion_that_begins_with_its_prompt_is_asked_for_without_ids() -> None:
