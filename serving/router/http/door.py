@@ -58,13 +58,17 @@ class Door(HttpToolsProtocol):
         self.answering: Exchange | None = None
         self._in_head = False
         self._head_bytes = 0
+        self._ended_message = False  # in the piece that was read last
         self._left_out = False
 
     # asyncio's
 
     def data_received(self, data: bytes) -> None:
+        self._ended_message = False
         super().data_received(data)
-        if self._in_head:
+        if (
+            self._in_head and not self._ended_message
+        ):  # a piece that begins with another message is not this head's
             self._head_bytes += len(data)
             if self._head_bytes > _MOST_HEAD_BYTES:
                 self._in_head = False
@@ -123,6 +127,7 @@ class Door(HttpToolsProtocol):
             self.pipeline.appendleft((exchange, None))  # type: ignore[arg-type]  # see _start_asgi_task
 
     def on_message_complete(self) -> None:
+        self._ended_message = True
         if self.cycle:  # none where the connection's first request was refused
             super().on_message_complete()
 

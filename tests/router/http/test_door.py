@@ -388,6 +388,21 @@ def test_headers_have_a_limit(doors: Doors, line: bytes) -> None:
     assert talk(doors.door, LINE + line).startswith(b"HTTP/1.1 431 ")
 
 
+async def test_a_long_body_is_not_counted_with_the_head_that_begins_behind_it() -> None:
+    echo, after = Echo(), post(b"hello")
+    pieces = [post(b"a" * (100 << 10), close=False) + after[:20], after[20:]]
+    answers, _ = await said(partial(Door, Relay(echo.answer, ended=echo.done)), over_asgi(echo), pieces)
+    assert [status for status, *_ in answers] == [200, 200]
+
+
+async def test_a_head_that_begins_behind_another_message_has_its_limit() -> None:
+    echo = Echo()
+    pieces = [post(b"hello", close=False) + LINE, b"X-A: a\r\n" * (10 << 10)]
+    answers, closed = await said(partial(Door, Relay(echo.answer, ended=echo.done)), over_asgi(echo), pieces)
+    assert [status for status, *_ in answers] == [200, 431]
+    assert closed
+
+
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
 def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes) -> None:
     sent = post(b"hello", b"Connection: Upgrade", b"Upgrade: " + upgrade, close=False)
