@@ -65,8 +65,8 @@ from serving.status.document import Status
 
 logger = logging.getLogger("ray.serve")
 
-_GET_PATHS = ("/v1/models", "/v1/usage", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
-_KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST"}
+_GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
+_KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST", "/v1/usage": "GET"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _Run = Callable[[Downstream, Seat], Awaitable[None]]
 _IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
@@ -148,6 +148,15 @@ class Api:
         for path, handler in page.routes():
             app.add_route(path, handler, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
+        heads: tuple[tuple[str, Callable[..., Any]], ...] = (
+            ("/v1/models", self.models),
+            ("/v1/models/{name:path}", self.model),
+            ("/health", self.health),
+            ("/status.json", self.status),
+            ("/metrics", self.metrics),
+        )
+        for path, endpoint in heads:  # FastAPI adds no HEAD to a GET; load balancers probe with it
+            app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
         app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
         app.add_exception_handler(ServingError, _on_serving_error)
@@ -586,7 +595,7 @@ def _takes(path: str) -> str:
     ):
         if path.startswith(kind):
             return after.get(path.removeprefix(kind).partition("/")[2], "")
-    return "GET" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
+    return "GET, HEAD" if path in _GET_PATHS or path.startswith("/v1/models/") else ""
 
 
 def _refusal(request: Request) -> ServingError:

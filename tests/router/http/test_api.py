@@ -245,16 +245,25 @@ def test_an_unknown_model_is_not_found(address: str) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["/v1/models", f"/v1/models/{LLAMA}", "/health", "/metrics", "/status.json", "/"]
+)
+def test_head_gets_what_get_does_without_the_body(address: str, path: str) -> None:
+    head, got = (http.request(method, address + path) for method in ("HEAD", "GET"))
+    assert head.status_code == got.status_code < 504
+    assert (head.headers.get("content-type"), head.content) == (got.headers.get("content-type"), b"")
+
+
+@pytest.mark.parametrize(
     ("method", "path", "takes"),
     [
         ("GET", CHAT, "POST"),
         ("DELETE", CHAT, "POST"),
         ("OPTIONS", CHAT, "POST"),
         ("TRACE", CHAT, "POST"),
-        ("POST", "/v1/models", "GET"),
-        ("PUT", "/v1/models", "GET"),
-        ("POST", f"/v1/models/{LLAMA}", "GET"),
-        ("POST", "/health", "GET"),
+        ("POST", "/v1/models", "GET, HEAD"),
+        ("PUT", "/v1/models", "GET, HEAD"),
+        ("POST", f"/v1/models/{LLAMA}", "GET, HEAD"),
+        ("POST", "/health", "GET, HEAD"),
     ],
 )
 def test_a_wrong_method_is_answered_with_the_right_one(
