@@ -16,11 +16,14 @@ from tools.redeploy_page import CHANGES, Effect, effects_of
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 3"
 ONE_CHIP = {"generation": "v6e", "topology": "1x1"}
-# What the load's clients can't show: they have no key and no token, and ask for a status that all may see.
+# What the load's clients can't show: they have no key and no token, and ask for a status that all may see. Capabilities are
+# refused beside another user than root.
 NOT_HERE = (
+    "gke.capabilities",
     *(key for key in CHANGES if key.startswith("router.oidc.")),
     "router.keys_file",
     "router.keys.isolated_cache",
+    "router.keys.stored",
     "router.private_status",
     "models",
     "models.pools",
@@ -54,8 +57,8 @@ def deploy(running: Service, changed: dict[str, Any]) -> None:
         *path, last = key.split(".")
         place = raw["applications"][0]["args"]
         for part in path:
-            place = place.setdefault(part, {})
-            place = place[0] if isinstance(place, list) else place
+            place[part] = place.get(part) or {}
+            place = place[part][0] if isinstance(place[part], list) else place[part]
         place[last] = copy.deepcopy(value)
     running.deployment.write_text(yaml.safe_dump(raw))
     running.deploy()
