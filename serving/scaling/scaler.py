@@ -10,7 +10,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import ray
 
@@ -243,10 +243,8 @@ class Scaler:
 
 def _starting_on(marked: Sequence[SliceRecord], said: Iterable[SliceRecord]) -> list[SliceRecord]:
     """A slice that starts and is silent has not failed: the store may be slow. It has once its record says so, or is gone."""
-    starting = {entry.replica for entry in said if entry.state is SliceState.STARTING}
-    return [
-        replace(entry, state=SliceState.STARTING) if entry.replica in starting else entry for entry in marked
-    ]
+    starting = {entry.replica: entry for entry in said if entry.state is SliceState.STARTING}
+    return [starting.get(entry.replica, entry) for entry in marked]
 
 
 def _direction(before: int | None, count: int) -> str:

@@ -28,7 +28,8 @@ class SliceRecord:
     have no token yet. `kv_usage` is a share of 1.
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start. The
     prefix cache has dropped what it was last asked for `cache_age_s` ago and earlier; 0 where it has dropped nothing yet.
-    `sequences` it runs at once; 0 where it does not say. `compiling_s`: for how long its engine has compiled a program and given no token; 0 where it does not.
+    `sequences` it runs at once; 0 where it does not say. `compiling_s`: for how long its engine has compiled a program and given no
+    token; 0 where it does not.
     `late_programs` were compiled while it served, in `late_compile_s`; 0 of an engine that compiles as requests come.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
     its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of

@@ -3,9 +3,8 @@
 import dataclasses
 
 import pytest
+from support.memory_store import MemoryStore, MemoryTable
 
-from serving.state import gcs
-from serving.state.gcs import Store
 from serving.state.records import (
     BatchRecord,
     DecisionRecord,
@@ -23,33 +22,8 @@ from serving.state.records import (
 pytestmark = pytest.mark.unit
 
 
-class MemoryKv:
-    """Ray's key-value store, as far as the store of records asks it."""
-
-    def __init__(self, address: str) -> None:  # noqa: ARG002
-        self.values: dict[bytes, bytes] = {}
-
-    def internal_kv_put(self, key: bytes, value: bytes, overwrite: bool, _: bytes) -> bool:
-        new = key not in self.values
-        if new or overwrite:
-            self.values[key] = value
-        return new
-
-    def internal_kv_keys(self, prefix: bytes, _: bytes) -> list[bytes]:
-        return [key for key in self.values if key.startswith(prefix)]
-
-    def internal_kv_multi_get(self, keys: list[bytes], _: bytes) -> dict[bytes, bytes]:
-        return {key: self.values[key] for key in keys if key in self.values}
-
-
-@pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Store:
-    monkeypatch.setattr(gcs, "GcsClient", MemoryKv)
-    monkeypatch.setattr(Store, "check", lambda _: None)
-    return Store("nowhere:1")
-
-
-def test_a_snapshot_has_every_kind_of_record(store: Store) -> None:
+def test_a_snapshot_has_every_kind_of_record() -> None:
+    store = MemoryStore(MemoryTable())
     written = Snapshot(
         slices=(SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", application="app"),),
         demands=(Demand("r", "m", application="app"),),

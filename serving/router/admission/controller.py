@@ -262,16 +262,18 @@ class AdmissionController:
             # What only fills is no reason to lease a seat that another router's requests wait for.
             taken, wanted = self._queue.seats_needed(model), self._queue.seats_wanted(model)
             lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
-        for account in (*self._accounts.values(), *self._bearers.values()):
-            if account.shared:
-                account.share(router, self._uses(account.key.id), now_s, at_s)
+        for account in self._shared():
+            account.share(router, self._uses(account.key.id), now_s, at_s)
 
     def key_uses(self) -> dict[str, Sequence[float]]:
         """What limited keys have in this router, for the other routers; by the beginning of a key's hash."""
         now_s = self._clock()
+        return {account.key.id: account.use(now_s) for account in self._shared()}
+
+    def _shared(self) -> list[Account]:
+        """The accounts of which all routers have a part."""
         accounts = (*self._accounts.values(), *self._bearers.values())
-        shared = (account for account in accounts if account.shared)
-        return {account.key.id: account.use(now_s) for account in shared}
+        return [account for account in accounts if account.shared]
 
     def _uses(self, key: str) -> dict[str, KeyUse]:
         return {other.router: KeyUse.of(other.keys[key]) for other in self._others if key in other.keys}

@@ -5,7 +5,6 @@ The table says which slice comes first, the breaker which slices are left out, a
 
 import asyncio
 import logging
-import math
 import random
 import time
 from collections import defaultdict
@@ -276,12 +275,12 @@ class Dispatcher:
         for gone in self._verdicts.keys() - {entry.replica for entry in entries}:
             del self._verdicts[gone]
             self._dead.pop(gone, None)
-        for entry in entries:
-            if entry.state is SliceState.DRAINING:
-                self._left[entry.replica] = None
+        now_s = time.monotonic()
+        for replica in [name for name, found_s in self._dead.items() if now_s - found_s > _ALIVE_S]:
             # Its health check was late, and it serves on: its next failure is judged anew.
-            elif entry.serves and time.monotonic() - self._dead.get(entry.replica, math.inf) > _ALIVE_S:
-                del self._dead[entry.replica], self._verdicts[entry.replica]
+            if (entry := self._table.entry(replica)) and entry.serves:
+                del self._dead[replica], self._verdicts[replica]
+        self._left.update((entry.replica, None) for entry in entries if entry.state is SliceState.DRAINING)
         while len(self._left) > _MOST_LEFT:
             del self._left[next(iter(self._left))]
 

@@ -8,8 +8,8 @@ token or two do not, for they may be the deadly request's own.
 A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
 of all routers. It is not the one that died, for a router may hear of a suspect before it knows of the death. The suspect is
 cleared by its first new token, unless two slices have died under it, by its whole answer, or by running for half as long again,
-and a second, as on the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The guilty are refused
-for REFUSED_S, on every router.
+and a second, as on the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of
+that death. The guilty are refused for REFUSED_S, on every router.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
 """

@@ -390,16 +390,18 @@ class Api:
         keeping = None
         if is_form(request.headers, route):
             read = self._looked_at(route, await form(request.headers, body), body, record, key)
-        elif route.path == responses.PATH:
-            fields = await self._parsing.run(partial(parse, body), len(body), owner)
-            record.model, record.question = self._table.resolve(fields.get("model")), body
-            body, keeping = await self._following(visit, fields, body)
-            read = await self._parsing.run(
-                lambda: self._looked_at(route, parse(body), body, record, key), len(body), owner
-            )
         else:
+            fields: dict[str, Any] | None = None
+            if route.path == responses.PATH:
+                fields = await self._parsing.run(partial(parse, body), len(body), owner)
+                record.model, record.question = self._table.resolve(fields.get("model")), body
+                whole, keeping = await self._following(visit, fields, body)
+                if whole is not body:  # with what came before it is read as if its client had sent it
+                    body, fields = whole, None
             read = await self._parsing.run(
-                lambda: self._looked_at(route, parse(body), body, record, key), len(body), owner
+                lambda: self._looked_at(route, parse(body) if fields is None else fields, body, record, key),
+                len(body),
+                owner,
             )
         estimate = self._admission.estimate(visit, read.model, read.checked)
         inference = InferenceRequest.of(request, read.model, route.path, read.body, read.kept)
