@@ -17,16 +17,16 @@ KEPT = 256
 TIMES_NORMAL = 20
 LEAST_KNOWN = 20  # fewer gaps do not tell what is normal on a slice
 WORKED_S = 5.0
-RENEWED = 32  # new times after which what is normal is worked out again: sorting takes 20 µs
+RENEWED = KEPT // 4  # new times after which what is normal is worked out again: sorting takes 20 µs
 
 
 class _Slice:
     def __init__(self, timings: Timings) -> None:
         self._timings = timings
-        self.firsts: deque[float] = deque(maxlen=KEPT)
-        self.gaps: deque[float] = deque(maxlen=KEPT)
-        self._new = 0
-        self._silence_s = self._first_s = timings.unknown_stall_s
+        self._firsts: deque[float] = deque(maxlen=KEPT)
+        self._gaps: deque[float] = deque(maxlen=KEPT)
+        self._new_firsts = self._new_gaps = 0
+        self.silence_s = self.first_s = timings.unknown_stall_s
         # What the slice's record says of all routers' requests.
         self.beat = -1
         self.output_tokens = 0
@@ -36,27 +36,21 @@ class _Slice:
         self.working: deque[float] = deque(maxlen=math.ceil(WORKED_S / timings.beat_s))
         self.reading = 0
 
-    def note(self, times_s: deque[float], seconds: float) -> None:
-        times_s.append(seconds)
-        self._new += 1
-        if self._new >= RENEWED or len(times_s) <= LEAST_KNOWN:
-            self._renew()
+    def gap(self, seconds: float) -> None:
+        gaps = self._gaps
+        gaps.append(seconds)
+        self._new_gaps += 1
+        if self._new_gaps >= RENEWED or len(gaps) == LEAST_KNOWN:
+            self._new_gaps = 0
+            self.silence_s = max(self._timings.shortest_stall_s, TIMES_NORMAL * quantile(gaps, 0.99))
 
-    def _renew(self) -> None:
-        self._new = 0
-        shortest_s = self._timings.shortest_stall_s
-        if len(self.gaps) >= LEAST_KNOWN:
-            self._silence_s = max(shortest_s, TIMES_NORMAL * quantile(self.gaps, 0.99))
-        if self.firsts:
-            self._first_s = max(shortest_s, 3 * quantile(self.firsts, 0.99))
-
-    @property
-    def silence_s(self) -> float:
-        return self._silence_s
-
-    @property
-    def first_s(self) -> float:
-        return self._first_s
+    def first(self, seconds: float) -> None:
+        firsts = self._firsts
+        firsts.append(seconds)
+        self._new_firsts += 1
+        if self._new_firsts >= RENEWED or len(firsts) <= LEAST_KNOWN:
+            self._new_firsts = 0
+            self.first_s = max(self._timings.shortest_stall_s, 3 * quantile(firsts, 0.99))
 
 
 class SliceTiming:
@@ -68,13 +62,11 @@ class SliceTiming:
 
     def first(self, replica: str, seconds: float) -> None:
         """Note the time from asking a slice to the first tokens of its answer."""
-        slice_ = self._of(replica)
-        slice_.note(slice_.firsts, seconds)
+        self._of(replica).first(seconds)
 
     def gap(self, replica: str, seconds: float) -> None:
         """Note the time between two pieces of one stream."""
-        slice_ = self._of(replica)
-        slice_.note(slice_.gaps, seconds)
+        self._of(replica).gap(seconds)
 
     def settle(self, entries: Iterable[SliceRecord], now_s: float) -> None:
         """Take over the slices' own counters; forget slices that are gone."""
