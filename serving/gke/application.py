@@ -13,6 +13,9 @@ from serving.planning.plan import Plan
 
 # KubeRay's MaxRayServiceNameLength: it makes longer names of it, which end at 63.
 _LONGEST_NAME = 47
+# The TPU webhook takes the last 50 characters of NAME-xxxxx-headless for the Service by which hosts of a slice find each other.
+# KubeRay's own Service has the whole name, so that with a longer one no host is found.
+_LONGEST_NAME_OF_HOSTS = 50 - len("-xxxxx-headless")
 # GKE's limit of a node pool's name. Host names, which end at 63, are made of the group's name and two numbers.
 _LONGEST_POOL = 40
 _LONGEST_ACCOUNT = 50
@@ -101,14 +104,7 @@ def application(
         raise ConfigError(
             "gke.image names no image; build one with this repository's Dockerfile, push it, and name it in gke.image or with --image"
         )
-    for variable, way in _NOT_IN_ENV.items():
-        if variable in gke.env:
-            raise ConfigError(f"gke.env sets {variable}; leave it out: {way}")
-    for plan in plans:
-        if derived := sorted(gke.env.keys() & plan.environment.keys()):
-            raise ConfigError(
-                f"gke.env sets {derived[0]}, which the plan of {plan.model.name} derives; leave it out"
-            )
+    _check_environment(gke, plans)
     if router.keys_file and not re.fullmatch(r"/[^/]+(/[^/]+)+", router.keys_file):
         raise ConfigError(
             f"router.keys_file is {router.keys_file}; a secret is mounted as a folder of its own: take a path such as /etc/serving/keys.yaml"
@@ -124,8 +120,14 @@ def application(
         raise ConfigError(
             f"a model is read from {WEIGHTS}, where gke.weights_bucket is mounted; name a bucket there"
         )
+    label = label_of(name)
+    if len(label) > _LONGEST_NAME_OF_HOSTS and any(plan.slice.hosts > 1 for plan in plans):
+        raise ConfigError(
+            f"application name {name!r} has {len(label)} characters; with slices of several hosts it may have {_LONGEST_NAME_OF_HOSTS}, "
+            "for Google's TPU webhook clips longer names and the hosts don't find each other: shorten it"
+        )
     return Application(
-        label=label_of(name),
+        label=label,
         image=gke.image,
         port=port,
         gke=gke,
@@ -136,6 +138,17 @@ def application(
         ),
         store=store,
     )
+
+
+def _check_environment(gke: GkeSpec, plans: Sequence[Plan]) -> None:
+    for variable, way in _NOT_IN_ENV.items():
+        if variable in gke.env:
+            raise ConfigError(f"gke.env sets {variable}; leave it out: {way}")
+    for plan in plans:
+        if derived := sorted(gke.env.keys() & plan.environment.keys()):
+            raise ConfigError(
+                f"gke.env sets {derived[0]}, which the plan of {plan.model.name} derives; leave it out"
+            )
 
 
 def _written_on_the_head(router: RouterSpec, store: StoreSpec | None) -> dict[str, str]:

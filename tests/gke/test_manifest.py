@@ -578,9 +578,18 @@ def test_a_name_that_kubernetes_refuses_is_refused_here(name: str, says: str) ->
         objects(name=name)
 
 
+def test_hosts_of_a_slice_find_each_other_by_a_name_that_the_webhook_does_not_clip() -> None:
+    """KubeRay's Service is NAME-xxxxx-headless; the TPU webhook writes the last 50 characters of it into TPU_WORKER_HOSTNAMES."""
+    several = planned(slice={"generation": "v6e", "topology": "4x4"})
+    assert len(objects(several, name="a" * 35)["Service"][0]["metadata"]["name"] + "-xxxxx-headless") == 50
+    with pytest.raises(ConfigError, match="has 36 characters; with slices of several hosts it may have 35"):
+        objects(several, name="a" * 36)
+
+
 def test_the_longest_name_fits_everywhere() -> None:
     name = "a" * 47
-    found = objects(planned(name="b" * 80), planned(name="b" * 80), name=name)
+    one_host = {"generation": "v6e", "topology": "2x2"}
+    found = objects(*[planned(name="b" * 80, slice=one_host)] * 2, name=name)
     head, _ = pods(found)
     # KubeRay clips service accounts at 50, GKE takes 40 for a node pool and says so as a label.
     assert len(head["spec"]["serviceAccountName"]) <= 50
