@@ -22,6 +22,10 @@ IMPORT_PATH = "serving.app:build"
 
 MOST_SLICES = 10_000  # of one pool: more is a slip of the keyboard, no zone has them
 
+_RESERVATION = re.compile(
+    r"(projects/[a-z][-a-z0-9]{4,28}[a-z0-9]/reservations/)?[a-z]([-a-z0-9]{0,61}[a-z0-9])?"
+)
+
 
 class _Spec(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -51,13 +55,21 @@ class SliceSpec(_Spec):
         description="Ways to buy the slice, tried in order; one of them may stand alone, without a list.",
     )
     reservation: str | None = Field(
-        default=None, description="Reservation that `reserved` capacity comes from."
+        default=None,
+        description="Reservation that `reserved` capacity comes from; `projects/PROJECT/reservations/NAME` of another project.",
     )
 
     @field_validator("capacity", mode="before")
     @classmethod
     def _one_way(cls, raw: Any) -> Any:
         return (raw,) if isinstance(raw, str) else raw
+
+    @field_validator("reservation")
+    @classmethod
+    def _is_a_reservation(cls, value: str | None) -> str | None:
+        if value is None or _RESERVATION.fullmatch(value):
+            return value
+        raise ValueError("the name of a reservation is needed, or projects/PROJECT/reservations/NAME")
 
     @model_validator(mode="after")
     def _reservation_named(self) -> Self:

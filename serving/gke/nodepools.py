@@ -101,11 +101,23 @@ def node_selector(pool: Pool) -> dict[str, str]:
     }
     if falls_back(plan):
         return selector | {"cloud.google.com/compute-class": pool.name}
+    # A v6e 2x4 is one host of eight chips or two of four. Half of the larger machine would take the smaller one's pods.
+    selector["node.kubernetes.io/instance-type"] = plan.slice.machine_type
     if spec.reservation:
-        return selector | {"cloud.google.com/reservation-name": spec.reservation}
+        labels = {
+            "name": "cloud.google.com/reservation-name",
+            "project": "cloud.google.com/reservation-project",
+        }
+        return selector | {labels[part]: value for part, value in _reservation(spec.reservation).items()}
     return selector | dict(
         [_CAPACITY_LABELS[spec.capacity[0]]] if spec.capacity[0] in _CAPACITY_LABELS else []
     )
+
+
+def _reservation(reservation: str) -> dict[str, str]:
+    """Its name, and the project of one that another project shares, each of which is a label of the nodes."""
+    project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
+    return {"name": name, **({"project": project} if project else {})}
 
 
 def _place(gke: GkeSpec) -> str:
@@ -123,8 +135,10 @@ def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
     )
     command = f"gcloud container node-pools create {{pool}} {_place(gke)}"
     command += f" --machine-type={plan.slice.machine_type}{{shape}} --disk-size={pool.storage.boot_disk_gb}{purchase}{networks}"
+    # GKE refuses a flex-start pool that begins with nodes, and orders them for pods that wait.
+    least = 0 if spec.capacity[0] is CapacityType.FLEX_START else counts.min
     if hosts == 1:
-        size = f" --num-nodes={counts.min} --enable-autoscaling --min-nodes={counts.min} --max-nodes={counts.max}"
+        size = f" --num-nodes={least} --enable-autoscaling --min-nodes={least} --max-nodes={counts.max}"
         return [command.format(pool=pool.name, shape="") + size]
     shape = (
         f" --placement-policy={pool.name}" if needs_policy(plan) else f" --tpu-topology={plan.slice.topology}"
@@ -133,7 +147,7 @@ def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
         command.format(pool=f"{pool.name}-{index}", shape=shape)
         + (
             f" --num-nodes={hosts}"
-            if index < counts.min and spec.capacity[0] is not CapacityType.FLEX_START
+            if index < least
             else f" --num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes={hosts}"
         )
         for index in range(counts.max)
@@ -151,7 +165,7 @@ def _priority(pool: Pool, capacity: CapacityType, gke: GkeSpec) -> dict[str, Any
     match capacity:
         case CapacityType.RESERVED:
             priority["reservations"] = {
-                "specific": [{"name": plan.model.slice.reservation}],
+                "specific": [_reservation(plan.model.slice.reservation or "")],
                 "affinity": "Specific",
             }
         case CapacityType.FLEX_START:

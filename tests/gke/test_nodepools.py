@@ -68,9 +68,38 @@ def test_nodes_are_bought_and_found_in_one_way(
     assert label in nodepools.node_selector(pool(bought)).items()
 
 
-def test_flex_start_nodes_come_when_they_are_asked_for() -> None:
-    (line,) = nodepools.gcloud_lines(pool(planned("v6e", "4x4", capacity="flex-start")), GKE)
-    assert "--num-nodes=0 --enable-autoscaling" in line
+@pytest.mark.parametrize("topology", ["2x2", "4x4"])
+def test_flex_start_nodes_come_when_they_are_asked_for(topology: str) -> None:
+    (line,) = nodepools.gcloud_lines(pool(planned("v6e", topology, capacity="flex-start")), GKE)
+    assert "--num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=" in line
+
+
+def test_a_slice_goes_on_its_own_machines_where_a_topology_is_sold_on_two() -> None:
+    machines = [
+        nodepools.node_selector(pool(planned("v6e", "2x4", hosts=hosts)))["node.kubernetes.io/instance-type"]
+        for hosts in (1, 2)
+    ]
+    assert machines == ["ct6e-standard-8t", "ct6e-standard-4t"]
+
+
+def test_a_reservation_of_another_project_is_found_by_two_labels() -> None:
+    """A path is no value of a label."""
+    path = "projects/owner-1/reservations/ours"
+    bought = planned("v6e", "4x4", capacity="reserved", reservation=path)
+    (line,) = nodepools.gcloud_lines(pool(bought), GKE)
+    assert f"--reservation={path}" in line
+    selector = nodepools.node_selector(pool(bought))
+    assert selector["cloud.google.com/reservation-name"] == "ours"
+    assert selector["cloud.google.com/reservation-project"] == "owner-1"
+    several = planned("v6e", "4x4", capacity=["reserved", "spot"], reservation=path)
+    (made, _) = nodepools.compute_class(pool(several), GKE)["spec"]["priorities"]
+    assert made["reservations"]["specific"] == [{"name": "ours", "project": "owner-1"}]
+
+
+@pytest.mark.parametrize("name", ["ours/reservationBlocks/b", "Ours", "projects/owner/ours"])
+def test_a_reservation_that_no_label_holds_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="the name of a reservation is needed"):
+        planned("v6e", "4x4", capacity="reserved", reservation=name)
 
 
 def test_a_fallback_keeps_the_topology_and_the_order() -> None:
