@@ -63,13 +63,13 @@ def pages_ms(slices: int) -> tuple[int, float]:
         for number in range(200)
     )
     agent = "".join(
-        f'ray_tpu_serving_requests_total{{WorkerId="{worker}",key="k{key}",model="llama",outcome="ok",pool="0"}} 1.0\n'
+        f'ray_tpu_serving_requests_total{{WorkerId="{worker}",application="default",key="k{key}",model="llama",outcome="ok",pool="0"}} 1.0\n'
         for worker in range(2)
         for key in range(100)
     )
     engines = [(Engine("llama", f"slice-{number}", 0), text) for number in range(slices)]
     begun = time.process_time()
-    page = exposition.page([("10.0.0.1", agent)], engines, {})
+    page = exposition.page("default", [("10.0.0.1", agent)], engines, {})
     return sum(line[0] != "#" for line in page.splitlines()), (time.process_time() - begun) * 1e3
 
 
@@ -84,8 +84,8 @@ def main() -> None:
         print("|---|---|---|")
         for name, us in (
             ("the record alone", cost_us(None)),
-            ("and metrics", cost_us(Journal(Recorder()))),
-            ("and the request log", cost_us(Journal(Recorder(), log), log)),
+            ("and metrics", cost_us(Journal(Recorder("default")))),
+            ("and the request log", cost_us(Journal(Recorder("default"), log), log)),
         ):
             print(f"| {name} | {us:.1f} | {us * REQUESTS_A_SECOND / 1e4:.2f}% |")
         log.close()

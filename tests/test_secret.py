@@ -161,11 +161,11 @@ async def test_a_scrape_shows_the_secret_to_engines_and_to_no_agent(
         async def addresses() -> list[str]:
             return [agents]
 
-        scraper = Scraper(addresses, lambda: [entry(guarded)])
+        scraper = Scraper("default", addresses, lambda: [entry(guarded)])
         page = await scraper.page()
         await scraper.close()
     assert "vllm:num_requests_running{" in page
-    assert "tpu_serving_scrape_sources_unreachable 0\n" in page
+    assert 'tpu_serving_scrape_sources_unreachable{application="default"} 0\n' in page
     assert cluster_secret not in str(seen)
 
 

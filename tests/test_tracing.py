@@ -62,7 +62,7 @@ def router(upstream: str, spans: RequestSpans | None) -> Iterator[str]:
     @asynccontextmanager
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Dispatcher(table, FailoverSpec(retries=1, wait_s=0.2))
-        journal = Journal(Recorder(), spans=spans)
+        journal = Journal(Recorder("default"), spans=spans)
         gate = AdmissionController(RouterSpec(), [plan], table, KeyFile(None))
         outer.mount("/", Api([plan], table, relay, gate, journal, lambda: None, nothing).app())  # type: ignore[arg-type,return-value]
         yield

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 _RATE = "$__rate_interval"
-_MODEL = 'model=~"$model"'
+_APPLICATION = 'application=~"$application"'
+_MODEL = f'{_APPLICATION},model=~"$model"'
 _SLICE = f'{_MODEL},slice=~"$slice"'
 _PER_SLICE = "{{model}} {{slice}}"
 _WIDTH, _HEIGHT = 8, 7  # of a row's 24 columns
@@ -17,7 +18,7 @@ _WIDTH, _HEIGHT = 8, 7  # of a row's 24 columns
 
 @dataclass(frozen=True)
 class Panel:
-    """A graph: `queries` with the legend of each. `unit` is Grafana's name of it."""
+    """A graph: `queries` with the legend of each, before which the application stands. `unit` is Grafana's name of it."""
 
     title: str
     queries: tuple[tuple[str, str], ...]
@@ -26,7 +27,7 @@ class Panel:
 
 
 def _rate(metric: str, by: str, where: str = _MODEL) -> str:
-    return f"sum by ({by}) (rate({metric}{{{where}}}[{_RATE}]))"
+    return f"sum by (application, {by}) (rate({metric}{{{where}}}[{_RATE}]))"
 
 
 def _quantile(share: float, metric: str, by: str = "model", where: str = _MODEL) -> str:
@@ -41,7 +42,7 @@ def _quantiles(metric: str, where: str = _MODEL) -> tuple[tuple[str, str], ...]:
 
 
 def _chips(metric: str) -> str:
-    return f"avg by (model, slice, simulated) ({metric}{{{_SLICE}}})"
+    return f"avg by (application, model, slice, simulated) ({metric}{{{_SLICE}}})"
 
 
 _CHIP_LEGEND = f"{_PER_SLICE} simulated={{{{simulated}}}}"
@@ -76,7 +77,12 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel(
             "Slices by state",
-            ((f"sum by (model, state) (tpu_serving_slice_state{{{_MODEL}}})", "{{model}} {{state}}"),),
+            (
+                (
+                    f"sum by (application, model, state) (tpu_serving_slice_state{{{_MODEL}}})",
+                    "{{model}} {{state}}",
+                ),
+            ),
         ),
     ),
     "Per model": (
@@ -169,7 +175,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             "Programs compiled while serving",
             (
                 (
-                    f"sum by (model, slice) (increase(tpu_serving_slice_late_programs_total{{{_SLICE}}}[{_RATE}]))",
+                    f"sum by (application, model, slice) (increase(tpu_serving_slice_late_programs_total{{{_SLICE}}}[{_RATE}]))",
                     _PER_SLICE,
                 ),
             ),
@@ -197,7 +203,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             (
                 (f"tpu_serving_slices_wanted{{{_MODEL}}}", "wanted {{model}}"),
                 (
-                    f'sum by (model) (tpu_serving_slice_state{{{_MODEL},state="serving"}})',
+                    f'sum by (application, model) (tpu_serving_slice_state{{{_MODEL},state="serving"}})',
                     "serving {{model}}",
                 ),
                 (f"tpu_serving_slices_missing{{{_MODEL}}}", "missing {{model}}"),
@@ -208,7 +214,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             "Decisions",
             (
                 (
-                    f"sum by (model, pool, direction) (increase(tpu_serving_scaling_decisions_total{{{_MODEL}}}[{_RATE}]))",
+                    f"sum by (application, model, pool, direction) (increase(tpu_serving_scaling_decisions_total{{{_MODEL}}}[{_RATE}]))",
                     "{{model}} pool {{pool}} {{direction}}",
                 ),
             ),
@@ -220,13 +226,21 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Requests held and with slices",
             (
-                (f"sum by (model) (tpu_serving_requests_held{{{_MODEL}}})", "held {{model}}"),
-                (f"sum by (model) (tpu_serving_requests_in_flight{{{_MODEL}}})", "with slices {{model}}"),
+                (f"sum by (application, model) (tpu_serving_requests_held{{{_MODEL}}})", "held {{model}}"),
+                (
+                    f"sum by (application, model) (tpu_serving_requests_in_flight{{{_MODEL}}})",
+                    "with slices {{model}}",
+                ),
             ),
         ),
         Panel(
             "CPU of all routers, cores",
-            ((f"sum (rate(tpu_serving_router_cpu_seconds_total[{_RATE}]))", "routers"),),
+            (
+                (
+                    f"sum by (application) (rate(tpu_serving_router_cpu_seconds_total{{{_APPLICATION}}}[{_RATE}]))",
+                    "routers",
+                ),
+            ),
         ),
         Panel(
             "Retries and continued answers/s",
@@ -240,8 +254,14 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
             ((_rate("tpu_serving_preemptions_total", "model"), "{{model}}"),),
         ),
         Panel("Breakers open", ((f"tpu_serving_breaker_open{{{_SLICE}}}", _PER_SLICE),)),
-        Panel("Slices in quarantine", (("tpu_serving_slice_quarantined", "{{slice}}, {{host}}"),)),
-        Panel("Sources that gave no metrics", (("tpu_serving_scrape_sources_unreachable", "sources"),)),
+        Panel(
+            "Slices in quarantine",
+            ((f"tpu_serving_slice_quarantined{{{_APPLICATION}}}", "{{slice}}, {{host}}"),),
+        ),
+        Panel(
+            "Sources that gave no metrics",
+            ((f"tpu_serving_scrape_sources_unreachable{{{_APPLICATION}}}", "sources"),),
+        ),
     ),
 }
 
@@ -275,8 +295,9 @@ def dashboard() -> dict[str, Any]:
         "templating": {
             "list": [
                 {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"},
-                _variable("model", "label_values(tpu_serving_slices_wanted, model)"),
-                _variable("slice", 'label_values(tpu_serving_slice_state{model=~"$model"}, slice)'),
+                _variable("application", "label_values(tpu_serving_slices_wanted, application)"),
+                _variable("model", f"label_values(tpu_serving_slices_wanted{{{_APPLICATION}}}, model)"),
+                _variable("slice", f"label_values(tpu_serving_slice_state{{{_MODEL}}}, slice)"),
             ]
         },
         "panels": [{"id": number, **panel} for number, panel in enumerate(panels, start=1)],
@@ -310,7 +331,7 @@ def _graph(panel: Panel, place: dict[str, int]) -> dict[str, Any]:
         "gridPos": place,
         "fieldConfig": {"defaults": {"unit": panel.unit, "min": 0}, "overrides": []},
         "targets": [
-            {"refId": chr(ord("A") + at), "expr": query, "legendFormat": legend}
+            {"refId": chr(ord("A") + at), "expr": query, "legendFormat": f"{{{{application}}}} {legend}"}
             for at, (query, legend) in enumerate(panel.queries)
         ],
     }

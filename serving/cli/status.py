@@ -41,7 +41,8 @@ def _status(options: argparse.Namespace) -> None:
     for line in terminal.quarantine(quarantined(snapshot.slice_failures, time.time())):
         Console().print(line)
     if made := snapshot.decisions[-_DECISIONS:]:
-        Console().print(terminal.decisions(told(reversed(made)), time.time()))
+        several = len({record.application for record in snapshot.wanted}) > 1
+        Console().print(terminal.decisions(told(reversed(made)), time.time(), several=several))
 
 
 def address_of(options: argparse.Namespace) -> str:

@@ -105,7 +105,7 @@ class SliceReplica:
                 simulated=is_simulated(),
                 **_planned(plan),
             ),
-            beaten=SliceMetrics(plan, chips_of).publish,
+            beaten=SliceMetrics(plan, ours.app_name, chips_of).publish,
         )
         try:
             group = ray.util.get_current_placement_group()

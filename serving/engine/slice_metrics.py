@@ -34,11 +34,11 @@ ChipsOf = Callable[[Plan, SliceRecord, SliceRecord, float], ChipUse]
 class SliceMetrics:
     """Metrics from the record, every beat, in the thread that writes it."""
 
-    def __init__(self, plan: Plan, chips_of: ChipsOf | None = None, recorder: Recorder | None = None) -> None:
+    def __init__(self, plan: Plan, application: str, chips_of: ChipsOf | None = None) -> None:
         """`chips_of` works out a simulated slice's chip use; Ray's agent reads a real one from the chips."""
         self._plan = plan
         self._chips_of = chips_of
-        self._recorder = recorder or Recorder()
+        self._recorder = Recorder(application)
         self._before: SliceRecord | None = None
         self._before_s = time.monotonic()
 

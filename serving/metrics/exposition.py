@@ -1,7 +1,7 @@
 """One page of metrics for the whole service, from the pages of Ray's agents and of the engines. Text in, text out.
 
-The page takes the table's rows from agents, without Ray's prefix and without labels that grow with every process
-(WorkerId). From engines it takes all of vLLM's series, with the names of model, slice and pool. Counters are added up
+The page takes the table's rows of its own application from agents, without Ray's prefix and without labels that grow with
+every process (WorkerId). From engines it takes all of vLLM's series, with the names of application, model, slice and pool. Counters are added up
 within a node alone: a sum over nodes would fall whenever an agent is late or its host goes. Prometheus would take the
 fall for a counter that began anew.
 """
@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from serving.metrics.table import NODE, TABLE, Across, Kind, Row
+from serving.metrics.recorder import ascii_label
+from serving.metrics.table import APPLICATION, NODE, TABLE, Across, Kind, Row
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _RAY = "ray_"
@@ -40,20 +41,24 @@ class _Family:
 
 
 def page(
-    agents: Iterable[tuple[str, str]], engines: Sequence[tuple[Engine, str]], more: Mapping[str, float]
+    application: str,
+    agents: Iterable[tuple[str, str]],
+    engines: Sequence[tuple[Engine, str]],
+    more: Mapping[str, float],
 ) -> str:
-    """The service's page. `agents` are (node address, agent's page), `more` values of rows without labels."""
+    """The page of one application. `agents` are (node address, agent's page), `more` values of rows without labels."""
+    own = _label(application)
     engine_on = {host: engine for engine, _ in engines for host in engine.hosts}
     series: dict[str, dict[Labels, float]] = {}
     for node, text in agents:
-        _collect(node, text, engine_on, series)
+        _collect(own, node, text, engine_on, series)
     for name, value in more.items():
-        series[name] = {(): value}
+        series[name] = {((APPLICATION, own),): value}
     out = [_own(row, series) for row in TABLE.values()]
     families: dict[str, _Family] = {}
     for engine, text in engines:
         if text:
-            _pass_on(text, engine, families)
+            _pass_on(own, text, engine, families)
     for name, family in families.items():
         out.append(
             f"# HELP {name} {family.tells}\n# TYPE {name} {family.kind}\n" + "\n".join(family.lines) + "\n"
@@ -73,9 +78,9 @@ def _line(name: str, labels: Labels, value: float) -> str:
 
 
 def _collect(
-    node: str, text: str, engine_on: Mapping[str, Engine], series: dict[str, dict[Labels, float]]
+    own: str, node: str, text: str, engine_on: Mapping[str, Engine], series: dict[str, dict[Labels, float]]
 ) -> None:
-    """Add an agent's series of the table; label values stay escaped."""
+    """Add an agent's series of the table that are the application's own; label values stay escaped."""
     for line in text.splitlines():
         if not line.startswith(_OURS):
             continue
@@ -87,7 +92,9 @@ def _collect(
             continue
         tags = dict(_LABEL.findall(pairs)) | {NODE: node}
         if "TpuIndex" in tags:
-            tags |= _chip(tags, engine_on)
+            tags |= _chip(own, tags, engine_on)
+        elif tags.get(APPLICATION) != own:
+            continue
         labels = tuple((key, tags.get(key, "")) for key in row.page_labels)
         if "le" in tags:
             labels += (("le", tags["le"]),)
@@ -104,20 +111,21 @@ def _stem(name: str) -> str:
     return next((name.removesuffix(part) for part in _PARTS if name.endswith(part)), name)
 
 
-def _chip(tags: Mapping[str, str], engine_on: Mapping[str, Engine]) -> dict[str, str]:
+def _chip(own: str, tags: Mapping[str, str], engine_on: Mapping[str, Engine]) -> dict[str, str]:
     """The labels of a chip's series: Ray's agent knows host and chip, the store the engine on that host."""
     engine = engine_on.get(tags.get("ip", ""))
     return {
-        "model": engine.model if engine else "",
-        "slice": engine.slice if engine else "",
+        APPLICATION: own if engine else "",
+        "model": _label(engine.model) if engine else "",
+        "slice": _label(engine.slice) if engine else "",
         "host": tags.get("ip", ""),
         "chip": tags["TpuIndex"],
         "simulated": "false",
     }
 
 
-def _pass_on(text: str, engine: Engine, families: dict[str, _Family]) -> None:
-    added = f'model="{escape(engine.model)}",slice="{escape(engine.slice)}",pool="{engine.pool}"'
+def _pass_on(own: str, text: str, engine: Engine, families: dict[str, _Family]) -> None:
+    added = f'{APPLICATION}="{own}",model="{_label(engine.model)}",slice="{_label(engine.slice)}",pool="{engine.pool}"'
     tells, family = "", None
     for line in text.splitlines():
         if line.startswith("# HELP "):
@@ -136,5 +144,7 @@ def _pass_on(text: str, engine: Engine, families: dict[str, _Family]) -> None:
                 family.lines.append(f"{name}{{{added}}} {value}")
 
 
-def escape(text: str) -> str:
+def _label(text: str) -> str:
+    """A label's value as Ray's agents write those of our own rows."""
+    text = ascii_label(text)
     return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

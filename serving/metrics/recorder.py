@@ -17,9 +17,10 @@ Labels = tuple[str, ...]
 
 
 class Recorder:
-    """The counts of one process. Values of labels come in the row's order; safe to use from several threads."""
+    """The counts of one process for one application. Values of labels come in the row's order; safe to use from several threads."""
 
-    def __init__(self) -> None:
+    def __init__(self, application: str) -> None:
+        self._application = application
         self._lock = threading.Lock()
         self._counted: defaultdict[tuple[Row, Labels], float] = defaultdict(float)
         self._read: dict[tuple[Row, Labels], float] = {}
@@ -71,12 +72,13 @@ class Recorder:
             metric = self._metrics.get(row.name)
             if metric is None:
                 metric = self._metrics[row.name] = _make(row)
-            tags = dict(zip(row.labels, map(_ascii, labels), strict=True))
+            values = map(ascii_label, (self._application, *labels))
+            tags = dict(zip(row.all_labels, values, strict=True))
             series = self._series[row, labels] = copy.copy(metric).set_default_tags(tags)
         return series
 
 
-def _ascii(label: str) -> str:
+def ascii_label(label: str) -> str:
     """Ray's metrics take ASCII alone, and a model may be named in any letters."""
     return label.encode("ascii", "backslashreplace").decode()
 
@@ -85,8 +87,8 @@ def _make(row: Row) -> Any:
     """Ray puts ray_ before a name and _total behind a counter's."""
     match row.kind:
         case Kind.COUNTER:
-            return metrics.Counter(row.name.removesuffix("_total"), row.tells, row.labels)
+            return metrics.Counter(row.name.removesuffix("_total"), row.tells, row.all_labels)
         case Kind.GAUGE:
-            return metrics.Gauge(row.name, row.tells, row.labels)
+            return metrics.Gauge(row.name, row.tells, row.all_labels)
         case Kind.HISTOGRAM:
-            return metrics.Histogram(row.name, row.tells, list(row.buckets), row.labels)
+            return metrics.Histogram(row.name, row.tells, list(row.buckets), row.all_labels)

@@ -26,6 +26,7 @@ class Scraper:
 
     def __init__(
         self,
+        application: str,
         agents: Callable[[], Awaitable[Sequence[str]]],
         entries: Callable[[], Sequence[SliceRecord]],
         clock: Callable[[], float] = time.monotonic,
@@ -33,6 +34,7 @@ class Scraper:
         self._clock = clock
         self._page: asyncio.Task[str] | None = None
         self._began_s = 0.0
+        self._application = application
         self._agents = agents
         self._entries = entries
         self._secret = secret.headers(secret.of_this_process())
@@ -68,7 +70,9 @@ class Scraper:
             for address, text in zip(agents, texts, strict=False)
             if text
         ]
-        return await asyncio.to_thread(exposition.page, agent_pages, engine_pages, {UNREACHABLE.name: unread})
+        return await asyncio.to_thread(
+            exposition.page, self._application, agent_pages, engine_pages, {UNREACHABLE.name: unread}
+        )
 
     async def close(self) -> None:
         if self._page:

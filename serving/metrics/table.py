@@ -2,8 +2,8 @@
 
 Nothing else in this project makes up a metric's name. Labels are bounded: models, pools, slices, states, reasons and
 outcomes are the service's, and `key` is the beginning of a key's hash (MOST_KEYS at most). Nothing a client wrote is a
-label. On the service's page a row that processes add up has a further label `node`, the address of their host. Tests hold
-docs/reference/metrics.md and the dashboards to these rows.
+label. Every row has the label `application` before its own. On the service's page a row that processes add up has a further
+label `node`, the address of their host. Tests hold docs/reference/metrics.md and the dashboards to these rows.
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,7 @@ NO_KEY = "none"
 OTHER_KEYS = "other"
 NO_MODEL = "none"  # of a request that reached no model of this service
 NO_POOL = "none"  # of a request that no slice took
+APPLICATION = "application"
 NODE = "node"
 
 
@@ -34,7 +35,10 @@ class Across(StrEnum):
 
 @dataclass(frozen=True, eq=False)  # hashed by identity: hashing every field would cost more than counting
 class Row:
-    """One metric. `name` is as Prometheus shows it; `section` says which part of the service it is about."""
+    """One metric. `name` is as Prometheus shows it; `section` says which part of the service it is about.
+
+    `labels` are those that its writer gives values for; the application's is the recorder's own.
+    """
 
     name: str
     kind: Kind
@@ -45,9 +49,14 @@ class Row:
     across: Across = Across.SUM
 
     @property
+    def all_labels(self) -> tuple[str, ...]:
+        """The labels at Ray's agents."""
+        return (APPLICATION, *self.labels)
+
+    @property
     def page_labels(self) -> tuple[str, ...]:
         """The labels on the service's page."""
-        return (*self.labels, NODE) if self.across is Across.SUM else self.labels
+        return (*self.all_labels, NODE) if self.across is Across.SUM else self.all_labels
 
 
 # From a token of a small model on a quiet slice to an answer that waited for a slice to start.
@@ -336,7 +345,7 @@ _ROWS = (
 )
 TABLE: dict[str, Row] = {row.name: row for row in _ROWS}
 
-# vLLM's own metrics, with `model`, `slice` and `pool` in the place of `model_name`. The page passes on all of an engine's;
+# vLLM's own metrics, with `application`, `model`, `slice` and `pool` in the place of `model_name`. The page passes on all of an engine's;
 # dashboards and rules may count on these, which the simulated engine has too.
 VLLM: dict[str, Kind] = {
     "vllm:num_requests_running": Kind.GAUGE,

@@ -121,7 +121,7 @@ class RouterCore:
         self.admission = AdmissionController(spec, plans, self.table, keys, meter=meter)
         self.latency = RecentLatency()
         self.journal = Journal(
-            Recorder(),
+            Recorder(application),
             self.latency,
             *(writer for writer in (log, audit) if writer),
             spans=spans,

@@ -58,7 +58,9 @@ class Router:
             self._closing.push_async_callback(oidc.close)
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
-        self._scraper = Scraper(lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries)
+        self._scraper = Scraper(
+            here.app_name, lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries
+        )
         self._closing.push_async_callback(self._scraper.close)
         spans = RequestSpans(provider) if provider else None
         if spans:

@@ -74,7 +74,7 @@ class Scaler:
         self._application = application
         self._store = store
         self._budget = Room()
-        self._recorder = Recorder()
+        self._recorder = Recorder(application)
         self._clock = clock
         self._liveness = Liveness()
         self._models: dict[str, _Model] = {}
@@ -222,7 +222,14 @@ class Scaler:
             if self._kept is None:
                 self._kept = []
             self._kept.append(
-                DecisionRecord(time.time(), model.settings.model, pool.name, count, decision.reason)
+                DecisionRecord(
+                    time.time(),
+                    model.settings.model,
+                    pool.name,
+                    count,
+                    decision.reason,
+                    self._application,
+                )
             )
             self._unsaved = True
         self._recorder.flush()

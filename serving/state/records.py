@@ -247,6 +247,7 @@ class DecisionRecord:
     pool: str
     wanted: int
     reason: str
+    application: str = ""
 
 
 @dataclass(frozen=True)

@@ -122,6 +122,7 @@ class DecisionStatus(_Document):
     pool: str = ""
     wanted: int
     reason: str
+    application: str = ""
 
 
 class RefusedStatus(_Document):
@@ -156,6 +157,7 @@ class RolloutStatus(_Document):
     failed: int
     stopped: bool
     reason: str
+    application: str = ""
 
 
 class BatchStatus(_Document):
@@ -167,6 +169,7 @@ class BatchStatus(_Document):
     completed: int
     failed: int
     for_s: float
+    application: str = ""
 
 
 class UsageStatus(_Document):
@@ -179,6 +182,7 @@ class UsageStatus(_Document):
     cached_tokens: int
     output_tokens: int
     dollars: float
+    application: str = ""
 
 
 class Status(_Document):
@@ -233,6 +237,7 @@ def _batches(batches: Iterable[BatchRecord], at: float) -> tuple[BatchStatus, ..
             completed=batch.completed,
             failed=batch.failed,
             for_s=round(max(0.0, at - batch.created), 1),
+            application=batch.application,
         )
         for batch in sorted(batches, key=lambda batch: batch.created)
         if at - batch.at < _KEPT_S

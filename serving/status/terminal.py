@@ -52,8 +52,8 @@ def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> Renderab
     return Group(table, *(Text(_waiting(record, several)) for record in wanted if record.missing))
 
 
-def _named(model: str, application: str, several: bool) -> str:
-    return f"{model} ({application})" if several else model
+def _named(name: str, application: str, several: bool) -> str:
+    return f"{name} ({application})" if several else name
 
 
 def _waiting(wanted: Wanted, several: bool) -> str:
@@ -77,12 +77,12 @@ def service(status: Status) -> RenderableType:
         for one in status.refused
     ]
     parts += quarantine(status.quarantined)
-    parts += [_rollout(rollout) for rollout in status.rollouts]
-    parts += [_batch(batch) for batch in status.batches]
+    parts += [_rollout(rollout, several) for rollout in status.rollouts]
+    parts += [_batch(batch, several) for batch in status.batches]
     if status.usage:
-        parts += [Text(), _usage(status.usage)]
+        parts += [Text(), _usage(status.usage, several)]
     if status.decisions:
-        parts += [Text(), decisions(status.decisions, status.at)]
+        parts += [Text(), decisions(status.decisions, status.at, several=several)]
     return Group(*(parts or [Text("no model is served")]))
 
 
@@ -98,28 +98,32 @@ def quarantine(quarantined: Sequence[QuarantinedStatus]) -> list[RenderableType]
     ]
 
 
-def _rollout(rollout: RolloutStatus) -> Text:
+def _rollout(rollout: RolloutStatus, several: bool) -> Text:
     failed = f", {rollout.failed} starts failed: {rollout.reason}" if rollout.failed else ""
     stopped = "; stopped, old slices serve until another deploy" if rollout.stopped else ""
     return Text(
-        f"rollout of {rollout.model} on {rollout.pool}: {rollout.changed} of {rollout.slices} slices{failed}{stopped}",
+        f"rollout of {_named(rollout.model, rollout.application, several)} on {rollout.pool}: {rollout.changed} of {rollout.slices} slices{failed}{stopped}",
         "red" if rollout.stopped else "yellow",
     )
 
 
-def _batch(batch: BatchStatus) -> Text:
+def _batch(batch: BatchStatus, several: bool) -> Text:
     failed = f", {batch.failed} refused" if batch.failed else ""
     return Text(
-        f"batch {batch.name}: {batch.state} for {_time(batch.for_s)}, {batch.completed} of {batch.total} lines answered{failed}"
+        f"batch {_named(batch.name, batch.application, several)}: {batch.state} for {_time(batch.for_s)}, {batch.completed} of {batch.total} lines answered{failed}"
     )
 
 
-def _usage(usage: Sequence[UsageStatus]) -> Table:
+def _usage(usage: Sequence[UsageStatus], several: bool) -> Table:
     columns = ("key", "requests", "prompt", "cached", "output", "dollars")
     table = Table(*columns, title=f"used on {usage[0].day}, tokens by key", title_justify="left")
     for used in usage:
         counts = (used.requests, used.prompt_tokens, used.cached_tokens, used.output_tokens)
-        table.add_row(used.key, *(f"{count:,}" for count in counts), f"{used.dollars:.4f}")
+        table.add_row(
+            _named(used.key, used.application, several),
+            *(f"{count:,}" for count in counts),
+            f"{used.dollars:.4f}",
+        )
     return table
 
 
@@ -193,14 +197,14 @@ def _hbm(hbm: Hbm | None) -> RenderableType:
     return Text(f"{hbm.used / GIB:.1f} of {hbm.usable / GIB:.1f} GiB")
 
 
-def decisions(made: Sequence[DecisionStatus], at: float) -> Table:
-    """What scaling decided, how long ago, and why."""
+def decisions(made: Sequence[DecisionStatus], at: float, *, several: bool) -> Table:
+    """What scaling decided, how long ago, and why; of which application, where there are several."""
     table = Table("when", "model", "pool", "slices", "why", title="scaling decisions", title_justify="left")
     for decision in made:
         ago = f"{_time(max(0.0, at - decision.at))} ago"
         table.add_row(
             Text(ago),
-            Text(decision.model),
+            Text(_named(decision.model, decision.application, several)),
             Text(decision.pool),
             Text(str(decision.wanted)),
             Text(decision.reason),

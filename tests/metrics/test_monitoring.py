@@ -50,6 +50,16 @@ def test_a_query_adds_up_what_the_page_has_by_node(expression: str) -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("expression", QUERIES + EXPRESSIONS)
+def test_a_query_keeps_applications_apart(expression: str) -> None:
+    grouped = re.findall(r"\b(?:by|on) \(([^)]*)\)", expression)
+    assert [labels for labels in grouped if "application" not in labels.split(", ")] == []
+    if expression in QUERIES:
+        series = re.findall(r"\b(?:tpu_|vllm:)[a-z_:0-9]+({[^}]*})?", expression)
+        assert all('application=~"$application"' in labels for labels in series)
+
+
+@pytest.mark.unit
 def test_the_dashboard_in_the_folder_is_what_the_panels_make() -> None:
     written = json.loads((MONITORING / "dashboard.json").read_text())
     assert written == dashboard.dashboard(), (
@@ -138,6 +148,71 @@ FIRES: dict[str, tuple[dict[str, str], int, int]] = {
     "MetricsIncomplete": ({"tpu_serving_scrape_sources_unreachable": "0x4 1x20"}, 12, 8),
     "MetricsGone": ({'tpu_serving_slices_wanted{model="m"}': "1x4 stale"}, 15, 4),
 }
+
+
+def of(application: str, series: str) -> str:
+    return series.replace("{", f'{{application="{application}",', 1)
+
+
+# Two applications of one model: what of each has to fire alone, and nothing of the other's.
+BLUE_AND_GREEN: dict[str, tuple[dict[str, str], dict[int, set[str]]]] = {
+    "RequestsFail": (
+        {
+            of("blue", GOOD): "0+800x60",
+            of("green", GOOD): "0+8x60",
+            of("green", BAD): "0+0x9 0+2x50",
+        },
+        {9: set(), 20: {"green"}},
+    ),
+    "KvSaturated": ({of("blue", KV): "0.1x30", of("green", KV): "0.99x30"}, {12: {"green"}}),
+    "SlicesComeAndGo": (
+        {
+            of(application, 'tpu_serving_slice_starts_total{model="m",pool="0"}'): "1x5 2x4 3x30"
+            for application in ("blue", "green")
+        },
+        {20: set()},
+    ),
+    "ChipsIdleUnderLoad": (
+        {
+            of("blue", 'tpu_duty_cycle{model="m",slice="s",chip="0"}'): "1x30",
+            of("green", 'tpu_serving_slice_requests_running{model="m",slice="s",pool="0"}'): "20x30",
+        },
+        {20: set()},
+    ),
+    "MetricsGone": (
+        {
+            of("blue", 'tpu_serving_slices_wanted{model="m"}'): "1x150",
+            of("green", 'tpu_serving_slices_wanted{model="m"}'): "1x4 stale",
+        },
+        {4: set(), 9: {"green"}, 60: {"green"}, 90: set()},
+    ),
+}
+
+
+@pytest.mark.http
+def test_an_alert_tells_of_the_application_that_it_is_about(tmp_path: Path) -> None:
+    promtool(
+        tmp_path,
+        [
+            {
+                "interval": "1m",
+                "name": alert,
+                "input_series": [{"series": name, "values": values} for name, values in series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": f'count by (application) (ALERTS{{alertname="{alert}",alertstate="firing"}})',
+                        "eval_time": f"{minute}m",
+                        "exp_samples": [
+                            {"labels": f'{{application="{application}"}}', "value": 1}
+                            for application in sorted(fires)
+                        ],
+                    }
+                    for minute, fires in minutes.items()
+                ],
+            }
+            for alert, (series, minutes) in BLUE_AND_GREEN.items()
+        ],
+    )
 
 
 # Starts of slices as the page has them, by node; the service has been known for longer.

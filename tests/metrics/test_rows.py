@@ -11,7 +11,7 @@ ROWS = pytest.mark.parametrize("row", TABLE.values(), ids=TABLE)
 # A client writes none of these; every one is a name of the YAML, of the hardware, or of a short list in the code.
 BOUNDED = {
     "model", "key", "outcome", "pool", "slice", "state", "phase", "direction", "host", "chip", "simulated",
-    "target", "met", "node",
+    "target", "met", "node", "application",
 }  # fmt: skip
 
 

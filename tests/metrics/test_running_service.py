@@ -97,6 +97,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else(running: Service) -> 
     for name, kind in VLLM.items():
         assert found[name].type == kind
         for sample in found[name].samples:
+            assert sample.labels["application"] == running.application
             assert sample.labels["model"] == MODEL
             assert sample.labels["slice"] == slice_
             assert "model_name" not in sample.labels
@@ -176,7 +177,12 @@ def prometheus(running: Service, tmp_path_factory: pytest.TempPathFactory) -> It
 @pytest.mark.usefixtures("traffic")
 def test_prometheus_answers_every_query_and_every_rule(running: Service, prometheus: str) -> None:
     def ask(query: str) -> list[Any]:
-        for variable, value in (("$model", ".*"), ("$slice", ".*"), ("$__rate_interval", "30s")):
+        for variable, value in (
+            ("$application", ".*"),
+            ("$model", ".*"),
+            ("$slice", ".*"),
+            ("$__rate_interval", "30s"),
+        ):
             query = query.replace(variable, value)
         answer = http.get(f"{prometheus}/query", params={"query": query}, timeout=10).json()
         assert answer["status"] == "success", f"{query}: {answer}"

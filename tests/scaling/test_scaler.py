@@ -87,6 +87,10 @@ def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
         scaler._tell(model, Decision((1,), f"{at_s}", held=False, state=start(model.settings), short=short))
         told.append(len(scaler._kept or ()))
     assert told == [1, 2, 2, 2, 2, 2, 3]
+    assert {record.application for record in scaler._kept or ()} == {"app"}
+    assert {series.info["default_tags"]["application"] for series in scaler._recorder._series.values()} == {
+        "app"
+    }
 
 
 def ended(scaler: Scaler, time_s: list[float]) -> None:

@@ -4,7 +4,9 @@ from support.page_service import entry
 
 from serving.state.records import (
     BatchRecord,
+    DecisionRecord,
     Demand,
+    Rollout,
     SliceFailures,
     SliceRecord,
     SliceState,
@@ -13,7 +15,7 @@ from serving.state.records import (
     Wanted,
 )
 from serving.status import terminal
-from serving.status.document import DecisionStatus, status
+from serving.status.document import DecisionStatus, status, told
 from serving.status.rates import STEP_S, Rates
 
 pytestmark = pytest.mark.unit
@@ -79,6 +81,24 @@ def test_models_of_several_applications_are_told_apart() -> None:
         assert "llama (blue)" in text
         assert "llama (green)" in text
     assert "(blue)" not in _plain(terminal.slices(wanted[:1], entries[:1]))
+
+
+def test_what_several_applications_decided_roll_run_and_used_is_told_apart() -> None:
+    wanted = [Wanted(LLAMA, "v6e 2x4", 2, 0, 0.0, application=name) for name in ("blue", "green")]
+    document = status(
+        [],
+        wanted,
+        [],
+        told([DecisionRecord(1.0, LLAMA, "v6e 2x4", 2, "load", application="green")]),
+        Rates(),
+        2.0,
+        rollouts=[Rollout("green", "green#m", LLAMA, "v6e 2x4", "1", slices=3, changed=1)],
+        batches=[BatchRecord("batch_1", "in_progress", 9, 1, 0, created=1.0, at=1.0, application="green")],
+        usage=[UsageRecord("0a1b", "2026-01-01", 1, 1, 1, 1, 0.1, at=1.0, application="green")],
+    )
+    text = _plain(terminal.service(document))
+    assert text.count("(green)") == 5  # the model's own line with them
+    assert text.count("(blue)") == 1
 
 
 def test_nothing_served_is_said() -> None:

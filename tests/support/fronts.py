@@ -61,7 +61,9 @@ def front(
         beating = asyncio.create_task(gate.run(0.05))
         # Not mounted: a mount takes no path with a line break.
         store = ResponseStore(gate.spec.responses_store) if gate.spec.responses_store else None
-        api = Api([one], table, dispatcher, gate, journal or Journal(Recorder()), _status, _metrics, store)
+        api = Api(
+            [one], table, dispatcher, gate, journal or Journal(Recorder("default")), _status, _metrics, store
+        )
         late.answer = api.relay
         app.router.default = api.app()
         yield

@@ -110,7 +110,9 @@ class Shown:
             beating = asyncio.create_task(gate.run(beat_s=0.02))
             outer.mount(
                 "/",
-                Api(self.plans, self.table, relay, gate, Journal(Recorder()), self.status, no_metrics).app(),
+                Api(
+                    self.plans, self.table, relay, gate, Journal(Recorder("default")), self.status, no_metrics
+                ).app(),
             )
             yield
             beating.cancel()

@@ -106,7 +106,9 @@ def two_priorities(folder: Path, **spec: Any) -> Iterator[TwoPriorities]:
         dispatcher = Dispatcher(table, gate.spec.failover)
         dispatchers.append(dispatcher)
         beating = asyncio.create_task(gate.run(0.05))
-        api = Api([one], table, dispatcher, gate, Journal(Recorder(), records.append), _status, _metrics)
+        api = Api(
+            [one], table, dispatcher, gate, Journal(Recorder("default"), records.append), _status, _metrics
+        )
         door.answer = api.relay
         yield
         beating.cancel()

@@ -143,7 +143,7 @@ def fronted(
         )
         made.append(gate)
         beating = asyncio.create_task(gate.run(beat_s))
-        journal = Journal(Recorder(), records.append)
+        journal = Journal(Recorder("default"), records.append)
         api = Api([one], table, relay, gate, journal, nothing_seen, no_metrics)
         door.answer = api.relay
         app.mount("/", api.app())

@@ -82,7 +82,7 @@ def app_of(
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
         relay = Dispatcher(table)
         gate = AdmissionController(RouterSpec(), plans, table, KeyFile(None))
-        api = Api(plans, table, relay, gate, Journal(Recorder()), seen, no_metrics)
+        api = Api(plans, table, relay, gate, Journal(Recorder("default")), seen, no_metrics)
         if door:
             door.answer = api.relay
         inner = api.app()

@@ -92,7 +92,7 @@ def watched(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Watche
     spans = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(spans))
-    recorder, log = Recorder(), RequestLog(tmp_path / "requests.jsonl")
+    recorder, log = Recorder("default"), RequestLog(tmp_path / "requests.jsonl")
     journal = Journal(recorder, log, spans=RequestSpans(provider))
     with (
         front(journal, KeyFile(None, line), max_body_bytes=1 << 20) as running,

@@ -207,7 +207,7 @@ def test_a_request_is_written_out_once() -> None:
 
 
 def test_the_journal_counts_by_model_key_outcome_and_pool() -> None:
-    recorder = Recorder()
+    recorder = Recorder("default")
     journal = Journal(recorder)
     record = journal.begin(CHAT, {})
     record.model = "llama"
@@ -221,7 +221,7 @@ def test_the_journal_counts_by_model_key_outcome_and_pool() -> None:
 
 
 def test_answers_are_held_to_the_targets_there_are_and_errors_to_none() -> None:
-    recorder = Recorder()
+    recorder = Recorder("default")
     journal = Journal(recorder, slos={"llama": SloSpec(ttft_s=1.0), "qwen": SloSpec(itl_s=0.02)})
     for model, ttft_s, itl_s, status in (
         ("llama", 0.9, 5.0, 200),
@@ -241,7 +241,7 @@ def test_answers_are_held_to_the_targets_there_are_and_errors_to_none() -> None:
 
 
 def test_an_answer_in_one_piece_has_no_time_to_first_token() -> None:
-    recorder = Recorder()
+    recorder = Recorder("default")
     journal = Journal(recorder, slos={"llama": SloSpec(ttft_s=1.0)})
     for streamed in (True, False):
         record = journal.begin(CHAT, {})
@@ -259,7 +259,7 @@ def test_an_answer_in_one_piece_has_no_time_to_first_token() -> None:
 
 
 def test_keys_beyond_the_bound_share_one_label() -> None:
-    recorder = Recorder()
+    recorder = Recorder("default")
     journal = Journal(recorder)
     for number in range(table.MOST_KEYS + 50):
         record = journal.begin(CHAT, {})
@@ -276,7 +276,7 @@ def test_a_writer_that_fails_costs_no_answer() -> None:
     def failing(_: RequestRecord) -> None:
         raise OSError("disk full")
 
-    journal = Journal(Recorder(), failing, written.append)
+    journal = Journal(Recorder("default"), failing, written.append)
     journal.begin(CHAT, {}).end()
     assert len(written) == 1
 
@@ -301,7 +301,7 @@ def test_a_line_has_ids_slice_tokens_times_and_outcome_and_no_word_of_the_client
 
 def test_prompts_and_answers_are_in_the_line_once_asked_for(tmp_path: Path) -> None:
     log = RequestLog(tmp_path / "requests.jsonl")
-    record = Journal(Recorder(), log, keep_content=True).begin(CHAT, {})
+    record = Journal(Recorder("default"), log, keep_content=True).begin(CHAT, {})
     record.question = b'{"prompt": "100% caf\xc3\xa9"}'
     record.passed_on(b"data: hello\n\n", 1)
     record.end()

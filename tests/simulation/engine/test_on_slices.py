@@ -84,7 +84,7 @@ def test_who_has_neither_the_token_nor_the_secret_gets_into_no_slice_and_not_int
         assert http.post(f"{entry.address}/simulator/faults", json={"die": True}).status_code == 401
         assert http.get(f"{entry.address}/health").is_success
     page = http.get(f"{running.address}/metrics", timeout=10).text
-    assert "tpu_serving_scrape_sources_unreachable 0\n" in page
+    assert f'tpu_serving_scrape_sources_unreachable{{application="{running.application}"}} 0\n' in page
     for path in running.cluster.directory.rglob("*.log"):
         assert running.cluster.secret.encode() not in path.read_bytes()
 
