@@ -27,6 +27,15 @@ def adapters(engine: Mapping[str, Any]) -> dict[str, str]:
     return paths
 
 
+def leaves_experts_out(engine: Mapping[str, Any]) -> bool:
+    """Whether `lora_target_modules` names modules, none of them experts, for which tpu-inference 0.26 has no adapters.
+
+    vLLM's FusedMoEWithLoRA refuses the kernels of tpu-inference (`is_monolithic`).
+    """
+    modules = engine.get("lora_target_modules")
+    return isinstance(modules, list) and bool(modules) and not any("expert" in str(name) for name in modules)
+
+
 def flag_values(engine: Mapping[str, Any]) -> list[str]:
     """The adapters as vLLM's command line takes them."""
     return [json.dumps({"name": name, "path": path}) for name, path in adapters(engine).items()]

@@ -134,6 +134,9 @@ DRAFTS = {
     "DFlashDraftModel": "Qwen3ForCausalLM",
     "DFlashForCausalLM": "Qwen3ForCausalLM",
 }
+# Of drafts, as vLLM names them, those that tpu-inference 0.26 has in JAX; vLLM's own run with no target but vLLM's own.
+_DRAFTS_IN_JAX = ("DFlashDraftModel", "DFlashForCausalLM", "Eagle3LlamaForCausalLM")
+_DRAFT_PREFIX = {"eagle": "Eagle", "eagle3": "Eagle3", "dflash": "DFlash"}
 # Decoders without their output head: vLLM embeds texts with them.
 _EMBEDDING = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 
@@ -156,6 +159,13 @@ def counted(architecture: str, where: str) -> tuple[str, bool]:
         f"{where} is a {architecture}, whose bytes this plan can't count{hint}; it counts "
         f"{', '.join(map(_short, ARCHITECTURES))}"
     )
+
+
+def drafts_in_jax(method: str, architecture: str) -> bool:
+    """Whether tpu-inference has a draft model in JAX, by the name that vLLM gives it (EAGLEConfig)."""
+    prefix = _DRAFT_PREFIX.get(method, "")
+    named = architecture.startswith(prefix) or architecture.endswith(prefix)
+    return (architecture if named else f"{prefix}{architecture}") in _DRAFTS_IN_JAX
 
 
 def _short(architecture: str) -> str:

@@ -91,6 +91,9 @@ def engine_sizes(
         raise ConfigError(
             f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
         )
+    speculative = _speculative(engine)
+    draft, draft_in_jax = _draft(speculative, hub)
+    draft_layers = _draft_layers(speculative, shape)
     by_vllm = (
         shape.architecture not in JAX_MODELS
         or _fails_in_jax(shape)
@@ -98,9 +101,13 @@ def engine_sizes(
         or engine.get("model_impl") == "vllm"
         or (shape.quantization is not None and not _loads_in_jax(shape.quantization))
         or (shape.architecture in NOT_STREAMED and _streamed(engine, model))
+        or bool(engine.get("enable_lora"))  # tpu-inference's own models have no adapters (get_flax_model)
+        or (
+            draft is not None and not draft_in_jax
+        )  # target and draft have to be of one implementation (Eagle3Proposer)
+        or draft_layers > 0
     )
     quantization = _quantization(engine, shape, by_vllm=by_vllm)
-    speculative = _speculative(engine)
     towers = not engine.get("language_model_only") and shape.tower_params > 0
     compilation = engine.get("compilation_config")
     compilation = compilation if isinstance(compilation, Mapping) else {}
@@ -119,8 +126,8 @@ def engine_sizes(
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,
-        draft=_draft(speculative, hub),
-        draft_layers=_draft_layers(speculative, shape),
+        draft=draft,
+        draft_layers=draft_layers,
         pools=shape.scores
         or engine.get("runner") == "pooling"
         or engine.get("convert") in ("embed", "classify")
@@ -271,11 +278,12 @@ def _speculative(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     return found
 
 
-def _draft(speculative: Mapping[str, Any], hub: Hub) -> ModelShape | None:
+def _draft(speculative: Mapping[str, Any], hub: Hub) -> tuple[ModelShape | None, bool]:
+    """The draft model, and whether tpu-inference has it in JAX."""
     if not speculative.get("model"):  # n-grams and a checkpoint's own layers need no draft model
-        return None
+        return None, True
     try:
-        return draft_shape_of(str(speculative["model"]), hub)
+        return draft_shape_of(str(speculative["model"]), str(speculative["method"]), hub)
     except PlanError as error:
         raise PlanError(f"engine.speculative_config.model: {error.message}") from None
 

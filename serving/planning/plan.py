@@ -123,6 +123,9 @@ class Plan:
             variables["TPU_MULTIPROCESS_DP"] = "0"
         if self.shape.architecture in (*JAX_MODELS, *TAKEN_FOR_ANOTHER) and self.sizes.by_vllm:
             variables["MODEL_IMPL_TYPE"] = "vllm"
+        if self.sizes.by_vllm and (self.sizes.draft or self.sizes.draft_layers):
+            # A draft that is vLLM's own beside a target that is not, by this name, ends the start (Eagle3Proposer.load_model).
+            variables |= {"MODEL_IMPL_TYPE": "vllm", "DRAFT_MODEL_IMPL_TYPE": "vllm"}
         return variables
 
     @property
@@ -174,6 +177,12 @@ def _plan(spec: ModelSpec, hub: Hub, compiled: Workspace | None) -> Plan:
         raise PlanError(
             f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora, or parallel.data and "
             "parallel.attention_data"
+        )
+    if sizes.lora_rank and shape.experts and not adapters.leaves_experts_out(spec.engine):
+        raise PlanError(
+            f"{spec.name}: tpu-inference 0.26 has no LoRA for experts, and vLLM gives them adapters unless it is told not to; set "
+            "engine.lora_target_modules to the projections of attention, as [q_proj, k_proj, v_proj, o_proj], or unset "
+            "engine.enable_lora"
         )
     adapters.adapters(spec.engine)
     fit = measure(shape, sizes, slice_, layout, compiled)

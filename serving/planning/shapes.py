@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.architectures import ARCHITECTURES, DRAFTS, counted
+from serving.planning.architectures import ARCHITECTURES, DRAFTS, counted, drafts_in_jax
 from serving.planning.checked_config import Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
@@ -115,13 +115,18 @@ def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape
     return read_config(_merged(config_of(model, hub), overrides or {}), where=model)
 
 
-def draft_shape_of(model: str, hub: Hub = no_hub) -> ModelShape:
-    """The shape of a draft model; embedding and head are counted though some drafts share the target's."""
+def draft_shape_of(model: str, method: str, hub: Hub = no_hub) -> tuple[ModelShape, bool]:
+    """The shape of a draft model, and whether tpu-inference has it in JAX.
+
+    Embedding and head are counted though some drafts share the target's.
+    """
     config = config_of(model, hub)
+    in_jax = False
     match config.get("architectures"):
-        case [str(name), *_] if name in DRAFTS:
-            config = {**config, "architectures": [DRAFTS[name]]}
-    return read_config(config, where=model)
+        case [str(name), *_]:
+            in_jax = drafts_in_jax(method, name)
+            config = {**config, "architectures": [DRAFTS.get(name, name)]}
+    return read_config(config, where=model), in_jax
 
 
 def read_config(config: Mapping[str, Any], where: str) -> ModelShape:

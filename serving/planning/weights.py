@@ -77,7 +77,9 @@ def checkpoint_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> i
     """Bytes of the checkpoint's files, in their own format: the engine may quantise as it loads."""
     stored = replace(sizes, quantization=shape.quantization, expert_format=None)
     groups = tensor_groups(shape, stored, layout)
-    return math.ceil(sum(group.bytes for group in groups if group.name != "LoRA adapters") * _BESIDE_WEIGHTS)
+    return math.ceil(
+        sum(group.bytes for group in groups if not group.name.startswith("LoRA")) * _BESIDE_WEIGHTS
+    )
 
 
 def checkpoint_params(shape: ModelShape) -> int:
@@ -162,8 +164,9 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     if sizes.draft_layers:
         drafting = sizes.draft_layers * _draft_layer(shape)
         yield TensorGroup("draft layers", drafting, drafting, stored("mlp.gate_proj"), layered=False)
-    adapters = _adapters(shape, sizes.lora_rank)
-    yield TensorGroup("LoRA adapters", adapters, adapters, full_size)
+    cut, whole = _adapters(shape, sizes.lora_rank)
+    yield TensorGroup("LoRA adapters", cut, cut, full_size)
+    yield TensorGroup("LoRA adapters held whole", whole, whole, full_size, layout.width)
 
 
 def _draft_layer(shape: ModelShape) -> int:
@@ -255,16 +258,17 @@ def _cuts_mlp_over_all(shape: ModelShape, sizes: EngineSizes) -> bool:
     return shape.architecture == "LlamaForCausalLM" and not sizes.by_vllm
 
 
-def _adapters(shape: ModelShape, rank: int) -> int:
-    """Low-rank pairs beside every projection, those of experts included."""
-    if not rank:
-        return 0
+def _adapters(shape: ModelShape, rank: int) -> tuple[int, int]:
+    """Low-rank pairs beside every projection but those of experts: what is cut over devices, and what all hold whole.
+
+    tpu-inference 0.26 cuts the outer halves of query, key, value, gate and up, and nothing else
+    (layers/vllm/process_weights/cleanup_sharding.py).
+    """
     hidden, heads = shape.hidden_size, shape.num_attention_heads
-    attention = sum(
-        kind.count * (4 * hidden + 2 * heads * kind.head_dim + 2 * kind.kv_heads * kind.head_dim)
-        for kind in shape.attention
+    cut = sum(kind.count * (heads + 2 * kind.kv_heads) * kind.head_dim for kind in shape.attention) + sum(
+        layers * 2 * width for layers, width in shape.mlp_widths
     )
-    mlp = sum(layers * 3 * (hidden + width) for layers, width in shape.mlp_widths)
-    if experts := shape.experts:
-        mlp += experts.layers * experts.count * 3 * (hidden + experts.width)
-    return rank * (attention + mlp)
+    whole = sum(kind.count * (4 * hidden + heads * kind.head_dim) for kind in shape.attention) + sum(
+        layers * (3 * hidden + width) for layers, width in shape.mlp_widths
+    )
+    return rank * cut, rank * whole

@@ -15,6 +15,7 @@ from serving.planning.architectures import (
     NOT_STAGED,
     NOT_STREAMED,
     TAKEN_FOR_ANOTHER,
+    drafts_in_jax,
 )
 
 pytestmark = pytest.mark.unit
@@ -111,3 +112,25 @@ def test_defaults_are_those_of_transformers(architecture: str) -> None:
     defaults = CONFIG_MAPPING[CONFIG_CLASSES[architecture]]().to_dict()
     ours = {key: value for key, value in ARCHITECTURES[architecture].items() if key not in NOT_IN_CLASSES}
     assert {key: defaults[key] for key in ours} == ours
+
+
+def test_models_in_jax_have_no_adapters_and_experts_none_on_tpus() -> None:
+    loader = source("tpu_inference", "models/common/model_loader.py")
+    in_jax = loader.partition("def get_flax_model(")[2].partition("def get_vllm_model(")[0]
+    assert "lora_manager, model = None, None" in in_jax
+    assert "not routed_experts.quant_method.is_monolithic" in source("vllm", "lora/layers/fused_moe.py")
+    assert "def is_monolithic(self) -> bool:\n        return True" in source(
+        "tpu_inference", "layers/vllm/quantization/unquantized.py"
+    )
+
+
+def test_drafts_in_jax_are_those_of_tpu_inference_by_vllm_s_names() -> None:
+    loader = source("tpu_inference", "models/common/model_loader.py")
+    in_jax = set(re.findall(r'_MODEL_REGISTRY\[\s*"(\w+)"\s*\]', loader))
+    for method, architecture, name in (
+        ("eagle3", "LlamaForCausalLM", "Eagle3LlamaForCausalLM"),
+        ("eagle3", "LlamaForCausalLMEagle3", "LlamaForCausalLMEagle3"),
+        ("eagle", "LlamaForCausalLM", "EagleLlamaForCausalLM"),
+        ("dflash", "DFlashDraftModel", "DFlashDraftModel"),
+    ):
+        assert drafts_in_jax(method, architecture) == (name in in_jax)

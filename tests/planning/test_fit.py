@@ -334,19 +334,39 @@ def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> 
         plan(spec("Qwen/Qwen3-4B", "v6e 4x4", parallel={"tensor": 8, "data": 2}))
 
 
-def test_adapters_of_experts_are_counted_too() -> None:
-    found = plan(spec("Qwen/Qwen3-30B-A3B", "v6e 2x4 1", {**SHORT, "enable_lora": True}))
-    adapters = next(group for group in found.fit.groups if group.name == "LoRA adapters")
-    assert adapters.params > 16 * 48 * 128 * 3 * (2048 + 768)
+def test_adapters_of_experts_are_refused_and_those_of_attention_are_not() -> None:
+    lora = {**SHORT, "enable_lora": True}
+    with pytest.raises(PlanError, match=r"set engine\.lora_target_modules to the projections of attention"):
+        plan(spec("Qwen/Qwen3-30B-A3B", "v6e 2x4 1", lora))
+    with pytest.raises(PlanError, match="no LoRA for experts"):
+        plan(spec("Qwen/Qwen3-30B-A3B", "v6e 2x4 1", lora | {"lora_target_modules": ["q_proj", "experts"]}))
+    plan(spec("Qwen/Qwen3-30B-A3B", "v6e 2x4 1", lora | {"lora_target_modules": ["q_proj", "o_proj"]}))
 
 
 def test_adapters_are_counted_and_refused_where_the_engine_has_none() -> None:
     lora = {**SHORT, "enable_lora": True, "max_lora_rank": 64, "max_loras": 8}
     found = plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", lora))
-    adapters = next(group for group in found.fit.groups if group.name == "LoRA adapters")
-    assert adapters.params == 8 * 167_772_160  # rank 64 over all projections, as PEFT counts it
+    adapters = [group for group in found.fit.groups if group.name.startswith("LoRA")]
+    assert (
+        sum(group.params for group in adapters) == 8 * 167_772_160
+    )  # rank 64 over all projections, as PEFT counts it
     with pytest.raises(PlanError, match="no LoRA with data parallelism"):
         plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", lora, parallel={"tensor": 2, "data": 4}))
+
+
+def test_every_device_holds_the_inner_halves_of_adapters_whole() -> None:
+    lora = {**SHORT, "enable_lora": True, "max_lora_rank": 64, "max_loras": 8}
+    base = {**SHORT, "model_impl": "vllm"}
+    added = [
+        plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 2x2", engine)).fit.weight_bytes
+        for engine in (lora, base)
+    ]
+    assert added[0] - added[1] > 0.6 * 8 * 167_772_160 * 2
+
+
+def test_a_model_with_adapters_runs_as_vllm_s() -> None:
+    found = plan(spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", {**SHORT, "enable_lora": True}))
+    assert (found.sizes.by_vllm, found.environment["MODEL_IMPL_TYPE"]) == (True, "vllm")
 
 
 def test_the_engine_is_told_how_many_sequences_the_plan_counts_with() -> None:
@@ -429,7 +449,7 @@ def test_fp8_is_said_to_be_no_faster_where_it_is_not() -> None:
 def test_a_draft_model_is_counted_with_its_cache() -> None:
     large = {**SHORT, "gpu_memory_utilization": 0.9}
     small = {"method": "eagle3", "model": "Qwen/Qwen3-4B", "num_speculative_tokens": 4}
-    alone = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", large)).fit
+    alone = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "model_impl": "vllm"})).fit
     helped = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**large, "speculative_config": small})).fit
     assert helped.weight_bytes - alone.weight_bytes == pytest.approx(8.04e9 / 8, rel=0.01)
     assert alone.cache_tokens * 256 / 1024 > helped.cache_tokens * (256 + 144) / 1024
@@ -480,6 +500,33 @@ def test_draft_models_of_their_own_kind_are_counted(name: str, layers: int, tmp_
     found = plan(spec("Qwen/Qwen3-32B", "v6e 2x4 1", {**SHORT, "speculative_config": speculative}))
     assert found.sizes.draft is not None
     assert found.sizes.draft.layers == layers
+
+
+BY_VLLM = {"MODEL_IMPL_TYPE": "vllm", "DRAFT_MODEL_IMPL_TYPE": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("target", "draft", "environment"),
+    [
+        ("Qwen/Qwen3-8B", "LlamaForCausalLM", {}),  # vLLM names it Eagle3LlamaForCausalLM
+        ("Qwen/Qwen3-8B", "LlamaForCausalLMEagle3", BY_VLLM),  # a name that tpu-inference does not know
+        ("Qwen/Qwen3-30B-A3B", "LlamaForCausalLM", BY_VLLM),
+    ],
+)
+def test_target_and_draft_are_of_one_implementation(
+    target: str, draft: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    config = CONFIGS["Qwen/Qwen3-4B"] | {"architectures": [draft], "num_hidden_layers": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    speculative = {"method": "eagle3", "model": str(tmp_path), "num_speculative_tokens": 4}
+    found = plan(spec(target, "v6e 2x4 1", {**SHORT, "speculative_config": speculative}))
+    assert found.environment == environment
+
+
+def test_a_checkpoint_that_drafts_by_its_own_layers_runs_as_vllm_s() -> None:
+    own = {**SHORT, "speculative_config": {"method": "mtp", "num_speculative_tokens": 1}}
+    for model, slice_ in (("deepseek-ai/DeepSeek-R1", "v7x 2x2x2"), ("zai-org/GLM-4.5-Air", "v7x 2x2x1")):
+        assert plan(spec(model, slice_, own)).environment.items() >= BY_VLLM.items()
 
 
 @pytest.mark.parametrize(
