@@ -336,7 +336,7 @@ class SliceReplica:
                 if load.last_output_s != output_s:  # or it has taken no step, and is left alone
                     output_s = load.last_output_s
                     late = self._tell_late(late, await self._server.late_programs())
-                    await self._tell_first_requests(load.finished, late.programs)
+                    await self._tell_first_requests(load.finished, late)
                 await asyncio.sleep(TIMINGS.late_programs_look_s)
         except Exception:
             logger.exception("%s: the workers could not tell what they compiled", self._plan.model.name)
@@ -353,9 +353,12 @@ class SliceReplica:
                 logger.log(level, "%s on slice %s compiled while it served: %s", name, own.slice, line)
         return now
 
-    async def _tell_first_requests(self, ended: int, late: int) -> None:
+    async def _tell_first_requests(self, ended: int, late: Late) -> None:
         if self._start and self._start.late_programs is None and ended >= FIRST_REQUESTS:
-            self._start = dataclasses.replace(self._start, requests=ended, late_programs=late)
+            seconds = round(late.seconds, 3)
+            self._start = dataclasses.replace(
+                self._start, requests=ended, late_programs=late.programs, late_compile_s=seconds
+            )
             await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
 
     async def _compare_first_answer(self) -> None:

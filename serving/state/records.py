@@ -142,12 +142,13 @@ class WorkerStart:
 class StartRecord:
     """What the workers of a slice replica found, and how many programs its first requests had compiled.
 
-    `requests` have ended since it serves; `late_programs` is None until there were FIRST_REQUESTS of them.
+    `requests` have ended since it serves; `late_programs` is None until there were FIRST_REQUESTS of them. They took `late_compile_s`.
     """
 
     workers: tuple[WorkerStart, ...]
     requests: int = 0
     late_programs: int | None = None
+    late_compile_s: float = 0.0
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:

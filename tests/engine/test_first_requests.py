@@ -95,7 +95,7 @@ async def test_what_workers_found_is_told_and_after_a_hundred_requests_what_was_
     await looked(made, monkeypatch)
     assert store.told == [
         ("r", StartRecord((WORKER,))),
-        ("r", StartRecord((WORKER,), requests=FIRST_REQUESTS + 7, late_programs=2)),
+        ("r", StartRecord((WORKER,), FIRST_REQUESTS + 7, late_programs=2, late_compile_s=3.5)),
     ]
 
 
