@@ -357,6 +357,14 @@ class GkeSpec(_Spec):
         default_factory=dict,
         description="Environment of the slices' pods, as LIBTPU_INIT_ARGS: it is there before any process starts.",
     )
+    head_env: dict[str, str] = Field(
+        default_factory=dict,
+        description="Environment of the head's pod, with the routers, as OTEL_EXPORTER_OTLP_ENDPOINT; slices have `env`.",
+    )
+    tracing_secret: str | None = Field(
+        default=None,
+        description="Secret whose key `headers` is OTEL_EXPORTER_OTLP_HEADERS on head and slices, for a collector that asks for a key.",
+    )
     run_as_user: int = Field(
         default=1000,
         ge=0,
@@ -401,7 +409,7 @@ class GkeSpec(_Spec):
             return value
         raise ValueError("the name of a bucket is needed, without gs:// and folders")
 
-    @field_validator("env")
+    @field_validator("env", "head_env")
     @classmethod
     def _are_variables(cls, value: dict[str, str]) -> dict[str, str]:
         if wrong := [name for name in value if not _VARIABLE.fullmatch(name)]:

@@ -143,6 +143,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     },
     "gke.dranet": ({}, True),
     "gke.env": ({}, {"A": "b"}),
+    "gke.head_env": ({}, {"A": "b"}),
     "gke.gateway.class_name": (_GATEWAY, "other"),
     "gke.gateway.hostname": (_GATEWAY, "other.example"),
     "gke.gateway.certificate_secret": (_GATEWAY, "other"),
@@ -155,6 +156,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "gke.control_store": ({}, "rocksdb"),
     "gke.database_secret": ({}, "other"),
     "gke.store_claim": ({}, "other"),
+    "gke.tracing_secret": ({}, "other"),
     "gke.redis_secret": ({"gke.control_store": "redis:6379"}, "other"),
     "gke.zone": ({}, "us-east5-b"),
 }

@@ -29,6 +29,7 @@ _NOT_IN_ENV = {
     "PGPASSWORD": "name a secret in gke.database_secret",
     "SERVING_CLUSTER_SECRET": "name a secret in gke.cluster_secret",
     "SERVING_KEYS": "name a file in router.keys_file, and its secret in gke.keys_secret",
+    "OTEL_EXPORTER_OTLP_HEADERS": "name a secret in gke.tracing_secret",
     "RAY_AUTH_TOKEN": "KubeRay makes it",
     "HOST_INDEX": "the manifest sets it",
     "NODE_IP": "the manifest sets it",
@@ -142,8 +143,9 @@ def application(
 
 def _check_environment(gke: GkeSpec, plans: Sequence[Plan]) -> None:
     for variable, way in _NOT_IN_ENV.items():
-        if variable in gke.env:
-            raise ConfigError(f"gke.env sets {variable}; leave it out: {way}")
+        for key, variables in {"env": gke.env, "head_env": gke.head_env}.items():
+            if variable in variables:
+                raise ConfigError(f"gke.{key} sets {variable}; leave it out: {way}")
     for plan in plans:
         if derived := sorted(gke.env.keys() & plan.environment.keys()):
             raise ConfigError(

@@ -139,6 +139,8 @@ def _secrets(app: Application) -> Iterator[str]:
         yield f"{app.gke.redis_secret} (key password)"
     if app.gke.database_secret:
         yield f"{app.gke.database_secret} (key password)"
+    if app.gke.tracing_secret:
+        yield f"{app.gke.tracing_secret} (key headers)"
     if app.gke.gateway:
         yield f"{app.gke.gateway.certificate_secret} (kubernetes.io/tls)"
 

@@ -45,7 +45,11 @@ def head(app: Application) -> dict[str, Any]:
         "name": "ray-head",
         "image": app.image,
         "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
-        "env": [*_secrets(app), *_database(app), *_plain({"HOME": _TMP, "HF_HOME": f"{_TMP}/huggingface"})],
+        "env": [
+            *_secrets(app),
+            *_database(app),
+            *_plain({"HOME": _TMP, "HF_HOME": f"{_TMP}/huggingface"} | app.gke.head_env),
+        ],
         "resources": {
             "requests": {"cpu": str(_HEAD_CPU), "memory": memory, **disk},
             "limits": {"memory": memory, **disk},
@@ -223,6 +227,8 @@ def _secrets(app: Application) -> list[dict[str, Any]]:
     wanted = {"SERVING_CLUSTER_SECRET": (app.gke.cluster_secret, "secret")}
     if app.asks_the_hub and app.gke.token_secret:
         wanted["HF_TOKEN"] = (app.gke.token_secret, "token")
+    if app.gke.tracing_secret:
+        wanted["OTEL_EXPORTER_OTLP_HEADERS"] = (app.gke.tracing_secret, "headers")
     return [
         {"name": variable, "valueFrom": {"secretKeyRef": {"name": secret, "key": key}}}
         for variable, (secret, key) in wanted.items()

@@ -8,6 +8,7 @@ import yaml
 from pydantic import ValidationError
 from support.manifests import objects_of, pod_templates, problems
 
+from serving import tracing
 from serving.config import GkeSpec, ModelSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
 from serving.gke.manifest import kustomize, render
@@ -464,6 +465,20 @@ def test_the_environment_is_the_pod_s_own() -> None:
     assert environment(host)["NUM_PRECOMPILE_WORKERS"] == "2"
 
 
+def test_spans_of_routers_and_slices_go_to_a_collector_with_its_key() -> None:
+    endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector:4318"}
+    found = objects(env=endpoint, head_env=endpoint, tracing_secret="collector")
+    for template in pods(found):
+        variables = environment(template)
+        assert tracing.endpoint(variables) == "https://collector:4318/v1/traces"
+        assert variables["OTEL_EXPORTER_OTLP_HEADERS"] == {
+            "secretKeyRef": {"name": "collector", "key": "headers"}
+        }
+    head, host = pods(objects(head_env={"HTTPS_PROXY": "http://proxy:3128"}))
+    assert "HTTPS_PROXY" in environment(head)
+    assert "HTTPS_PROXY" not in environment(host)
+
+
 def test_locked_memory_is_raised_before_ray_starts() -> None:
     # KubeRay puts its own command behind `&&`; `|| true` keeps a host that refuses from losing the limit of open files.
     _, host = pods(objects())
@@ -617,13 +632,15 @@ def test_weights_on_no_bucket_are_refused() -> None:
     [
         ("TPU_NAME", "Google's TPU webhook sets it"),
         ("HF_TOKEN", "name a secret in gke.token_secret"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "name a secret in gke.tracing_secret"),
         ("HOST_INDEX", "the manifest sets it"),
         ("NODE_IP", "the manifest sets it"),
     ],
 )
-def test_a_variable_that_others_set_is_refused(variable: str, way: str) -> None:
-    with pytest.raises(ConfigError, match=f"gke.env sets {variable}; leave it out: {way}"):
-        objects(env={variable: "1"})
+@pytest.mark.parametrize("key", ["env", "head_env"])
+def test_a_variable_that_others_set_is_refused(key: str, variable: str, way: str) -> None:
+    with pytest.raises(ConfigError, match=f"gke.{key} sets {variable}; leave it out: {way}"):
+        objects(**{key: {variable: "1"}})
 
 
 @pytest.mark.parametrize(
