@@ -24,20 +24,28 @@ _ASKED_AT_ONCE = 64  # slices: where the store is slow, the records of all of th
 
 
 class StoreClaims:
-    """Slices on which this router, and no other, tries a suspect."""
+    """Slices on which this router, and no other, tries a suspect, and the suspects that it tries."""
 
     def __init__(self, store: Store, application: str, router: str) -> None:
         self._store = store
         self._application = application
         self._router = router
 
-    async def take(self, replica: str) -> bool:
-        return await asyncio.to_thread(
-            self._store.claim, self._application, replica, self._router, time.time()
-        )
+    async def take(self, replica: str, name: str, for_s: float) -> bool:
+        return await asyncio.to_thread(self._take, replica, name, for_s)
 
-    async def give_back(self, replica: str) -> None:
-        await asyncio.to_thread(self._store.unclaim, self._application, replica)
+    async def give_back(self, replica: str, name: str) -> None:
+        for what in (replica, name):
+            await asyncio.to_thread(self._store.unclaim, self._application, what, self._router)
+
+    def _take(self, replica: str, name: str, for_s: float) -> bool:
+        store, application, router, now = self._store, self._application, self._router, time.time()
+        if not store.claim(application, name, router, now, now + for_s):
+            return False
+        if store.claim(application, replica, router, now, now + for_s):
+            return True
+        store.unclaim(application, name, router)
+        return False
 
 
 async def in_steps(work: Iterable[None]) -> Any:
@@ -71,7 +79,7 @@ class StoreLoop:
         self._beat_s = timings.beat_s
         self._look_s = timings.waiting_look_s
         self._explaining: asyncio.Task[None] | None = None
-        core.dispatcher.claims = StoreClaims(store, core.application, core.name)
+        core.dispatcher.trials.claims = StoreClaims(store, core.application, core.name)
         self._board = Board()
         self._told: Mapping[str, Suspicion] = {}
         self._tasks: set[asyncio.Task[None]] = set()

@@ -48,8 +48,6 @@ _LISTED = frozenset(
         *(b"rollout", b"batches", b"usage"),
     )
 )
-CLAIM_S = 30.0  # of a process that ended without giving back what it had
-
 
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -277,19 +275,26 @@ class Store:
     def delete_slice_failures(self, failed: SliceFailures) -> None:
         self._delete(_failed_key(failed))
 
-    def claim(self, application: str, what: str, by: str, now: float) -> bool:
-        """Take something that only one may have at a time; a claim older than CLAIM_S counts no more."""
-        key, value = _key(application, "claim", what), json.dumps({"by": by, "at": now}).encode()
+    def claim(self, application: str, what: str, by: str, now: float, until: float) -> bool:
+        """Take something that only one may have at a time; `until` bounds the claim of a process that ends without giving back."""
+        key, value = _key(application, "claim", what), json.dumps({"by": by, "until": until}).encode()
         if self._client.internal_kv_put(key.encode(), value, False, _NAMESPACE):
             return True
-        known = json.loads(self._get(key) or b'{"by": "", "at": 0}')
-        if known["by"] != by and now - known["at"] < CLAIM_S:
+        known = self._claim(key)
+        if known["by"] != by and now < known["until"]:
             return False
         self._put(key, value)
         return True
 
-    def unclaim(self, application: str, what: str) -> None:
-        self._delete(_key(application, "claim", what))
+    def unclaim(self, application: str, what: str, by: str) -> None:
+        """Give back what `by` has."""
+        key = _key(application, "claim", what)
+        if self._claim(key)["by"] == by:
+            self._delete(key)
+
+    def _claim(self, key: str) -> dict[str, Any]:
+        claim: dict[str, Any] = {"by": "", "until": 0.0, **json.loads(self._get(key) or b"{}")}
+        return claim
 
     def _values(self, keys: list[bytes]) -> dict[bytes, bytes]:
         return self._client.internal_kv_multi_get(keys, _NAMESPACE) if keys else {}

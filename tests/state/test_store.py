@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from support.memory_store import MemoryStore, MemoryTable
 
+from serving.router.store_loop import StoreClaims
 from serving.state.records import (
     BatchRecord,
     DecisionRecord,
@@ -49,3 +50,27 @@ def test_a_snapshot_has_every_kind_of_record() -> None:
     store.put_usage("app", written.usage)
     assert store.read("app") == store.read() == written
     assert store.read("other") == Snapshot()
+
+
+def test_a_claim_is_one_router_s_until_it_is_given_back_or_over() -> None:
+    store = MemoryStore(MemoryTable())
+    assert store.claim("app", "slice", "one", 0.0, 90.0)
+    assert store.claim("app", "slice", "one", 1.0, 91.0)
+    assert not store.claim("app", "slice", "two", 89.0, 99.0)
+    store.unclaim("app", "slice", "two")
+    assert not store.claim("app", "slice", "two", 90.0, 99.0)
+    assert store.claim("app", "slice", "two", 91.0, 99.0)
+    store.unclaim("app", "slice", "two")
+    assert store.claim("app", "slice", "one", 92.0, 99.0)
+
+
+async def test_a_router_claims_a_suspect_with_the_slice_that_it_is_tried_on() -> None:
+    table = MemoryTable()
+    one, two = (StoreClaims(MemoryStore(table), "app", router) for router in ("one", "two"))
+    assert await one.take("a", "poison", 60.0)
+    assert not await two.take("b", "poison", 60.0)
+    assert not await two.take("a", "other", 60.0)
+    assert await two.take("b", "other", 60.0)
+    await one.give_back("a", "poison")
+    await two.give_back("b", "other")
+    assert not table.values

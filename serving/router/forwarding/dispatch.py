@@ -9,9 +9,8 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
-from typing import Protocol
 
 from serving.config import FailoverSpec
 from serving.errors import NoSliceError, PoisonousRequestError, ServingError, SliceLostError
@@ -19,7 +18,15 @@ from serving.router.forwarding.circuit_breaker import CircuitBreaker
 from serving.router.forwarding.sentinel import Sentinel
 from serving.router.forwarding.slice_timing import SliceTiming
 from serving.router.forwarding.stalls import Stream, stalled
-from serving.router.forwarding.suspects import HEARD_S, REFUSED_S, Flight, Suspects, fingerprint
+from serving.router.forwarding.suspects import (
+    HEARD_S,
+    REFUSED_S,
+    SUSPECTED_S,
+    Flight,
+    Suspects,
+    fingerprint,
+)
+from serving.router.forwarding.trials import Trials
 from serving.router.forwarding.upstream import NotConnectedError, SliceResponse, Upstream, UpstreamError
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
@@ -32,6 +39,7 @@ logger = logging.getLogger("ray.serve")
 # A slice that was found dead and serves on after so long was only late.
 _ALIVE_S = 10.0
 _MOST_LEFT = 4096
+_MOST_GONE = 4096
 
 
 @dataclass
@@ -59,25 +67,6 @@ class _TrialAwaitedError(Exception):
     """A suspect has to wait until a slice is free of other suspects."""
 
 
-class Claims(Protocol):
-    """On which slice which router tries a suspect: one at a time, of all routers."""
-
-    async def take(self, replica: str) -> bool:
-        """Whether the slice is this router's to try a suspect on, until it is given back."""
-
-    async def give_back(self, replica: str) -> None: ...
-
-
-class NoClaims:
-    """Of a router that is the only one."""
-
-    async def take(self, replica: str) -> bool:  # noqa: ARG002  as Claims has it
-        return True
-
-    async def give_back(self, replica: str) -> None:  # noqa: ARG002
-        return
-
-
 class Dispatcher:
     """What all answers of one router share: connections, and which slices are left out."""
 
@@ -98,10 +87,10 @@ class Dispatcher:
         self._table = table
         self._upstream = Upstream(timings.connect_s)
         self.suspects = Suspects(HEARD_S if routers > 1 else 0.0)
-        self.claims: Claims = NoClaims()
+        self.trials = Trials(self.suspects)
         self.sentinel = Sentinel(sentinel, table, self._upstream, routers=routers)
-        self._givings: set[asyncio.Task[None]] = set()
         self._asking: dict[asyncio.Timeout, tuple[SliceRecord, InferenceRequest, float]] = {}
+        self._gone: list[tuple[SliceRecord, Flight]] = []  # what clients that hung up left on slices
         self._verdicts: dict[str, asyncio.Task[None]] = {}
         self._dead: dict[str, float] = {}  # replicas that were found dead, and when
         self._left: dict[str, None] = {}  # replicas that went, or go, as planned
@@ -144,6 +133,7 @@ class Dispatcher:
                 if not tries.again(entry.replica):
                     raise self._given_up(entry, error) from error
             except BaseException:
+                self._hung_up(entry, request, asked_s)
                 self._end(entry, request)
                 raise
             else:
@@ -179,16 +169,19 @@ class Dispatcher:
         All requests of a slice have one verdict. `waits`: whether this one may be a suspect, and so waits for it. Raises
         PoisonousRequestError where the request is found guilty.
         """
-        verdict = self._verdicts.get(entry.replica)
-        if verdict is None:
-            there = self._flights(entry.replica)
-            since_s = time.time() - time.monotonic() + self.timing.worked_since_s(entry.replica)
-            verdict = self._verdicts[entry.replica] = asyncio.create_task(
-                self._find_out(entry, there, since_s)
-            )
+        verdict = self._verdict(entry)
         if waits:
             await asyncio.shield(verdict)
             self.refuse_guilty(request)
+
+    def _verdict(self, entry: SliceRecord) -> asyncio.Task[None]:
+        """Who is to be blamed is whoever is there when the first one asks."""
+        if entry.replica not in self._verdicts:
+            there = self._flights(entry.replica)
+            since_s = time.time() - time.monotonic() + self.timing.worked_since_s(entry.replica)
+            found = self._find_out(entry, there, since_s)
+            self._verdicts[entry.replica] = asyncio.create_task(found)
+        return self._verdicts[entry.replica]
 
     async def _find_out(self, entry: SliceRecord, there: list[Flight], since_s: float) -> None:
         if not await self._is_dead(entry):
@@ -197,7 +190,7 @@ class Dispatcher:
         self._dead[entry.replica] = time.monotonic()
         for name in self.suspects.died(entry.replica, there, time.time(), since_s):
             logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
-            self._release(entry.replica)
+            self.trials.end(name, entry.replica, HEARD_S)  # other routers have the same request waiting
 
     async def _is_dead(self, entry: SliceRecord) -> bool:
         """Whether the record says so, or the slice fails its health check. The record may be a beat old.
@@ -212,14 +205,19 @@ class Dispatcher:
         return not await self._upstream.is_well(entry, self._timings.well_s)
 
     def _flights(self, replica: str) -> list[Flight]:
-        """The requests that a slice has now."""
+        """The requests that a slice has now, or may still have of clients that hung up."""
         moment = time.time() - time.monotonic()
         asking = [
             Flight(fingerprint(request), request.model, moment + asked_s)
             for entry, request, asked_s in self._asking.values()
             if entry.replica == replica
         ]
-        return asking + [
+        gone = [
+            replace(flight, since_s=moment + flight.since_s)
+            for entry, flight in self._gone
+            if entry.replica == replica
+        ]
+        return [*gone, *asking] + [
             Flight(
                 fingerprint(stream.request),
                 stream.request.model,
@@ -233,6 +231,10 @@ class Dispatcher:
     def watch(self, stream: Stream) -> None:
         """Have the watch cut the stream when its slice falls silent."""
         stream.watched = True
+
+    def hung_up(self, stream: Stream) -> None:
+        """The client has gone before the end of its answer."""
+        self._hung_up(stream.entry, stream.request, stream.asked_s, answered=stream.heard_s > 0)
 
     def give_back(self, stream: Stream) -> None:
         """End a request. A response that is not read to its end closes its connection: the engine aborts the request."""
@@ -256,6 +258,7 @@ class Dispatcher:
             # The report that a slice's tokens are counted from may be a beat old.
             self.breaker.worked(replica, self.timing.moved_s(replica) - self._timings.beat_s)
         self.sentinel.settle(replicas, free_seats)
+        self._settle_gone(entries)
         self._settle_verdicts(entries)
         forgotten = self._lost - replicas
         self._lost = {entry.replica for entry in entries if entry.state is SliceState.LOST}
@@ -270,6 +273,19 @@ class Dispatcher:
         self._leaving = {entry.replica for entry in entries if entry.state is SliceState.DRAINING}
         if self._leaving and self.failover.continue_streams:
             self._move(free_seats)
+
+    def _settle_gone(self, entries: Collection[SliceRecord]) -> None:
+        """Judge slices that were lost where clients have hung up: nobody else may be there to ask why."""
+        alive = {entry.replica for entry in entries if entry.state is not SliceState.LOST}
+        for entry in {entry.replica: entry for entry, _ in self._gone if entry.replica not in alive}.values():
+            self._verdict(entry)
+        oldest_s = time.monotonic() - SUSPECTED_S
+        self._gone = [
+            (entry, flight)
+            for entry, flight in self._gone
+            if entry.replica in alive
+            and flight.since_s > max(oldest_s, self.timing.worked_since_s(entry.replica))
+        ][-_MOST_GONE:]
 
     def _settle_verdicts(self, entries: Collection[SliceRecord]) -> None:
         for gone in self._verdicts.keys() - {entry.replica for entry in entries}:
@@ -312,7 +328,8 @@ class Dispatcher:
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
         """The slice answered well: blame those that answered this request with an error."""
         if self.suspects:
-            self._release(self.suspects.answered(fingerprint(request), whole=not request.streams))
+            name = fingerprint(request)
+            self.trials.end(name, self.suspects.answered(name, whole=not request.streams))
         self.breaker.answered(entry.replica)
         for replica in tries.accused - {entry.replica}:
             self.breaker.failed(replica, time.monotonic(), broken=False)
@@ -327,7 +344,7 @@ class Dispatcher:
         while True:
             await asyncio.sleep(self._timings.stall_look_s)
             for name in self.suspects.survivors(time.time()):
-                self._release(self.suspects.cleared(name))
+                self.trials.end(name, self.suspects.outlived(name))
             for stream in stalled(self._streams, self.timing, self._table.in_flight, time.monotonic()):
                 if self._elsewhere(stream.entry):
                     logger.warning(
@@ -368,19 +385,6 @@ class Dispatcher:
             other.serves and other.replica not in left_out for other in self._table.entries(entry.model)
         )
 
-    def _release(self, replica: str | None) -> None:
-        """A trial is over: another router may try its suspects there."""
-        if replica is not None:
-            giving = asyncio.create_task(self._give_back_claim(replica))
-            self._givings.add(giving)
-            giving.add_done_callback(self._givings.discard)
-
-    async def _give_back_claim(self, replica: str) -> None:
-        try:
-            await self.claims.give_back(replica)
-        except Exception:
-            logger.exception("a slice is given back to other routers' suspects when its time is over")
-
     async def _judged(self, entry: SliceRecord, request: InferenceRequest, error: Exception) -> None:
         """End a request that a slice broke off; a slice that took no connection has not seen the request."""
         try:
@@ -389,9 +393,17 @@ class Dispatcher:
         finally:
             self._end(entry, request)
 
+    def _hung_up(
+        self, entry: SliceRecord, request: InferenceRequest, asked_s: float, *, answered: bool = False
+    ) -> None:
+        flight = Flight(fingerprint(request), request.model, asked_s, answered)
+        self._gone.append((entry, flight))
+        self.suspects.hung_up(flight.name, entry.replica)
+
     def _end(self, entry: SliceRecord, request: InferenceRequest) -> None:
         if self.suspects:
-            self._release(self.suspects.left(fingerprint(request)))
+            name = fingerprint(request)
+            self.trials.end(name, self.suspects.left(name, entry.replica))
         self._table.end(entry.replica)
         self.breaker.ended(entry.replica)
 
@@ -426,38 +438,23 @@ class Dispatcher:
         """
         self.refuse_guilty(request)
         name = fingerprint(request)
-        if not self.suspects.suspects(name):
+        if not self.suspects.suspects(name, time.time()):
             return self._table.choose(request.model, left_out, request)
         await asyncio.sleep(max(0.0, self.suspects.heard_in_s(name, time.time())))
         self.refuse_guilty(request)
-        if not self.suspects.suspects(name):  # the same request has been answered meanwhile
+        if not self.suspects.suspects(name, time.time()):  # the same request has been answered meanwhile
             return self._table.choose(request.model, left_out, request)
-        if not self.suspects.on_trial(name):
-            elsewhere = self.suspects.closed() | self.suspects.died_under(name) | set(self._dead)
+        if self.trials.open_to(name):
+            elsewhere = self.trials.closed() | self.suspects.died_under(name) | set(self._dead)
             try:
                 entry = self._table.choose(request.model, left_out | elsewhere, request)
             except NoSliceError:
                 pass
             else:
-                if await self._claimed(name, entry.replica):
+                if await self.trials.begin(name, entry.replica):
                     return entry
         self._table.choose(request.model)  # raises where no slice serves at all
         raise _TrialAwaitedError
-
-    async def _claimed(self, name: str, replica: str) -> bool:
-        """Whether a suspect may be tried on a replica; from now on, so that no other is meanwhile."""
-        self.suspects.tried(name, replica, time.time())
-        taken = False
-        try:
-            taken = await self.claims.take(replica)
-        except Exception:
-            logger.exception("no suspect is tried on a slice while the store can't be asked")
-        finally:
-            if not taken:
-                self.suspects.left(name)
-        if replica not in self.suspects.closed():  # it was cleared meanwhile
-            self._release(replica)
-        return taken
 
     def _given_up(self, entry: SliceRecord, error: Exception) -> ServingError:
         if isinstance(error, NotConnectedError):

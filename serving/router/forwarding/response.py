@@ -75,6 +75,9 @@ class Forwarding:
             self._record.answered(stream.response.status, streamed=streamed)
             try:
                 over = await (self._stream(stream) if streamed else self._whole(stream))
+            except asyncio.CancelledError:
+                self._dispatcher.hung_up(stream)
+                raise
             finally:
                 self._dispatcher.give_back(stream)
 

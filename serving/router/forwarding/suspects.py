@@ -16,7 +16,7 @@ Requests are known by a fingerprint of model, path and body: the same request se
 
 import hashlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.router.forwarding.slice_timing import WORKED_S
 from serving.router.http.protocol import InferenceRequest
@@ -43,7 +43,8 @@ class Flight:
 @dataclass(frozen=True)
 class _Trial:
     replica: str
-    began_s: float
+    until_s: float
+    hung_up: bool = False
 
 
 def over(suspicion: Suspicion, now: float) -> bool:
@@ -88,8 +89,9 @@ class Suspects:
     def is_guilty(self, name: str) -> bool:
         return name in self._ours and self._ours[name].guilty
 
-    def suspects(self, name: str) -> bool:
-        return name in self._ours or name in self._theirs
+    def suspects(self, name: str, now: float) -> bool:
+        """Whether it is to be tried. Without the store nothing is forgotten, and no trial begins."""
+        return any(name in known and not over(known[name], now) for known in (self._ours, self._theirs))
 
     def died_under(self, name: str) -> set[str]:
         """The replicas for whose death it is suspected. One may still be taken for alive here."""
@@ -115,7 +117,7 @@ class Suspects:
 
     def tried(self, name: str, replica: str, now: float) -> None:
         """A suspect goes to a replica on which it is the only one."""
-        self._trials[name] = _Trial(replica, now)
+        self._trials[name] = _Trial(replica, now + self.trial_s(name))
 
     def answered(self, name: str, *, whole: bool) -> str | None:
         """It got its first token, or its whole answer. Returns the replica that it was tried on, if the trial is over.
@@ -133,19 +135,33 @@ class Suspects:
                 self._cleared[name] = max(suspicion.at for suspicion in blamed)
         return trial.replica if trial else None
 
-    def left(self, name: str) -> str | None:
-        """It runs no more, by nobody's fault; it stays suspected for a while. Returns the replica that it was tried on."""
-        trial = self._trials.pop(name, None)
-        return trial.replica if trial else None
+    def left(self, name: str, replica: str) -> str | None:
+        """It runs no more there, by nobody's fault; it stays suspected for a while. Returns the replica if its trial there is over."""
+        trial = self._trials.get(name)
+        if trial is None or trial.replica != replica or trial.hung_up:
+            return None
+        del self._trials[name]
+        return replica
+
+    def hung_up(self, name: str, replica: str) -> None:
+        """Its client has gone. What the slice was sent may still end it: a trial goes on to its end."""
+        trial = self._trials.get(name)
+        if trial and trial.replica == replica:
+            self._trials[name] = replace(trial, hung_up=True)
+
+    def trial_s(self, name: str) -> float:
+        """For how long a suspect is tried: longer than it ran on the slice that died."""
+        ran_s = [known[name].ran_s for known in (self._ours, self._theirs) if name in known]
+        return _LONGER * max(ran_s, default=0.0) + _LONGER_S
 
     def survivors(self, now: float) -> list[str]:
-        """Suspects that have run on trial for longer than on the slice that died."""
-        known = {**self._theirs, **self._ours}
-        return [
-            name
-            for name, trial in self._trials.items()
-            if name in known and now - trial.began_s > _LONGER * known[name].ran_s + _LONGER_S
-        ]
+        """Suspects that have run on trial for longer than on the slice that died, also where the suspicion is over meanwhile."""
+        return [name for name, trial in self._trials.items() if now > trial.until_s]
+
+    def outlived(self, name: str) -> str | None:
+        """Its slice has outlived the trial; that clears it unless its client hung up. Returns the replica that it was tried on."""
+        trial = self._trials[name]
+        return self.cleared(name) if not trial.hung_up else self._trials.pop(name).replica
 
     def died(self, replica: str, running: Iterable[Flight], now: float, worked_since_s: float) -> list[str]:
         """A replica died under these requests; returns those that are guilty now.

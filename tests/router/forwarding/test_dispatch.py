@@ -25,6 +25,7 @@ from serving.router.forwarding import upstream
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.forwarding.suspects import Suspects
+from serving.router.forwarding.trials import Trials
 from serving.router.http.downstream import Downstream, OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
@@ -116,6 +117,7 @@ def front(running_front: Front) -> Iterator[Front]:
     running_front.table.update([], 0.0)
     running_front.state.relay.breaker.keep(set())
     running_front.state.relay.suspects = Suspects(heard_s=0)
+    running_front.state.relay.trials = Trials(running_front.state.relay.suspects)
     running_front.state.relay._verdicts.clear()
     yield running_front
     until(running_front.idle, "no request counted in flight")

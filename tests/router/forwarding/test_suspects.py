@@ -36,8 +36,10 @@ def found_guilty() -> Suspects:
 
 def test_whoever_had_just_come_to_a_slice_that_died_is_suspected_and_refused_by_nobody() -> None:
     suspects = after_a_death()
-    assert all(suspects.suspects(name) and not suspects.is_guilty(name) for name in (POISON, OTHER, THIRD))
-    assert not suspects.suspects("a stranger")
+    assert all(
+        suspects.suspects(name, DIED) and not suspects.is_guilty(name) for name in (POISON, OTHER, THIRD)
+    )
+    assert not suspects.suspects("a stranger", DIED)
 
 
 def test_who_had_got_tokens_or_had_run_for_long_is_no_suspect() -> None:
@@ -51,7 +53,7 @@ def test_who_came_before_a_long_silence_in_which_a_slice_died_is_suspected_and_t
     suspects = Suspects()
     there = flights(POISON, since_s=DIED - 40) + flights(OTHER, since_s=DIED - 46)
     suspects.died("a", there, DIED, DIED - 46)
-    assert (suspects.suspects(POISON), suspects.suspects(OTHER)) == (True, False)
+    assert (suspects.suspects(POISON, DIED), suspects.suspects(OTHER, DIED)) == (True, False)
     suspects.tried(POISON, "b", DIED + 2)
     assert suspects.survivors(DIED + 2 + 60) == []
     assert suspects.survivors(DIED + 2 + 62) == [POISON]
@@ -61,7 +63,7 @@ def test_who_ran_on_a_second_slice_that_died_is_suspected_however_far_it_had_com
     suspects = Suspects()
     for replica in "ab":
         suspects.died(replica, flights(POISON, answered=True), DIED, WORKED_SINCE)
-    assert suspects.suspects(POISON)
+    assert suspects.suspects(POISON, DIED)
 
 
 def test_no_suspect_is_tried_before_every_router_has_heard_of_it() -> None:
@@ -83,7 +85,7 @@ def test_two_suspects_are_never_tried_on_one_slice_nor_one_request_twice() -> No
 def test_a_suspect_under_which_a_second_slice_dies_is_guilty_and_nobody_beside_it_is_suspected() -> None:
     suspects = found_guilty()
     assert suspects.guilty.keys() == {POISON}
-    assert not suspects.suspects("new")
+    assert not suspects.suspects("new", DIED)
 
 
 def test_a_token_clears_nobody_under_whom_two_slices_have_died() -> None:
@@ -117,7 +119,7 @@ def test_a_trial_goes_on_where_the_suspicion_is_over() -> None:
     suspects.tried(POISON, "b", DIED + SUSPECTED_S)
     suspects.take([], DIED + SUSPECTED_S + 1)
     assert suspects  # or nobody would end it
-    suspects.left(POISON)
+    suspects.left(POISON, "b")
     assert not suspects
 
 
@@ -136,12 +138,54 @@ def test_who_outlives_its_own_time_on_the_slice_that_died_is_a_survivor() -> Non
     assert suspects.survivors(DIED + 3.3) == [OTHER]
 
 
-def test_a_client_that_leaves_ends_the_trial_and_not_the_suspicion() -> None:
+def test_a_trial_ends_by_time_also_where_the_suspicion_was_over_before() -> None:
+    """It would be found guilty of whatever ends its slice an hour later."""
+    suspects = Suspects()
+    suspects.died("a", flights(POISON, since_s=DIED - 50), DIED, DIED - 60)
+    suspects.tried(POISON, "b", DIED + 2)
+    suspects.take([], DIED + SUSPECTED_S + 1)
+    assert suspects.survivors(DIED + 2 + 76.5) == [POISON]
+
+
+def test_without_the_store_nobody_is_suspected_for_longer() -> None:
+    """No trial begins then, and nothing is taken over that would forget a suspect."""
+    suspects = after_a_death()
+    assert suspects.suspects(OTHER, DIED + SUSPECTED_S)
+    assert not suspects.suspects(OTHER, DIED + SUSPECTED_S + 0.1)
+
+
+def test_a_copy_that_ends_on_another_slice_leaves_the_trial_alone() -> None:
     suspects = after_a_death()
     suspects.tried(POISON, "b", DIED + 2)
-    assert suspects.left(POISON) == "b"
+    assert suspects.left(POISON, "c") is None
+    assert suspects.closed() == {"b"}
+
+
+def test_who_hangs_up_on_trial_is_tried_to_the_end_and_guilty_if_the_slice_dies() -> None:
+    """The next suspect would be blamed for what this one left there."""
+    suspects = after_a_death()
+    suspects.tried(POISON, "b", DIED + 2)
+    suspects.hung_up(POISON, "b")
+    assert suspects.left(POISON, "b") is None
+    assert suspects.closed() == {"b"}
+    assert suspects.died("b", flights(POISON, OTHER), DIED + 2.5, WORKED_SINCE) == [POISON]
+
+
+def test_who_hangs_up_on_trial_is_not_cleared_by_the_time() -> None:
+    suspects = after_a_death()
+    suspects.tried(POISON, "b", DIED + 2)
+    suspects.hung_up(POISON, "b")
+    assert suspects.survivors(DIED + 4) == [POISON]
+    assert suspects.outlived(POISON) == "b"
+    assert suspects.suspects(POISON, DIED + 4)
+
+
+def test_who_leaves_its_slice_by_nobody_s_fault_ends_the_trial_and_not_the_suspicion() -> None:
+    suspects = after_a_death()
+    suspects.tried(POISON, "b", DIED + 2)
+    assert suspects.left(POISON, "b") == "b"
     assert suspects.closed() == set()
-    assert suspects.suspects(POISON)
+    assert suspects.suspects(POISON, DIED)
 
 
 def test_the_same_request_from_another_client_shares_its_suspicion() -> None:
@@ -154,11 +198,11 @@ def test_the_same_request_from_another_client_shares_its_suspicion() -> None:
 def test_other_routers_learn_of_both_and_each_clears_for_itself() -> None:
     first, second = found_guilty(), Suspects()
     second.take([first.ours], DIED + 3)
-    assert second.suspects(OTHER)
+    assert second.suspects(OTHER, DIED)
     second.tried(OTHER, "b", DIED + 4)
     second.cleared(OTHER)
     second.take([first.ours], DIED + 5)
-    assert not second.suspects(OTHER)
+    assert not second.suspects(OTHER, DIED)
     assert second.is_guilty(POISON)
     second.cleared(POISON)
     assert second.is_guilty(POISON)
@@ -170,13 +214,13 @@ def test_a_cleared_request_that_is_blamed_again_elsewhere_is_suspected_again() -
     second.cleared(OTHER)
     first.died("c", flights(OTHER, since_s=DIED + 9), DIED + 10, WORKED_SINCE)
     second.take([first.ours], DIED + 11)
-    assert second.suspects(OTHER)
+    assert second.suspects(OTHER, DIED + 11)
 
 
 def test_suspicion_and_guilt_end_with_time() -> None:
     suspects = found_guilty()
     suspects.take([], DIED + SUSPECTED_S + 1)
-    assert not suspects.suspects(OTHER)
+    assert not suspects.suspects(OTHER, DIED)
     assert suspects.is_guilty(POISON)
     suspects.take([], DIED + 3 + REFUSED_S + 1)
     assert not suspects
@@ -186,6 +230,6 @@ def test_suspicion_ends_with_the_router_that_had_it_and_guilt_does_not() -> None
     first, second, third = found_guilty(), Suspects(), Suspects()
     second.take([first.ours], DIED + 4)
     second.take([], DIED + 5)
-    assert not second.suspects(OTHER)
+    assert not second.suspects(OTHER, DIED)
     third.take([second.ours], DIED + 6)
     assert third.is_guilty(POISON)

@@ -3,12 +3,14 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from serving.config import FailoverSpec
 from serving.router.forwarding.dispatch import Dispatcher, _TrialAwaitedError
-from serving.router.forwarding.suspects import Flight, fingerprint
+from serving.router.forwarding.suspects import Flight, Suspects, fingerprint
+from serving.router.forwarding.trials import Trials
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
@@ -62,13 +64,13 @@ async def test_suspects_that_ask_at_once_are_tried_apart_and_the_same_one_once(
     dispatcher: Dispatcher,
 ) -> None:
     class SlowClaims:
-        async def take(self, replica: str) -> bool:  # noqa: ARG002
+        async def take(self, replica: str, name: str, for_s: float) -> bool:  # noqa: ARG002
             await asyncio.sleep(0.02)
             return True
 
-        async def give_back(self, replica: str) -> None: ...
+        async def give_back(self, replica: str, name: str) -> None: ...
 
-    dispatcher.claims = SlowClaims()
+    dispatcher.trials.claims = SlowClaims()
     asked = ["first", "first", "second", "second"]
     found = await asyncio.gather(*(chosen(dispatcher, text) for text in asked), return_exceptions=True)
     assert sorted(one for one in found if isinstance(one, str)) == ["b", "c"]
@@ -77,12 +79,12 @@ async def test_suspects_that_ask_at_once_are_tried_apart_and_the_same_one_once(
 
 async def test_a_claim_that_is_not_given_leaves_no_trial(dispatcher: Dispatcher) -> None:
     class NoneFree:
-        async def take(self, replica: str) -> bool:  # noqa: ARG002
+        async def take(self, replica: str, name: str, for_s: float) -> bool:  # noqa: ARG002
             return False
 
-        async def give_back(self, replica: str) -> None: ...
+        async def give_back(self, replica: str, name: str) -> None: ...
 
-    dispatcher.claims = NoneFree()
+    dispatcher.trials.claims = NoneFree()
     with pytest.raises(_TrialAwaitedError):
         await chosen(dispatcher, "first")
     assert not dispatcher.suspects.closed()
@@ -90,17 +92,17 @@ async def test_a_claim_that_is_not_given_leaves_no_trial(dispatcher: Dispatcher)
 
 async def test_a_store_that_can_t_be_asked_for_a_claim_fails_no_request(dispatcher: Dispatcher) -> None:
     class Away:
-        async def take(self, replica: str) -> bool:  # noqa: ARG002
+        async def take(self, replica: str, name: str, for_s: float) -> bool:  # noqa: ARG002
             raise RuntimeError("no store")
 
-        async def give_back(self, replica: str) -> None:  # noqa: ARG002
+        async def give_back(self, replica: str, name: str) -> None:  # noqa: ARG002
             raise RuntimeError("no store")
 
-    dispatcher.claims = Away()
+    dispatcher.trials.claims = Away()
     with pytest.raises(_TrialAwaitedError):
         await chosen(dispatcher, "first")
     assert not dispatcher.suspects.closed()
-    dispatcher._release("b")
+    dispatcher.trials.end("first", "b")
     await asyncio.sleep(0)
 
 
@@ -139,3 +141,108 @@ async def test_a_suspect_is_not_tried_on_the_slice_that_died(dispatcher: Dispatc
     dispatcher._table.update([dead], 0.0)
     with pytest.raises(_TrialAwaitedError):
         await chosen(dispatcher, "first")
+
+
+class SharedClaims:
+    """What two routers in one process agree on, as the store has it."""
+
+    held: dict[str, str]
+
+    def __init__(self, by: str, held: dict[str, str]) -> None:
+        self.by, self.held = by, held
+
+    async def take(self, replica: str, name: str, for_s: float) -> bool:  # noqa: ARG002
+        await asyncio.sleep(0)
+        if any(self.held.get(what, self.by) != self.by for what in (replica, name)):
+            return False
+        self.held |= {replica: self.by, name: self.by}
+        return True
+
+    async def give_back(self, replica: str, name: str) -> None:
+        await asyncio.sleep(0)
+        for what in (replica, name):
+            self.held.pop(what, None)
+
+
+async def test_two_routers_with_the_same_request_try_it_on_one_slice(dispatcher: Dispatcher) -> None:
+    """Both heard of it at the same time: its second death would be two."""
+    held: dict[str, str] = {}
+    dispatcher.trials.claims = SharedClaims("first", held)
+    other = Suspects(heard_s=0.05)
+    other.take([dispatcher.suspects.ours], time.time())
+    others = Trials(other)
+    others.claims = SharedClaims("second", held)
+    name = fingerprint(request("first"))
+    assert await chosen(dispatcher, "first") == "b"
+    assert not await others.begin(name, "c")
+    assert not other.closed()
+    dispatcher.trials.end(name, dispatcher.suspects.left(name, "b"))
+    await asyncio.sleep(0.05)
+    assert await others.begin(name, "c")
+
+
+async def test_a_slice_is_not_taken_again_while_it_is_given_back(dispatcher: Dispatcher) -> None:
+    """The store would delete the later claim, and another router would try a second suspect there."""
+    giving = asyncio.Event()
+
+    class SlowToGive:
+        async def take(self, replica: str, name: str, for_s: float) -> bool:  # noqa: ARG002
+            return True
+
+        async def give_back(self, replica: str, name: str) -> None:  # noqa: ARG002
+            await giving.wait()
+
+    dispatcher.trials.claims = SlowToGive()
+    dispatcher.suspects.tried("another", "c", time.time())
+    assert await chosen(dispatcher, "first") == "b"
+    name = fingerprint(request("first"))
+    dispatcher.trials.end(name, dispatcher.suspects.left(name, "b"))
+    for text in ("first", "second"):
+        with pytest.raises(_TrialAwaitedError):
+            await chosen(dispatcher, text)
+    giving.set()
+    await asyncio.sleep(0.01)
+    assert await chosen(dispatcher, "second") == "b"
+
+
+async def test_who_was_found_guilty_is_not_tried_elsewhere_before_all_have_heard(
+    dispatcher: Dispatcher,
+) -> None:
+    held: dict[str, str] = {}
+    dispatcher.trials.claims = SharedClaims("first", held)
+    replica = await chosen(dispatcher, "first")
+    name = fingerprint(request("first"))
+    dispatcher._asking[asyncio.timeout(None)] = (
+        dispatcher._table.entry(replica),
+        request("first"),
+        time.monotonic(),
+    )  # type: ignore[assignment]
+    dispatcher._table.update([], 1.0)
+    await dispatcher.judge(SliceRecord(replica, MODEL, SliceState.LOST, "", ""), request("x"), waits=False)
+    await dispatcher._verdicts[replica]
+    assert dispatcher.suspects.is_guilty(name)
+    await asyncio.sleep(0.05)
+    assert name in held
+
+
+async def test_a_slice_that_is_lost_where_every_client_has_hung_up_is_judged(dispatcher: Dispatcher) -> None:
+    """A client that hangs up each time would take slice after slice, and nobody would ask why."""
+    entry = dispatcher._table.entry("b")
+    assert entry
+    dispatcher._hung_up(entry, request("poison"), time.monotonic())
+    dispatcher.settle([entry])
+    assert not dispatcher._verdicts
+    lost = replace(entry, state=SliceState.LOST)
+    dispatcher._table.update([lost], 1.0)
+    dispatcher.settle([lost])
+    await dispatcher._verdicts["b"]
+    assert dispatcher.suspects.died_under(fingerprint(request("poison"))) == {"b"}
+
+
+async def test_what_hung_up_is_forgotten_once_its_slice_has_worked_on(dispatcher: Dispatcher) -> None:
+    entry = dispatcher._table.entry("b")
+    assert entry
+    dispatcher._hung_up(entry, request("harmless"), time.monotonic())
+    for beat in range(1, 30):
+        dispatcher.settle([replace(entry, beat=beat, output_tokens=beat)])
+    assert not dispatcher._gone
