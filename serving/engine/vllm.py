@@ -29,7 +29,7 @@ from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
 from serving.errors import EngineStartError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
-from serving.planning.engine_options import TOOL_PARSER
+from serving.planning.engine_options import ONLY_ON, TOOL_PARSER
 from serving.planning.starts import compilations
 from serving.slices.host_watch import actor_died, actor_processes, first
 from serving.slices.preflight import Needs, cpus, engine_needs
@@ -344,6 +344,8 @@ def _flags(options: dict[str, Any]) -> list[str]:
         flag = name.replace("_", "-")
         match value:
             case None:
+                continue
+            case False if name in ONLY_ON:
                 continue
             case bool():
                 flags.append(f"--{flag}" if value else f"--no-{flag}")

@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from serving.errors import ConfigError
+from serving.planning import option_values
 
 _FROM_PLAN = "the executor and the processes follow from the slice's hosts; remove it"
+_NO_FLAG = "vLLM 0.26 has no flag for it; remove it"
 _NO_DATA_PARALLEL = "a slice is a replica; set replicas for more of them"
 
 # Name -> the key that sets it, or why none does.
@@ -30,6 +32,8 @@ DERIVED = {
     "decode_context_parallel_size": "set parallel.decode_context",
     "device_ids": _FROM_PLAN,
     "distributed_executor_backend": _FROM_PLAN,
+    "enable_mm_processor_stats": _NO_FLAG,
+    "mamba_config": _NO_FLAG,
     "master_addr": _FROM_PLAN,
     "master_port": _FROM_PLAN,
     "model": "set model beside engine",
@@ -44,6 +48,7 @@ DERIVED = {
     "served_model_name": "set name",
     "shutdown_timeout": "set drain_s",
     "tensor_parallel_size": "set parallel.tensor",
+    "tokens_only": _NO_FLAG,
     "worker_cls": _FROM_PLAN,
     "worker_extension_cls": _FROM_PLAN,
 }
@@ -75,6 +80,9 @@ _STRATEGY = {
 ADAPTERS = "lora_modules"
 TOOL_PARSER = "tool_call_parser"
 OF_SERVER = frozenset({ADAPTERS, TOOL_PARSER, "enable_prompt_tokens_details"})
+
+# Options of vLLM's that are off by default and have no flag that turns them off.
+ONLY_ON = frozenset({"aggregate_engine_logging", "disable_log_stats"})
 
 SETTABLE = frozenset(
     {
@@ -134,7 +142,6 @@ SETTABLE = frozenset(
         "enable_mfu_metrics",
         "enable_mixed_moe_lora_format",
         "enable_mm_embeds",
-        "enable_mm_processor_stats",
         "enable_moe_shared_loras",
         "enable_prefix_caching",
         "enable_prompt_embeds",
@@ -183,7 +190,6 @@ SETTABLE = frozenset(
         "mamba_cache_dtype",
         "mamba_cache_mode",
         "mamba_cache_philox_rounds",
-        "mamba_config",
         "mamba_ssm_cache_dtype",
         "max_cpu_loras",
         "max_cudagraph_capture_size",
@@ -261,7 +267,6 @@ SETTABLE = frozenset(
         "tokenizer",
         "tokenizer_mode",
         "tokenizer_revision",
-        "tokens_only",
         "trust_remote_code",
         "ubatch_size",
         "use_fp64_gumbel",
@@ -493,6 +498,7 @@ _PLUGINS = {"reasoning_parser": "reasoning_parser_plugin"}
 # Of vLLM's values, those that tpu-inference 0.26 runs (utils.to_jax_dtype, tpu_runner.py).
 _ON_TPU: dict[str, tuple[str, ...]] = {
     "kv_cache_dtype": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "runner": ("auto", "generate", "pooling"),
 }
 
 
@@ -509,6 +515,9 @@ def check(engine: Mapping[str, Any]) -> None:
         f"engine.{path}: keys are text (YAML reads on, off, yes and no as true and false; quote them)"
         for name, value in sorted(engine.items())
         for path in _keys_that_are_no_text(value, name)
+    ]
+    problems += [
+        problem for name, value in sorted(engine.items()) for problem in option_values.problems(name, value)
     ]
     problems += _strategy_problems(engine.get("additional_config"))
     if problems:
@@ -543,7 +552,7 @@ def _strategy_problems(additional: Any) -> list[str]:
 
 
 def _value_problem(name: str, value: Any, engine: Mapping[str, Any]) -> str | None:
-    every = PARSERS.get(name) or CHOICES.get(name)
+    every = PARSERS.get(name) or CHOICES.get(name) or option_values.REGISTERED.get(name)
     if value is None or every is None or engine.get(_PLUGINS.get(name, "")):
         return None
     choices = _ON_TPU.get(name, every)

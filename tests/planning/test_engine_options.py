@@ -63,7 +63,7 @@ def test_an_option_is_derived_or_settable_not_both() -> None:
             "int3",
             "engine.dtype: vLLM takes auto, bfloat16, float, float16, float32, half (got 'int3'",
         ),
-        ("runner", ["pooling"], "engine.runner: vLLM takes auto, draft, generate, pooling"),
+        ("runner", ["pooling"], "engine.runner: vLLM takes auto, generate, pooling"),
         ("max_lora_rank", 7, "engine.max_lora_rank: vLLM takes 1, 8, 16"),
         ("tool_call_parser", "hermess", "did you mean 'hermes'?"),
         ("tool_call_parser", True, "engine.tool_call_parser: vLLM takes apertus, cohere_command3,"),
@@ -84,3 +84,64 @@ def test_an_option_left_unset_or_to_vllm_has_no_wrong_value() -> None:
 
 def test_a_plugin_may_bring_parsers_that_vllm_does_not_know() -> None:
     engine_options.check({"reasoning_parser": "mine", "reasoning_parser_plugin": "/models/mine.py"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("enable_prefix_caching", "yes", "enable_prefix_caching: true or false (got 'yes')"),
+        ("max_num_seqs", "64", "max_num_seqs: a whole number (got '64')"),
+        ("max_model_len", 4096.0, "max_model_len: a whole number (got 4096.0)"),
+        ("gpu_memory_utilization", "0.9", "gpu_memory_utilization: a number (got '0.9')"),
+        ("download_dir", ["/a"], "download_dir: a text (got ['/a'])"),
+        ("allowed_media_domains", [], "allowed_media_domains: a list of at least one entry"),
+        ("limit_mm_per_prompt", "image=3", "limit_mm_per_prompt: a mapping (got 'image=3')"),
+        ("load_format", "safetensor", "did you mean 'safetensors'?"),
+        ("model_impl", "flax_nnx", "model_impl: vLLM takes auto, vllm (got 'flax_nnx'"),
+        ("optimization_level", 7, "optimization_level: vLLM takes 0, 1, 2, 3"),
+        ("runner", "draft", "'draft' is not for TPUs; tpu-inference takes auto, generate, pooling"),
+        (
+            "speculative_config",
+            {"method": "ngram", "num_speculative_token": 3},
+            "speculative_config.num_speculative_token: vLLM 0.26 has no such key; did you mean num_speculative_tokens?",
+        ),
+        ("compilation_config", {"levle": 3}, "compilation_config.levle: vLLM 0.26 has no such key"),
+        (
+            "kv_transfer_config",
+            {"kv_connector": "NixlConnector", "kv_role": "kv_both"},
+            "kv_connector: tpu-inference takes TPUConnector, TPUConnectorHMA, TPUOffloadConnector",
+        ),
+        ("max_num_partial_prefills", 4, "max_num_partial_prefills: vLLM 0.26 takes 1 alone (got 4)"),
+        (
+            "enable_sleep_mode",
+            True,
+            "enable_sleep_mode: not for TPUs: vLLM 0.26 has it on CUDA and ROCm only",
+        ),
+        (
+            "kv_cache_memory_bytes",
+            1,
+            "kv_cache_memory_bytes: not for TPUs: tpu-inference 0.26 does not read it",
+        ),
+        ("tokens_only", True, "tokens_only: not settable, vLLM 0.26 has no flag for it"),
+    ],
+)
+def test_a_value_that_ends_an_engine_s_start_is_refused_before(name: str, value: object, says: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        engine_options.check({name: value})
+    assert says in refusal.value.message
+
+
+def test_values_of_the_right_kind_pass() -> None:
+    engine_options.check(
+        {
+            "max_model_len": "auto",
+            "enable_sleep_mode": False,
+            "gpu_memory_utilization": 1,
+            "revision": 5,
+            "speculative_config": {"method": "ngram", "num-speculative-tokens": 3},
+            "kv_transfer_config": {"kv_connector": "TPUConnector", "kv_role": "kv_both"},
+            "lora_target_modules": ["q_proj"],
+            "cpu_offload_gb": None,
+            "attention_backend": "FLASH_ATTN",
+        }
+    )

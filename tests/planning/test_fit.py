@@ -384,7 +384,7 @@ def test_towers_are_counted_unless_they_are_not_loaded() -> None:
     ("engine", "says"),
     [
         ({"max_model_len": 1_000_000}, "beyond the model's 131072 positions"),
-        ({"max_model_len": "long"}, "engine.max_model_len: a whole number of at least 1 (got 'long')"),
+        ({"max_model_len": "long"}, "engine.max_model_len: a whole number (got 'long')"),
         ({"max_num_seqs": 300, "max_num_batched_tokens": 256}, "engine.max_num_batched_tokens: 256 is below"),
         ({"max_num_seqs": 0}, "engine.max_num_seqs: a whole number"),
         ({"gpu_memory_utilization": 1.2}, "engine.gpu_memory_utilization: a number above 0 and at most 1"),

@@ -124,7 +124,7 @@ def test_the_slice_and_the_options_are_checked_too() -> None:
         plan(spec(LLAMA_8B, "v6e", "2x4"))
     with pytest.raises(ConfigError, match=r"set parallel\.tensor"):
         plan(spec(LLAMA_8B, "v6e", "4x4", engine={"tensor_parallel_size": 4}))
-    with pytest.raises(ConfigError, match="a mapping of config"):
+    with pytest.raises(ConfigError, match="hf_overrides: a mapping"):
         plan(spec(LLAMA_8B, "v6e", "4x4", engine={"hf_overrides": "x"}))
 
 
