@@ -30,6 +30,13 @@ _SPECULATIVE = {
 }
 _BUCKETS = ("gs://", "s3://", "az://")  # SUPPORTED_SCHEMES of runai-model-streamer
 _A_LINEAR_LAYER = "model.layers.0.self_attn.o_proj"
+_AN_EXPERT = "model.layers.1.mlp.experts.0.gate_proj"
+# Names that vLLM takes for `quantization` beside a checkpoint's own.
+_ALSO = {
+    "awq": ("auto_awq", "awq_marlin"),
+    "mxfp4": ("gpt_oss_mxfp4",),
+    "modelopt": ("modelopt_fp4",),
+}
 # Formats that experts can be given while they are loaded (utils.to_jax_dtype).
 _EXPERT_FORMATS = {
     "fp4": "fp4",
@@ -99,7 +106,7 @@ def engine_sizes(
         or _fails_in_jax(shape)
         or shape.scores
         or engine.get("model_impl") == "vllm"
-        or (shape.quantization is not None and not _loads_in_jax(shape.quantization))
+        or (shape.quantization is not None and not _loads_in_jax(shape.quantization, shape.architecture))
         or (shape.architecture in NOT_STREAMED and _streamed(engine, model))
         or bool(engine.get("enable_lora"))  # tpu-inference's own models have no adapters (get_flax_model)
         or (
@@ -149,10 +156,15 @@ def _fails_in_jax(shape: ModelShape) -> bool:
     return shape.architecture == "Qwen2ForCausalLM" and not shape.tied_embeddings
 
 
-def _loads_in_jax(quantization: Quantization) -> bool:
-    """Of compressed-tensors, tpu-inference's own models load fp8 alone (layers/jax/quantization/compressed_tensors.py)."""
+def _loads_in_jax(quantization: Quantization, architecture: str) -> bool:
+    """Of compressed-tensors, tpu-inference's own models load fp8 alone, and Gemma 4 none in blocks.
+
+    Source: layers/jax/quantization/compressed_tensors.py, whose merged layers, which Gemma 4 has, take no blocks.
+    """
     if quantization.method == "compressed-tensors":
-        return quantization.format == "fp8"
+        return quantization.format == "fp8" and not (
+            quantization.blocks and architecture.startswith("Gemma4")
+        )
     return quantization.method in JAX_FORMATS
 
 
@@ -198,6 +210,7 @@ def _share(engine: Mapping[str, Any]) -> float:
 def _quantization(engine: Mapping[str, Any], shape: ModelShape, *, by_vllm: bool) -> Quantization | None:
     """The checkpoint's own format, else the format that a qwix rule for every module gives it while loading."""
     if found := shape.quantization:
+        _check_format(found, engine.get("quantization"), shape)
         if found.method == "compressed-tensors" and found.weight_only and found.applies_to(_A_LINEAR_LAYER):
             name = found.format.partition("-")[0]
             if name != "nvfp4":
@@ -225,6 +238,28 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape, *, by_vllm: bool
         if isinstance(rule, Mapping) and rule.get("module_path") == ".*"
     ]
     return next((Quantization(name) for name in formats if name), None)
+
+
+def _check_format(found: Quantization, asked: Any, shape: ModelShape) -> None:
+    """Refuse a format that this model's layers are not loaded in, and an option that contradicts the checkpoint."""
+    if asked is not None and asked not in (found.method, *_ALSO.get(found.method, ())):
+        raise ConfigError(
+            f"engine.quantization: the checkpoint is quantised with {found.method}, vLLM refuses {asked!r}; remove it"
+        )
+    if found.format == "mxfp4" and shape.architecture != "GptOssForCausalLM":
+        raise ConfigError(
+            f"the checkpoint is in MXFP4, which tpu-inference 0.26 loads for gpt-oss alone, not for {shape.architecture}"
+        )
+    if (
+        found.method == "compressed-tensors"
+        and shape.experts
+        and found.applies_to(_AN_EXPERT)
+        and (found.format in ("int8", "nvfp4") or (found.format == "fp8" and found.weight_only))
+    ):
+        raise ConfigError(
+            f"the checkpoint's experts are {found.format} by compressed-tensors, of which tpu-inference 0.26 loads experts in fp8 "
+            "with fp8 activations and in int4 (compressed_tensors_moe.py); name a checkpoint in one of these"
+        )
 
 
 def _expert_format(environment: Mapping[str, str]) -> str | None:

@@ -51,6 +51,7 @@ class Quantization:
     skipped: tuple[str, ...] = ()
     method: str = ""
     weight_only: bool = False  # activations keep full size (W4A16, W8A16), as far as the checkpoint says
+    blocks: bool = False  # of compressed-tensors: a scale for each block of weights
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""
@@ -82,6 +83,10 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
             raise PlanError(
                 f"{where} is quantised by modelopt to {algorithm}, which tpu-inference does not load; of modelopt's it loads NVFP4"
             )
+    if (bits := keys.get("bits", keys.get("w_bit", 4))) != 4 and "awq" in method:
+        raise PlanError(
+            f"{where} is quantised by AWQ to {bits!r} bits; tpu-inference loads AWQ with 4 (layers/vllm/quantization/awq.py)"
+        )
     skipped = (
         keys.entries("modules_to_not_convert")
         or keys.entries("ignored_layers")
@@ -91,8 +96,8 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
     for pattern in skipped:
         _checked(str(pattern), where)
     found = _grouped(_BY_METHOD[method], keys.get("group_size"))
-    weight_format, weight_only = (found, False) if found else _compressed(keys, where)
-    return Quantization(weight_format, tuple(map(str, skipped)), method, weight_only)
+    names = tuple(map(str, skipped))
+    return Quantization(found, names, method) if found else _compressed(keys, where, names)
 
 
 def _checked(pattern: str, where: str) -> None:
@@ -105,8 +110,8 @@ def _checked(pattern: str, where: str) -> None:
             ) from None
 
 
-def _compressed(keys: Keys, where: str) -> tuple[str, bool]:
-    """The one format of the config's groups, and whether only weights have it."""
+def _compressed(keys: Keys, where: str, skipped: tuple[str, ...]) -> Quantization:
+    """The one format of the config's groups."""
     config_groups = keys.get("config_groups", {})
     groups = [
         (weights, group.get("input_activations"))
@@ -116,12 +121,23 @@ def _compressed(keys: Keys, where: str) -> tuple[str, bool]:
     kinds = {f"{weights.get('type')} {weights.get('num_bits')}" for weights, _ in groups}
     names = {"float 8": "fp8", "int 8": "int8", "int 4": "int4", "float 4": "nvfp4"}
     formats = [names.get(kind) for kind in kinds]
-    if len(formats) == 1 and formats[0]:
-        weights, activations = groups[0]
-        return _grouped(formats[0], weights.get("group_size")), not activations
-    raise PlanError(
-        f"{where}: its quantization_config gives weights as {sorted(kinds) or 'nothing'}; this plan counts one "
-        "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"
+    if len(formats) != 1 or not formats[0]:
+        raise PlanError(
+            f"{where}: its quantization_config gives weights as {sorted(kinds) or 'nothing'}; this plan counts one "
+            "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"
+        )
+    weights, activations = groups[0]
+    if formats[0] == "int8" and isinstance(activations, Mapping) and activations.get("dynamic") is False:
+        raise PlanError(
+            f"{where}: its linear layers are int8 with scales of activations fixed beforehand; tpu-inference loads int8 whose "
+            "activations are scaled token by token (compressed_tensors.py, get_scheme)"
+        )
+    return Quantization(
+        _grouped(formats[0], weights.get("group_size")),
+        skipped,
+        "compressed-tensors",
+        weight_only=not activations,
+        blocks=weights.get("strategy") == "block",
     )
 
 

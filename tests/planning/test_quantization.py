@@ -46,6 +46,22 @@ def test_a_format_is_read_with_its_scales(config: dict[str, Any], weight_format:
         ),
         ({"quant_method": "compressed-tensors", "config_groups": {}}, "gives weights as nothing"),
         (int_weights(3), "gives weights as"),
+        (
+            {"quant_method": "awq", "bits": 8, "group_size": 128},
+            "by AWQ to 8 bits; tpu-inference loads AWQ with 4",
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {
+                    "group_0": {
+                        "weights": {"type": "int", "num_bits": 8},
+                        "input_activations": {"num_bits": 8, "dynamic": False},
+                    }
+                },
+            },
+            "scales of activations fixed beforehand",
+        ),
     ],
 )
 def test_a_format_the_engine_has_not_is_refused(config: dict[str, Any], says: str) -> None:
@@ -138,9 +154,71 @@ def test_only_fp8_of_compressed_tensors_runs_in_jax(
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int", 4), ("int", 8), ("float", 8)])
-def test_linear_layers_with_full_activations_are_refused_and_experts_are_not(kind: str, bits: int) -> None:
+def test_linear_layers_with_full_activations_are_refused_and_experts_in_int4_are_not(
+    kind: str, bits: int
+) -> None:
     linear = shape_of("meta-llama/Llama-3.1-8B-Instruct", compressed(kind, bits, None, ["lm_head"]))
     with pytest.raises(ConfigError, match="activations at full size"):
         engine_sizes({}, linear)
     ignored = ["lm_head", "re:.*self_attn.*", "re:.*mlp.gate.*"]
-    assert engine_sizes({}, shape_of("Qwen/Qwen3-30B-A3B", compressed(kind, bits, None, ignored)))
+    experts = shape_of("Qwen/Qwen3-30B-A3B", compressed(kind, bits, None, ignored))
+    if kind == "int" and bits == 4:
+        engine_sizes({}, experts)
+        return
+    with pytest.raises(ConfigError, match="experts are"):
+        engine_sizes({}, experts)
+
+
+def experts_in(weights: dict[str, Any]) -> dict[str, Any]:
+    groups = {"group_0": {"weights": weights, "input_activations": {"dynamic": True}}}
+    return {"quant_method": "compressed-tensors", "config_groups": groups}
+
+
+@pytest.mark.parametrize(
+    ("model", "config", "engine", "says"),
+    [
+        (
+            "Qwen/Qwen3-30B-A3B",
+            experts_in({"type": "int", "num_bits": 8}),
+            {},
+            "experts are int8 by compressed",
+        ),
+        ("Qwen/Qwen3-30B-A3B", experts_in({"type": "float", "num_bits": 4}), {}, "experts are nvfp4"),
+        (
+            "Qwen/Qwen3-8B",
+            {"quant_method": "mxfp4"},
+            {},
+            "MXFP4, which tpu-inference 0.26 loads for gpt-oss alone",
+        ),
+        (
+            "Qwen/Qwen3-8B",
+            {"quant_method": "fp8"},
+            {"quantization": "awq"},
+            "quantised with fp8, vLLM refuses 'awq'",
+        ),
+    ],
+)
+def test_a_format_that_these_layers_are_not_loaded_in_is_refused(
+    model: str, config: dict[str, Any], engine: dict[str, Any], says: str
+) -> None:
+    shape = shape_of(model, {"quantization_config": config})
+    with pytest.raises(ConfigError, match=says):
+        engine_sizes(engine, shape)
+
+
+def test_formats_of_experts_and_options_that_agree_are_taken() -> None:
+    for kind, bits in (("int", 4), ("float", 8)):
+        config = experts_in({"type": kind, "num_bits": bits})
+        engine_sizes({}, shape_of("Qwen/Qwen3-30B-A3B", {"quantization_config": config}))
+    awq = shape_of("Qwen/Qwen3-8B", {"quantization_config": {"quant_method": "awq", "group_size": 128}})
+    engine_sizes({"quantization": "auto_awq"}, awq)
+
+
+def test_gemma_4_in_fp8_blocks_of_compressed_tensors_runs_as_vllm_s() -> None:
+    weights = {"type": "float", "num_bits": 8, "strategy": "block"}
+    shape = shape_of("google/gemma-4-31B-it", {"quantization_config": experts_in(weights)})
+    assert engine_sizes({}, shape).by_vllm
+    per_channel = experts_in(weights | {"strategy": "channel"})
+    assert not engine_sizes(
+        {}, shape_of("google/gemma-4-31B-it", {"quantization_config": per_channel})
+    ).by_vllm
