@@ -343,7 +343,7 @@ def _flags(options: dict[str, Any]) -> list[str]:
     for name, value in options.items():
         flag = name.replace("_", "-")
         match value:
-            case None:
+            case None | []:
                 continue
             case False if name in ONLY_ON:
                 continue

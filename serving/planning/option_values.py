@@ -456,7 +456,7 @@ def _wanted(name: str, value: Any) -> str | None:
         (WHOLE_NUMBERS, whole or (name, value) == ("max_model_len", "auto"), "a whole number"),
         (NUMBERS, whole or isinstance(value, float), "a number"),
         (TEXTS, whole or isinstance(value, str | float), "a text"),
-        (LISTS, isinstance(value, str | list) and bool(value), "a list of at least one entry"),
+        (LISTS, isinstance(value, str | list), "a list"),
         (MAPPINGS, isinstance(value, Mapping), "a mapping"),
     )
     return next((wanted for names, right, wanted in kinds if name in names and not right), None)

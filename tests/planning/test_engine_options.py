@@ -94,7 +94,7 @@ def test_a_plugin_may_bring_parsers_that_vllm_does_not_know() -> None:
         ("max_model_len", 4096.0, "max_model_len: a whole number (got 4096.0)"),
         ("gpu_memory_utilization", "0.9", "gpu_memory_utilization: a number (got '0.9')"),
         ("download_dir", ["/a"], "download_dir: a text (got ['/a'])"),
-        ("allowed_media_domains", [], "allowed_media_domains: a list of at least one entry"),
+        ("allowed_media_domains", {"a": 1}, "allowed_media_domains: a list (got {'a': 1})"),
         ("limit_mm_per_prompt", "image=3", "limit_mm_per_prompt: a mapping (got 'image=3')"),
         ("load_format", "safetensor", "did you mean 'safetensors'?"),
         ("model_impl", "flax_nnx", "model_impl: vLLM takes auto, vllm (got 'flax_nnx'"),
