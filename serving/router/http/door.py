@@ -56,24 +56,23 @@ class Door(HttpToolsProtocol):
         super().__init__(**uvicorns)
         self.relay = relay
         self.answering: Exchange | None = None
+        self._turn: Any = None  # the cycle or Exchange that is answered now; later ones wait in the pipeline
         self._in_head = False
-        self._head_bytes = 0
-        self._ended_message = False  # in the piece that was read last
+        self._unread_bytes = 0  # of a head, or of what in a body is none: trailers, extensions of chunks
+        self._came_on = False  # whether the piece that was read last ended a head or a message, or brought bytes of a body
         self._left_out = False
 
     # asyncio's
 
     def data_received(self, data: bytes) -> None:
-        self._ended_message = False
+        self._came_on = False
         super().data_received(data)
-        if (
-            self._in_head and not self._ended_message
-        ):  # a piece that begins with another message is not this head's
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self._in_head = False
+        if not self._came_on:  # a piece with the end of another message is not this head's
+            self._unread_bytes += len(data)
+            if self._unread_bytes > _MOST_HEAD_BYTES:
                 self._refuse(
-                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "The request's headers are too long."
+                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                    "The request's headers or trailers are too long.",
                 )
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -96,9 +95,11 @@ class Door(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes, self._left_out = True, 0, False
+        self._in_head, self._unread_bytes, self._left_out = True, 0, False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_head:
+            return  # a trailer, which comes after the request was taken for what its head says
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -108,6 +109,7 @@ class Door(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self._moved()
         path, _, query = self.url.partition(b"?")
         route = self.relay.paths.get(path)
         if route is None or self._left_out or b"#" in query or self.parser.get_method() != b"POST":
@@ -121,20 +123,25 @@ class Door(HttpToolsProtocol):
         before = self.cycle
         exchange = self.cycle = Exchange(self, route, query)
         if before is None or before.response_complete:
-            exchange.begin()
+            self._start_asgi_task(exchange, None)
         else:  # pipelined: its turn comes after the answer before it
             self.flow.pause_reading()
             self.pipeline.appendleft((exchange, None))  # type: ignore[arg-type]  # see _start_asgi_task
 
+    def on_body(self, body: bytes) -> None:
+        self._moved()
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
-        self._ended_message = True
+        self._moved()
         if self.cycle:  # none where the connection's first request was refused
             super().on_message_complete()
 
     # uvicorn's
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """The next of the pipeline."""
+        """Answer a request whose turn it is."""
+        self._turn = cycle
         if isinstance(cycle, Exchange):
             cycle.begin()
         else:
@@ -143,9 +150,13 @@ class Door(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 
+    def _moved(self) -> None:
+        """A head or a message has ended, or bytes of a body have come."""
+        self._came_on, self._unread_bytes = True, 0
+
     def _refuse(self, status: HTTPStatus, why: str) -> None:
         """Answer what is no request, and close. Not in the middle of another answer, which has to look cut."""
-        if self.cycle and self.cycle.response_started and not self.cycle.response_complete:
+        if self._turn and self._turn.response_started and not self._turn.response_complete:
             self.transport.abort()
         elif not self.transport.is_closing():
             body = why.encode()

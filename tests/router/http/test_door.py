@@ -403,6 +403,31 @@ async def test_a_head_that_begins_behind_another_message_has_its_limit() -> None
     assert closed
 
 
+async def test_a_trailer_is_no_header() -> None:
+    """Whether it came with the head or later, who asks and for what stands in the head alone."""
+    names: list[list[bytes]] = []
+
+    async def answer(request: Request, client: Downstream) -> None:
+        names.append([name for name, _ in request.headers.raw])
+        client.start(200, [(b"content-length", b"0")])
+        client.end()
+
+    sent = chunked(b"hello", trailer=b"authorization: Bearer other\r\nexpect: 100-continue\r\n")
+    for pieces in ([sent], [sent[:-20], sent[-20:]]):
+        answers, _ = await said(partial(Door, Relay(answer)), None, pieces)
+        assert [status for status, *_ in answers] == [200]
+    assert names == [[b"host", b"connection", b"transfer-encoding", b"x-request-id"]] * 2
+
+
+@pytest.mark.parametrize("endless", [b"X-A: a\r\n" * 1000, b"X-A: " + b"a" * 8000], ids=["many", "one"])
+async def test_trailers_have_a_limit(endless: bytes) -> None:
+    echo = Echo()
+    pieces = [chunked(b"hello").removesuffix(b"\r\n"), *[endless] * 10]
+    answers, closed = await said(partial(Door, Relay(echo.answer, ended=echo.done)), over_asgi(echo), pieces)
+    assert [status for status, *_ in answers] == [431]
+    assert closed
+
+
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
 def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes) -> None:
     sent = post(b"hello", b"Connection: Upgrade", b"Upgrade: " + upgrade, close=False)
@@ -411,12 +436,13 @@ def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes) -> None:
         assert (status, body[:9]) == (400, b"This path")
 
 
-def test_no_answer_lands_in_another(doors: Doors) -> None:
+@pytest.mark.parametrize("queued", [b"", post(b"second", close=False)], ids=["next", "behind another"])
+def test_no_answer_lands_in_another(doors: Doors, queued: bytes) -> None:
     """What is no request comes while an answer is on its way: the answer looks cut, and no second status is in it."""
     with socket.create_connection(doors.door, timeout=10) as client:
         client.sendall(post(b"flood", close=False))
         answer = bytearray(client.recv(1000))
-        client.sendall(b"NO HTTP\r\n\r\n" * 10)
+        client.sendall(queued + b"NO HTTP\r\n\r\n" * 10)
         with suppress(ConnectionError):
             while piece := client.recv(1 << 20):
                 answer += piece
