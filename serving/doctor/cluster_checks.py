@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from serving.doctor.deployed_check import manifest
 from serving.doctor.facts import Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
 from serving.doctor.versions import locked
@@ -261,5 +262,6 @@ CLUSTER: Sequence[Check] = (
     Check("pools", "There are as many whole slices as `replicas.min` asks for.", pools),
     Check("control store", "Ray's control store outlives the head.", control_store),
     Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),
+    Check("manifest", "RayService and RayCluster are what the YAML renders.", manifest),
     Check("service", "As many slices serve as are wanted, and why not.", service),
 )

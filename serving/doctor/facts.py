@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from serving.planning import Plan
 from serving.slices.preflight import Facts as Preflight
@@ -51,6 +52,20 @@ class Endpoints:
 
 
 @dataclass(frozen=True)
+class Deployed:
+    """What Kubernetes has of the application in the namespace, by its label.
+
+    `wanted` is the RayService that the YAML renders, `service` the one that is there, `clusters` the RayClusters that KubeRay made of it.
+    """
+
+    label: str
+    namespace: str
+    wanted: Mapping[str, Any]
+    service: Mapping[str, Any] | None
+    clusters: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything that checks decide on. A text in place of facts says why they were not looked at.
 
@@ -67,6 +82,7 @@ class Facts:
     head: HostFacts | str = "nobody asked it"
     snapshot: Snapshot | str = field(default_factory=Snapshot)
     endpoints: Sequence[Endpoints] | str = ()
+    deployed: Deployed | str = "nobody asked Kubernetes"
     starts: Mapping[str, StartRecord] = field(default_factory=dict)
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
 

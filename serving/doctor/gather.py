@@ -4,11 +4,8 @@ Whatever can't be looked at is a sentence that says why. Nothing stays behind: a
 this process, their driver.
 """
 
-import json
 import logging
 import platform
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +16,15 @@ from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serving.config import DeploymentFile
-from serving.doctor.facts import Endpoints, Facts, HostFacts
+from serving.doctor.facts import Facts, HostFacts
 from serving.doctor.host import HostLook
+from serving.doctor.kubernetes import deployed, kubernetes
 from serving.errors import ServingError
-from serving.gke.application import label_of
 from serving.planning import Plan
 from serving.slices.tpu_hosts import TpuHost, tpu_hosts
 from serving.state.gcs import Store
 
 _HEAD = "node:__internal_head__"
-_KUBECTL_S = 10
 
 
 def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limit_s: float) -> Facts:
@@ -51,6 +47,7 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
         here,
         snapshot=snapshot,
         endpoints=kubernetes(deployment),
+        deployed=deployed(deployment, plans),
         starts=starts,
         models={
             name: [model.name for model in config.models] for name, config in deployment.services.items()
@@ -70,13 +67,23 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
         ray.shutdown()
     told_by_head = told.get(head["NodeID"], "it did not answer") if head else "Ray lists no head"
     facts = replace(facts, hosts=hosts, told=told, head=told_by_head)
-    return replace(facts, endpoints="the hosts are simulated") if facts.simulated else facts
+    if not facts.simulated:
+        return facts
+    return replace(facts, endpoints="the hosts are simulated", deployed="the hosts are simulated")
 
 
 def unreached(why: str, deployment: DeploymentFile, plans: Sequence[Plan]) -> Facts:
     """What is to be known where no cluster is reached: what kubectl says."""
     unseen = "no cluster was reached"
-    return Facts(plans, why, hosts=unseen, head=unseen, snapshot=unseen, endpoints=kubernetes(deployment))
+    return Facts(
+        plans,
+        why,
+        hosts=unseen,
+        head=unseen,
+        snapshot=unseen,
+        endpoints=kubernetes(deployment),
+        deployed=deployed(deployment, plans),
+    )
 
 
 def _join(address: str) -> str:
@@ -148,57 +155,3 @@ def _answers(asked: Mapping[str, Any], until_s: float) -> dict[str, Any]:
         except RayError as error:
             answers[node] = f"it could not look ({_last_line(error)})"
     return answers
-
-
-def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
-    """The Services of the file's applications, by kubectl; why not, where there is none or it reaches no cluster."""
-    if shutil.which("kubectl") is None:
-        return "kubectl is not here"
-    found = []
-    for name, config in deployment.services.items():
-        label, namespace = label_of(name), config.gke.namespace
-        try:
-            slices = _kubectl(namespace, "endpointslices", f"kubernetes.io/service-name={label}")
-            heads = _kubectl(namespace, "pods", f"app={label},ray.io/node-type=head")
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            return f"kubectl reaches no cluster ({error})"
-        found.append(endpoints_of(label, slices, heads))
-    return found
-
-
-def endpoints_of(service: str, slices: Mapping[str, Any], heads: Mapping[str, Any]) -> Endpoints:
-    """What `kubectl get -o json` says of a Service's EndpointSlices and of the heads' pods."""
-    ready = [
-        address
-        for entry in slices["items"]
-        for endpoint in entry.get("endpoints") or ()
-        if endpoint.get("conditions", {}).get("ready", True)
-        for address in endpoint["addresses"]
-    ]
-    pods = [pod.get("status", {}).get("podIP", "") for pod in heads["items"]]
-    return Endpoints(service, tuple(sorted(ready)), tuple(filter(None, pods)))
-
-
-def _kubectl(namespace: str, kind: str, selector: str) -> Any:
-    """Raises ValueError with the last line of kubectl's own words."""
-    done = subprocess.run(
-        [
-            "kubectl",
-            "get",
-            kind,
-            "-n",
-            namespace,
-            "-l",
-            selector,
-            "-o",
-            "json",
-            f"--request-timeout={_KUBECTL_S // 2}s",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=_KUBECTL_S,
-        check=False,
-    )
-    if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or ["it failed"])[-1])
-    return json.loads(done.stdout)

@@ -55,6 +55,21 @@ def render(
     return head + "".join(f"---\n{_text(resource)}" for resource in _objects(app, _text(document)))
 
 
+def ray_service(
+    name: str,
+    gke: GkeSpec,
+    document: dict[str, Any],
+    plans: Sequence[Plan],
+    *,
+    port: int = 8000,
+    router: RouterSpec | None = None,
+    store: StoreSpec | None = None,
+) -> dict[str, Any]:
+    """The RayService among the manifest's objects. Raises as `render` does."""
+    app = application(name, gke, plans, port=port, router=router or RouterSpec(), store=store)
+    return _ray_service(app, _text(document))
+
+
 def kustomize(
     name: str,
     gke: GkeSpec,

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.doctor_facts import HERE, head, healthy, host, llama, told
+from support.doctor_facts import HERE, as_rendered, head, healthy, host, llama, told
 
 from serving import config
 from serving.doctor.examination import STAGES, Result, examine
@@ -415,6 +415,12 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         lambda: slow("compiling", 900.0),
         "a: compiling took 900 s, and 37 to 159 s by 1 published start",
         Verdict.WARNING,
+    ),
+    "an older cluster": (
+        "manifest",
+        lambda: replace(healthy(), deployed=as_rendered(headGroupSpec={"rayStartParams": {"num-cpus": "8"}})),
+        "the RayCluster llama-abcde is older than the RayService: headGroupSpec.rayStartParams.num-cpus is 8, not 0",
+        Verdict.FAILED,
     ),
     "a late program": (
         "first requests",

@@ -18,8 +18,8 @@ from support.servers import asgi_server
 
 from serving import environment, secret
 from serving.doctor import host
-from serving.doctor.gather import endpoints_of, kubernetes
 from serving.doctor.host import HostLook
+from serving.doctor.kubernetes import endpoints_of, kubernetes
 from serving.doctor.versions import locked
 from serving.doctor.weights import unreadable
 from serving.errors import PlanError

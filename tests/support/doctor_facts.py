@@ -3,9 +3,10 @@
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from serving import config
-from serving.doctor.facts import Endpoints, Facts, HostFacts
+from serving.doctor.facts import Deployed, Endpoints, Facts, HostFacts
 from serving.doctor.versions import locked
 from serving.planning import Plan, plan
 from serving.slices.preflight import Facts as Preflight
@@ -55,6 +56,14 @@ def head() -> HostFacts:
     )
 
 
+def as_rendered(**found: Any) -> Deployed:
+    """A RayService and its RayCluster that are what a YAML renders; `found` is what the cluster has instead."""
+    cluster = {"headGroupSpec": {"rayStartParams": {"num-cpus": "0"}}, "workerGroupSpecs": []}
+    service = {"metadata": {"name": "llama"}, "spec": {"rayClusterConfig": cluster}}
+    own = {"metadata": {"name": "llama-abcde"}, "spec": cluster | found}
+    return Deployed("llama", "default", service, service, (own,))
+
+
 def healthy(workers: int = 2) -> Facts:
     """One whole slice before `serve run`."""
     hosts = [host(worker) for worker in range(workers)]
@@ -67,4 +76,5 @@ def healthy(workers: int = 2) -> Facts:
         told={entry.node_id: told(entry.worker_id or 0) for entry in hosts},
         head=head(),
         endpoints=[Endpoints("llama", ("10.0.1.1",), ("10.0.1.1",))],
+        deployed=as_rendered(),
     )

@@ -98,3 +98,21 @@ def _definitions(folder: Path) -> Registry[Any]:
     return (
         Registry().with_resource("_definitions.json", definitions).crawl()
     )  # else each reference reads it again
+
+
+def defaulted(service: dict[str, Any]) -> dict[str, Any]:
+    """A RayService with what KubeRay's schema writes into it where nothing stands."""
+    _fill(json.loads((SCHEMAS / "rayservice.json").read_text()), service)
+    return service
+
+
+def _fill(schema: dict[str, Any], value: Any) -> None:
+    if isinstance(value, list):
+        for entry in value:
+            _fill(schema.get("items", {}), entry)
+    elif isinstance(value, dict):
+        for key, below in schema.get("properties", {}).items():
+            if "default" in below:
+                value.setdefault(key, below["default"])
+            if key in value:
+                _fill(below, value[key])

@@ -1,0 +1,111 @@
+"""The check of what Kubernetes runs: RayService and RayCluster against the manifest of the YAML."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serving.doctor.drift import Difference, of_clusters, of_services
+from serving.doctor.facts import Deployed, Facts
+from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, ok, warning
+from serving.slices.tpu_hosts import listed
+
+_APPLY = "`serving manifest FILE | kubectl apply -f -`, unless an overlay of yours is meant to differ"
+# Of a RayService that KubeRay has given up.
+_REFUSED = ("ValidationFailed", "InitializingTimeout")
+
+
+def manifest(facts: Facts) -> list[Finding]:
+    """Whether the YAML has been applied, and whether KubeRay has taken it."""
+    deployed = facts.deployed
+    if isinstance(deployed, str):
+        return [not_looked_at(deployed)]
+    if deployed.service is None:
+        return [not_yet(f"no RayService {deployed.label} in the namespace {deployed.namespace}")]
+    findings = _problems(deployed)
+    if differences := of_services(deployed.wanted, deployed.service):
+        said = f"the RayService {deployed.label} is not what the YAML renders: {listed(differences)}"
+        findings.append(warning(said, _APPLY))
+    clusters = _live(deployed)
+    if len(clusters) == 1:
+        findings += _of_cluster(deployed, clusters[0])
+    if not findings and not clusters:
+        return [
+            not_yet(f"KubeRay has made no RayCluster of {deployed.label}: see `kubectl describe rayservice`")
+        ]
+    return findings or [ok(f"the RayService {deployed.label} and its RayCluster are what the YAML renders")]
+
+
+def _problems(deployed: Deployed) -> list[Finding]:
+    """What KubeRay itself says is wrong."""
+    remedy = f"see `kubectl describe rayservice {deployed.label} -n {deployed.namespace}` and its RayCluster"
+    refused = [
+        condition["message"]
+        for condition in _conditions(deployed.service or {})
+        if condition["type"] == "Ready" and condition.get("reason") in _REFUSED
+    ]
+    without_pods = [
+        condition["message"]
+        for cluster in _live(deployed)
+        for condition in _conditions(cluster)
+        if condition["type"] == "ReplicaFailure" and condition["status"] == "True"
+    ]
+    findings = [failed(f"KubeRay refuses the RayService: {message}", remedy) for message in refused]
+    findings += [failed(f"KubeRay can't make pods: {message}", remedy) for message in without_pods]
+    if len(clusters := _live(deployed)) > 1:
+        names = [cluster["metadata"]["name"] for cluster in clusters]
+        said = f"KubeRay has {len(names)} RayClusters of it ({listed(names)}), and each wants all its slices"
+        findings.append(
+            warning(said, "right with upgradeStrategy NewCluster while it changes over, and else never")
+        )
+    return findings
+
+
+def _live(deployed: Deployed) -> list[Mapping[str, Any]]:
+    return [cluster for cluster in deployed.clusters if not cluster["metadata"].get("deletionTimestamp")]
+
+
+def _conditions(resource: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return (resource.get("status") or {}).get("conditions") or ()
+
+
+def _of_cluster(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]:
+    """What KubeRay has not taken over from the RayService: limits are lost with their own words, and pods by a new cluster alone."""
+    name, spec = cluster["metadata"]["name"], cluster["spec"]
+    wanted = (deployed.service or {})["spec"]["rayClusterConfig"]
+    differences = of_clusters(wanted, spec)
+    if _grows(wanted, spec, differences):
+        return [not_yet(f"KubeRay has not made all pools yet: {listed(differences)}")]
+    limits = [difference for difference in differences if difference.path.endswith(".maxReplicas")]
+    others = [difference for difference in differences if difference not in limits]
+    findings = []
+    if limits:
+        said = f"KubeRay does not take over how many slices a pool may have: {listed(limits)}"
+        findings.append(failed(said, _patch(deployed.namespace, name, spec, limits)))
+    if others:
+        said = f"the RayCluster {name} is older than the RayService: {listed(others)}"
+        remedy = f"`kubectl delete raycluster {name} -n {deployed.namespace}`, with a break in service: KubeRay takes only new pools at the end"
+        findings.append(failed(said, remedy))
+    return findings
+
+
+def _grows(wanted: Mapping[str, Any], spec: Mapping[str, Any], differences: Sequence[Difference]) -> bool:
+    """Whether all that changed are pools behind those that are there: then KubeRay takes the whole RayService, limits too."""
+    before, after = (
+        [group["groupName"] for group in groups["workerGroupSpecs"]] for groups in (spec, wanted)
+    )
+    new = {f"workerGroupSpecs[{name}]" for name in after[len(before) :]}
+    changed = {difference.path for difference in differences if not difference.path.endswith(".maxReplicas")}
+    return bool(new) and after[: len(before)] == before and changed <= new
+
+
+def _patch(namespace: str, name: str, spec: Mapping[str, Any], limits: Sequence[Difference]) -> str:
+    groups = [group["groupName"] for group in spec["workerGroupSpecs"]]
+    operations = [
+        {
+            "op": "replace",
+            "path": f"/spec/workerGroupSpecs/{groups.index(limit.path.split('[')[1].split(']')[0])}/maxReplicas",
+            "value": limit.wanted,
+        }
+        for limit in limits
+    ]
+    return f"`kubectl patch raycluster {name} -n {namespace} --type=json -p '{json.dumps(operations)}'`"

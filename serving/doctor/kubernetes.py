@@ -1,0 +1,110 @@
+"""What Kubernetes has of an application, by kubectl, where that is there and reaches a cluster."""
+
+import json
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from serving.config import DeploymentFile
+from serving.doctor.facts import Deployed, Endpoints
+from serving.errors import ConfigError
+from serving.gke.application import label_of
+from serving.gke.manifest import ray_service
+from serving.planning import Plan
+
+_KUBECTL_S = 10
+_ANY_IMAGE = "image"  # where the YAML names none, as with `serving manifest --image`
+
+
+def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
+    """The Services of the file's applications; why not, where there is no kubectl or it reaches no cluster."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not here"
+    found = []
+    for name, config in deployment.services.items():
+        label, namespace = label_of(name), config.gke.namespace
+        try:
+            slices = _kubectl(namespace, "endpointslices", f"kubernetes.io/service-name={label}")
+            heads = _kubectl(namespace, "pods", f"app={label},ray.io/node-type=head")
+        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+            return f"kubectl reaches no cluster ({error})"
+        found.append(endpoints_of(label, slices, heads))
+    return found
+
+
+def endpoints_of(service: str, slices: Mapping[str, Any], heads: Mapping[str, Any]) -> Endpoints:
+    """What `kubectl get -o json` says of a Service's EndpointSlices and of the heads' pods."""
+    ready = [
+        address
+        for entry in slices["items"]
+        for endpoint in entry.get("endpoints") or ()
+        if endpoint.get("conditions", {}).get("ready", True)
+        for address in endpoint["addresses"]
+    ]
+    pods = [pod.get("status", {}).get("podIP", "") for pod in heads["items"]]
+    return Endpoints(service, tuple(sorted(ready)), tuple(filter(None, pods)))
+
+
+def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | str:
+    """The application's RayService and RayClusters, beside what the YAML renders; why not, where that can't be told."""
+    if shutil.which("kubectl") is None:
+        return "kubectl is not here"
+    if len(deployment.services) != 1:
+        return "a manifest is of one application, and the file has several"
+    ((name, config),) = deployment.services.items()
+    label, namespace = label_of(name), config.gke.namespace
+    try:
+        services = _kubectl(namespace, "rayservices.ray.io", f"app={label}")["items"]
+        clusters = _kubectl(namespace, "rayclusters.ray.io", f"app={label}")["items"]
+    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        return f"kubectl can't tell ({error})"
+    service = next((entry for entry in services if entry["metadata"]["name"] == label), None)
+    gke = config.gke if config.gke.image else config.gke.model_copy(update={"image": _image(service)})
+    try:
+        wanted = ray_service(
+            name,
+            gke,
+            deployment.document,
+            plans,
+            port=deployment.port,
+            router=config.router,
+            store=config.store,
+        )
+    except ConfigError as error:
+        return error.message
+    return Deployed(label, namespace, wanted, service, tuple(clusters))
+
+
+def _image(service: Mapping[str, Any] | None) -> str:
+    """The head's, as Kubernetes has it."""
+    try:
+        pod = (service or {})["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
+        return str(pod["containers"][0]["image"])
+    except (KeyError, IndexError):
+        return _ANY_IMAGE
+
+
+def _kubectl(namespace: str, kind: str, selector: str) -> Any:
+    """Raises ValueError with the last line of kubectl's own words."""
+    done = subprocess.run(
+        [
+            "kubectl",
+            "get",
+            kind,
+            "-n",
+            namespace,
+            "-l",
+            selector,
+            "-o",
+            "json",
+            f"--request-timeout={_KUBECTL_S // 2}s",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=_KUBECTL_S,
+        check=False,
+    )
+    if done.returncode:
+        raise ValueError((done.stderr.strip().splitlines() or ["it failed"])[-1])
+    return json.loads(done.stdout)
