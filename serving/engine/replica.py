@@ -75,7 +75,7 @@ class SliceReplica:
         self._acting = threading.RLock()
         self._over = asyncio.Event()
         self._failure: SliceLostError | None = None
-        self._error: ServingError | None = None  # of a start that failed
+        self._error: Exception | None = None  # of a start that failed
         self._judged, self._wrong = compares, False
         self._reason = ""
         # When a leaving slice ends at the latest, and when its host goes.
@@ -115,25 +115,35 @@ class SliceReplica:
             self._hosts = HostWatch(held, group, context.get_node_id())
             server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
             self._engine = server
-            self._enter("looking over the hosts")
-            if unfit := await self._hosts.unfit(server.needs()):
-                raise UnfitHostError(unfit)
+            await self._look_over_hosts(server)
             self._enter("starting the engine")
             self._record.load = self._starting
-            loop = asyncio.get_running_loop()
-            watch = partial(first, self._hosts.lost, server.worker_died, partial(self._is_late, loop))
-            with _serves_log_kept(), watched_in_a_thread(watch, partial(self._on, Event.LOST)):
-                await server.start()
-            self._server = server
-            self._address = f"http://{held.hosts[0].ip}:{server.port}"
-            await self._look_at_start(compares=compares)
-        except ServingError as error:
+            await self._bring_up(server, held.hosts[0].ip, compares=compares)
+        except Exception as error:
             self._error = error
-            self._on(Event.FAILED, error.message)
+            self._on(Event.FAILED, error.message if isinstance(error, ServingError) else repr(error))
             raise
         self._on(Event.STARTED)
         watching = (self._watch(), self._notice(), self._verdict(), self._late_programs())
         self._watching = [asyncio.create_task(work) for work in watching]
+
+    async def _look_over_hosts(self, server: EngineServer) -> None:
+        """Raises UnfitHostError where one lacks what the engine needs."""
+        self._enter("looking over the hosts")
+        if unfit := await self._hosts.unfit(server.needs()):
+            raise UnfitHostError(unfit)
+
+    async def _bring_up(self, server: EngineServer, ip: str, *, compares: bool) -> None:
+        """Start the engine and look at it, which hangs where a host dies under it: the watch goes on till then."""
+        watch = partial(
+            first, self._hosts.lost, server.worker_died, partial(self._is_late, asyncio.get_running_loop())
+        )
+        with watched_in_a_thread(watch, partial(self._on, Event.LOST)):
+            with _serves_log_kept():
+                await server.start()
+            self._server = server
+            self._address = f"http://{ip}:{server.port}"
+            await self._look_at_start(compares=compares)
 
     def reconfigure(self, settings: dict[str, Any]) -> None:
         """Take over what the YAML may change while the engine runs; Serve calls this also after the start."""
@@ -282,9 +292,18 @@ class SliceReplica:
 
     async def _watch(self) -> None:
         """Wait until a host, a process of the engine, the engine or its HTTP server is gone, or the engine is silent."""
-        processes = await asyncio.to_thread(self._server.processes)
-        ended = partial(self._hosts.process_ended, processes)
-        self._on(Event.LOST, await first(self._hosts.lost, ended, self._server.died, self._engine_is_silent))
+        reason = ""
+        while not reason:
+            try:
+                processes = await asyncio.to_thread(self._server.processes)
+                ended = partial(self._hosts.process_ended, processes)
+                reason = await first(self._hosts.lost, ended, self._server.died, self._engine_is_silent)
+            except Exception:
+                logger.exception(
+                    "%s: the watch over the engine failed, and begins anew", self._plan.model.name
+                )
+                await asyncio.sleep(TIMINGS.engine_probe_s)
+        self._on(Event.LOST, reason)
 
     async def _notice(self) -> None:
         """Leave when a host is to go: finish what fits in the time.
@@ -364,7 +383,11 @@ class SliceReplica:
     async def _compare_first_answer(self) -> None:
         """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise."""
         own = self._record.record
-        entries = await asyncio.to_thread(self._store.slices, own.application)
+        try:
+            entries = await asyncio.to_thread(self._store.slices, own.application)
+        except Exception:  # the head restarts: no reason to give up minutes of loading
+            logger.exception("%s: its first answer is compared with nobody's", own.model)
+            return
         same = [
             entry
             for entry in entries
@@ -379,7 +402,8 @@ class SliceReplica:
         reason = f"it answers a fixed prompt otherwise than slices {others}, twice"
         if found.replica == own.replica:
             raise WrongTokensError(f"slice {own.slice} gives wrong tokens: {reason}")
-        await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
+        with contextlib.suppress(Exception):  # as above; the next slice that starts finds the same
+            await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
 
     def _starting(self) -> dict[str, object]:
         """The record's fields during the start. The record's thread calls this: the event loop is blocked."""

@@ -26,7 +26,7 @@ from serving.engine.protocol import MOST_PIXELS
 from serving.engine.redaction import redacted, secrets_of
 from serving.engine.server import EngineSite, HttpServer, Load
 from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
-from serving.errors import EngineStartError
+from serving.errors import EngineStartError, ServingError
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
 from serving.planning.engine_options import ONLY_ON, TOOL_PARSER
@@ -87,6 +87,11 @@ class VllmServer:
             self._cache = KvEvents()
         try:
             await self._start()
+        except ServingError:
+            raise
+        except Exception as error:  # noqa: BLE001  vLLM and its libraries raise anything
+            failed = self._start_failed(error)
+            raise failed from failed.__cause__
         finally:
             if self._cache:
                 self._cache.close()
@@ -98,17 +103,13 @@ class VllmServer:
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
         args = self._arguments()
-        try:
-            config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
-            if len(self._held.hosts) > 1:
-                config.parallel_config.ray_runtime_env = self._worker_environment(config)
-                config.parallel_config.placement_group = self._site.group
-                # As build_actor_name in vllm.v1.executor.ray_utils does.
-                self._workers = f"vllm_Worker_{config.instance_id}"
-            self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
-        except Exception as error:  # noqa: BLE001  vLLM and its libraries raise anything
-            failed = self._start_failed(error)
-            raise failed from failed.__cause__
+        config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
+        if len(self._held.hosts) > 1:
+            config.parallel_config.ray_runtime_env = self._worker_environment(config)
+            config.parallel_config.placement_group = self._site.group
+            # As build_actor_name in vllm.v1.executor.ray_utils does.
+            self._workers = f"vllm_Worker_{config.instance_id}"
+        self._engine = AsyncLLM.from_vllm_config(config, stat_loggers=[self._stat_logger()])
         # Kept: another call would reap dead children before it lists them.
         self._children = multiprocessing.active_children()
         if self._cache:

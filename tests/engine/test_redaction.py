@@ -64,6 +64,22 @@ def test_a_start_that_fails_repeats_no_token_not_even_in_its_traceback() -> None
     assert server({})._start_failed(harmless).__cause__ is harmless
 
 
+@pytest.mark.unit
+async def test_whatever_fails_in_a_start_is_an_error_of_it_without_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """vLLM's app is built once the engine is up; a chat template that it can't read ends the start there."""
+
+    async def fails(_: VllmServer) -> None:
+        raise ValueError(f"no template {TOKEN}")
+
+    made = server({"hf_token": TOKEN, "enable_prefix_caching": False})
+    monkeypatch.setattr(VllmServer, "_start", fails)
+    with pytest.raises(EngineStartError) as failed:
+        await made.start()
+    assert TOKEN not in failed.value.message
+
+
 def server(options: dict[str, Any]) -> VllmServer:
     """As far as its options go."""
     made = VllmServer.__new__(VllmServer)
@@ -72,6 +88,7 @@ def server(options: dict[str, Any]) -> VllmServer:
         options=options | {"model": "m"},
         model=SimpleNamespace(name="llama"),
         adapters=(),
+        layout=SimpleNamespace(data=1, attention_groups=1),
     )
     made._cache = None
     made._held = SimpleNamespace(hosts=[None], name="slice-0")  # type: ignore[assignment]

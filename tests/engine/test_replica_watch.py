@@ -1,0 +1,89 @@
+"""A replica goes on watching its slice whatever fails beside it; engine, hosts and store are stand-ins."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.engine.lifecycle import Event
+from serving.engine.replica import SliceReplica
+
+pytestmark = pytest.mark.unit
+
+
+class Replica(SliceReplica):
+    def __del__(self) -> None:  # type: ignore[override]
+        """Serve alone awaits it."""
+
+
+def replica(**parts: Any) -> Any:
+    """A replica without Ray, which notes what happens to it in `events`."""
+    made: Any = Replica.__new__(Replica)
+    made.events = []
+    made._on = lambda event, reason="": made.events.append((event, reason))
+    made._plan = SimpleNamespace(model=SimpleNamespace(name="llama"))
+    made._spec = SimpleNamespace(start_s=60.0)
+    made._record = SimpleNamespace(record=SimpleNamespace(application="app", model="llama"))
+    vars(made).update(parts)
+    return made
+
+
+async def never(*_: Any) -> Any:
+    await asyncio.Event().wait()
+
+
+async def test_a_host_that_goes_while_a_started_engine_is_looked_at_is_noticed() -> None:
+    """The workers then wait for each other, and nothing limits a start."""
+    looks = asyncio.Event()
+
+    async def lost() -> str:
+        await asyncio.sleep(0.01)
+        return "host 1 is gone"
+
+    async def start() -> None:
+        return
+
+    async def look(**_: Any) -> None:
+        looks.set()
+        await never()
+
+    made = replica(_hosts=SimpleNamespace(lost=lost), _look_at_start=look)
+    server: Any = SimpleNamespace(start=start, worker_died=never, port=1)
+    coming = asyncio.create_task(made._bring_up(server, "127.0.0.1", compares=False))
+    await looks.wait()
+    async with asyncio.timeout(5):
+        while not made.events:  # noqa: ASYNC110  another thread appends
+            await asyncio.sleep(0.01)
+    assert made.events == [(Event.LOST, "host 1 is gone")]
+    coming.cancel()
+
+
+async def test_a_watch_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    def processes() -> dict[str, dict[int, str]]:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            raise ConnectionError("the head restarts")
+        return {}
+
+    async def died() -> str:
+        return "the engine reports itself dead"
+
+    monkeypatch.setattr("serving.engine.replica.TIMINGS", SimpleNamespace(engine_probe_s=0.0))
+    hosts = SimpleNamespace(lost=never, process_ended=never)
+    server = SimpleNamespace(processes=processes, died=died)
+    made = replica(_hosts=hosts, _server=server, _engine_is_silent=never)
+    await made._watch()
+    assert made.events == [(Event.LOST, "the engine reports itself dead")]
+
+
+async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
+    """The model has been loaded for minutes by then."""
+
+    def away(_: str) -> Any:
+        raise ConnectionError("the head restarts")
+
+    await replica(_store=SimpleNamespace(slices=away))._compare_first_answer()
