@@ -375,6 +375,15 @@ class OverloadedError(ServingError):
     code = "overloaded"
 
 
+class GaveWayError(OverloadedError):
+    """A request for free seats has given its seat to another request, before its answer began.
+
+    Ask again. `x-free-seats-only` asks for no more than that; without it a request waits its turn.
+    """
+
+    code = "gave_way"
+
+
 class TooLargeError(ServingError):
     """The client's request is larger than this service takes.
 

@@ -49,5 +49,6 @@ def test_only_what_may_pass_by_itself_is_a_503() -> None:
         errors.IssuerAwayError,
         errors.SliceLostError,
         errors.OverloadedError,
+        errors.GaveWayError,
         errors.StoreAwayError,
     }

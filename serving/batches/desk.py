@@ -447,7 +447,7 @@ class Desk:
         try:
             if not whole:
                 raise lines.LineError("line_too_long", f"A line has at most {self._most_line_bytes} bytes.")  # noqa: TRY301
-            asked = lines.asked(text, batch.endpoint, self._models)
+            asked = lines.asked(text, (batch.endpoint,), self._models)
         except lines.LineError as error:
             result = lines.refused(batch.id, number, error.custom_id, error.code, error.message)
             return NewLine(number, start, len(text), result=result)

@@ -1,7 +1,7 @@
 """Lines of a batch: what one of the input asks, and what one of the output says. Pure."""
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,10 +29,12 @@ class Asked:
 
     custom_id: str
     model: str
+    path: str
+    body: dict[str, Any]
 
 
-def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
-    """Read a line; raises LineError."""
+def asked(text: bytes, endpoints: Sequence[str], models: Collection[str], model: str | None = None) -> Asked:
+    """Read a line that asks one of these models, or `model` whatever it says; raises LineError."""
     fields = _fields(text)
     custom_id = fields.get("custom_id")
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_CUSTOM_ID:
@@ -44,21 +46,27 @@ def asked(text: bytes, endpoint: str, models: Collection[str]) -> Asked:
         raise LineError("invalid_custom_id", "custom_id has a zero byte in it.")
     if fields.get("method") != "POST":
         raise LineError("invalid_method", "method has to be POST.", custom_id)
-    if fields.get("url") != endpoint:
-        raise LineError("mismatched_url", f"url has to be the batch's endpoint, {endpoint}.", custom_id)
+    path = fields.get("url")
+    if not isinstance(path, str) or path not in endpoints:
+        wanted = (
+            f"the batch's endpoint, {endpoints[0]}"
+            if len(endpoints) == 1
+            else f"one of {', '.join(endpoints)}"
+        )
+        raise LineError("mismatched_url", f"url has to be {wanted}.", custom_id)
     asked_body = fields.get("body")
     if not isinstance(asked_body, dict):
         raise LineError("missing_required_parameter", "body has to be an object.", custom_id)
     if asked_body.get("stream"):
         raise LineError("invalid_request", "A batch has no streams; leave out stream.", custom_id)
-    model = asked_body.get("model")
+    model = model or asked_body.get("model")
     if not isinstance(model, str) or model not in models:
         raise LineError(
             "model_not_found",
             f"The body's model is none of this service's: {', '.join(sorted(models))}.",
             custom_id,
         )
-    return Asked(custom_id, model)
+    return Asked(custom_id, model, path, {**asked_body, "model": model})
 
 
 def body(text: bytes) -> str:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
+from serving.cli.batch import add_commands as add_batch
 from serving.cli.compile import add_commands as add_compiling
 from serving.cli.doctor import add_commands as add_doctor
 from serving.cli.keys import add_commands as add_keys
@@ -48,5 +49,6 @@ def _parser() -> argparse.ArgumentParser:
     add_slices(commands)
     add_keys(commands)
     add_usage(commands)
+    add_batch(commands)
     add_simulation(commands)
     return parser

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from serving.config import BatchSpec
-from serving.errors import BudgetError, PoisonousRequestError, StoreAwayError
+from serving.errors import BudgetError, GaveWayError, PoisonousRequestError, StoreAwayError
 from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import failed
 from serving.router.http.api import Api
@@ -52,11 +52,9 @@ class Line:
 
 
 class Answer:
-    """A Downstream that keeps the whole answer, of a line that `task` asks for."""
+    """A Downstream that keeps the whole answer."""
 
-    def __init__(self, task: asyncio.Task[Any] | None = None) -> None:
-        self._task = task
-        self.given_up = False
+    def __init__(self) -> None:
         self.source: Source | None = None
         self.more_headers: Callable[[], RawHeaders] | None = None
         self.status = 0
@@ -79,10 +77,7 @@ class Answer:
         self.over = True
 
     def cut(self) -> None:
-        """Give the line up: its seat is wanted. This client reads at once, so that nothing else cuts it."""
-        self.given_up = True
-        if self._task:
-            self._task.cancel()
+        """Nothing does: this client reads at once."""
 
 
 class Filler:
@@ -199,17 +194,11 @@ class Filler:
         return max(0, of_model - self._admission.filling(model))
 
     async def _answer(self, line: Line, model: str) -> None:
-        task = asyncio.current_task()
-        answer = Answer(task)
+        answer = Answer()
         request_id = f"{line.batch}-{line.line}"
-        try:
-            await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
-        except asyncio.CancelledError:
-            if not (answer.given_up and task and not task.uncancel()):
-                raise
+        await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
+        if answer.status == GaveWayError.status and GaveWayError.code.encode() in answer.body:
             self._given_up[line.held] += 1
-            self._back.append((model, line))
-            return
         if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             self._back.append((model, line))  # its seat is gone, or its slice
             return

@@ -90,6 +90,9 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"serving usage --store /var/lib/tpu-serving( --\S+ \S+)*( --csv)?": RunBy(
         "test_usage_of_all_keys_is_a_table_or_csv"
     ),
+    r"serving batch run in\.jsonl -o out\.jsonl --model \S+": RunBy(
+        "test_an_offline_run_that_is_killed_and_interrupted_goes_on_and_has_one_result_a_line"
+    ),
     r"python -m tools\.vllm_client_tests http://127\.0\.0\.1:8000 --bare \S+": RunBy(
         "test_vllm_s_tests_run_against_a_service"
     ),

@@ -31,7 +31,7 @@ def asgi_server(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1, **options))
     thread = threading.Thread(target=lambda: uvloop.run(server.serve(sockets=[listener])), daemon=True)
     thread.start()
-    until(lambda: server.started, "uvicorn is up")
+    until(lambda: server.started, "uvicorn is up", timeout_s=20)
     try:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:

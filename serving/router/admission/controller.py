@@ -13,12 +13,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from starlette.responses import Response
 
 from serving.config import RouterSpec
-from serving.errors import ConfigError, Refusal, UnreadError
+from serving.errors import ConfigError, GaveWayError, Refusal, UnreadError
 from serving.planning import Plan
 from serving.router.admission.meter import Meter, Tokens
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account, Refusals
-from serving.router.admission.seat import AdmittedSeat, Line
+from serving.router.admission.seat import AdmittedSeat, FillsSeat
 from serving.router.admission.shares import Book, KeyUse, Lease
 from serving.router.admission.usage import Filled, Usage, used_tokens
 from serving.router.forwarding.seat import Preemptible, Seat
@@ -35,11 +35,13 @@ from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
 
+_GAVE_WAY = "The seat of this request was wanted before it was answered; ask again."
 # A client that reads nothing for so long gives up its seats; one that reads on and off may take longer, by what it has read.
 UNREAD_S = 30.0
 _SLOWEST_READER_BYTES_PER_S = 1024
 _MOST_BEARERS = 10_000  # whose use is remembered
-_FILLS = -101  # the priority of requests that fill: below any key's
+# The header of requests that want a free seat or none; any value but an empty one.
+FREE_SEATS = b"x-free-seats-only"
 
 
 class Visit:
@@ -113,7 +115,6 @@ class AdmissionController:
         self._backlog = Backlog()
         self._accounts: dict[str, Account] = {}
         self._bearers: dict[str, Account] = {}  # of those who come with a token
-        self._fillers: dict[str, Account] = {}
         self._filled = {plan.model.name: Filled() for plan in plans}
         self.batches_scale = False
         self.spare = 0.0  # the share of a model's seats that requests that fill leave free
@@ -133,24 +134,23 @@ class AdmissionController:
     def arrive(self, headers: Iterable[tuple[bytes, bytes]], *, costs: bool = True) -> Visit:
         """Settle from its headers whose request it is and whether it may come now; raises UnauthorizedError.
 
-        What `costs` nothing may come when the key's budget is used up.
+        What `costs` nothing may come when the key's budget is used up, and asks for no seat.
         """
         account = self._account(self._keys.ring.holder(headers))
         now_s = self._clock()
         over = account.budget.refusal(self._calendar()) if account.budget and costs else None
-        return Visit(account, over or account.arrive(now_s), now_s)
+        fills = costs and any(name == FREE_SEATS and value for name, value in headers)
+        return Visit(account, over or account.arrive(now_s), now_s, fills=fills)
 
     def fill(self, sha256: str, times: int = 0) -> Visit:
-        """A request that a key left here for free seats; raises UnauthorizedError where the key is revoked.
+        """A line of a batch that a key left here; raises UnauthorizedError where the key is revoked.
 
         `times`: how often it has made room for other requests.
 
         Its account is apart: it has no limits, and what it uses costs the key's other requests no turn.
         """
         key = self._keys.ring.owner(sha256)
-        account = self._fillers.setdefault(
-            sha256, Account(Key.model_construct(name=f"{key.name} (batch)", sha256=sha256, priority=_FILLS))
-        )
+        account = Account(Key.model_construct(name=f"{key.name} (batch)", sha256=sha256))
         account.budget = self._meter.budget(key) if self._meter else None
         account.open += 1
         return Visit(account, None, self._clock(), fills=True, times=times)
@@ -222,6 +222,7 @@ class AdmissionController:
             client.more_headers = lambda: account.headers(self._clock())
         reader = _Reader(client, record, self._clock())
         seat = AdmittedSeat(self, ticket, record)
+        filled: FillsSeat | None = None
         self.enter(ticket)
         try:
             try:
@@ -236,11 +237,14 @@ class AdmissionController:
                 record.admitted()
                 self._readers.add(reader)
                 if ticket.fills:
-                    self.runs(ticket, Line(client, record))
+                    client = filled = FillsSeat(client, record)
+                    self.runs(ticket, filled)
                 await answer(client, seat)
         except asyncio.CancelledError:
             record.cancelled()
-            raise
+            if not (filled and filled.gave_way()):
+                raise
+            respond(client, refusal_response(Refusal(GaveWayError(_GAVE_WAY), 1.0)))
         finally:
             self._readers.discard(reader)
             self._end(visit, ticket, estimate, record)
@@ -377,8 +381,9 @@ class AdmissionController:
             longest = self._longest[ticket.model]
             prompt, written = used_tokens(record, estimate, self._usage, longest, now_s=ended_s)
             ticket.used_tokens = prompt + written
-            # A line that is given up is counted when it is answered.
-            if self._meter and record.leases and not (ticket.fills and ticket.makes_room):
+            # What gave way is counted when it is answered.
+            gave_way = ticket.fills and ticket.makes_room and record.outcome == "cancelled"
+            if self._meter and record.leases and not gave_way:
                 self._meter.add(
                     ticket.account.key.id,
                     ticket.model,
@@ -390,7 +395,7 @@ class AdmissionController:
                     self._calendar(),
                 )
             self._usage.learn(ticket.account.key.name, record, estimate.work)
-            if ticket.fills and not ticket.makes_room:
+            if ticket.fills and not gave_way:
                 self._filled[ticket.model].add(record)
         if ticket.budget:
             ticket.budget.end(ticket.tokens)

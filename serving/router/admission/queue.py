@@ -32,6 +32,7 @@ _MOST_HELD_BYTES = 256 << 20
 _LONGEST_RETRY_S = 600.0
 # Weight of a beat in the measured rate: half of it comes from the last four beats, two seconds.
 _BEAT_WEIGHT = 0.16
+_FILLS = -101  # the priority of requests that fill: below any key's
 _LIFTED = 101  # the priority of requests that were paused for as long as they may be: above any key's
 
 
@@ -75,7 +76,7 @@ class Ticket:
 
     @property
     def priority(self) -> int:
-        return self.account.key.priority
+        return _FILLS if self.fills else self.account.key.priority
 
     @property
     def paused(self) -> bool:
@@ -200,6 +201,7 @@ class AdmissionQueue:
                 self._admit(model, ticket, now_s)
             else:
                 ticket.where, ticket.refusal = Where.REFUSED, model.refusal(0.0)
+                ticket.account.settle(ticket.tokens, 0.0, now_s)
             return []
         model.arrived += 1
         model.prompt_bytes += ticket.size_bytes
@@ -233,8 +235,7 @@ class AdmissionQueue:
             case Where.ADMITTED:
                 self._give_back(model, ticket)
                 model.ended += not ticket.fills
-        if not ticket.fills:
-            ticket.account.settle(ticket.tokens, ticket.used_tokens if ticket.begun else 0.0, now_s)
+        ticket.account.settle(ticket.tokens, ticket.used_tokens if ticket.begun else 0.0, now_s)
         if ticket.begun and not ticket.fills:
             key = ticket.account.key
             # No request is for nothing, or a key whose requests fail would always be next.

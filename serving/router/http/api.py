@@ -365,10 +365,13 @@ class Api:
             over = await self._admission.bodies.drop(request, visit, time.monotonic())
             raise self._admission.refused(visit, body_is_over=over)
         try:
-            return visit, *await self._read(request, record, visit)
+            inference, estimate = await self._read(request, record, visit)
+            if visit.fills and inference.streams:
+                raise BadRequestError("A request for free seats only has no stream; leave out stream.")  # noqa: TRY301
         except BaseException:
             self._admission.leave(visit)
             raise
+        return visit, inference, estimate
 
     async def _accept_left(
         self, sha256: str, times: int, request: Request, record: RequestRecord

@@ -1,0 +1,238 @@
+"""A file of lines that is answered offline, and the file of its results, which says where an earlier run has ended.
+
+The results are one JSON object a line, as those of a batch, in the order in which they come. A result is there once `add` has
+returned. What a run that was killed has half written is cut off.
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from serving.batches import lines
+from serving.errors import ConfigError, StorageError
+
+NAME = "run"  # of the batch, in the ids of its lines
+MOST_LINE_BYTES = 64 << 20
+_BEGINS = b'{"id": "batch_req_%s_' % NAME.encode()
+_PIECE_LINES, _PIECE_BYTES = 16, 1 << 20
+_MOST_PIECES = 4096
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Lines of the input one after the other; those in `without` have a result. `number` is the first one's."""
+
+    number: int
+    start: int
+    bytes: int
+    lines: int
+    without: frozenset[int]
+
+
+class Results:
+    """The file of results, of one run at a time."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError and StorageError."""
+        self._path = path
+        try:
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} can't be written ({error.strerror}); name another file with -o"
+            ) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._file)
+            raise ConfigError(
+                f"another run writes {path}; wait for it, or name another file with -o"
+            ) from None
+        self.custom_ids: set[str] = set()
+        self.numbers: set[int] = set()  # of lines whose custom_id can't be told
+        self.failed = 0
+        self._end = 0
+        try:
+            self._read()
+        except BaseException:
+            os.close(self._file)
+            raise
+
+    def __len__(self) -> int:
+        return len(self.custom_ids) + len(self.numbers)
+
+    def add(self, results: Sequence[str]) -> None:
+        """Keep results: all of them are on disk afterwards or, where it raises, none. Raises StorageError."""
+        found = [_found(json.loads(result)) for result in results]
+        data = "".join(result + "\n" for result in results).encode()
+        try:
+            written = 0
+            while written < len(data):
+                written += os.pwrite(self._file, data[written:], self._end + written)
+            os.fsync(self._file)
+            self._end += len(data)
+        except BaseException as error:
+            os.ftruncate(self._file, self._end)
+            if not isinstance(error, OSError):  # an interrupt
+                raise
+            raise StorageError(
+                f"{self._path} can't be written ({error.strerror}); results that were there stay. Make room, and run this again."
+            ) from error
+        for custom_id, number, failed in found:
+            self._has(custom_id, number, failed=failed)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _read(self) -> None:
+        with self._path.open("rb") as file:
+            for at, text in enumerate(file, 1):
+                whole = text.endswith(b"\n")
+                if not whole and text.startswith(_BEGINS[: len(text)]):
+                    break  # half a result
+                try:
+                    custom_id, number, failed = _found(json.loads(text if whole else b""))
+                except (ValueError, KeyError, TypeError):
+                    raise ConfigError(
+                        f"{self._path}, line {at}, is no result of a run; name another file with -o"
+                    ) from None
+                self._has(custom_id, number, failed=failed)
+                self._end += len(text)
+        os.ftruncate(self._file, self._end)
+
+    def _has(self, custom_id: str | None, number: int, *, failed: bool) -> None:
+        self.failed += failed
+        if custom_id is None:
+            self.numbers.add(number)
+        else:
+            self.custom_ids.add(custom_id)
+
+
+class Corpus:
+    """A file of lines, and what of it a run has still to ask: `pieces`, and results of lines that are no good in `refused`."""
+
+    def __init__(self, path: Path, model: str, results: Results) -> None:
+        """Looks at every line; raises ConfigError."""
+        self.path = path
+        self.model = model
+        self.total = 0
+        self.pieces: list[Piece] = []
+        self.refused: list[str] = []
+        seen: set[str] = set()
+        piece = _Open(1, 0)
+        for number, start, text in numbered(_opened(path)):
+            if not text.strip():
+                continue
+            self.total += 1
+            custom_id, refused = _looked_at(text, model)
+            if custom_id in seen:  # a custom_id has one result, that of its first line
+                message = f"An earlier line has the custom_id {json.dumps(custom_id)}."
+                custom_id, refused = None, refused or lines.LineError("duplicate_custom_id", message)
+            if custom_id is None:
+                done = number in results.numbers
+            else:
+                seen.add(custom_id)
+                done = custom_id in results.custom_ids
+            if refused and not done:
+                self.refused.append(lines.refused(NAME, number, custom_id, refused.code, refused.message))
+            if piece.lines >= _PIECE_LINES or piece.bytes >= _PIECE_BYTES:
+                self._close(piece)
+                piece = _Open(number, start)
+            piece.take(number, start, len(text), asks=not (refused or done))
+        self._close(piece)
+        if foreign := len(results.custom_ids - seen):
+            raise ConfigError(
+                f"the file of results has {foreign} that are of no line of {path}; name another file with -o"
+            )
+        if not self.total:
+            raise ConfigError(f"{path} has no line")
+
+    def parts(self) -> list[list[Piece]]:
+        """The pieces, some together where there are very many."""
+        each = -(-len(self.pieces) // _MOST_PIECES) or 1
+        return [self.pieces[at : at + each] for at in range(0, len(self.pieces), each)]
+
+    def _close(self, piece: "_Open") -> None:
+        if piece.asks:
+            self.pieces.append(
+                Piece(piece.number, piece.start, piece.bytes, piece.asks, frozenset(piece.without))
+            )
+
+
+class _Open:
+    """A piece that is being filled."""
+
+    def __init__(self, number: int, start: int) -> None:
+        self.number = number
+        self.start = start
+        self.bytes = 0
+        self.lines = 0
+        self.asks = 0
+        self.without: list[int] = []
+
+    def take(self, number: int, start: int, size: int, *, asks: bool) -> None:
+        self.bytes = start + size - self.start
+        self.lines += 1
+        self.asks += asks
+        if not asks:
+            self.without.append(number)
+
+
+def lines_of(path: Path, piece: Piece) -> Iterator[tuple[int, bytes]]:
+    """The lines of a piece that are to be asked, with their numbers."""
+    with path.open("rb") as file:
+        file.seek(piece.start)
+        at = 0
+        for number, start, text in numbered(file, piece.number):
+            if at >= piece.bytes:
+                return
+            at = start + len(text)
+            if text.strip() and number not in piece.without:
+                yield number, text
+
+
+def read(text: bytes, model: str) -> lines.Asked:
+    """A line for `model`; raises LineError."""
+    if len(text) > MOST_LINE_BYTES:
+        raise lines.LineError("line_too_long", f"A line has at most {MOST_LINE_BYTES} bytes.")
+    return lines.asked(text, lines.ENDPOINTS, (model,), model)
+
+
+def _looked_at(text: bytes, model: str) -> tuple[str | None, lines.LineError | None]:
+    try:
+        return read(text, model).custom_id, None
+    except lines.LineError as error:
+        return error.custom_id, error
+
+
+def numbered(file: IO[bytes], first: int = 1) -> Iterator[tuple[int, int, bytes]]:
+    """Lines with their numbers and where each starts; of one that is too long, one byte more than a line may have."""
+    number, at = first, 0
+    while text := file.readline(MOST_LINE_BYTES + 1):
+        start, at = at, at + len(text)
+        while not text.endswith(b"\n") and len(text) > MOST_LINE_BYTES and (more := file.readline(1 << 20)):
+            at += len(more)
+            if more.endswith(b"\n"):
+                break
+        yield number, start, text
+        number += 1
+
+
+def _opened(path: Path) -> Any:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror})") from None
+
+
+def _found(result: Any) -> tuple[str | None, int, bool]:
+    """Of a result: the custom_id, the number where there is none, and whether it is a failure. Raises KeyError and such."""
+    custom_id, error, response = result["custom_id"], result["error"], result["response"]
+    if custom_id is not None and not isinstance(custom_id, str):
+        raise TypeError
+    number = int(error["line"]) if custom_id is None else 0
+    return custom_id, number, error is not None or response["status_code"] >= 400
