@@ -6,6 +6,7 @@ those that are under way. A line that is refused for want of a seat or a slice i
 
 import asyncio
 import json
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -37,13 +38,17 @@ class Asked:
 
 
 class Pace:
-    """How many lines are asked at once, in one event loop. Those that were refused rest, and are few beside the others."""
+    """How many lines are asked at once, in one event loop. Those that were refused rest, and are few beside the others.
+
+    After a refusal none of these is asked again for a while, unless another line is answered meanwhile.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._now = float(min(most, _FIRST_LINES))
         self._asked = 0
         self._resting = 0
+        self._again_s = -math.inf
         self._changed = asyncio.Condition()
 
     async def __aenter__(self) -> None:
@@ -59,17 +64,21 @@ class Pace:
     async def rest(self, seconds: float) -> None:
         async with self._changed:
             self._now = max(1.0, min(self._now, self._asked - 1))
+            self._again_s = time.monotonic() + _AGAIN_S
             self._asked -= 1
             self._resting += 1
             self._changed.notify_all()
         try:
             await asyncio.sleep(seconds)
+            while self._asked >= int(self._now) or time.monotonic() < self._again_s:  # noqa: ASYNC110  the clock sets no event
+                await asyncio.sleep(_again_s())
         finally:
             self._asked += 1
             self._resting -= 1
 
     def answered(self) -> None:
         self._now = min(self._most, self._now + 1 / self._now)
+        self._again_s = -math.inf
 
     def _has_room(self) -> bool:
         return self._asked < int(self._now) and self._resting <= self._now / 8
