@@ -52,20 +52,19 @@ def _unreadable_folder(folder: Path) -> str:
 
 
 def _unreadable_bucket(bucket: str, prefix: str) -> str:
-    """Lists one object below the prefix, as the pod's own service account."""
+    """Lists one object below the prefix and asks for the bucket, as the pod's own service account. The streamer does both."""
     store = os.environ.get(_STORE, "https://storage.googleapis.com")
     try:
         headers = {} if _STORE in os.environ else {"Authorization": f"Bearer {_account_token()}"}
-        answer = httpx.get(
-            f"{store}/storage/v1/b/{bucket}/o",
-            params={"prefix": prefix, "maxResults": 1},
-            headers=headers,
-            timeout=_ASK_S,
-        )
-        if answer.status_code in (401, 403):
-            return f"this host's service account may not read gs://{bucket} ({answer.status_code})"
-        answer.raise_for_status()
-        found = answer.json().get("items")
+        url = f"{store}/storage/v1/b/{bucket}"
+        with httpx.Client(headers=headers, timeout=_ASK_S) as client:
+            answer = client.get(f"{url}/o", params={"prefix": prefix, "maxResults": 1})
+            if answer.status_code in (401, 403):
+                return f"this host's service account may not read gs://{bucket} ({answer.status_code})"
+            answer.raise_for_status()
+            found = answer.json().get("items")
+            if client.get(url).status_code == 403:
+                return f"this host's service account may read gs://{bucket}, but lacks storage.buckets.get, which the streamer needs (403)"
     except (httpx.HTTPError, ValueError, KeyError) as error:
         return f"gs://{bucket} can't be asked ({type(error).__name__})"
     return "" if found else f"gs://{bucket} has nothing below {prefix or '/'}"

@@ -11,7 +11,8 @@ from serving.gke.pods import DASHBOARD_PORT, METRICS_PORT
 _PRIORITY = 1_000_000
 # KubeRay asks the head how Serve is. This label is its pod's by chart and by kustomize; Google's comes by kube-system.
 _OPERATOR = {"app.kubernetes.io/component": "kuberay-operator"}
-_COLLECTORS = ["gke-gmp-system", "gmp-system"]  # of Google's managed Prometheus
+# Of Google's managed Prometheus: where GKE runs it, and where it is installed by hand.
+_COLLECTORS = ["gke-gmp-system", "gmp-system"]
 # A load balancer of Google's ends answers after 30 s by itself; a stream may go on for long.
 _LONGEST_ANSWER_S = 3600
 
@@ -230,5 +231,8 @@ def _collectors_read(app: Application, secret: str) -> Iterator[dict[str, Any]]:
         "kind": "RoleBinding",
         "metadata": named(app, name),
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
-        "subjects": [{"kind": "ServiceAccount", "name": "collector", "namespace": "gmp-system"}],
+        "subjects": [
+            {"kind": "ServiceAccount", "name": "collector", "namespace": namespace}
+            for namespace in _COLLECTORS
+        ],
     }

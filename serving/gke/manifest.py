@@ -137,6 +137,8 @@ def _bucket_rights(app: Application) -> Iterator[str]:
         scheme, _, path = pool.plan.model.model.partition("://")
         if scheme == "gs":
             wanted[path.partition("/")[0], "objectViewer", app.slice_account] = None
+            # The Run:ai streamer 0.15 asks for the bucket itself first (storage.buckets.get), which readers of objects may not.
+            wanted[path.partition("/")[0], "legacyBucketReader", app.slice_account] = None
     for bucket, role, account in wanted:
         member = _MEMBER.format(namespace=app.namespace, account=account)
         yield f'gcloud storage buckets add-iam-policy-binding gs://{bucket} --role=roles/storage.{role} --member="{member}"'

@@ -77,7 +77,7 @@ def test_a_host_without_its_address_opens_no_port() -> None:
 
 @contextmanager
 def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A store with gs://open/llama/, and gs://closed, which nobody may read."""
+    """A store with gs://open/llama/, gs://objects/llama/, whose objects alone one may read, and gs://closed, which nobody may read."""
 
     async def listed(request: Request) -> Response:
         if request.path_params["bucket"] == "closed":
@@ -85,7 +85,11 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         there = "llama/model.safetensors".startswith(request.query_params["prefix"])
         return JSONResponse({"items": [{"name": "llama/model.safetensors"}]} if there else {})
 
-    with asgi_server(Starlette(routes=[Route("/storage/v1/b/{bucket}/o", listed)])) as address:
+    async def itself(request: Request) -> Response:
+        return Response(status_code=200 if request.path_params["bucket"] == "open" else 403)
+
+    routes = [Route("/storage/v1/b/{bucket}/o", listed), Route("/storage/v1/b/{bucket}", itself)]
+    with asgi_server(Starlette(routes=routes)) as address:
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", address)
         yield
 
@@ -94,6 +98,7 @@ def test_a_bucket_is_asked_for_one_object(monkeypatch: pytest.MonkeyPatch) -> No
     with bucket(monkeypatch):
         assert unreadable("gs://open/llama", never) == ""
         assert unreadable("gs://open/qwen", never) == "gs://open has nothing below qwen"
+        assert "lacks storage.buckets.get" in unreadable("gs://objects/llama", never)
         assert unreadable("gs://closed/llama", never) == (
             "this host's service account may not read gs://closed (403)"
         )

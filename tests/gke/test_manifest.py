@@ -175,6 +175,8 @@ def test_a_private_page_is_scraped_with_a_key_that_the_collectors_may_read() -> 
     assert endpoint["authorization"]["credentials"]["secret"] == {"name": "scrape", "key": "key"}
     assert found["Role"][0]["rules"][0]["resourceNames"] == ["scrape"]
     assert found["RoleBinding"][0]["roleRef"]["name"] == found["Role"][0]["metadata"]["name"]
+    namespaces = [subject["namespace"] for subject in found["RoleBinding"][0]["subjects"]]
+    assert "gke-gmp-system" in namespaces  # where GKE runs them
     assert "authorization" not in objects()["PodMonitoring"][0]["spec"]["endpoints"][0]
 
 
@@ -341,7 +343,8 @@ def test_a_file_cache_that_memory_does_not_hold_is_on_disk() -> None:
 
 def test_streamed_weights_take_rights_and_no_disk() -> None:
     text = render("app", GkeSpec(image="image"), {}, [elsewhere("gs://models/llama")])
-    assert "add-iam-policy-binding gs://models --role=roles/storage.objectViewer" in text
+    for role in ("objectViewer", "legacyBucketReader"):  # the streamer asks for the bucket itself too
+        assert f"add-iam-policy-binding gs://models --role=roles/storage.{role}" in text
     assert "/subject/ns/default/sa/app-slice" in text
     assert " --disk-size=100 " in text
 
