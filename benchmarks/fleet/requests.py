@@ -132,7 +132,9 @@ class _Run:
         for unit in self._supply.units[0]:
             each = self._slices.get(unit.name)
             if each is None or unit.ready_s > now_s:
-                entries.append(SliceRecord(unit.name, _MODEL, SliceState.STARTING, "", ""))
+                entries.append(
+                    SliceRecord(unit.name, _MODEL, SliceState.STARTING, "", "", pool=self._pool.key)
+                )
                 continue
             entries.append(
                 SliceRecord(
@@ -146,6 +148,7 @@ class _Run:
                     kv_usage=min(1.0, len(each.running) / self._most),
                     prompt_tokens=round(each.prompt_tokens),
                     output_tokens=round(each.output_tokens),
+                    pool=self._pool.key,
                     beat=round(now_s / TIMINGS.beat_s),
                 )
             )
