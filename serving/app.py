@@ -220,6 +220,8 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
             "rollout": {**plan.model.rollout.model_dump(), "surge_s": plan.model.surge_s},
             "model": plan.model.model_dump(include={"drain_s", "stall_s", "start_s"}),
             "judged": config.router.sentinel.share > 0,
+            "budget": config.budget.model_dump(),
+            "dollars_per_hour": slice_hour(plan.model.slice, plan.slice, config.prices),
         },
     )
 

@@ -473,7 +473,7 @@ _RAY = (
             ),
             (
                 "_get_upscale_replicas",
-                "is replaced: starts that failed are tried again",
+                "is replaced: starts that failed are tried again, and none is beyond the budget",
                 "to_add, gang_placement_groups=, target_node_ids=",
             ),
             ("_terminally_failed", "tells whether Serve has given up", ""),

@@ -70,11 +70,15 @@ class Room:
 
 @dataclass(frozen=True)
 class Report:
-    """The store's records of one model at one moment."""
+    """The store's records of one model at one moment.
+
+    `leaving`: slices of pools that the YAML no longer has, and their dollars an hour. They take a part of the room until they go.
+    """
 
     entries: Sequence[SliceRecord]
     demands: Sequence[Demand] = ()
     room: Room = Room()
+    leaving: tuple[float, float] = (0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ class PolicyState:
     boost: Boost = field(default_factory=Boost)
     kv_per_sequence: float = 0.0
     hold: str = ""
+    in_full: tuple[int, ...] = ()  # by pool, slices wanted once those that leave have gone
 
     @property
     def wanted(self) -> tuple[int, ...]:
@@ -192,8 +197,14 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
     capacities = _capacities(settings, state)
     state, need, why = _need(settings, state, report, sums, capacities, now_s)
     wanted, limits, short = _fill(settings, state, report.room, need, capacities, now_s)
-    pools = tuple(_ordered(pool, count, now_s) for pool, count in zip(state.pools, wanted, strict=True))
-    state = replace(state, pools=pools)
+    allowed = _beside(settings, state, report, wanted)
+    if more := sum(wanted) - sum(allowed):
+        limits.append(f"{more} more once slices of pools that were taken out have gone")
+    pools = tuple(
+        _ordered(known, max(count, pool.min), count, now_s)
+        for pool, known, count in zip(settings.pools, state.pools, allowed, strict=True)
+    )
+    state = replace(state, pools=pools, in_full=tuple(wanted))
     failing = any(pool.failing for pool in pools)
     return Decision(
         state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short, failing=failing
@@ -449,7 +460,7 @@ def _fill(
     if short := missing > NOT_WORTH * rates[0]:
         remarks.append(f"{missing:.2g} requests/s above what replicas.max can take")
     before_cut = sum(wanted)
-    wanted = _within(settings, state, room, wanted)
+    wanted = _within(settings, state, room, wanted, [pool.min for pool in settings.pools])
     if sum(wanted) < before_cut:
         short = True
         remarks.append(f"the budget allows {sum(wanted)} of {before_cut} slices")
@@ -460,16 +471,24 @@ def _slices(rate: float, slice_rate: float, most: int) -> int:
     return min(most, whole_slices(rate, slice_rate))
 
 
-def _within(settings: Settings, state: PolicyState, room: Room, wanted: list[int]) -> list[int]:
-    """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `min`."""
+def _beside(settings: Settings, state: PolicyState, report: Report, wanted: list[int]) -> list[int]:
+    """Slices that the budget has room for beside those that leave; slices that are there stay."""
+    if not report.leaving[0]:
+        return wanted
+    there = [min(count, known.delivered) for count, known in zip(wanted, state.pools, strict=True)]
+    return _within(settings, state, report.room.less(*report.leaving), list(wanted), there)
+
+
+def _within(
+    settings: Settings, state: PolicyState, room: Room, wanted: list[int], least: Sequence[int]
+) -> list[int]:
+    """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `least`."""
     order = list(reversed(range(len(wanted))))
-    present = [
-        max(pool.min, known.delivered) for pool, known in zip(settings.pools, state.pools, strict=True)
-    ]
+    present = [max(count, known.delivered) for count, known in zip(least, state.pools, strict=True)]
     cuts = [
         *((index, present[index]) for index in order if state.pools[index].late),
         *((index, present[index]) for index in order),
-        *((index, settings.pools[index].min) for index in order),
+        *((index, least[index]) for index in order),
     ]
     for index, floor in cuts:
         excess = 0.0
@@ -485,7 +504,8 @@ def _within(settings: Settings, state: PolicyState, room: Room, wanted: list[int
     return wanted
 
 
-def _ordered(pool: PoolState, wanted: int, now_s: float) -> PoolState:
+def _ordered(pool: PoolState, wanted: int, allowed: int, now_s: float) -> PoolState:
+    """The pool with orders for what is missing; those beyond `allowed` wait for the budget, and no patience runs out on them."""
     missing = max(0, wanted - pool.delivered)
-    orders = (*pool.orders, *(now_s for _ in range(missing - len(pool.orders))))[:missing]
-    return replace(pool, wanted=wanted, orders=orders)
+    orders = pool.orders[: max(0, allowed - pool.delivered)][:missing]
+    return replace(pool, wanted=wanted, orders=(*orders, *(now_s for _ in range(missing - len(orders)))))

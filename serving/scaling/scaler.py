@@ -50,9 +50,16 @@ class _Model:
         return {pool.key: pool.wanted for pool in self.state.pools} if self.state else {}
 
     @property
+    def in_full(self) -> dict[str, int]:
+        """As `decided`, once slices of pools that the YAML no longer has have gone."""
+        if not self.state:
+            return {}
+        return {pool.key: count for pool, count in zip(self.state.pools, self.state.in_full, strict=False)}
+
+    @property
     def present(self) -> list[int]:
-        """Slices to leave room for, by pool: those decided for, before that those that Serve has, and at least `min`."""
-        counts = self.decided or self.targets
+        """Slices to leave room for, by pool: those decided for in full, before that those that Serve has, and at least `min`."""
+        counts = self.in_full or self.targets
         return [counts.get(pool.key, pool.min) for pool in self.settings.pools]
 
     @property
@@ -74,6 +81,7 @@ class Scaler:
         self._application = application
         self._store = store
         self._budget = Room()
+        self._leaving = (0.0, 0.0)
         self._recorder = Recorder(application)
         self._clock = clock
         self._liveness = Liveness()
@@ -85,15 +93,22 @@ class Scaler:
         self._thread: threading.Thread | None = None
 
     def wanted(
-        self, settings: Settings, pool: str, target: int, budget: Room, *, deployed: bool = False
+        self,
+        settings: Settings,
+        pool: str,
+        target: int,
+        budget: Room,
+        *,
+        leaving: tuple[float, float] = (0, 0.0),
+        deployed: bool = False,
     ) -> int:
         """Slices wanted in the pool of this key: the last decision, before the first one what Serve has.
 
-        `deployed`: Serve calls for the first time since the pool was deployed. If it then has another number than was wanted,
+        `leaving`: slices of pools that the YAML no longer has, and their dollars an hour. `deployed`: Serve calls for the first time since the pool was deployed. If it then has another number than was wanted,
         the pool was deleted in between, and its model starts anew.
         """
         with self._lock:
-            self._budget = budget
+            self._budget, self._leaving = budget, leaving
             self._called_s = self._clock()
             model = self._models.get(settings.model)
             if model and deployed and model.decided.get(pool, target) != target:
@@ -109,10 +124,10 @@ class Scaler:
                 self._thread.start()
             return model.decided.get(pool, target)
 
-    def has_decided(self, model: str, pool: str) -> bool:
-        """Whether a number of slices of this pool was decided on, after a look at the model's load."""
+    def in_full(self, model: str, pool: str) -> int | None:
+        """Slices wanted of a pool once others have gone; None before a look at the model's load has decided for it."""
         with self._lock:
-            return model in self._models and pool in self._models[model].decided
+            return self._models[model].in_full.get(pool) if model in self._models else None
 
     def _run(self) -> None:
         while self._clock() - self._called_s < _ABANDONED_S:
@@ -174,6 +189,7 @@ class Scaler:
             [entry for entry in entries if entry.model == settings.model],
             [demand for demand in demands if demand.model == settings.model],
             self._room(settings.model),
+            self._leaving,
         )
         decision = decide(settings, state, report, now_s)
         with self._lock:

@@ -33,11 +33,13 @@ class SlicePolicy:
         deployed, self._deployed = self._deployed, False
         application = context.app_name or ""
         wanted = scaler(application).wanted(
-            self._settings, self._pool, context.target_num_replicas, self._budget, deployed=deployed
+            self._settings,
+            self._pool,
+            context.target_num_replicas,
+            self._budget,
+            leaving=controller.leaving(application),
+            deployed=deployed,
         )
-        controller.tell_decided(
-            application,
-            context.deployment_name,
-            decided=scaler(application).has_decided(self._settings.model, self._pool),
-        )
+        in_full = scaler(application).in_full(self._settings.model, self._pool)
+        controller.tell_wanted(application, context.deployment_name, in_full)
         return wanted, {}

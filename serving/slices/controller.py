@@ -2,10 +2,10 @@
 
 `serving.slices.placement.install` calls `install` before the controller makes its first deployment. Serve asks for each
 deployment, several times a second, what to start and what to stop. The answers are decided in `serving.slices.rollout`; the
-functions here count Serve's replicas for it. Beside `placement`, only this module uses private names of Ray Serve:
+functions here count Serve's replicas for it. Beside `placement`, only this module and `deployed` use private names of Ray Serve:
 
 - `ray.serve._private.deployment_state.DeploymentState`: `_surge_replicas_to_start`, `_surge_replicas_to_stop`,
-  `_get_upscale_replicas`, `_failed_to_start_threshold` and `scale_deployment_replicas`, which are replaced; its `_id`,
+  `_get_upscale_replicas`, `_failed_to_start_threshold`, `scale_deployment_replicas` and `__init__`, which are replaced; its `_id`,
   `_replicas`, `_target_state`, `_deployed_info`, `_replica_failure_count`, `_replica_failure_message`, `_replica_has_started`,
   `_in_transition`, `_target_state_changed`, `_terminally_failed`, `_surge_rollout_in_progress`, `_rescale_to`
 - `ray.serve._private.deployment_state.DeploymentReplica`: `version`, `actor_details`, `actor_node_id`, `_start_time`
@@ -18,20 +18,23 @@ functions here count Serve's replicas for it. Beside `placement`, only this modu
 import logging
 import math
 import time
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from serving.slices import deployed
 from serving.slices.rollout import (
     FIRST_STARTS,
-    Pace,
+    Budget,
     Retry,
     Roll,
     cost_to_drain,
+    to_make_room,
     to_start,
     to_stop,
 )
-from serving.state.records import Rollout, SliceRecord, SliceState, deployment
+from serving.state.records import Rollout, SliceRecord, SliceState
 
 logger = logging.getLogger("ray.serve")
 
@@ -43,17 +46,26 @@ STATE_POINTS = (
     "scale_deployment_replicas",
 )
 DELETE_POINT = "_delete_deployment"
-_ERROR_CHARACTERS = 500  # of Serve's message, whose end names the error
 _PROCESS_S = 2.0  # after which Ray is asked whether a replica without a process waits for hardware, or only for its process
 
 
-# Deployments, by application and name, for which scaling has decided. The policies run in this process too.
-_DECIDED: set[tuple[str, str]] = set()
+# By application and deployment, how many slices it is to have by scaling's decision. The policies run in this process too.
+_WANTED: dict[tuple[str, str], int] = {}
+_INSTALLED: "list[SliceDeployments]" = []
 
 
-def tell_decided(application: str, name: str, *, decided: bool) -> None:
-    """Scaling says of a deployment whether its number of slices is a decision."""
-    (_DECIDED.add if decided else _DECIDED.discard)((application, name))
+def tell_wanted(application: str, name: str, slices: int | None) -> None:
+    """Scaling says how many slices a deployment is to have once there is room for them; None before it has decided."""
+    if slices is None:
+        _WANTED.pop((application, name), None)
+    else:
+        _WANTED[application, name] = slices
+
+
+def leaving(application: str) -> tuple[float, float]:
+    """Slices of pools that the application's YAML no longer has and that wait for their successors, and their dollars an hour."""
+    found = [deployments.leaving(application) for deployments in _INSTALLED]
+    return sum(slices for slices, _ in found), sum(dollars for _, dollars in found)
 
 
 class RolloutStore(Protocol):
@@ -92,6 +104,14 @@ class _Counted:
     starting_old: list[Any]
 
 
+@dataclass(frozen=True)
+class _Handover:
+    """A pool that the application's YAML no longer has, and the slices of its model at the first look."""
+
+    application: Any
+    slices: int
+
+
 class SliceDeployments:
     """Serve's questions about deployments of slices, answered; all other deployments get Serve's own answers."""
 
@@ -102,12 +122,12 @@ class SliceDeployments:
         store: Callable[[], RolloutStore],
         clock: Callable[[], float],
         placed: Callable[[str], bool],
-        decided: Callable[[str, str], bool],
+        wanted: Callable[[str, str], int | None],
     ) -> None:
         """`default` has what is replaced, by name; `clock` is the one by which Serve notes when a replica was started.
 
-        `placed`: whether the replica of this name has its hardware, though no process yet. `decided`: whether scaling has
-        decided for the deployment of this application and name.
+        `placed`: whether the replica of this name has its hardware, though no process yet. `wanted`: as `tell_wanted` says of
+        an application's deployment.
         """
         self._default = default
         self._is_slice = is_slice
@@ -115,11 +135,35 @@ class SliceDeployments:
         self._clock = clock
         self._placed = placed
         self._retries: dict[Any, Retry] = {}
-        self._decided = decided
-        # Of pools that the YAML no longer has: the slices of the model at the first look.
-        self._handovers: dict[Any, int] = {}
+        self._wanted = wanted
+        self._states: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._handovers: dict[Any, _Handover] = {}  # of pools that the YAML no longer has
         self._published: dict[Any, Rollout] = {}
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
+
+    def made(self, state: Any) -> None:
+        """Serve has made a deployment's state."""
+        self._states.add(state)
+
+    def leaving(self, application: str) -> tuple[int, float]:
+        """Slices of pools that are handed over, and their dollars an hour."""
+        held = [
+            deployed.held(state)
+            for state in self._states
+            if state._id.app_name == application
+            and state._id in self._handovers
+            and state._id.name not in self._handovers[state._id].application.target_deployments
+        ]
+        return sum(slices for slices, _ in held), sum(dollars for _, dollars in held)
+
+    def _room(self, state: Any, without: Any = None) -> float:
+        """How many slices more of a deployment its application's budget has room for; `without` counts as gone."""
+        held = [
+            deployed.held(other)
+            for other in self._states
+            if other is not without and other._id.app_name == state._id.app_name and self._ours(other)
+        ]
+        return Budget(**deployed.settings(state).get("budget", {})).room(deployed.price(state), held)
 
     def surge_to_start(self, state: Any) -> Any:
         if not self._ours(state):
@@ -130,7 +174,11 @@ class SliceDeployments:
             self._try_again(state)
         if state._terminally_failed():
             return self._default["_surge_replicas_to_start"](state)
-        return missing if self._is_tried_again(state) else to_start(roll, _pace(state))
+        return (
+            missing
+            if self._is_tried_again(state)
+            else to_start(roll, deployed.pace(state).within(roll, self._room(state)))
+        )
 
     def surge_to_stop(self, state: Any) -> Any:
         from ray.serve._private.common import ReplicaState  # noqa: PLC0415  as in `_count`
@@ -148,13 +196,16 @@ class SliceDeployments:
         counted = self._count(state)
         if self._is_tried_again(state):
             return counted.starting_old
-        most = to_stop(self._quiet(state, counted.roll), _pace(state))
+        roll = self._quiet(state, counted.roll)
+        most = to_stop(roll, deployed.pace(state).within(roll, self._room(state)))
         return [*counted.starting_old, *self._cheapest(counted.serving_old, most)]
 
-    def upscale(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+    def upscale(self, state: Any, to_add: int, **kwargs: Any) -> Any:
+        """Whatever wants a slice, none is started beyond the budget."""
         if self._ours(state):
             self._try_again(state)
-        return self._default["_get_upscale_replicas"](state, *args, **kwargs)
+            to_add = int(min(to_add, self._room(state)))
+        return self._default["_get_upscale_replicas"](state, to_add=to_add, **kwargs)
 
     def threshold(self, state: Any) -> int:
         """How many starts may fail before Serve gives the version up."""
@@ -174,17 +225,20 @@ class SliceDeployments:
         known = {id_.name: state for id_, state in states.items() if id_.app_name == application._name}
         old = known.get(name)
         if old is not None and not application._target_state.deleting and self._may_wait(old):
-            model = _settings(old)["name"]
+            model = deployed.settings(old)["name"]
             targets = [known[other] for other in application.target_deployments if other in known]
             for other in targets:  # one that is back in the YAML is handed over anew when it goes again
                 self._handovers.pop(other._id, None)
-            others = [other for other in targets if self._ours(other) and _settings(other)["name"] == model]
-            keep = self._handed_over(old, others) if others else 0
+            others = [
+                other for other in targets if self._ours(other) and deployed.settings(other)["name"] == model
+            ]
+            keep = self._handed_over(application, old, others) if others else 0
             if keep > 0:
                 wanted = min(keep, old._target_state.target_num_replicas)
                 changed = wanted < old._target_state.target_num_replicas
                 old._rescale_to(wanted)
                 return changed
+        if old is not None:
             self._handovers.pop(old._id, None)
         return self._default[DELETE_POINT](application, name)
 
@@ -201,7 +255,7 @@ class SliceDeployments:
         After a roll that stopped, only the new version can take the place of an old slice that is lost. Other old slices stay as
         long as no slice of the new version serves.
         """
-        key = _version(state)
+        key = deployed.version(state)
         if not state._terminally_failed():
             if state._replica_has_started:
                 self._retries.pop(key, None)
@@ -209,14 +263,14 @@ class SliceDeployments:
         before = self._retries.get(key, Retry())
         retry = self._retries[key] = before.given_up(self._clock())
         if retry.failed_s is None:
-            _forget_failures(state)
+            deployed.forget_failures(state)
             logger.warning("%s tries again to start slices", state._id)
         elif retry != before:
             logger.error("%s: no slice has started; tries again in %.0f s", state._id, retry.pause_s)
 
     def _is_tried_again(self, state: Any) -> bool:
         """Whether the deployment's version has failed before and none of its slices has served yet."""
-        return _version(state) in self._retries and not state._replica_has_started
+        return deployed.version(state) in self._retries and not state._replica_has_started
 
     def _cheapest(self, replicas: list[Any], most: int) -> list[Any]:
         """The replicas that cost least to drain; one that the store does not know serves nobody."""
@@ -229,19 +283,24 @@ class SliceDeployments:
             costs = {}
         return sorted(replicas, key=lambda replica: costs.get(replica.replica_id.unique_id, (False,)))[:most]
 
-    def _handed_over(self, old: Any, others: Sequence[Any]) -> int:
+    def _handed_over(self, application: Any, old: Any, others: Sequence[Any]) -> int:
         """How many slices a pool keeps that the YAML no longer has, while its model's other pools come up."""
         gone = self._count(old).roll
         rolls = [self._count(other).roll for other in others]
-        scaling = [other for other in others if other._deployed_info.deployment_config.autoscaling_config]
         serving = sum(roll.serving + roll.old for roll in rolls)
         present = gone.serving + gone.old
-        first = self._handovers.setdefault(old._id, present + serving if scaling else 0)
-        wanted = sum(roll.wanted for roll in rolls)
-        if not all(self._decided(other._id.app_name, other._id.name) for other in scaling):
-            wanted = max(wanted, first)  # the number of a pool that is new is its least until then
+        scaling = [bool(other._deployed_info.deployment_config.autoscaling_config) for other in others]
+        at_first = _Handover(application, present + serving if any(scaling) else 0)
+        first = self._handovers.setdefault(old._id, at_first).slices
+        told = [
+            self._wanted(other._id.app_name, other._id.name) if scales else 0
+            for other, scales in zip(others, scaling, strict=True)
+        ]
+        # A pool's target is its least until scaling has decided, and then what the budget has room for.
+        wanted = [max(roll.wanted, slices or 0) for roll, slices in zip(rolls, told, strict=True)]
+        decided = None not in told
         roll = Roll(
-            wanted=wanted,
+            wanted=sum(wanted) if decided else max(sum(wanted), first),
             old=present,
             leaving=gone.leaving,
             serving=serving,
@@ -249,9 +308,20 @@ class SliceDeployments:
             waited_s=tuple(waited_s for roll in rolls for waited_s in roll.waited_s),
             failed=sum(roll.failed for roll in rolls),
         )
-        return roll.old - to_stop(
-            roll, _pace(old), room=any(_bundles(old) == _bundles(other) for other in others)
+        missing = [
+            other
+            for other, roll, count in zip(others, rolls, wanted, strict=True)
+            if count > roll.old + roll.new
+        ]
+        room = max((self._room(other) for other in missing), default=math.inf)
+        pace = deployed.pace(old).within(roll, room)
+        stops = to_stop(
+            roll, pace, room=any(deployed.bundles(old) == deployed.bundles(other) for other in others)
         )
+        if decided and room < 1 and any(self._room(other, without=old) for other in missing):
+            leaving = gone.leaving + sum(roll.leaving for roll in rolls)
+            stops = max(stops, to_make_room(replace(roll, leaving=leaving), pace))
+        return roll.old - stops
 
     def _count(self, state: Any) -> _Counted:
         from ray.serve._private.common import ReplicaState  # noqa: PLC0415  only the controller needs it, and has it loaded
@@ -309,7 +379,7 @@ class SliceDeployments:
         rollout = None
         if state._surge_rollout_in_progress():
             stopped = state._terminally_failed() or self._is_tried_again(state)
-            rollout = _rollout(state, self._count(state).roll, stopped=stopped)
+            rollout = deployed.rollout(state, self._count(state).roll, stopped=stopped)
         before = self._published.get(state._id)
         if rollout == before:
             return
@@ -331,13 +401,21 @@ def install(
     store: Callable[[], RolloutStore],
     placed: Callable[[str], bool],
     clock: Callable[[], float] = time.time,
-    decided: Callable[[str, str], bool] | None = None,
+    wanted: Callable[[str, str], int | None] | None = None,
 ) -> None:
     """Replace what Serve decides for deployments whose bundles `is_slice` knows; the others are SliceDeployments'."""
     default = {name: getattr(state_class, name) for name in STATE_POINTS}
     default[DELETE_POINT] = getattr(application_class, DELETE_POINT)
-    decided = decided or (lambda application, name: (application, name) in _DECIDED)
-    deployments = SliceDeployments(default, is_slice, store, clock, placed, decided)
+    wanted = wanted or (lambda application, name: _WANTED.get((application, name)))
+    deployments = SliceDeployments(default, is_slice, store, clock, placed, wanted)
+    _INSTALLED.append(deployments)
+    make = state_class.__init__
+
+    def made(state: Any, *args: Any, **kwargs: Any) -> None:
+        make(state, *args, **kwargs)
+        deployments.made(state)
+
+    state_class.__init__ = made
     state_class._surge_replicas_to_start = _method(deployments.surge_to_start)
     state_class._surge_replicas_to_stop = _method(deployments.surge_to_stop)
     state_class._get_upscale_replicas = _method(deployments.upscale)
@@ -353,52 +431,3 @@ def _method(answer: Callable[..., Any]) -> Callable[..., Any]:
         return answer(instance, *args, **kwargs)
 
     return method
-
-
-def _settings(state: Any) -> dict[str, Any]:
-    """The deployment's user_config, as serving.app writes it."""
-    settings: dict[str, Any] = state._deployed_info.deployment_config.user_config
-    return settings
-
-
-def _pace(state: Any) -> Pace:
-    settings = _settings(state)
-    return Pace.of(
-        settings["rollout"]["at_once"],
-        settings["rollout"]["spare"],
-        settings["rollout"]["surge_s"],
-        state._target_state.target_num_replicas,
-    )
-
-
-def _version(state: Any) -> Any:
-    """What a deployment's starts are counted under: an engine deployed anew begins anew."""
-    return state._id, state._target_state.version.code_version
-
-
-def _forget_failures(state: Any) -> None:
-    """Let Serve try again what it gave up."""
-    state._replica_failure_count = 0
-    state._target_state.rolling_update = state._surge_rollout_in_progress()
-    state._target_state.rolling_update_failed = False
-    state._target_state_changed = True  # Serve keeps it in its checkpoint
-
-
-def _bundles(state: Any) -> Any:
-    return state._deployed_info.replica_config.placement_group_bundles
-
-
-def _rollout(state: Any, roll: Roll, *, stopped: bool) -> Rollout:
-    settings = _settings(state)
-    return Rollout(
-        application=state._id.app_name,
-        deployment=deployment(state._id.app_name, state._id.name),
-        model=settings["name"],
-        pool=settings["pool"],
-        version=settings["version"],
-        slices=roll.wanted,
-        changed=roll.serving,
-        failed=roll.failed,
-        stopped=stopped,
-        reason=(state._replica_failure_message or "")[-_ERROR_CHARACTERS:] if roll.failed else "",
-    )

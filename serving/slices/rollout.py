@@ -7,7 +7,8 @@ shows that there is no spare: then an old slice makes room for it.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from serving.state.records import SliceRecord
 
@@ -36,6 +37,10 @@ class Pace:
         if isinstance(at_once, str):
             at_once = math.ceil(float(at_once.removesuffix("%")) / 100 * slices)
         return cls(max(1, at_once), spare, surge_s)
+
+    def within(self, roll: "Roll", room: float) -> "Pace":
+        """The pace where the budget has room for so many slices more: spare slices that are there already have theirs."""
+        return replace(self, spare=int(min(self.spare, room + max(0, roll.old + roll.new - roll.wanted))))
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,32 @@ def to_stop(roll: Roll, pace: Pace, *, room: bool = True) -> int:
     return min(roll.old, max(surplus, at_once - max(under_way, ordered_beyond)))
 
 
+def to_make_room(roll: Roll, pace: Pace) -> int:
+    """Old slices to stop because the budget has no room beside them. A new one that waits for hardware shows that none is free."""
+    under_way = roll.leaving + roll.loading + len(roll.waited_s)
+    return min(roll.old, max(0, _at_once(roll, pace) - under_way))
+
+
 def _at_once(roll: Roll, pace: Pace) -> int:
     return pace.at_once if roll.serving > roll.failed else 1
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The YAML's `budget`: the most slices of all models together, and the most they may cost; None is no limit."""
+
+    slices: int | None = None
+    dollars_per_hour: float | None = None
+
+    def room(self, price: float, held: Sequence[tuple[int, float]]) -> float:
+        """Slices at a price for which there is room beside others: `held` has slices and dollars of each deployment."""
+        room = math.inf
+        if self.slices is not None:
+            room = self.slices - sum(slices for slices, _ in held)
+        if self.dollars_per_hour is not None and price > 0:
+            left = self.dollars_per_hour - sum(dollars for _, dollars in held)
+            room = min(room, math.floor(left / price + 1e-9))
+        return max(0.0, room)
 
 
 @dataclass(frozen=True)

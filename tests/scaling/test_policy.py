@@ -188,6 +188,17 @@ class TestBudget:
         fleet = Fleet(settings(pool(dollars_per_hour=10)), room=Room(dollars_per_hour=35))
         assert fleet.run(80, 60).wanted == (3,)
 
+    def test_a_pool_that_was_taken_out_is_waited_for_and_no_other_pool_is_asked_meanwhile(self) -> None:
+        pools = (pool("near", least=4, most=8, patience_s=60), pool("far", least=0, most=8))
+        fleet = Fleet(settings(*pools), delivery_s=1e9, room=Room(slices=6), leaving=6)
+        decision = fleet.run(40, 300)
+        assert decision.wanted == (4, 0)
+        assert decision.state.in_full == (6, 0)
+        assert "2 more once slices of pools that were taken out have gone" in decision.reason
+        fleet.leaving = 0
+        assert fleet.run(40, 59).wanted == (6, 0)
+        assert fleet.run(40, 5).wanted[1] > 0  # now its patience runs
+
     def test_late_orders_make_room_for_the_pool_that_delivers(self) -> None:
         near = pool("near", least=0, most=5, patience_s=60)
         fleet = Fleet(

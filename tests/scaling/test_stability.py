@@ -118,3 +118,24 @@ def test_lost_slices_are_back_within_their_delivery_and_start(
         fleet.lose(0)
     fleet.run(rate, delivery_s + start_s + 5)
     assert fleet.serving >= before - 1
+
+
+@examples(max_examples=40, deadline=None)
+@given(fleets, st.lists(st.tuples(st.integers(0, 120), st.integers(1, 90), st.integers(0, 8)), max_size=5))
+def test_slices_of_pools_that_were_taken_out_have_their_part_of_the_budget_until_they_go(
+    fleet: Fleet, played: list[tuple[int, int, int]]
+) -> None:
+    """Nothing is ordered beside them that the budget has no room for, and nobody runs out of patience meanwhile."""
+    budget = int(fleet.room.slices or 0)
+    for rate, seconds, leaving in played:
+        fleet.leaving = leaving
+        for _ in range(seconds):
+            counts = fleet.counts()
+            decision = fleet.step(rate)
+            least = sum(max(one.min, there) for one, there in zip(fleet.settings.pools, counts, strict=True))
+            assert sum(decision.wanted) + leaving <= max(budget, least + leaving)
+            assert sum(decision.state.in_full) <= budget
+            assert sum(decision.wanted) <= sum(decision.state.in_full) or leaving
+    fleet.leaving = 0
+    decision = fleet.step(10)
+    assert decision.wanted == decision.state.in_full

@@ -44,6 +44,7 @@ class Fleet:
     expected: float = 0.0
     failing: frozenset[int] = frozenset()  # pools whose starts fail
     lost: list[SliceRecord] = field(default_factory=list)  # as long as the store has them
+    leaving: int = 0  # slices of pools that the YAML no longer has
 
     def __post_init__(self) -> None:
         self.state = start(self.settings)
@@ -113,7 +114,7 @@ class Fleet:
         )
         in_flight = round(self.arrived) - round(self.queue) - round(self.finished)
         entries = [*(entry for each in self.slices for entry in each), *self.lost]
-        return Report(entries, [replace(demand, in_flight=max(0, in_flight))], self.room)
+        return Report(entries, [replace(demand, in_flight=max(0, in_flight))], self.room, (self.leaving, 0.0))
 
     def step(self, rate: float, report: Report | None = None) -> Decision:
         assert self.state is not None

@@ -35,6 +35,12 @@ class Cluster:
     deleted: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)  # replicas of which it is kept that Serve stops them
     undecided: set[str] = field(default_factory=set)  # deployments for which scaling has not decided yet
+    in_full: dict[str, int] = field(
+        default_factory=dict
+    )  # slices that scaling wants once there is room for them
+    budget: dict[str, float] = field(default_factory=dict)  # as the YAML of the next deploys has it
+    prices: dict[str, float] = field(default_factory=dict)  # dollars an hour, by pool
+    held: list[tuple[int, float]] = field(default_factory=list)  # slices after each look, and what they cost
 
     def __post_init__(self) -> None:
         # Classes of this cluster's own, so that Serve's stay as they are.
@@ -47,7 +53,7 @@ class Cluster:
             lambda: self,
             self._placed,
             lambda: self.now_s,
-            self._decided,
+            self._wanted,
         )
         self.application = application_class()
         self.application._name = APPLICATION
@@ -59,14 +65,16 @@ class Cluster:
     def free(self) -> int:
         return self.hardware - sum(len(deployed.held) for deployed in self.deployments.values())
 
-    def _decided(self, _application: str, name: str) -> bool:
-        return name not in self.undecided
+    def _wanted(self, _application: str, name: str) -> int | None:
+        target: int = self.deployments[name].state._target_state.target_num_replicas
+        return None if name in self.undecided else self.in_full.get(name, target)
 
     def _placed(self, replica: str) -> bool:
         return any(replica.endswith(name) for each in self.deployments.values() for name in each.held)
 
     def _delete(self, _application: Any, name: str) -> bool:
         self.deleted.append(name)
+        self.deployments[name].state.delete()
         return True
 
     def slices(self) -> list[SliceRecord]:
@@ -101,6 +109,8 @@ class Cluster:
             for name in list(self.deployments) if names else ():
                 if name not in names and name not in self.deleted:
                     self.application._delete_deployment(name)
+            counts = [(each.state._replicas.count(), each.price) for each in self.deployments.values()]
+            self.held.append((sum(count for count, _ in counts), sum(count * each for count, each in counts)))
 
 
 class Deployed:
@@ -118,10 +128,12 @@ class Deployed:
         self.held: dict[str, float] = {}  # since when each replica has its slice
         self.stopping: dict[str, float] = {}
         self.lowest = 0
+        self.price = 0.0
         self._seen: set[str] = set()
 
     def deploy(self, version: str, slices: int, pool: str = "pool", most: int = 0, **rollout: Any) -> None:
         """A number of slices, or with `most` at least so many."""
+        self.price = self.cluster.prices.get(pool, 0.0)
         config = DeploymentConfig(
             num_replicas=None if most else slices,
             autoscaling_config=AutoscalingConfig(min_replicas=slices, max_replicas=most) if most else None,
@@ -132,6 +144,8 @@ class Deployed:
                 "name": MODEL,
                 "rollout": {"at_once": "10%", "spare": 1, "surge_s": 30, **rollout},
                 "model": {},
+                "budget": self.cluster.budget,
+                "dollars_per_hour": self.price,
             },
         )
         self.state.deploy(
