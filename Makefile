@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEPLOYMENT ?= deployments/llama.yaml
 LOCK := lock/requirements.txt
+# Hundreds of processes start from byte code, not from source.
+unexport PYTHONDONTWRITEBYTECODE
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
 .PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock libtpu audit sbom format
