@@ -4,6 +4,7 @@ A chip whose file says so computes wrongly.
 """
 
 import os
+import shutil
 from pathlib import Path
 from typing import IO
 
@@ -14,8 +15,9 @@ _held: list[IO[bytes]] = []
 
 
 def make(folder: Path, chips: int) -> None:
-    """The chips of a host that starts."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The chips of a host that starts, and none of a host that had its name before."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
     for chip in range(chips):
         (folder / str(chip)).write_bytes(b"")
 

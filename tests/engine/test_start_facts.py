@@ -55,6 +55,7 @@ def test_workers_tell_what_they_found_and_what_the_first_hundred_requests_compil
             {},
             snapshot=running.records(),
             starts={entry.replica: found},
+            models={running.application: [plan.model.name]},
         )
         findings = {check.name: check.decide(facts) for check in START}
         for name, of_check in findings.items():
