@@ -36,6 +36,7 @@ _SWEEP_S = 60.0
 _ALIVE_S = 5.0  # a router has asked within this time
 _LEAST_LEFT_S = 60.0  # what is late is due in a minute
 _UPLOAD_S = 3600.0  # of one file, at most
+_LONGEST_WAIT_S = 60.0  # of lines whose key is over its budget: the operator may raise it
 _TRIES = 5  # of a line on which engines or slices fail
 _READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
 _AHEAD = 200  # lines of a batch that are looked up at once
@@ -90,6 +91,7 @@ class Desk:
         self._works: dict[str, _Work] = {}
         self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
         self._tries: Counter[Held] = Counter()
+        self._over_budget: dict[str, float] = {}  # keys, until when their lines wait
         self._routers: dict[str, float] = {}  # when each asked last
         self._rates: dict[str, float] = {}  # lines a second that slices are to be ordered for, by model
         self._busy: dict[str, asyncio.Task[None]] = {}  # by batch: reads it, or assembles its files
@@ -153,7 +155,10 @@ class Desk:
             return {"lines": given, "drop": drop, "rates": rates}
 
     async def commit(self, results: Sequence[Mapping[str, Any]]) -> None:
-        """Keep what routers bring: `status`, `body` and `request_id` of a line; `again` where another try may do better."""
+        """Keep what routers bring: `status`, `body` and `request_id` of a line; `again` where another try may do better.
+
+        With `wait_s` the line was not asked, for its key is over its budget: its key's lines wait for so long.
+        """
         by_batch: dict[str, list[Mapping[str, Any]]] = {}
         for result in results:
             by_batch.setdefault(result["batch"], []).append(result)
@@ -161,6 +166,9 @@ class Desk:
             final = []
             for result in of_batch:
                 held = name, result["line"]
+                if result.get("wait_s") is not None:
+                    self._wait(name, result["wait_s"])
+                    continue
                 if result["again"]:
                     self._tries[held] += 1
                 if not result["again"] or self._tries[held] >= _TRIES:
@@ -335,7 +343,9 @@ class Desk:
         of_keys: dict[str, list[_Work]] = {}
         for work in sorted(self._works.values(), key=lambda work: work.batch.created_s):
             of_keys.setdefault(work.batch.key, []).append(work)
-        keys = sorted(of_keys, key=lambda key: out[key])
+        now_s = self._clock()
+        waiting = {key for key, until_s in self._over_budget.items() if now_s < until_s}
+        keys = sorted((key for key in of_keys if key not in waiting), key=lambda key: out[key])
         for at, key in enumerate(keys):
             share_end = len(given) + math.ceil((most - len(given)) / (len(keys) - at))
             works = of_keys[key]
@@ -348,6 +358,12 @@ class Desk:
             for work in of_keys[key]:
                 given += await self._take_from(work, router, names, most - len(given), given)
         return given
+
+    def _wait(self, batch: str, seconds: float) -> None:
+        if work := self._works.get(batch):
+            key, now_s = work.batch.key, self._clock()
+            self._over_budget = {of: until_s for of, until_s in self._over_budget.items() if now_s < until_s}
+            self._over_budget[key] = now_s + min(seconds, _LONGEST_WAIT_S)
 
     async def _take_from(
         self,

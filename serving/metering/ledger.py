@@ -27,15 +27,15 @@ _FORGOTTEN_S = 90 * 86400.0
 class Flush:
     """What a router tells: increments under a number, and the keys with a budget that it asks about.
 
-    `under_way` has what requests under way may yet use, of every key with a budget that asks the router. `day` is the router's, and
-    says which day and month of those keys are meant.
+    `under_way` has the tokens that requests under way may yet use, of every key with a budget that asks the router, and their dollars
+    under `$`. `day` is the router's, and says which day and month of those keys are meant.
     """
 
     router: str
     sequence: int
     day: str
     rows: Sequence[Sequence[Any]] = ()
-    under_way: Mapping[str, float] | None = None
+    under_way: Mapping[str, Any] | None = None
     asked: Collection[str] = ()
 
 
@@ -43,13 +43,14 @@ class Flush:
 class Total:
     """What a key used this day and this month in all routers.
 
-    `others` are the other routers that it asks of late, whose requests `others_under_way` may yet use so many tokens.
+    `others` are the other routers that it asks of late, whose requests may yet use so many tokens and dollars.
     """
 
     tokens_today: int = 0
     dollars_this_month: float = 0.0
     others: int = 0
     others_under_way: float = 0.0
+    others_dollars_under_way: float = 0.0
 
 
 class Ledger:
@@ -113,14 +114,14 @@ class Ledger:
 
     async def _others(
         self, connection: AsyncConnection, router: str, now_s: float
-    ) -> list[Mapping[str, float]]:
+    ) -> list[Mapping[str, Any]]:
         query = select(USAGE_ROUTERS.c.under_way).where(
             USAGE_ROUTERS.c.router != router, USAGE_ROUTERS.c.heard_s > now_s - _SILENT_S
         )
         return [dict(under_way) for under_way in await connection.scalars(query)]
 
     async def _totals(
-        self, connection: AsyncConnection, flush: Flush, others: Sequence[Mapping[str, float]]
+        self, connection: AsyncConnection, flush: Flush, others: Sequence[Mapping[str, Any]]
     ) -> dict[str, Total]:
         tokens = USAGE.c.prompt_tokens + USAGE.c.output_tokens
         query = (
@@ -140,5 +141,6 @@ class Ledger:
         totals = {}
         for key in flush.asked:
             under_way = [other[key] for other in others if key in other]
-            totals[key] = Total(*found.get(key, (0, 0.0)), len(under_way), sum(under_way))
+            dollars = sum(other.get("$", {}).get(key, 0.0) for other in others)
+            totals[key] = Total(*found.get(key, (0, 0.0)), len(under_way), sum(under_way), dollars)
         return totals

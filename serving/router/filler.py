@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from serving.config import BatchSpec
-from serving.errors import BudgetError, GaveWayError, PoisonousRequestError, StoreAwayError
+from serving.errors import BudgetError, GaveWayError, PoisonousRequestError, RateLimitError, StoreAwayError
 from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import failed
 from serving.router.http.api import Api
@@ -55,6 +55,7 @@ class Answer:
     """A Downstream that keeps the whole answer."""
 
     def __init__(self) -> None:
+        self.retry_after_s: float | None = None
         self.source: Source | None = None
         self.more_headers: Callable[[], RawHeaders] | None = None
         self.status = 0
@@ -66,8 +67,10 @@ class Answer:
     def started(self) -> bool:
         return self.status != 0
 
-    def start(self, status: int, headers: RawHeaders) -> None:  # noqa: ARG002  as a Downstream has it
+    def start(self, status: int, headers: RawHeaders) -> None:
         self.status = status
+        said = next((value for name, value in headers if name == b"retry-after"), b"")
+        self.retry_after_s = float(said) if said.isdigit() else None
 
     def write(self, data: bytes) -> None:
         self.body += data
@@ -209,6 +212,7 @@ class Filler:
             "request_id": request_id,
             "body": answer.body.decode("utf-8", "replace"),
             "again": _may_do_better(answer),
+            "wait_s": _wait_s(answer),
         }
 
     def _ended(self, line: Line, task: asyncio.Task[None]) -> None:
@@ -242,8 +246,15 @@ class Filler:
 def _may_do_better(answer: Answer) -> bool:
     """Whether another slice may answer what one could not."""
     if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return BudgetError.code.encode() not in answer.body
+        return True
     return failed(answer.status) and PoisonousRequestError.code.encode() not in answer.body
+
+
+def _wait_s(answer: Answer) -> float | None:
+    """For how long the key's budget has nothing left, where that is why."""
+    codes = BudgetError.code.encode(), RateLimitError.code.encode()
+    over = answer.status == HTTPStatus.TOO_MANY_REQUESTS and any(code in answer.body for code in codes)
+    return answer.retry_after_s if over else None
 
 
 def _request(line: Line, request_id: str) -> Request:

@@ -77,7 +77,12 @@ class Table:
         return [(row["batch"], row["line"]) for row in taken["lines"]]
 
     async def bring(
-        self, lines: Sequence[tuple[str, int]], status: int = 200, *, again: bool = False
+        self,
+        lines: Sequence[tuple[str, int]],
+        status: int = 200,
+        *,
+        again: bool = False,
+        wait_s: float | None = None,
     ) -> None:
         await self.desk.commit(
             [
@@ -88,6 +93,7 @@ class Table:
                     "request_id": "r",
                     "body": "{}",
                     "again": again,
+                    "wait_s": wait_s,
                 }
                 for batch, number in lines
             ]
@@ -428,3 +434,22 @@ async def test_ten_thousand_lines_pass_in_constant_memory(tmp_path: Path) -> Non
         assert ids == [f"r{at}" for at in range(10_000)]
         print(f"peak of {peak_bytes / 1e6:.1f} MB for {size / 1e6:.0f} MB of input")
         assert peak_bytes < 12e6
+
+
+async def test_lines_of_a_key_over_its_budget_wait_and_hold_up_no_other_key(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", [line(f"a{at}") for at in range(8)])
+        await some.add("b", [line(f"b{at}") for at in range(8)], key=OTHER)
+        taken = await some.take("r", most=4)
+        over = [held for held in taken if held[0] == "a"]
+        for _ in range(9):  # more often than a line is tried on which engines fail
+            await some.bring(over, 429, wait_s=5.0)
+            assert {name for name, _ in await some.take("r", most=2)} == {"b"}
+            some.now_s += 6
+            over = [held for held in await some.take("r", most=4) if held[0] == "a"]
+            assert over
+        await some.bring(over, 429, wait_s=86400.0)
+        some.now_s += 61  # the operator may have raised it
+        assert {name for name, _ in await some.take("r", most=16)} == {"a", "b"}
+        batch = await some.batch("a")
+        assert (batch.failed, batch.state) == (0, State.IN_PROGRESS)

@@ -109,10 +109,10 @@ async def test_an_answer_has_the_flush_that_it_answers_and_what_others_have_unde
     heads: list[Ledger],
 ) -> None:
     first, second = heads
-    await first.flush(flush(1, row(), router="x", under_way={"a": 7.0, "b": 1.0}), NOW_S)
+    await first.flush(flush(1, row(), router="x", under_way={"a": 7.0, "b": 1.0, "$": {"a": 0.25}}), NOW_S)
     asks = flush(1, row(), asked=["a", "b"], under_way={"a": 100.0})
     totals = await second.flush(asks, NOW_S)
-    assert totals == {"a": Total(40, 0.5, 1, 7.0), "b": Total(0, 0.0, 1, 1.0)}
+    assert totals == {"a": Total(40, 0.5, 1, 7.0, 0.25), "b": Total(0, 0.0, 1, 1.0)}
     await first.flush(flush(1, router="x", under_way={"a": 0.0}), NOW_S)  # they are over
     assert await second.flush(asks, NOW_S) == {"a": Total(40, 0.5, 1, 0.0), "b": Total()}
 

@@ -79,13 +79,14 @@ class Limit:
 
 
 class Budget:
-    """A key's budgets. `under_way`: tokens that its requests here may yet use."""
+    """A key's budgets. `under_way`: tokens and dollars that its requests here may yet use."""
 
     def __init__(self, key: Key) -> None:
         self._calendar = Calendar()
         self._tokens = Limit("tokens_per_day", math.inf)
         self._dollars = Limit("dollars_per_month", math.inf)
-        self.under_way = 0.0
+        self.under_way = (0.0, 0.0)
+        self._open = 0
         self.active = False  # asked for, or used, since the last flush
         self._routers = 1
         self.set(key)
@@ -96,12 +97,16 @@ class Budget:
         self._tokens.most = math.inf if key.tokens_per_day is None else key.tokens_per_day
         self._dollars.most = math.inf if key.dollars_per_month is None else key.dollars_per_month
 
-    def begin(self, tokens: float) -> None:
-        """A request that may use so many tokens is let in."""
-        self.under_way += tokens
+    def begin(self, tokens: float, dollars: float) -> None:
+        """A request that may use so much is let in."""
+        self.under_way = (self.under_way[0] + tokens, self.under_way[1] + dollars)
+        self._open += 1
 
-    def end(self, tokens: float) -> None:
-        self.under_way = max(0.0, self.under_way - tokens)
+    def end(self, tokens: float, dollars: float) -> None:
+        self._open -= 1
+        # Sums of fractions leave a rest.
+        left = self.under_way[0] - tokens, self.under_way[1] - dollars
+        self.under_way = (max(0.0, left[0]), max(0.0, left[1])) if self._open > 0 else (0.0, 0.0)
 
     def use(self, tokens: float, dollars: float, now_s: float) -> None:
         self.active = True
@@ -117,18 +122,24 @@ class Budget:
             limit.own = 0.0
 
     def told(
-        self, day: str, tokens: float, dollars: float, others: int, others_under_way: float, now_s: float
+        self,
+        day: str,
+        tokens: float,
+        dollars: float,
+        others: int,
+        others_under_way: tuple[float, float],
+        now_s: float,
     ) -> None:
         """The store's sums of a day and its month, with what was on its way in them; `others`: routers that the key asks too."""
         self._routers = 1 + others
-        self._tokens.answered(day, tokens, others_under_way, now_s)
-        self._dollars.answered(day[:7], dollars, 0.0, now_s)
+        self._tokens.answered(day, tokens, others_under_way[0], now_s)
+        self._dollars.answered(day[:7], dollars, others_under_way[1], now_s)
 
     def refusal(self, now_s: float) -> Refusal | None:
         """Why the key may not ask now."""
         self.active = True
         day = self._begin(now_s)
-        for limit, under_way in ((self._tokens, self.under_way), (self._dollars, 0.0)):
+        for limit, under_way in zip((self._tokens, self._dollars), self.under_way, strict=True):
             if not limit.is_open(under_way, self._routers, now_s):
                 return self._refusal(limit, _end(day, limit), now_s)
         return None

@@ -218,6 +218,9 @@ class AdmissionController:
             spare=self.spare,
             times=visit.times,
         )
+        if self._meter and account.budget:
+            seconds = self._usage.seconds(model, estimate.output_tokens)
+            ticket.dollars = self._meter.dollars(model, ticket.seats, seconds)
         if account.limited:
             client.more_headers = lambda: account.headers(self._clock())
         reader = _Reader(client, record, self._clock())
@@ -355,7 +358,7 @@ class AdmissionController:
                 ticket.where, ticket.refusal = Where.REFUSED, refusal
                 return
             ticket.budget = budget
-            budget.begin(ticket.tokens)
+            budget.begin(ticket.tokens, ticket.dollars)
         self._wake(self._queue.enter(ticket, ticket.since_s))
         self._preempt(ticket.model)
 
@@ -398,7 +401,7 @@ class AdmissionController:
             if ticket.fills and not gave_way:
                 self._filled[ticket.model].add(record)
         if ticket.budget:
-            ticket.budget.end(ticket.tokens)
+            ticket.budget.end(ticket.tokens, ticket.dollars)
         self._turns.pop(ticket, None)
         self._wake(self._queue.leave(ticket, now_s))
         self._preempt(ticket.model)

@@ -15,6 +15,7 @@ from serving.router.http.auth import Key
 _HEARD_S = 3.0
 _ASKED_AGAIN_S = 30.0
 _MOST_ASKED_AGAIN = 1000  # in one flush
+DOLLARS = "$"
 
 
 class Rate(NamedTuple):
@@ -94,6 +95,17 @@ class Meter:
         if budget := self._budgets.get(key):
             budget.use(tokens.prompt + tokens.written, dollars, now_s)
 
+    def dollars(self, model: str, seats: int, seconds: float) -> float:
+        """What a request may cost that takes so long, on the model's dearest pool."""
+        return max(
+            (
+                seconds * min(seats, rate.sequences) / rate.sequences * rate.dollars_per_hour / 3600
+                for (of, _), rate in self._rates.items()
+                if of == model
+            ),
+            default=0.0,
+        )
+
     def flush(self, now_s: float) -> dict[str, Any] | None:
         """What to tell the store, the same until it has answered; None where there is no news."""
         if self._telling is None:
@@ -106,11 +118,7 @@ class Meter:
                 "sequence": self._sequence,
                 "day": self._calendar.day(now_s),
                 "rows": [[*names, *amounts] for names, amounts in self._rows.items()],
-                "under_way": {
-                    key: budget.under_way
-                    for key, budget in self._budgets.items()
-                    if budget.active or budget.under_way
-                },
+                "under_way": self._under_way(),
                 "asked": asked,
             }
             self._rows = {}
@@ -130,9 +138,19 @@ class Meter:
                     total["tokens_today"],
                     total["dollars_this_month"],
                     total["others"],
-                    total["others_under_way"],
+                    (total["others_under_way"], total.get("others_dollars_under_way", 0.0)),
                     now_s,
                 )
+
+    def _under_way(self) -> dict[str, Any]:
+        """Tokens by key and, under a name that is no key's, dollars: a store of an older version takes that too."""
+        told = {
+            key: budget.under_way
+            for key, budget in self._budgets.items()
+            if budget.active or any(budget.under_way)
+        }
+        dollars = {key: dollars for key, (_, dollars) in told.items() if dollars}
+        return {key: tokens for key, (tokens, _) in told.items()} | ({DOLLARS: dollars} if dollars else {})
 
     def _row(self, names: tuple[str, str, str, str]) -> list[float]:
         if (row := self._rows.get(names)) is None:

@@ -48,7 +48,7 @@ class Where(Enum):
 class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
-    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here. A request that
+    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here, `tokens` and `dollars`. A request that
     `fills` takes a free seat or none, and leaves a share `spare` of all seats free: it never waits, and is no demand. One that has
     `begun` and is held again is paused.
     `makes_room`: it is to give its seats back; `times`: how often it has been told to; `paused_s`: of pauses that are over;
@@ -67,6 +67,7 @@ class Ticket:
     fills: bool = False
     spare: float = 0.0
     budget: Budget | None = None
+    dollars: float = 0.0
     begun: bool = False
     makes_room: bool = False
     times: int = 0

@@ -41,6 +41,10 @@ class Usage:
         """About the tokens of one answer that nobody has seen for so long."""
         return seconds * self._tokens_per_s.get(model, _TOKENS_PER_S)
 
+    def seconds(self, model: str, tokens: float) -> float:
+        """About the time that one answer of so many tokens takes."""
+        return tokens / max(1e-3, self._tokens_per_s.get(model, _TOKENS_PER_S))
+
     def learn(self, key: str, record: RequestRecord, work: Work) -> None:
         """Take over what an answer came to, where it is known and came to its end."""
         if record.outcome or record.output_tokens is None or record.status >= HTTPStatus.BAD_REQUEST:

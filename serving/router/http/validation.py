@@ -189,10 +189,11 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
 
 
 class Estimate(NamedTuple):
-    """What a request may use: its work, about the tokens of its prompts, and about all of its tokens."""
+    """What a request may use: its work, about the tokens of its prompts, of each answer, and about all of its tokens."""
 
     work: Work
     prompt_tokens: float
+    output_tokens: float
     tokens: float
 
     @classmethod
@@ -200,7 +201,7 @@ class Estimate(NamedTuple):
         """`left_out_tokens`: of one answer to which the request sets no bound."""
         work, prompt = checked
         output = left_out_tokens if work.output_tokens is None else work.output_tokens
-        return cls(work, prompt, prompt + output * work.sequences)
+        return cls(work, prompt, output, prompt + output * work.sequences)
 
 
 def _check_steering(fields: Mapping[str, Any]) -> None:

@@ -47,6 +47,23 @@ def test_a_budget_that_is_used_up_says_what_was_used_and_when_it_is_new() -> Non
     assert budget.refusal(NOON_S + DAY_S / 2) is None
 
 
+def test_dollars_under_way_here_and_elsewhere_may_use_the_rest_of_a_month() -> None:
+    budget = Budget(key(dollars_per_month=1.0))
+    budget.begin(0.0, 0.6)
+    assert budget.refusal(NOON_S) is None
+    budget.begin(0.0, 0.4)
+    refusal = budget.refusal(NOON_S)
+    assert refusal
+    assert type(refusal.error) is RateLimitError
+    budget.end(0.0, 0.6)
+    budget.end(0.0, 0.4)
+    assert budget.under_way == (0.0, 0.0)
+    budget.told(DAY, 0, 0.2, 1, (0.0, 0.8), NOON_S)
+    assert budget.refusal(NOON_S)
+    budget.told(DAY, 0, 0.2, 1, (0.0, 0.5), NOON_S)
+    assert budget.refusal(NOON_S) is None
+
+
 @pytest.mark.parametrize(
     ("day", "end"), [("2026-11-22", "2026-12-01"), ("2026-12-31", "2027-01-01"), ("2028-02-29", "2028-03-01")]
 )
@@ -65,12 +82,12 @@ def test_dollars_are_new_with_the_month(day: str, end: str) -> None:
 def test_what_is_under_way_may_use_the_rest_and_to_wait_for_it_takes_a_second() -> None:
     budget = Budget(key(tokens_per_day=100))
     budget.use(50, 0.0, NOON_S)
-    budget.begin(50)
+    budget.begin(50, 0.0)
     refusal = budget.refusal(NOON_S)
     assert refusal
     assert type(refusal.error) is RateLimitError
     assert refusal.retry_after_s == 1
-    budget.end(50)
+    budget.end(50, 0.0)
     budget.use(10, 0.0, NOON_S)
     assert budget.refusal(NOON_S) is None
 
@@ -80,7 +97,7 @@ def test_what_was_told_before_midnight_and_answered_after_it_is_of_no_new_day() 
     budget.use(100, 0.5, NOON_S)
     budget.tell()
     assert budget.refusal(NOON_S + DAY_S) is None
-    budget.told(DAY, 100, 0.5, 0, 0, NOON_S)
+    budget.told(DAY, 100, 0.5, 0, (0.0, 0.0), NOON_S)
     assert budget.state(NOON_S + DAY_S) == {
         "tokens_per_day": {"budget": 100, "used": 0, "resets_at": "2026-11-24T00:00:00Z"},
         "dollars_per_month": {"budget": 1, "used": 0.5, "resets_at": "2026-12-01T00:00:00Z"},
@@ -89,12 +106,12 @@ def test_what_was_told_before_midnight_and_answered_after_it_is_of_no_new_day() 
 
 def test_a_router_that_starts_goes_by_what_the_store_has() -> None:
     budget = Budget(key(tokens_per_day=100, dollars_per_month=1))
-    budget.told(DAY, 100, 0.0, 0, 0, NOON_S)
+    budget.told(DAY, 100, 0.0, 0, (0.0, 0.0), NOON_S)
     assert budget.refusal(NOON_S)
     budget = Budget(key(tokens_per_day=100, dollars_per_month=1))
-    budget.told("2026-11-21", 100, 0.0, 0, 0, NOON_S)
+    budget.told("2026-11-21", 100, 0.0, 0, (0.0, 0.0), NOON_S)
     assert budget.refusal(NOON_S) is None
-    budget.told("2026-11-21", 100, 1.0, 0, 0, NOON_S)
+    budget.told("2026-11-21", 100, 1.0, 0, (0.0, 0.0), NOON_S)
     assert budget.refusal(NOON_S)
 
 
@@ -127,7 +144,7 @@ class Store:
         self.budgets[at].tell()
         self.sum, self.untold[at] = self.sum + self.untold[at], 0.0
         told = self.sum
-        return lambda: self.budgets[at].told(DAY, told, 0.0, len(self.budgets) - 1, 0.0, NOON_S)
+        return lambda: self.budgets[at].told(DAY, told, 0.0, len(self.budgets) - 1, (0.0, 0.0), NOON_S)
 
     @property
     def used(self) -> float:
@@ -204,12 +221,12 @@ class Service:
         budget = self.budgets[at]
         budget.tell()
         self.sum, self.untold[at] = self.sum + self.untold[at], 0.0
-        self.under_way[at] = budget.under_way
+        self.under_way[at] = budget.under_way[0]
         told, others = self.sum, [*self.under_way[:at], *self.under_way[at + 1 :]]
         others = [tokens for tokens in others if tokens]
 
         def answer() -> None:
-            budget.told(DAY, told, 0.0, len(others), sum(others), self.now_s)
+            budget.told(DAY, told, 0.0, len(others), (sum(others), 0.0), self.now_s)
             self.later(1.0, lambda: self.flush(at))
 
         self.later(self.random.uniform(0.01, 0.3), answer)
@@ -220,10 +237,10 @@ class Service:
         if budget.refusal(self.now_s):
             return False
         tokens = self.random.uniform(200, 800)
-        budget.begin(500)
+        budget.begin(500, 0.0)
 
         def end() -> None:
-            budget.end(500)
+            budget.end(500, 0.0)
             budget.use(tokens, 0.0, self.now_s)
             self.untold[at] += tokens
             self.used += tokens

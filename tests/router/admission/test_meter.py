@@ -153,19 +153,26 @@ def test_tokens_under_way_are_told() -> None:
     counting = meter()
     budget = counting.budget(KEY)
     assert budget
-    budget.begin(300)
+    budget.begin(300, 0.25)
     told = counting.flush(NOON_S)
     assert told
-    assert told["under_way"] == {KEY.id: 300}
+    assert told["under_way"] == {KEY.id: 300, "$": {KEY.id: 0.25}}
     counting.answered(answer(KEY.id), NOON_S)
     told = counting.flush(NOON_S + 30)
     assert told
-    assert told["under_way"] == {KEY.id: 300}  # a long one
-    budget.end(300)
+    assert told["under_way"] == {KEY.id: 300, "$": {KEY.id: 0.25}}  # a long one
+    budget.end(300, 0.25)
     counting.answered(answer(KEY.id), NOON_S)
     told = counting.flush(NOON_S + 60)
     assert told
     assert told["under_way"] == {}
+
+
+def test_what_a_request_may_cost_is_its_share_of_the_dearest_pool_that_it_may_get() -> None:
+    counting = meter()
+    assert counting.dollars("llama", 1, 60.0) == pytest.approx(60 / 4 * 36 / 3600)
+    assert counting.dollars("llama", 16, 60.0) == pytest.approx(60 * 36 / 3600)
+    assert counting.dollars("qwen", 1, 60.0) == 0.0
 
 
 def test_a_key_that_loses_its_budget_and_gets_it_back_is_asked_about_anew() -> None:

@@ -32,7 +32,7 @@ def charged(work: Work, usage: Usage, **fields: Any) -> tuple[float, float]:
     booked = (
         usage.output_tokens("evil", "llama", CONTEXT) if work.output_tokens is None else work.output_tokens
     )
-    estimate = Estimate(work, 5, 5 + booked * work.sequences)
+    estimate = Estimate(work, 5, booked, 5 + booked * work.sequences)
     gone = record(outcome="cancelled", **fields)
     return used_tokens(gone, estimate, usage, CONTEXT, now_s=20.0)
 
