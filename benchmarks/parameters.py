@@ -138,6 +138,108 @@ RESPONSES: dict[str, list[Any]] = SAMPLING | {
     "top_logprobs": [2],
     "truncation": ["auto"],
 }
+MESSAGES: dict[str, list[Any]] = {
+    "chat_template_kwargs": [{"enable_thinking": False}],
+    "ec_transfer_params": [{"some": "thing"}],
+    "kv_transfer_params": [{"do_remote_decode": True}],
+    "metadata": [{"user_id": "someone"}],
+    "output_config": [{"format": {"type": "json_schema", "schema": _SCHEMA}}],
+    "stop_sequences": [["a", "e"]],
+    "stream": [True],
+    "system": ["be brief"],
+    "temperature": [0.0, 1.0],
+    "tool_choice": [{"type": "auto"}, {"type": "any"}],
+    "tools": [[{"name": "f", "input_schema": _SCHEMA}]],
+    "top_k": [1, 5],
+    "top_p": [0.5],
+}
+GENERATE: dict[str, list[Any]] = {
+    "assistant_tokens_mask": [[0, 0, 1]],
+    "cache_salt": ["salt"],
+    "ec_transfer_params": [{"some": "thing"}],
+    # Pictures that were never sent, and one whose tensors are none.
+    "features": [
+        {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {"image": [{"offset": 0, "length": 0}]}},
+        {"mm_hashes": {"image": ["a"]}, "mm_placeholders": {"image": [{"offset": 0, "length": 2}]}},
+        {
+            "mm_hashes": {"image": ["b"]},
+            "mm_placeholders": {"image": [{"offset": 0, "length": 2}]},
+            "kwargs_data": {"image": ["AAAA"]},
+        },
+    ],
+    "kv_transfer_params": [{"do_remote_decode": True}],
+    "priority": [1],
+    "request_id": ["walk"],
+    "stream": [True],
+    "stream_options": [{"include_usage": True}],
+    "token_offsets": [[[0, 1], [1, 2], [2, 3]]],
+}
+# What `sampling_params` of the route above may hold beyond what the other routes name.
+SAMPLING_PARAMS: dict[str, list[Any]] = {
+    "detokenize": [False],
+    "extra_args": [{"some": "thing"}],
+    "flat_logprobs": [True],
+    "logprobs": [0, 2],
+    "output_kind": [1, 2],
+    "output_text_buffer_length": [3],
+    "routed_experts_prompt_start": [1],
+    "skip_clone": [True],
+    "skip_reading_prefix_cache": [True],
+    **{
+        name: GENERATION[name]
+        for name in (
+            *(
+                "allowed_token_ids",
+                "bad_words",
+                "frequency_penalty",
+                "ignore_eos",
+                "include_stop_str_in_output",
+            ),
+            *(
+                "logit_bias",
+                "logprob_token_ids",
+                "max_tokens",
+                "min_p",
+                "min_tokens",
+                "n",
+                "presence_penalty",
+            ),
+            *("prompt_logprobs", "repetition_detection", "repetition_penalty", "seed", "skip_special_tokens"),
+            *("spaces_between_special_tokens", "stop", "stop_token_ids", "structured_outputs", "temperature"),
+            *("thinking_token_budget", "top_k", "top_p"),
+        )
+    },
+}
+# Values at the ends of what a type holds, and grammars that no compiler takes: each is sent alone.
+_LARGE = 1 << 40
+_TAG = {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}
+ODD: dict[str, list[Any]] = {
+    "bad_words": [["", " "]],
+    "logit_bias": [{"5": 1e30}, {"5": -1e30}],
+    "logprob_token_ids": [[_LARGE], [-1]],
+    "max_tokens": [_LARGE],
+    "min_tokens": [_LARGE],
+    "prompt_logprobs": [-1],
+    "seed": [(1 << 63) - 1, -1],
+    "stop_token_ids": [[_LARGE], [-1]],
+    "structured_outputs": [
+        {"grammar": 'root ::= "a" | "b"'},
+        {"grammar": "root ::= root"},
+        {"json_object": True},
+        {"structural_tag": json.dumps(_TAG)},
+        {"structural_tag": "{}"},
+        {"regex": "("},
+        {"regex": "(?=a)b"},
+        {"choice": []},
+        {"json": {"$ref": "#/nowhere"}},
+        {"json": {"type": "string", "pattern": "(?<=a)b"}},
+        {"json": {"type": "object", "patternProperties": {"^a": {}}, "minProperties": 3}},
+    ],
+    "temperature": [1e-30, 1e30],
+    "thinking_token_budget": [0, -1, _LARGE],
+    "top_k": [_LARGE],
+    "truncate_prompt_tokens": [_LARGE],
+}
 ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]]]] = {
     "completions": ("/v1/completions", {"prompt": "Hello", "max_tokens": 3, "temperature": 0}, COMPLETIONS),
     "chat": (
@@ -146,6 +248,41 @@ ROUTES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]]]] = {
         CHAT,
     ),
     "responses": ("/v1/responses", {"input": "Hello", "max_output_tokens": 3, "temperature": 0}, RESPONSES),
+    "messages": (
+        "/v1/messages",
+        {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3},
+        MESSAGES,
+    ),
+    "generate": (
+        "/inference/v1/generate",
+        {"token_ids": [1, 2, 3], "sampling_params": {"max_tokens": 3, "temperature": 0}},
+        GENERATE,
+    ),
+}
+ALONE: dict[str, dict[str, list[Any]]] = {
+    "completions": {**ODD, "logprobs": [-1, _LARGE], "prompt": [[_LARGE], [-1], [0]], "n": [64]},
+    "chat": {
+        **ODD,
+        "top_logprobs": [-1, _LARGE],
+        "response_format": [
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"$ref": "#/nowhere"}}},
+            {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "nothing"}}},
+            _TAG,
+        ],
+        "tools": [[{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/nowhere"}}}]],
+    },
+    "responses": {
+        "text": [{"format": {"type": "json_schema", "name": "a", "schema": {"$ref": "#/nowhere"}}}]
+    },
+    "generate": {
+        "token_ids": [[_LARGE], [-1], [0]],
+        "sampling_params": [
+            {"max_tokens": 3, "temperature": 0, name: value}
+            for table in (SAMPLING_PARAMS, ODD)
+            for name, values in table.items()
+            for value in values
+        ],
+    },
 }
 
 
@@ -187,9 +324,8 @@ class Walk:
         """Send all of a route's requests, except pairs with a parameter that ends an engine by itself."""
         path, base, table = ROUTES[name]
         ending = [row.fields for row in self.walked if row.route == name and row.came in ENDS]
-        wanted = [
-            fields for fields in requests(table, pairs) if not any(contains(fields, part) for part in ending)
-        ]
+        found = [*requests(table, pairs), *(() if pairs else requests(ALONE.get(name, {}), pairs))]
+        wanted = [fields for fields in found if not any(contains(fields, part) for part in ending)]
         for start in range(0, len(wanted), GROUP):
             group = wanted[start : start + GROUP]
             came = self._together(path, base, group)

@@ -67,11 +67,11 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
-# Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client, and how
-# many frames and pixels are made of media.
+# Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client, how
+# many frames and pixels are made of media, and tensors of media that go into the engine as they come.
 _STEERING = (
     *("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background"),
-    *("media_io_kwargs", "mm_processor_kwargs"),
+    *("media_io_kwargs", "mm_processor_kwargs", "features"),
 )
 _STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
 _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")

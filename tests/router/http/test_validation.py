@@ -142,6 +142,11 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         (CHAT, {"messages": TALK, "kv_transfer_params": {"remote_host": "a"}}, "kv_transfer_params is not"),
         (
             "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {}, "features": {"mm_hashes": {"image": ["a"]}}},
+            "features is not",
+        ),
+        (
+            "/inference/v1/generate",
             {"token_ids": [1], "sampling_params": {"extra_args": {"continued_token_ids": [1]}}},
             "continued_token_ids is not",
         ),
