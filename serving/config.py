@@ -302,6 +302,7 @@ class GatewaySpec(_Spec):
 
 _NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z0-9]+")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -317,6 +318,9 @@ class GkeSpec(_Spec):
     )
     cluster: str | None = Field(default=None, description="Name of the GKE cluster, for gcloud.")
     zone: str | None = Field(default=None, description="Zone of the node pools, for gcloud.")
+    region: str | None = Field(
+        default=None, description="Region of a regional GKE cluster, for gcloud; a zonal one is in `zone`."
+    )
     weights_bucket: str | None = Field(
         default=None,
         description="GCS bucket mounted at /weights by GCS FUSE: models `/weights/...`, and what XLA compiled.",
@@ -401,6 +405,19 @@ class GkeSpec(_Spec):
         if value is None or _ZONE.fullmatch(value):
             return value
         raise ValueError("a zone is needed, as us-east5-b; a region has several")
+
+    @field_validator("region")
+    @classmethod
+    def _is_a_region(cls, value: str | None) -> str | None:
+        if value is None or _REGION.fullmatch(value):
+            return value
+        raise ValueError("a region is needed, as us-east5; a zone, as us-east5-b, is gke.zone")
+
+    @model_validator(mode="after")
+    def _zone_is_of_the_region(self) -> Self:
+        if self.region and self.zone and self.zone.rpartition("-")[0] != self.region:
+            raise ValueError(f"zone {self.zone} is not in region {self.region}; set one that is")
+        return self
 
     @field_validator("weights_bucket")
     @classmethod

@@ -159,6 +159,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "gke.tracing_secret": ({}, "other"),
     "gke.redis_secret": ({"gke.control_store": "redis:6379"}, "other"),
     "gke.zone": ({}, "us-east5-b"),
+    "gke.region": ({}, "us-east5"),
 }
 _POOLS = [
     {"slice": {"generation": "v6e", "topology": "2x4", "hosts": 2}, "replicas": {"min": 1, "max": 4}},

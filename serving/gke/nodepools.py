@@ -54,7 +54,7 @@ def gcloud_lines(pool: Pool, gke: GkeSpec) -> list[str]:
     """Commands that make the nodes of slices, to run before the manifest is applied."""
     plan, lines = pool.plan, []
     if needs_policy(plan):
-        region = gke.zone.rpartition("-")[0] if gke.zone else "$REGION"
+        region = gke.region or (gke.zone.rpartition("-")[0] if gke.zone else "$REGION")
         lines.append(
             f"gcloud compute resource-policies create workload-policy {pool.name} --type=HIGH_THROUGHPUT "
             f"--accelerator-topology={plan.slice.topology} --region={region}"
@@ -121,7 +121,10 @@ def _reservation(reservation: str) -> dict[str, str]:
 
 
 def _place(gke: GkeSpec) -> str:
-    return f"--cluster={gke.cluster or '$CLUSTER'} --location={gke.zone or '$ZONE'}"
+    """TPUs of one pool are in one zone. A regional cluster would spread its nodes over three."""
+    zone = gke.zone or "$ZONE"
+    location = f"{gke.region} --node-locations={zone}" if gke.region else zone
+    return f"--cluster={gke.cluster or '$CLUSTER'} --location={location}"
 
 
 def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:

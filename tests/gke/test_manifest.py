@@ -652,6 +652,7 @@ def test_a_variable_that_others_set_is_refused(key: str, variable: str, way: str
         ("weights_bucket", "gs://my-bucket", "the name of a bucket is needed"),
         ("weights_bucket", "my-bucket/llama", "the name of a bucket is needed"),
         ("zone", "us-east5", "a zone is needed, as us-east5-b"),
+        ("region", "us-east5-b", "a region is needed, as us-east5"),
     ],
 )
 def test_what_only_gke_would_refuse_is_refused_here(key: str, value: str, says: str) -> None:

@@ -125,6 +125,17 @@ def test_the_head_s_node_is_made_first() -> None:
     )
 
 
+def test_nodes_of_a_regional_cluster_are_in_one_zone() -> None:
+    regional = GkeSpec(region="us-east5", zone="us-east5-b", image="image", cluster="c")
+    text = render("app", regional, {}, [planned("v7x", "2x2x2")])
+    lines = [line for line in text.splitlines() if "node-pools create" in line]
+    assert len(lines) == 2
+    assert all("--cluster=c --location=us-east5 --node-locations=us-east5-b " in line for line in lines)
+    assert "--region=us-east5" in text
+    with pytest.raises(ValueError, match="zone us-west1-c is not in region us-east5"):
+        GkeSpec(region="us-east5", zone="us-west1-c")
+
+
 def test_pools_of_one_shape_have_names_of_their_own() -> None:
     text = render("app", GKE, {}, [planned("v6e", "4x4")] * 3)
     names = [line.split()[-1] for line in text.splitlines() if "groupName: " in line]
