@@ -23,10 +23,13 @@ def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
         return "kubectl is not here"
     found = []
     for name, config in deployment.services.items():
-        label, namespace = label_of(name), config.gke.namespace
+        namespace = config.gke.namespace
         try:
+            label = label_of(name)
             slices = _kubectl(namespace, "endpointslices", f"kubernetes.io/service-name={label}")
             heads = _kubectl(namespace, "pods", f"app={label},ray.io/node-type=head")
+        except ConfigError as error:
+            return error.message
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             return f"kubectl reaches no cluster ({error})"
         found.append(endpoints_of(label, slices, heads))
@@ -53,10 +56,13 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
     if len(deployment.services) != 1:
         return "a manifest is of one application, and the file has several"
     ((name, config),) = deployment.services.items()
-    label, namespace = label_of(name), config.gke.namespace
+    namespace = config.gke.namespace
     try:
+        label = label_of(name)
         services = _kubectl(namespace, "rayservices.ray.io", f"app={label}")["items"]
         clusters = _kubectl(namespace, "rayclusters.ray.io", f"app={label}")["items"]
+    except ConfigError as error:
+        return error.message
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         return f"kubectl can't tell ({error})"
     service = next((entry for entry in services if entry["metadata"]["name"] == label), None)

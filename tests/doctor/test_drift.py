@@ -19,7 +19,7 @@ from serving.doctor.deployed_check import manifest
 from serving.doctor.drift import of_services
 from serving.doctor.facts import Deployed
 from serving.doctor.findings import Finding, Verdict
-from serving.doctor.kubernetes import deployed
+from serving.doctor.kubernetes import deployed, kubernetes
 from serving.gke.manifest import ray_service
 from serving.planning import Plan, plan_pools
 
@@ -209,6 +209,19 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     asked = deployed(deployment, plans)
     assert isinstance(asked, Deployed)
     assert [finding.verdict for finding in manifest(replace(healthy(), deployed=asked))] == [Verdict.OK]
+
+
+def test_an_application_that_kubernetes_would_not_have_is_not_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray takes any name, and a kubectl may be there for other things."""
+    deployment, plans = llama()
+    odd = replace(deployment, services={"70b": next(iter(deployment.services.values()))})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (tmp_path / "kubectl").write_text("#!/bin/sh\n")
+    (tmp_path / "kubectl").chmod(0o755)
+    for said in (kubernetes(odd), deployed(odd, plans)):
+        assert "application name '70b' starts with no letter" in str(said)
 
 
 def test_before_anything_is_applied_it_is_too_early_to_tell() -> None:
