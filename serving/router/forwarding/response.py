@@ -115,13 +115,16 @@ class Forwarding:
             if self._looked_into and transcript:
                 self._look_into(stream.entry, transcript.token_ids)
             return True
-        return await self._go_on(stream)
+        return await self._go_on(stream, failed=relay.failed)
 
-    async def _go_on(self, stream: Stream) -> bool:
-        """After a slice broke off: false where another slice is to be asked for the rest, true once the client has the end."""
+    async def _go_on(self, stream: Stream, *, failed: bool) -> bool:
+        """After a slice broke off, or its engine said that it `failed`.
+
+        False where another slice is to be asked for the rest, true once the client has the end.
+        """
         entry, response = stream.entry, stream.response
         failure = self._transcript.failed if self._transcript else b""
-        if failure:
+        if failed:
             self._tries.accused.add(entry.replica)
         elif not stream.moving:
             self._dispatcher.broke(entry)
@@ -245,7 +248,7 @@ class _Running:
 class _EventRelay:
     """One slice's events on their way to the client, whole events only: later events must not land inside a cut one."""
 
-    __slots__ = ("_client", "_forwarding", "_new", "_stream", "_timing", "_transcript", "rest")
+    __slots__ = ("_client", "_forwarding", "_new", "_stream", "_timing", "_transcript", "failed", "rest")
 
     def __init__(self, forwarding: Forwarding, stream: Stream) -> None:
         self._forwarding = forwarding
@@ -255,6 +258,7 @@ class _EventRelay:
         self._timing = forwarding._dispatcher.timing  # noqa: SLF001
         self._new = True
         self.rest = b""
+        self.failed = False
 
     def take(self, data: bytes) -> bool:
         """Called with every piece as it comes; false where the slice's answer is of no more use."""
@@ -262,12 +266,14 @@ class _EventRelay:
         stream, transcript = self._stream, self._transcript
         stream.heard(self._timing, now_s)
         events, self.rest = sse.whole(self.rest + data if self.rest else data)
-        useful = True
         if transcript and events:
             events = transcript.take(events)
             stream.movable = transcript.movable
-            useful = not transcript.failed
-        if events and self._new and useful:
+            self.failed = bool(transcript.failed)
+        elif sse.NAMED_ERROR in events:
+            # vLLM's words there are pydantic's, on a chunk that was its own error.
+            events, self.failed = events.partition(sse.NAMED_ERROR)[0], True
+        if events and self._new and not self.failed:
             self._new = False
             self._forwarding.first_events(stream)
         if transcript and transcript.done:
@@ -280,7 +286,7 @@ class _EventRelay:
             self.pause()
         else:
             stream.told(now_s)
-        return useful
+        return not self.failed
 
     def pause(self) -> None:
         self._stream.response.pause()

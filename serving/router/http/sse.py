@@ -15,6 +15,8 @@ DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream"
 # The beginning of an event that reports an engine's failure.
 ERROR = b'data: {"error"'
+# The same in streams whose events have names; no data has a line break in it.
+NAMED_ERROR = b"event: error\n"
 
 
 def whole(data: bytes) -> tuple[bytes, bytes]:

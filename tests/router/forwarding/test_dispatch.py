@@ -339,6 +339,33 @@ def test_anthropic_s_clients_get_their_own_error_event(front: Front, raw: RawSer
     assert (body["type"], body["error"]["type"]) == ("error", "api_error")
 
 
+NAMED = b'event: message_start\ndata: {"type":"message_start"}\n\n'
+FAILED = b'event: error\ndata: {"type":"error","error":{"type":"internal_error","message":"2 validation errors"}}\n\n'
+
+
+def failing(events: bytes) -> Script:
+    """A stream of vLLM's that ends well for HTTP, though its engine failed."""
+    return answering(SSE_HEAD + chunk(events) + b"0\r\n\r\n")
+
+
+def test_a_named_stream_whose_engine_failed_before_anything_is_asked_of_another(
+    front: Front, raw: RawServers
+) -> None:
+    front.serve(raw.start(failing(FAILED)), raw.start(answering(whole(b"from b"))))
+    assert front.post("/v1/messages").text == "from b"
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_a_named_stream_whose_engine_failed_ends_with_the_router_s_error(
+    front: Front, raw: RawServers, path: str
+) -> None:
+    front.serve(raw.start(failing(NAMED + FAILED)))
+    answer = front.post(path)
+    assert answer.content.startswith(NAMED)
+    assert b"validation" not in answer.content
+    assert b"was lost before its answer was complete" in answer.content
+
+
 HALF = [b"", b"HTTP/1.1 200 OK\r\nContent-", b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"]
 HALF_IDS = ["before its answer", "inside its headers", "inside its body"]
 
