@@ -196,15 +196,19 @@ class Forwarding:
 
     def say(self, events: bytes, response: SliceResponse, *, end: bool = False) -> None:
         """Send events to the client, and the answer's head before the first."""
-        if not self._started and (events or end):
-            self._started = True
-            self._client.start(response.status, returned(response))
+        if events or end:
+            self._start(response)
         if events:
             self._record.passed_on(events, sse.count(events))
         if end:
             self._client.end(events)
         elif events:
             self._client.write(events)
+
+    def _start(self, response: SliceResponse) -> None:
+        if not self._started:
+            self._started = True
+            self._client.start(response.status, returned(response))
 
     def _end_with(self, error: ServingError) -> None:
         """Send an error in the place of the answer, or of its rest."""
@@ -213,6 +217,14 @@ class Forwarding:
             self._client.end(error_event(self._request.path, error))
         else:
             respond(self._client, error_response(error))
+
+    def open(self, events: bytes, stream: Stream) -> None:
+        """Send what a slice says before its first token: no time is counted from it."""
+        if events:
+            stream.movable = False
+            self._start(stream.response)
+            self._record.opened(events)
+            self._client.write(events)
 
     def first_events(self, stream: Stream) -> None:
         """A slice's first events are about to go to the client."""
@@ -264,8 +276,12 @@ class _EventRelay:
         """Called with every piece as it comes; false where the slice's answer is of no more use."""
         now_s = time.monotonic()
         stream, transcript = self._stream, self._transcript
+        data = self.rest + data if self.rest else data
+        events, self.rest = sse.whole(data)
+        if self._new and not transcript and sse.opens(data):
+            self._forwarding.open(events, stream)
+            return True
         stream.heard(self._timing, now_s)
-        events, self.rest = sse.whole(self.rest + data if self.rest else data)
         if transcript and events:
             events = transcript.take(events)
             stream.movable = transcript.movable

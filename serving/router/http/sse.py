@@ -17,6 +17,8 @@ MEDIA_TYPE = "text/event-stream"
 ERROR = b'data: {"error"'
 # The same in streams whose events have names; no data has a line break in it.
 NAMED_ERROR = b"event: error\n"
+# What vLLM says of a response before an engine has seen it.
+_OPENINGS = (b"event: response.created\n", b"event: response.in_progress\n")
 
 
 def whole(data: bytes) -> tuple[bytes, bytes]:
@@ -25,6 +27,11 @@ def whole(data: bytes) -> tuple[bytes, bytes]:
         return data, b""
     events, end, rest = data.rpartition(END)
     return events + end, rest
+
+
+def opens(data: bytes) -> bool:
+    """Whether the last event, or its beginning, comes before the answer's first token."""
+    return data.removesuffix(END).rpartition(END)[2].startswith(_OPENINGS)
 
 
 def each(events: bytes) -> list[bytes]:

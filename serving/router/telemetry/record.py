@@ -125,7 +125,13 @@ class RequestRecord:
         self.last_s = now_s
         self.events += events
         self.sent_bytes += len(data)
+        if self.answer is not None:
+            self.answer.append(data)
         self._before, self._tail = self._tail, data
+
+    def opened(self, data: bytes) -> None:
+        """Bytes that come before the answer's first token went to the client."""
+        self.sent_bytes += len(data)
         if self.answer is not None:
             self.answer.append(data)
 
@@ -137,7 +143,7 @@ class RequestRecord:
         """The request ended, or will end, with this error."""
         self.code = error.code
         if not self.status or self.status < HTTPStatus.BAD_REQUEST:
-            self.status = error.status if not self.first_s else self.status
+            self.status = error.status if not self.sent_bytes else self.status
         self.outcome = outcome_of(error)
 
     def cancelled(self) -> None:

@@ -143,3 +143,54 @@ async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slic
     assert client.ended
     await dispatcher.close()
     server.close()
+
+
+CREATED, GOES_ON, WORD, COMPLETED = (
+    b"event: response.%s\ndata: {}\n\n" % kind
+    for kind in (b"created", b"in_progress", b"output_text.delta", b"completed")
+)
+
+
+@pytest.mark.http
+@pytest.mark.parametrize(
+    "opening",
+    [[CREATED + GOES_ON], [CREATED, GOES_ON], [CREATED[:30], CREATED[30:]]],
+    ids=["one", "two", "cut"],
+)
+async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_created(
+    opening: list[bytes],
+) -> None:
+    """vLLM says so before an engine has seen the request: it tells nothing of the slice, nor of the time to the first token."""
+    read = asyncio.Event()
+
+    async def engine(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SSE_HEAD)
+        for piece in opening:
+            writer.write(chunk(piece))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        await read.wait()
+        writer.write(chunk(WORD) + chunk(COMPLETED) + b"0\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
+    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
+    dispatcher, client = Dispatcher(table), Client()
+    asked = InferenceRequest("m", "/v1/responses", b"{}", {"stream": True, "input": "x"})
+    record = RequestRecord(asked.path)
+    answering = asyncio.create_task(Forwarding(dispatcher, asked, record).run(client))
+    async with asyncio.timeout(10):
+        while client.got != b"".join(opening):  # noqa: ASYNC110  the client has no event for it
+            await asyncio.sleep(0.005)
+        (stream,) = dispatcher._streams
+        assert (record.first_s, stream.heard_s) == (0.0, 0.0)
+        assert not stream.movable
+        read.set()
+        await answering
+    assert client.got == b"".join(opening) + WORD + COMPLETED
+    assert record.first_s > 0
+    assert record.sent_bytes == len(client.got)
+    await dispatcher.close()
+    server.close()
