@@ -206,6 +206,7 @@ class AdmissionController:
     ) -> None:
         """Have the request answered once it is its turn, or refuse it; ends the visit. Cancelled where the client has gone."""
         account, model = visit.account, request.model
+        record.sequences = estimate.work.sequences
         ticket = Ticket(
             model=model,
             account=account,

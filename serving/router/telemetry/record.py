@@ -52,6 +52,7 @@ class RequestRecord:
     arrived_at: float = field(default_factory=time.time)
     model: str = NO_MODEL
     key: str = NO_KEY
+    sequences: int = 1  # answers that a stream has side by side
     streamed: bool = False
     status: int = 0
     outcome: str = ""
@@ -192,10 +193,11 @@ class RequestRecord:
 
     @property
     def inter_token_s(self) -> float | None:
-        """Per token, as vLLM counts, pauses left out. Some events hold none: a chat's first, the usage and the stream's end."""
-        if not self.streamed or self.output_tokens is None or self.output_tokens < 2:
+        """Per token of one answer, as vLLM counts, pauses left out. Some events hold none: a chat's first, usage, the stream's end."""
+        tokens = (self.output_tokens or 0) / self.sequences
+        if not self.streamed or tokens < 2:
             return None
-        return max(0.0, self.last_s - self.first_s - self.paused_s) / (self.output_tokens - 1)
+        return max(0.0, self.last_s - self.first_s - self.paused_s) / (tokens - 1)
 
     def read_usage(self) -> None:
         """Look for token counts in the last bytes, where no part has told them."""

@@ -212,6 +212,14 @@ def test_a_key_lets_in_and_goes_no_further_than_the_router(tmp_path: Path) -> No
         assert front.engine.order == ["None", "None"]
 
 
+def test_a_record_says_how_many_answers_a_request_gets_side_by_side() -> None:
+    with fronted() as front:
+        front.engine.free.set()
+        front.post(n=3)
+        until(lambda: front.records, "the request is written out")
+        assert front.records[0].sequences == 3
+
+
 def test_what_is_refused_behind_the_key_is_counted_for_it(tmp_path: Path) -> None:
     key, keys = key_file(tmp_path)
     with fronted(keys, spec={"max_body_bytes": 1024}) as front:

@@ -149,14 +149,23 @@ def test_times_are_split_into_queue_router_and_slice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("streamed", "tokens", "between_s"),
-    [(True, 3, 0.5), (True, 1, None), (True, 0, None), (True, None, None), (False, 3, None)],
+    ("streamed", "tokens", "sequences", "between_s"),
+    [
+        (True, 3, 1, 0.5),
+        (True, 1, 1, None),
+        (True, 0, 1, None),
+        (True, None, 1, None),
+        (False, 3, 1, None),
+        (True, 12, 4, 0.5),
+        (True, 4, 4, None),
+    ],
 )
-def test_the_time_between_tokens_is_by_tokens_and_not_by_events(
-    streamed: bool, tokens: int | None, between_s: float | None
+def test_the_time_between_tokens_is_by_tokens_of_one_answer_and_not_by_events(
+    streamed: bool, tokens: int | None, sequences: int, between_s: float | None
 ) -> None:
-    """Role, usage and end are events too."""
+    """Role, usage and end are events too, and answers beside each other have a token each in the same time."""
     record = RequestRecord(CHAT, streamed=streamed, first_s=10.0, last_s=11.0, events=6, output_tokens=tokens)
+    record.sequences = sequences
     assert record.inter_token_s == between_s
 
 
