@@ -17,6 +17,7 @@ _TOKENS_PER_S = 30.0
 _WEIGHT = 0.1
 # A key that has had short answers may ask for a long one: at least so many tokens are booked for it.
 _LEAST_BOOKED_TOKENS = 64.0
+_MOST_KEYS = 10_000  # by model, whose answers are remembered: tokens of an issuer may name any number of them
 # A shorter answer's time is its prompt's and not its tokens'.
 _FEWEST_TIMED_TOKENS = 8
 
@@ -53,6 +54,9 @@ class Usage:
         if work.generates and work.output_tokens is None:
             _average(self._of_model, record.model, each)
             _average(self._of_key, (key, record.model), each)
+            self._of_key[key, record.model] = self._of_key.pop((key, record.model))  # the latest stands last
+            if len(self._of_key) > _MOST_KEYS:
+                del self._of_key[next(iter(self._of_key))]
         if record.leases and record.last_s > record.leases[0].at_s and each >= _FEWEST_TIMED_TOKENS:
             seconds = record.last_s - record.leases[0].at_s - record.paused_s
             _average(self._tokens_per_s, record.model, each / max(1e-3, seconds))

@@ -27,6 +27,7 @@ _MOST_DROPPED_BYTES = 1 << 18
 _BYTES_PER_S = 64 << 20
 _AHEAD_S = 0.01
 _UNPACED_BYTES = 1 << 16
+_MOST_PACED = 1000  # keys whose pace is remembered; beyond those, only while they wait
 # A file has as much more time as it takes at this pace.
 _SLOWEST_BYTES_PER_S = 1 << 16
 
@@ -178,6 +179,8 @@ class BodyReader:
     async def _in_pace(self, owner: str, size_bytes: int) -> None:
         """Wait until so many bytes more are due to be read of a key's bodies."""
         now_s = asyncio.get_running_loop().time()
+        if len(self._due_s) > _MOST_PACED:
+            self._due_s = {name: due_s for name, due_s in self._due_s.items() if due_s > now_s}
         due_s = self._due_s[owner] = max(now_s, self._due_s.get(owner, 0.0)) + size_bytes / _BYTES_PER_S
         if due_s - now_s > _AHEAD_S:
             await asyncio.sleep(due_s - now_s - _AHEAD_S)

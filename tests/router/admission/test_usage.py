@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serving.router.admission.usage import Usage, used_tokens
+from serving.router.admission.usage import _MOST_KEYS, Usage, used_tokens
 from serving.router.http.validation import Estimate
 from serving.router.http.work import Work
 from serving.router.telemetry.record import Lease, RequestRecord
@@ -64,3 +64,14 @@ def test_answers_of_a_token_neither_make_the_next_one_free_nor_the_model_slow() 
         "evil", record(output_tokens=2, prompt_tokens=9, status=200, first_s=10.1, last_s=19.0), UNBOUND
     )
     assert usage.written_tokens("llama", 1.0) == 30
+
+
+def test_of_any_number_of_keys_the_latest_are_remembered() -> None:
+    """An issuer's tokens name new ones every day."""
+    usage = short_answers()
+    for key in range(3 * _MOST_KEYS):
+        usage.learn(str(key), record(output_tokens=500, **USAGE), UNBOUND)
+        if key % (_MOST_KEYS // 2) == 0:
+            usage.learn("evil", record(output_tokens=1, **USAGE), UNBOUND)
+    assert len(usage._of_key) == _MOST_KEYS
+    assert usage.output_tokens("evil", "llama", CONTEXT) < usage.output_tokens(str(key), "llama", CONTEXT)

@@ -9,7 +9,7 @@ from fastapi import Request
 
 from serving.config import RouterSpec
 from serving.errors import OverloadedError
-from serving.router.http.bodies import BodyReader
+from serving.router.http.bodies import _MOST_PACED, _UNPACED_BYTES, BodyReader
 
 pytestmark = pytest.mark.unit
 
@@ -91,3 +91,11 @@ async def test_what_a_request_brings_from_elsewhere_counts_as_its_body() -> None
         await reader.add(holder, len(PIECE))
     reader.forget(holder)
     assert reader.held_bytes == 0
+
+
+async def test_the_pace_of_keys_that_wait_no_more_is_forgotten() -> None:
+    bodies = BodyReader(RouterSpec())
+    for number in range(2 * _MOST_PACED):
+        await bodies.add(Visit(str(number)), _UNPACED_BYTES + 1)
+        await asyncio.sleep(0.002 if number % 100 == 0 else 0)
+    assert len(bodies._due_s) <= _MOST_PACED + 1
