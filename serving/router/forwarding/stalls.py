@@ -45,8 +45,10 @@ class Stream:
         self.telling = True
 
     def told(self, now_s: float) -> None:
-        self.heard_s = now_s
-        self.telling = False
+        """The client has taken what was heard last."""
+        if self.telling:
+            self.heard_s = now_s
+            self.telling = False
 
     def move(self) -> None:
         """Take the stream off its slice, by nobody's fault."""
