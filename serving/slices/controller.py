@@ -134,7 +134,7 @@ class SliceDeployments:
         self._store = store
         self._clock = clock
         self._placed = placed
-        self._retries: dict[Any, Retry] = {}
+        self._retries: dict[Any, tuple[Any, Retry]] = {}  # by deployment, of one version of its engine
         self._wanted = wanted
         self._states: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handovers: dict[Any, _Handover] = {}  # of pools that the YAML no longer has
@@ -214,6 +214,8 @@ class SliceDeployments:
         return min(most, FIRST_STARTS) if unproven and self._ours(state) else most
 
     def scale(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        if state._id in self._retries and not self._retry(state):
+            del self._retries[state._id]  # a version that comes back later begins anew
         requests = self._default["scale_deployment_replicas"](state, *args, **kwargs)
         if (state._in_transition or state._id in self._published) and self._ours(state):
             self._publish(state)
@@ -255,22 +257,27 @@ class SliceDeployments:
         After a roll that stopped, only the new version can take the place of an old slice that is lost. Other old slices stay as
         long as no slice of the new version serves.
         """
-        key = deployed.version(state)
         if not state._terminally_failed():
             if state._replica_has_started:
-                self._retries.pop(key, None)
+                self._retries.pop(state._id, None)
             return
-        before = self._retries.get(key, Retry())
-        retry = self._retries[key] = before.given_up(self._clock())
+        before = self._retry(state) or Retry()
+        retry = before.given_up(self._clock())
+        self._retries[state._id] = deployed.version(state), retry
         if retry.failed_s is None:
             deployed.forget_failures(state)
             logger.warning("%s tries again to start slices", state._id)
         elif retry != before:
             logger.error("%s: no slice has started; tries again in %.0f s", state._id, retry.pause_s)
 
+    def _retry(self, state: Any) -> Retry | None:
+        """What is known of starts of the deployment's version that failed."""
+        version, retry = self._retries.get(state._id, (None, None))
+        return retry if version == deployed.version(state) else None
+
     def _is_tried_again(self, state: Any) -> bool:
         """Whether the deployment's version has failed before and none of its slices has served yet."""
-        return deployed.version(state) in self._retries and not state._replica_has_started
+        return self._retry(state) is not None and not state._replica_has_started
 
     def _cheapest(self, replicas: list[Any], most: int) -> list[Any]:
         """The replicas that cost least to drain; one that the store does not know serves nobody."""

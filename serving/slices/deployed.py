@@ -38,8 +38,8 @@ def price(state: Any) -> float:
 
 
 def version(state: Any) -> Any:
-    """What a deployment's starts are counted under: an engine deployed anew begins anew."""
-    return state._id, state._target_state.version.code_version
+    """The version of the engine that Serve is to run; None where it is to run none."""
+    return state._target_state.version and state._target_state.version.code_version
 
 
 def forget_failures(state: Any) -> None:

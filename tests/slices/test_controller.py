@@ -160,6 +160,21 @@ def test_after_a_roll_that_stopped_the_new_version_is_tried_again_only_in_place_
     assert there.rollouts == {}
 
 
+def test_a_version_that_failed_rolls_once_its_cause_is_mended_and_it_is_deployed_after_the_old_one() -> None:
+    there = serving(3, hardware=3, start_s=10)
+    llama = there.deployed()
+    there.broken = {"b"}
+    llama.deploy("b", 3)
+    there.run(2000, 5)
+    llama.deploy("a", 3)
+    there.run(200, 5)
+    assert llama.serving("a") == 3
+    there.broken = set()
+    llama.deploy("b", 3)
+    there.run(1000, 5)
+    assert llama.serving("b") == 3
+
+
 def test_another_version_after_one_that_failed_rolls_as_any_other() -> None:
     there = serving(3, hardware=3, start_s=10)
     llama = there.deployed()
