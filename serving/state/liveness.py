@@ -12,6 +12,10 @@ from serving.state.records import Demand, SliceRecord, SliceState
 from serving.timings import TIMINGS, Timings
 
 
+# Looks after which a router that has not beaten is gone, where they take longer than beats.
+_LOOKS = 3
+
+
 class _Beating(Protocol):
     @property
     def beat(self) -> int: ...
@@ -70,14 +74,20 @@ class Liveness:
         self._mute.add(replica)
 
     def routers(self, demands: Iterable[Demand], now_s: float) -> tuple[list[Demand], list[Demand]]:
-        """Demands of routers that beat, and those to delete from the store."""
+        """Demands of routers that beat, and those to delete from the store.
+
+        Nobody can ask a router. Where a look takes seconds, so does a beat, and one that stands still for two looks is no sign:
+        routers that took each other for gone would each take all of what they share.
+        """
         demands = list(demands)
         alive, forgotten = [], []
         named = (((demand.router, demand.application, demand.model), demand) for demand in demands)
-        for demand, still_s in zip(demands, self._routers.still(named, now_s), strict=True):
-            if still_s <= self._timings.stale_s:
+        still = self._routers.still(named, now_s)
+        patience_s = _LOOKS * self._routers.period_s
+        for demand, still_s in zip(demands, still, strict=True):
+            if still_s <= max(self._timings.stale_s, patience_s):
                 alive.append(demand)
-            elif still_s > self._timings.forgotten_s:
+            elif still_s > max(self._timings.forgotten_s, patience_s):
                 forgotten.append(demand)
         return alive, forgotten
 
@@ -93,14 +103,14 @@ class _Beats:
         self._stale_s = stale_s
         self._seen: dict[Hashable, tuple[int, float]] = {}
         self._looked_s: float | None = None
-        self._period_s = 0.0
+        self.period_s = 0.0  # between the last two looks
 
     def still(self, named: Iterable[tuple[Hashable, _Beating]], now_s: float) -> list[float]:
         """The seconds for which each record's beat has not moved."""
         seen, still_s = {}, []
         period_s = 0.0 if self._looked_s is None else now_s - self._looked_s
-        blind_s = period_s - self._period_s if period_s - self._period_s > self._stale_s else 0.0
-        self._looked_s, self._period_s = now_s, period_s
+        blind_s = period_s - self.period_s if period_s - self.period_s > self._stale_s else 0.0
+        self._looked_s, self.period_s = now_s, period_s
         for name, record in named:
             beat, since_s = self._seen.get(name, (None, now_s))
             since_s = since_s + blind_s if beat == record.beat else now_s

@@ -83,8 +83,18 @@ def test_a_router_whose_beat_stands_still_is_heard_no_more_and_then_forgotten() 
     reader, demand = Liveness(), Demand("one", "llama", held=7, beat=1)
     said = [reader.routers([demand], float(now_s)) for now_s in range(12)]
     assert said[2] == ([demand], [])
-    assert said[3] == ([], [])
+    assert said[4] == ([], [])
     assert said[11] == ([], [demand])
+
+
+def test_routers_whose_store_takes_seconds_hear_each_other() -> None:
+    """A look takes as long as a put: between two looks there may be no beat. Who is gone is gone after three."""
+    reader = Liveness()
+    beats = [1, 1, 2, 2, 3, 4, 4, 5, 5, 5, 5, 5, 5]
+    heard = [
+        bool(reader.routers([Demand("r", "m", beat=beat)], 3.5 * look)[0]) for look, beat in enumerate(beats)
+    ]
+    assert heard == [True] * 11 + [False] * 2
 
 
 def test_a_replica_that_left_the_board_leaves_nothing_behind() -> None:
