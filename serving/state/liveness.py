@@ -11,7 +11,6 @@ from typing import Protocol
 from serving.state.records import Demand, SliceRecord, SliceState
 from serving.timings import TIMINGS, Timings
 
-
 # Looks after which a router that has not beaten is gone, where they take longer than beats.
 _LOOKS = 3
 

@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from serving.config import PreemptionSpec, QueueSpec
 from serving.errors import NoSliceError, OverloadedError, Refusal
@@ -410,18 +411,40 @@ class AdmissionQueue:
             ticket.account.settle(ticket.tokens, 0.0, now_s)
 
 
+class _Queued(NamedTuple):
+    """A slice's queue: the last beat that told of it, so many in a row, and looks since then."""
+
+    beat: int = -1
+    beats: int = 0
+    looks: int = 0
+
+    @property
+    def stands(self) -> bool:
+        return self.beats >= _BACKLOG_BEATS and self.looks < _BACKLOG_BEATS
+
+    def after(self, beat: int) -> "_Queued":
+        if beat == self.beat:
+            return self._replace(looks=self.looks + 1)
+        return _Queued(beat, self.beats + 1)
+
+
+_NO_QUEUE = _Queued()
+
+
 class Backlog:
     """Which slices have had requests waiting in their engine for several beats in a row."""
 
     def __init__(self) -> None:
-        self._beats: Counter[str] = Counter()
+        self._known: dict[str, _Queued] = {}
 
     def observe(self, entries: Iterable[SliceRecord]) -> frozenset[str]:
-        """The replicas that have a queue."""
-        self._beats = Counter(
-            {entry.replica: self._beats[entry.replica] + 1 for entry in entries if entry.waiting}
-        )
-        return frozenset(replica for replica, beats in self._beats.items() if beats >= _BACKLOG_BEATS)
+        """The replicas that have a queue. A record that stands still, as while the head restarts, says so of then and not of now."""
+        self._known = {
+            entry.replica: self._known.get(entry.replica, _NO_QUEUE).after(entry.beat)
+            for entry in entries
+            if entry.waiting
+        }
+        return frozenset(replica for replica, queued in self._known.items() if queued.stands)
 
 
 def capacity(entries: Iterable[SliceRecord], most_sequences: Mapping[str, int]) -> int:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -322,8 +323,22 @@ def test_engines_that_have_a_queue_get_less_until_it_has_gone() -> None:
     """A cache that is full before the seats are: what can't run had better wait here."""
     entries = [entry("a", running=60, waiting=40)]
     backlog = Backlog()
-    assert [bool(backlog.observe(entries)) for _ in range(3)] == [False, False, True]
-    queued = backlog.observe(entries)
+    reports = [replace(entries[0], beat=beat) for beat in range(4)]
+    assert [bool(backlog.observe([report])) for report in reports[:3]] == [False, False, True]
+    queued = backlog.observe(reports[3:])
     assert seats(entries, 256, queued, taken=100) == 80
     assert seats([*entries, entry("b")], 512, queued, taken=100) == 512  # the other one has room
     assert not backlog.observe([entry("a", running=60)])
+
+
+def test_a_queue_of_which_nothing_is_heard_any_more_takes_no_seats() -> None:
+    """While the head restarted, the last reports took a part of the seats at every beat, until one was left."""
+    backlog = Backlog()
+    for beat in range(5):
+        queued = backlog.observe([entry("a", running=60, waiting=40, beat=beat)])
+    assert queued
+    taken = 100
+    for _ in range(120):
+        queued = backlog.observe([entry("a", running=60, waiting=40, beat=4)])
+        taken = min(100, seats([entry("a", running=60, waiting=40)], 256, queued, taken=taken))
+    assert taken >= 60
