@@ -163,7 +163,7 @@ class Desk:
         for result in results:
             by_batch.setdefault(result["batch"], []).append(result)
         for name, of_batch in by_batch.items():
-            final = []
+            final, kept = [], None
             for result in of_batch:
                 held = name, result["line"]
                 if result.get("wait_s") is not None:
@@ -176,8 +176,9 @@ class Desk:
             if final:
                 names = await self._ledger.custom_ids(name, [result["line"] for result in final])
                 texts = await asyncio.to_thread(_results, name, final, names)
-                await self._ledger.commit(name, texts, self._calendar())
-            again = len(final) < len(of_batch)
+                kept = await self._ledger.commit(name, texts, self._calendar())
+            # What is not kept is still to do, if the batch is still this process's.
+            again = len(final) < len(of_batch) or kept is None
             for result in of_batch:
                 self._out.pop((name, result["line"]), None)
             if again and (work := self._works.get(name)):
@@ -187,8 +188,10 @@ class Desk:
         """Give every line of a batch's input a row, from where an earlier try has ended."""
         try:
             await self._read(batch)
-        except StorageError:
-            raise
+        except StorageError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise
+            await self._break(batch, "invalid_file", "The content of the input file is no longer there.")
         except Exception:  # of the file itself: another try would end as this one
             logger.exception("batch %s can't be read", batch.id)
             await self._break(batch, "invalid_file", "The file can't be read as lines of JSON.")
@@ -490,7 +493,7 @@ def _results(
 def _result(batch: str, result: Mapping[str, Any], custom_id: str | None) -> Result:
     try:
         body = json.loads(result["body"])
-    except ValueError:
+    except (ValueError, RecursionError):
         body = result["body"]
     text = lines.answered(batch, result["line"], custom_id, result["status"], result["request_id"], body)
     return Result(batch, result["line"], text, is_error=result["status"] >= 400)

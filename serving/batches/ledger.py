@@ -19,7 +19,7 @@ from serving.database.tables import BATCHES, FILES, LINES
 # Of a file: it has a row before it has content, and the row goes last, so that no content is left without a row.
 UPLOADING, STORED, DELETING = "uploading", "stored", "deleting"
 ANSWERED, REFUSED = "answered", "refused"
-_PAGE = 500  # lines a query
+_PAGE = 16  # results a query: one may have megabytes
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,7 @@ class Ledger:
         """The file is gone for its key; its content goes next, and then `forget_file`. False where an open batch reads it."""
         used = select(BATCHES.c.id).where(BATCHES.c.input_file_id == name, BATCHES.c.state.in_(OPEN))
         async with self._database.write() as connection:
+            await self._stored(connection, name)
             if await connection.scalar(used.limit(1)):
                 return False
             await connection.execute(update(FILES).where(FILES.c.id == name).values(state=DELETING))
@@ -131,10 +132,12 @@ class Ledger:
 
     # Batches
 
-    async def add_batch(self, fields: Mapping[str, Any], most_open: int) -> bool:
-        """False where the key has too many open batches."""
+    async def add_batch(self, fields: Mapping[str, Any], most_open: int) -> bool | None:
+        """False where the key has too many open batches, None where the input is no longer there."""
         open_ones = select(func.count()).where(BATCHES.c.key == fields["key"], BATCHES.c.state.in_(OPEN))
         async with self._database.write() as connection:
+            if not await self._stored(connection, fields["input_file_id"]):
+                return None
             if int(await connection.scalar(open_ones) or 0) >= most_open:
                 return False
             await connection.execute(
@@ -356,10 +359,11 @@ class Ledger:
         """Forget lines of batches that are over: their files have the results."""
         over = select(BATCHES.c.id).where(BATCHES.c.state.in_(OVER))
         some = select(LINES.c.batch_id).where(LINES.c.batch_id.in_(over)).distinct().limit(10)
-        async with self._database.write() as connection:
+        async with self._database.read() as connection:
             names = list(await connection.scalars(some))
-            if names:
-                await connection.execute(delete(LINES).where(LINES.c.batch_id.in_(names)))
+        for name in names:  # others write in between
+            async with self._database.write() as connection:
+                await connection.execute(delete(LINES).where(LINES.c.batch_id == name))
 
     async def sweep_batches(self, created_before_s: float) -> None:
         """Forget batches that have been over for long."""
@@ -367,6 +371,11 @@ class Ledger:
             await connection.execute(
                 delete(BATCHES).where(BATCHES.c.state.in_(OVER), BATCHES.c.created_s <= created_before_s)
             )
+
+    async def _stored(self, connection: AsyncConnection, file: str) -> bool:
+        """Whether a file is there, which stays so until the transaction's end."""
+        query = select(FILES.c.id).where(FILES.c.id == file, FILES.c.state == STORED).with_for_update()
+        return bool(await connection.scalar(query))
 
     async def _locked(self, connection: AsyncConnection, name: str) -> Row[Any] | None:
         # SQLite has one writer, and no such clause.

@@ -31,8 +31,12 @@ class StoreReplica:
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, store: StoreSpec, batch: BatchSpec, models: Sequence[str], most_line_bytes: int
     ) -> None:
+        address = ray.get_runtime_context().gcs_address
+        self._application = serve.get_replica_context().app_name
+        owner = f"{address}/{self._application}"
+
         def batches(database: Database, store: StoreSpec) -> Batches:
-            self._batches = Batches(database, store, batch, models, most_line_bytes)
+            self._batches = Batches(database, store, batch, models, most_line_bytes, owner=owner)
             return self._batches
 
         def metering(database: Database, _: StoreSpec) -> Metering:
@@ -41,8 +45,7 @@ class StoreReplica:
 
         self._owner = Owner(store, [batches, metering], ray.util.get_node_ip_address())
         await self._owner.start()
-        self._application = serve.get_replica_context().app_name
-        self._records = Store(ray.get_runtime_context().gcs_address)
+        self._records = Store(address)
         self._telling = [
             asyncio.create_task(self._tell(self._tell_batches, _TOLD_S)),
             asyncio.create_task(self._tell(self._tell_usage, _USAGE_TOLD_S)),

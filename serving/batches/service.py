@@ -46,11 +46,12 @@ class Batches:
         models: Collection[str],
         most_line_bytes: int,
         calendar: Callable[[], float] = time.time,
+        owner: str = "",
     ) -> None:
-        """Raises ConfigError."""
+        """`owner` names the service among those that share the database: its next process goes on at once. Raises ConfigError."""
         self._spec = spec
         self._calendar = calendar
-        self.ledger = Ledger(database, uuid.uuid4().hex)
+        self.ledger = Ledger(database, owner or uuid.uuid4().hex)
         self._folder = Folder(store.files_at)
         self.desk = Desk(self.ledger, self._folder, spec, models, most_line_bytes, calendar=calendar)
 
@@ -194,6 +195,8 @@ class Batches:
             },
             self._spec.max_open,
         )
+        if taken is None:
+            raise UnknownFileError("The input file was deleted meanwhile.")
         if not taken:
             raise RateLimitError(
                 f"This key has {self._spec.max_open} batches that are not over (batch.max_open); wait for one, or cancel one."

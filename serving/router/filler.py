@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from itertools import islice
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -33,6 +34,7 @@ logger = logging.getLogger("ray.serve")
 _BEAT_S = 0.5
 _LEAST_S = 0.05  # between two questions
 _LAST_S = 3.0  # for the last words to the store, which may end with this router
+_MOST_BROUGHT_BYTES = 8 << 20  # of results at once; one alone may be longer
 _AHEAD = 32  # lines of a model that are here before their seat is free, at most
 
 
@@ -226,7 +228,13 @@ class Filler:
             self._woken.set()
 
     async def _bring(self) -> None:
-        if results := list(self._results.values()):
+        """In parts: answers may have megabytes, and all wait here while the store is away."""
+        while results := list(islice(self._results.values(), 1)):
+            size = len(results[0]["body"])
+            for result in islice(self._results.values(), 1, None):
+                if (size := size + len(result["body"])) > _MOST_BROUGHT_BYTES:
+                    break
+                results.append(result)
             await self._kept.call("/lines/commit", {"results": results})
             for result in results:
                 self._results.pop((result["batch"], result["line"]), None)

@@ -18,6 +18,7 @@ from serving.batches.desk import Desk
 from serving.batches.files import Folder
 from serving.batches.ledger import Ledger, NewLine
 from serving.batches.lifecycle import Event, State
+from serving.batches.service import Batches
 from serving.config import BatchSpec
 from serving.database.database import Database
 
@@ -453,3 +454,63 @@ async def test_lines_of_a_key_over_its_budget_wait_and_hold_up_no_other_key(tmp_
         assert {name for name, _ in await some.take("r", most=16)} == {"a", "b"}
         batch = await some.batch("a")
         assert (batch.failed, batch.state) == (0, State.IN_PROGRESS)
+
+
+async def test_the_next_process_of_a_store_that_was_killed_takes_what_routers_have(tmp_path: Path) -> None:
+    """It does not wait until the dead one has been silent for long, and has routers give nothing up."""
+    store = folder(tmp_path)
+    async with table(tmp_path) as some:
+        await some.add("a", lines(8))
+        held = await some.take("r")
+        database = await Database.open(store.database_at)
+        after = Batches(database, store, BatchSpec(), [MODEL], 1 << 20, lambda: some.now_s, owner="here").desk
+        await after.tick()
+        assert (await after.take("r", [], held))["drop"] == []
+        result = {"status": 200, "request_id": "r", "body": "{}", "again": False}
+        await after.commit([{"batch": name, "line": number, **result} for name, number in held])
+        assert (await some.batch("a")).completed == 4
+        await after.close()
+        await database.close()
+
+
+async def test_a_result_that_is_not_kept_leaves_its_line_to_do(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(4))
+        held = await some.take("r")
+        assert await some.take("r", held) == []
+        await some.ledger.disown()  # as another process of the same service that ends
+        await some.bring(held)
+        assert (await some.batch("a")).completed == 0
+        await some.settle()
+        assert await some.take("r") == held
+
+
+async def test_results_are_read_few_at_a_time_for_one_may_have_megabytes(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(40))
+        for _ in range(10):
+            await some.bring(await some.take("r"))
+        assert [len(page) async for page in some.ledger.results("a")] == [16, 16, 8]
+
+
+async def test_a_batch_whose_input_is_gone_from_the_disk_fails_and_says_so(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(1))
+        (tmp_path / "store" / "files" / "file-b").unlink(missing_ok=True)
+        written = some.folder.write
+        some.folder.write = lambda _: written("elsewhere")  # type: ignore[method-assign]
+        await some.add("b", lines(1))
+        batch = await some.batch("b")
+        assert batch.state == State.FAILED
+        assert "no longer there" in batch.errors["data"][0]["message"]
+
+
+async def test_a_file_that_is_deleted_meanwhile_is_no_batch_s_input(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(1))
+        await some.bring(await some.take("r"))
+        await some.settle()
+        assert await some.ledger.delete_file("file-a")
+        fields = {"id": "late", "key": KEY, "endpoint": "/v1/chat/completions", "input_file_id": "file-a"}
+        fields |= {"completion_window": "1h", "created_s": 0.0, "expires_s": 10.0}
+        assert await some.ledger.add_batch(fields, 100) is None
