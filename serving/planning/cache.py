@@ -13,6 +13,10 @@ from serving.planning.shapes import AttentionLayers, ModelShape
 
 _LANES = 128  # kernels pad their last axis to this
 _SUBLANE_BYTES = 4  # kernels pack narrower values to this
+_LATENT_PAGE = 1024
+_LEAST_PAGE = 16
+_LONG = 8192  # tokens; longer contexts take the smallest page that the table of pages has room for
+_TABLE_ENTRIES = 1024 * 1024 // 2
 
 
 def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
@@ -49,9 +53,15 @@ def state_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
     return math.ceil(per_sequence * (sizes.sequences + 1))
 
 
-def page_tokens(max_model_len: int) -> int:
-    """tpu-inference's page size for a context length."""
-    return min(256, max(16, (1 << (max_model_len - 1).bit_length()) // 16))
+def page_tokens(length: int, sequences: int, *, latent: bool = False) -> int:
+    """tpu-inference's page size for a context length, where `block_size` does not set it.
+
+    Sources: get_page_size and get_min_page_size of layers/vllm/backends/flash_attn.py and flash_attn_mla.py.
+    """
+    if latent:
+        return _LATENT_PAGE
+    page = _LEAST_PAGE if length > _LONG else min(256, max(_LEAST_PAGE, _power_of_2(length) // 16))
+    return max(page, _power_of_2(math.ceil(length / max(_TABLE_ENTRIES // sequences // 4, 1))))
 
 
 def separate_batches(layout: Layout) -> int:
@@ -67,6 +77,10 @@ def rows_of_heads(shape: ModelShape, sizes: EngineSizes, *, on_lanes: bool = Fal
     heads = 1 if shape.latent else shape.num_key_value_heads
     packing = _SUBLANE_BYTES // sizes.cache_itemsize * (2 if shape.head_dim == 64 else 1)
     return max(1, heads * 2 / (1 if on_lanes else packing))
+
+
+def _power_of_2(number: int) -> int:
+    return 1 << (number - 1).bit_length()
 
 
 def _draft_bytes(sizes: EngineSizes, layout: Layout) -> float:

@@ -76,6 +76,7 @@ class EngineSizes:
     encoder_programs: bool  # the multimodal encoder is compiled for every token budget
     expert_parallel: bool
     blocks: int | None = None  # of the cache, in place of as many as fit
+    block_tokens: int | None = None  # in place of the engine's choice
 
 
 def engine_sizes(
@@ -92,12 +93,8 @@ def engine_sizes(
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
-    sequences = _whole(engine, "max_num_seqs", DEFAULT_SEQUENCES)
-    batched_tokens = _whole(engine, "max_num_batched_tokens", max(DEFAULT_BATCHED_TOKENS, sequences))
-    if batched_tokens < sequences:
-        raise ConfigError(
-            f"engine.max_num_batched_tokens: {batched_tokens} is below max_num_seqs, {sequences}"
-        )
+    max_model_len = _max_model_len(engine, shape, environment or {})
+    sequences, batched_tokens = _batch(engine, max_model_len or shape.max_position_embeddings)
     speculative = _speculative(engine)
     draft, draft_in_jax = _draft(speculative, hub)
     draft_layers = _draft_layers(speculative, shape)
@@ -119,7 +116,7 @@ def engine_sizes(
     compilation = engine.get("compilation_config")
     compilation = compilation if isinstance(compilation, Mapping) else {}
     return EngineSizes(
-        max_model_len=_max_model_len(engine, shape, environment or {}),
+        max_model_len=max_model_len,
         sequences=sequences,
         batched_tokens=batched_tokens,
         utilization=_share(engine),
@@ -145,7 +142,28 @@ def engine_sizes(
         and (shape.architecture in JAX_MODELS or compilation.get("cudagraph_mm_encoder") is True),
         expert_parallel=engine.get("enable_expert_parallel") is True,
         blocks=_whole(engine, "num_gpu_blocks_override", 0) or None,
+        block_tokens=_whole(engine, "block_size", 0) or None,
     )
+
+
+def _batch(engine: Mapping[str, Any], length: int) -> tuple[int, int]:
+    """Sequences and tokens of a step; raises ConfigError where a step has fewer tokens than sequences.
+
+    Defaults are vLLM's (EngineArgs._set_default_max_num_seqs_and_batched_tokens_args), but that tokens follow sequences.
+    """
+    scale = 2 if engine.get("performance_mode") == "throughput" else 1
+    asked = _whole(engine, "max_num_seqs", 0)
+    sequences = asked or DEFAULT_SEQUENCES * scale
+    tokens = _whole(engine, "max_num_batched_tokens", 0)
+    if not tokens:
+        at_once = 1 if engine.get("enable_chunked_prefill") is not False else length
+        tokens = max(DEFAULT_BATCHED_TOKENS * scale, at_once)
+        tokens = max(min(tokens, sequences * length), sequences)
+    elif not asked:
+        sequences = min(sequences, tokens)
+    if tokens < sequences:
+        raise ConfigError(f"engine.max_num_batched_tokens: {tokens} is below max_num_seqs, {sequences}")
+    return sequences, tokens
 
 
 def _fails_in_jax(shape: ModelShape) -> bool:

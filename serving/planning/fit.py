@@ -119,8 +119,9 @@ def measure(
     batches = separate_batches(layout)
     per_sequence = sequence_bytes(shape, sizes, layout, length)
     room = cache
+    page = sizes.block_tokens or page_tokens(length, sizes.sequences, latent=shape.latent is not None)
     if sizes.blocks:
-        cache = min(cache, int(per_sequence * sizes.blocks * page_tokens(length) / length))
+        cache = min(cache, int(per_sequence * sizes.blocks * page / length))
     fit = Fit(
         groups=groups,
         usable_bytes=usable,
@@ -140,7 +141,7 @@ def measure(
         *_shortfalls(fit, per_sequence),
         *_loading(shape, sizes, layout, fit),
         *_step_too_large(sizes, fit),
-        *_too_many_blocks(sizes, per_sequence, length, room),
+        *_too_many_blocks(sizes, per_sequence / length * page, page, room),
     )
     notes = () if problems else (*_warnings(fit), *_slow_formats(sizes, slice_))
     return replace(fit, problems=problems, notes=notes)
@@ -267,11 +268,11 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspa
     )
 
 
-def _too_many_blocks(sizes: EngineSizes, per_sequence: float, length: int, room: int) -> list[str]:
-    if not sizes.blocks or (asked := per_sequence * sizes.blocks * page_tokens(length) / length) <= room:
+def _too_many_blocks(sizes: EngineSizes, block_bytes: float, tokens: int, room: int) -> list[str]:
+    if not sizes.blocks or (asked := block_bytes * sizes.blocks) <= room:
         return []
     problem = (
-        f"engine.num_gpu_blocks_override: {sizes.blocks} blocks of {page_tokens(length)} tokens are {gib(asked)} of a device, "
+        f"engine.num_gpu_blocks_override: {sizes.blocks} blocks of {tokens} tokens are {gib(asked)} of a device, "
         f"{gib(room)} are left for the cache; lower it, or remove it"
     )
     return [problem]

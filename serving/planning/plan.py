@@ -105,10 +105,12 @@ class Plan:
         options = dict(self.engine) | {
             "model": self.model.model,
             "served_model_name": [self.model.name],
-            # 128 is what vLLM takes where its config is made without its HTTP server.
+            # vLLM's own defaults differ without its HTTP server, and its tokens of a step may be fewer than the YAML's sequences.
             "max_num_seqs": self.sizes.sequences,
             **self.parallel_options,
         }
+        if not self.sizes.towers:  # vLLM raises its default to a picture's tokens
+            options["max_num_batched_tokens"] = self.sizes.batched_tokens
         if self.pipeline > 1:
             options["async_scheduling"] = False  # IndexError in tpu-inference 0.26 otherwise
         return options

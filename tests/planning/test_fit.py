@@ -372,6 +372,30 @@ def test_a_model_with_adapters_runs_as_vllm_s() -> None:
 def test_the_engine_is_told_how_many_sequences_the_plan_counts_with() -> None:
     found = plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {"max_model_len": 4096}))
     assert found.options["max_num_seqs"] == found.most_sequences == 256
+    assert found.options["max_num_batched_tokens"] == found.sizes.batched_tokens == 2048
+
+
+@pytest.mark.parametrize(
+    ("options", "sequences", "tokens"),
+    [
+        ({"max_num_batched_tokens": 128}, 128, 128),
+        ({"max_num_seqs": 4096}, 4096, 4096),  # vLLM's own default of 2048 tokens would end the start
+        ({"performance_mode": "throughput"}, 512, 4096),
+        ({"performance_mode": "throughput", "max_num_seqs": 64}, 64, 4096),
+        ({"enable_chunked_prefill": False, "max_model_len": 8192}, 256, 8192),
+        ({"max_num_seqs": 1, "max_model_len": 512}, 1, 512),
+    ],
+)
+def test_sizes_of_a_batch_are_those_that_vllm_takes(
+    options: dict[str, Any], sequences: int, tokens: int
+) -> None:
+    found = plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {"max_model_len": 4096, **options}))
+    assert (found.sizes.sequences, found.sizes.batched_tokens) == (sequences, tokens)
+
+
+def test_blocks_have_the_size_that_the_yaml_gives() -> None:
+    engine = {"max_model_len": 2048, "num_gpu_blocks_override": 64, "block_size": 32}
+    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).fit.cache_tokens == 64 * 32
 
 
 def test_towers_are_counted_unless_they_are_not_loaded() -> None:

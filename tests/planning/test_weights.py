@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
 from serving.errors import PlanError
-from serving.planning.cache import separate_batches, sequence_bytes, token_bytes
+from serving.planning.cache import page_tokens, separate_batches, sequence_bytes, token_bytes
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import measure
 from serving.planning.known_models import CONFIGS
@@ -178,3 +178,19 @@ def test_chips_bytes_and_heads_are_conserved_on_every_slice(model: str) -> None:
 )
 def test_they_are_on_the_largest_too(slice_: Slice, model: str, cache: str) -> None:
     check_conserved(slice_, model, cache)
+
+
+@pytest.mark.parametrize(
+    ("length", "sequences", "page"),
+    [
+        (512, 256, 32),
+        (2048, 256, 128),
+        (8192, 256, 256),
+        (9216, 64, 16),
+        (16384, 256, 32),
+        (131072, 256, 256),
+    ],
+)
+def test_pages_are_those_of_tpu_inference_s_attention(length: int, sequences: int, page: int) -> None:
+    assert page_tokens(length, sequences) == page
+    assert page_tokens(length, sequences, latent=True) == 1024

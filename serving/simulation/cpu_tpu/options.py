@@ -54,7 +54,7 @@ def _options(plan: Plan, cache: Path) -> dict[str, Any]:
         "max_num_batched_tokens": _BATCHED_TOKENS,
         # A seeded model that may write white space fills the whole answer with it.
         "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
-        "num_gpu_blocks_override": _KV_TOKENS // page_tokens(length),
+        "num_gpu_blocks_override": _KV_TOKENS // page_tokens(length, _SEQUENCES),
         **(_parsers(plan) if stands_in else {}),
     }
 

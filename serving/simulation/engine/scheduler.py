@@ -30,7 +30,9 @@ class Limits:
     @classmethod
     def of(cls, plan: Plan) -> "Limits":
         batches = separate_batches(plan.layout)
-        block_tokens = plan.engine.get("block_size") or page_tokens(plan.fit.max_model_len)
+        block_tokens = plan.sizes.block_tokens or page_tokens(
+            plan.fit.max_model_len, plan.sizes.sequences, latent=plan.shape.latent is not None
+        )
         return cls(
             sequences=plan.most_sequences,
             batched_tokens=plan.sizes.batched_tokens * batches,
