@@ -247,6 +247,19 @@ _GEMMA4_E2B: _Config = {
     },
 }
 
+_GEMMA4_E4B = _GEMMA4_E2B | {
+    "text_config": _GEMMA4_E2B["text_config"]
+    | {
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "use_double_wide_mlp": False,
+        "num_hidden_layers": 42,
+        "num_kv_shared_layers": 18,
+        "num_key_value_heads": 2,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
+    },
+}
+
 _GPT_OSS_120B: _Config = {
     "architectures": ["GptOssForCausalLM"],
     "hidden_size": 2880,
@@ -740,6 +753,7 @@ CONFIGS: dict[str, _Config] = {
     "google/gemma-4-31B-it": _GEMMA4_31B,
     "google/gemma-4-26B-A4B-it": _GEMMA4_26B,
     "google/gemma-4-E2B-it": _GEMMA4_E2B,
+    "google/gemma-4-E4B-it": _GEMMA4_E4B,
     "openai/gpt-oss-20b": _GPT_OSS_20B,
     "openai/gpt-oss-120b": _GPT_OSS_120B,
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,

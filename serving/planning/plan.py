@@ -159,12 +159,24 @@ def plan(spec: ModelSpec, hub: Hub = no_hub, *, estimated: bool = False) -> Plan
     What the TPU's compiler said of this very engine takes the place of estimates, unless `estimated`. Raises TopologyError,
     ConfigError or PlanError where the YAML can't be served.
     """
-    decided = _plan(spec, hub, None)
+    drawn = _drawn(spec, hub)
+    decided = _fitted(spec, drawn, None)
     kept = None if estimated else result_of(decided.version)
-    return _plan(spec, hub, kept.workspace) if kept and kept.workspace else decided
+    return _fitted(spec, drawn, kept.workspace) if kept and kept.workspace else decided
 
 
-def _plan(spec: ModelSpec, hub: Hub, compiled: Workspace | None) -> Plan:
+@dataclass(frozen=True)
+class _Drawn:
+    """A model laid out on its slice, before its bytes are counted."""
+
+    slice: Slice
+    shape: ModelShape
+    sizes: EngineSizes
+    layout: Layout
+    reasons: tuple[str, ...]
+
+
+def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
     engine_options.check(spec.engine)
     engine_environment.check(spec.engine_env)
     slice_ = resolve(spec.slice.generation, spec.slice.topology, spec.slice.hosts, spec.slice.machine_type)
@@ -187,6 +199,11 @@ def _plan(spec: ModelSpec, hub: Hub, compiled: Workspace | None) -> Plan:
             "engine.enable_lora"
         )
     adapters.adapters(spec.engine)
+    return _Drawn(slice_, shape, sizes, layout, reasons)
+
+
+def _fitted(spec: ModelSpec, drawn: _Drawn, compiled: Workspace | None) -> Plan:
+    shape, sizes, slice_, layout = drawn.shape, drawn.sizes, drawn.slice, drawn.layout
     fit = measure(shape, sizes, slice_, layout, compiled)
     if fit.problems:
         ways = alternatives.advice(shape, sizes, slice_, layout, fit)
@@ -201,7 +218,7 @@ def _plan(spec: ModelSpec, hub: Hub, compiled: Workspace | None) -> Plan:
         fit=fit,
         engine=_engine(spec, shape, sizes, layout, fit),
         reasons=(
-            *reasons,
+            *drawn.reasons,
             *fit.notes,
             *host_memory.notes(sizes, slice_, checkpoint_bytes(shape, sizes, layout)),
         ),

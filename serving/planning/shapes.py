@@ -17,6 +17,7 @@ from serving.planning.quantization import Quantization, read_quantization
 
 _TOWERS = ("vision_config", "audio_config")
 _MOST_LAYERS = 10_000
+_GEMMA4_POSITIONS = 10240  # of each axis of a picture, unless vision_config says otherwise
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class ModelShape:
     gated_attention: bool = False
     per_layer_embedding: int = 0  # width each layer adds to the embedding (Gemma 3n, Gemma 4 E models)
     tower_params: int = 0
+    audio_params: int = 0  # of them, the audio tower's
     quantization: Quantization | None = None
     scores: bool = False
     drafts: int = 0
@@ -140,6 +142,9 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     kv_heads = text.number("num_key_value_heads", heads)
     head_dim = text.number("head_dim", max(hidden // heads, 1))
     kinds = _kinds(text, layers, where)
+    towers = {
+        name: _tower(tower, name, hidden, architecture) for name in _TOWERS if (tower := wrapper.within(name))
+    }
     experts = _experts(text, layers)
     return ModelShape(
         architecture=architecture,
@@ -159,7 +164,8 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         experts=experts,
         gated_attention=bool(text.get("attn_output_gate")),
         per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
-        tower_params=sum(_tower(tower, name, hidden) for name in _TOWERS if (tower := wrapper.within(name))),
+        tower_params=sum(towers.values()),
+        audio_params=towers.get("audio_config", 0),
         quantization=read_quantization(text.get("quantization_config"), where),
         scores=scores,
         drafts_have_tables=bool(text.get("num_nextn_predict_layers")),
@@ -323,14 +329,15 @@ def _mlp_widths(
     return ((dense, width),)
 
 
-def _tower(tower: Keys, name: str, hidden: int) -> int:
+def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
     """Parameters of an encoder beside the decoder and of its projection, to within a tenth."""
     width = tower.number("hidden_size")
     layers = tower.number("num_hidden_layers", tower.get("depth"))
     if name == "audio_config":
         # a conformer layer: attention 4, two MLPs 16, convolution 4
         return layers * 24 * width**2 + width * hidden
-    gated = tower.get("model_type") == "pixtral" or tower.get("hidden_act") == "silu"
+    gemma4 = architecture == "Gemma4ForConditionalGeneration"
+    gated = gemma4 or tower.get("model_type") == "pixtral" or tower.get("hidden_act") == "silu"
     encoder = layers * (4 * width**2 + (3 if gated else 2) * width * tower.number("intermediate_size"))
     if merge := tower.number(
         "spatial_merge_size", 0, least=0
@@ -339,7 +346,8 @@ def _tower(tower: Keys, name: str, hidden: int) -> int:
         mergers = 1 + len(tower.entries("deepstack_visual_indexes"))
         positions = tower.number("num_position_embeddings", 0, least=0)
         return encoder + mergers * merged * (merged + hidden) + positions * width
-    return encoder + width * hidden
+    positions = 2 * tower.number("position_embedding_size", _GEMMA4_POSITIONS) if gemma4 else 0
+    return encoder + width * (hidden + positions)
 
 
 def _text(wrapper: Keys) -> Mapping[str, Any]:

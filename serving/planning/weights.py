@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from serving.planning.architectures import JAX_MODELS
 from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
@@ -156,7 +157,11 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
             _embedding_copies(shape, sizes, layout),
         )
     if sizes.towers:
-        yield TensorGroup("multimodal towers", shape.tower_params, 0, full_size, layout.width, layered=False)
+        others, audio = shape.tower_params - shape.audio_params, shape.audio_params
+        yield TensorGroup("multimodal towers", others, 0, full_size, layout.width, layered=False)
+        # tpu-inference 0.26's own Gemma 4 leaves it in the checkpoint (models/jax/gemma4_mm.py, load_weights).
+        held = 0.0 if shape.architecture in JAX_MODELS and not sizes.by_vllm else 1.0
+        yield TensorGroup("audio tower", audio, 0, full_size, layout.width, layered=False, padding=held)
     if sizes.draft:
         plain = replace(sizes, quantization=sizes.draft.quantization, draft=None, lora_rank=0)
         for group in _groups(sizes.draft, plain, layout):
