@@ -57,7 +57,41 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "OlmoeForCausalLM": {},
     "CohereForCausalLM": _COHERE,
     "Cohere2ForCausalLM": _COHERE | {"sliding_window_pattern": 4, "head_dim": 128},
+    "BailingMoeForCausalLM": {},
+    "BailingMoeV2ForCausalLM": {},
+    "CwmForCausalLM": {},
+    "DeepseekForCausalLM": {},
+    "DeepseekV2ForCausalLM": {},
+    "Ernie4_5ForCausalLM": {"tie_word_embeddings": True},
+    "Ernie4_5_MoeForCausalLM": {"tie_word_embeddings": True},
+    "Exaone4ForCausalLM": {},
+    "GemmaForCausalLM": {"tie_word_embeddings": True},
+    "GlmForCausalLM": {},
+    "GraniteMoeForCausalLM": {},
+    "HunYuanDenseV1ForCausalLM": {},
+    "InternLM3ForCausalLM": {},
+    "Qwen2VLForConditionalGeneration": {},
+    "StableLmForCausalLM": {},
 }
+
+# Keys that a family names its own way: this reader's name -> the family's.
+OWN_NAMES: dict[str, dict[str, str]] = {
+    "BailingMoeForCausalLM": {"n_shared_experts": "num_shared_experts"},
+    "BailingMoeV2ForCausalLM": {"n_shared_experts": "num_shared_experts"},
+    "Ernie4_5_MoeForCausalLM": {
+        "first_k_dense_replace": "moe_layer_start_index",
+        "n_shared_experts": "moe_num_shared_experts",
+        "num_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_k",
+    },
+}
+# Whose vLLM implementation chooses experts by a function of its own. tpu-inference 0.26 gives its kernels the router's logits and
+# heeds no such function (layers/vllm/interface/moe.py), nor groups of experts.
+OWN_ROUTING = (
+    "Gemma4ForCausalLM",
+    "Gemma4ForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
+)
 
 _NO_STATE_SPACE = (
     "it has state-space, short-convolution or linear-attention layers for which tpu-inference 0.26 has no kernel; it has one "
@@ -70,6 +104,10 @@ _NO_INDEXER = (
 _NO_ALIBI = "tpu-inference 0.26 has no attention with ALiBi (layers/vllm/backends/flash_attn.py)"
 _NO_SOFT_CAP = "tpu-inference 0.26 drops the soft cap of its attention scores (layers/vllm/backends/flash_attn.py): answers would be wrong"
 _NO_CROSS_ATTENTION = "tpu-inference 0.26 has no attention between encoder and decoder"
+_NO_ROUTING = (
+    "tpu-inference 0.26 drops the function by which it chooses and weighs experts (layers/vllm/interface/moe.py): answers would be "
+    "wrong"
+)
 _BY_TRANSFORMERS = (
     "vLLM 0.26 has no implementation of it and runs transformers' own, which nobody has shown on a TPU"
 )
@@ -87,8 +125,14 @@ NOT_ON_TPU: dict[str, str] = {
             "Lfm2ForCausalLM",
             "Lfm2MoeForCausalLM",
             "MambaForCausalLM",
+            "Lfm2VlForConditionalGeneration",
             "Mamba2ForCausalLM",
             "NemotronHForCausalLM",
+            "NemotronHPuzzleForCausalLM",
+            "NemotronH_Nano_Omni_Reasoning_V3",
+            "NemotronH_Nano_VL_V2",
+            "NemotronH_Super_Omni_Reasoning_V3",
+            "OlmoHybridForCausalLM",
             "Plamo2ForCausalLM",
             "Zamba2ForCausalLM",
         ),
@@ -96,7 +140,17 @@ NOT_ON_TPU: dict[str, str] = {
     ),
     **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"), _NO_ALIBI),
     "Gemma2ForCausalLM": _NO_SOFT_CAP,
-    "WhisperForConditionalGeneration": _NO_CROSS_ATTENTION,
+    **dict.fromkeys(
+        (
+            "CohereAsrForConditionalGeneration",
+            "NemotronParseForConditionalGeneration",
+            "WhisperForConditionalGeneration",
+        ),
+        _NO_CROSS_ATTENTION,
+    ),
+    **dict.fromkeys(
+        ("Cohere2MoeForCausalLM", "InternS1ProForConditionalGeneration", "PhiMoEForCausalLM"), _NO_ROUTING
+    ),
     **dict.fromkeys(
         (
             "GPTBigCodeForCausalLM",

@@ -19,7 +19,7 @@ from serving.planning import (
     host_memory,
     parallelism,
 )
-from serving.planning.architectures import JAX_MODELS, NOT_STAGED, TAKEN_FOR_ANOTHER
+from serving.planning.architectures import JAX_MODELS, NOT_STAGED, OWN_ROUTING, TAKEN_FOR_ANOTHER
 from serving.planning.cache import separate_batches
 from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.compiled import result_of
@@ -199,7 +199,24 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
             "engine.enable_lora"
         )
     adapters.adapters(spec.engine)
-    return _Drawn(slice_, shape, sizes, layout, reasons)
+    return _Drawn(slice_, shape, sizes, layout, (*reasons, *_routing_notes(shape, sizes)))
+
+
+def _routing_notes(shape: ModelShape, sizes: EngineSizes) -> list[str]:
+    """What a reader has to know of experts that tpu-inference 0.26 does not choose as the model would."""
+    if shape.experts is None or not sizes.by_vllm:
+        return []
+    if shape.architecture in OWN_ROUTING:
+        return [
+            f"untried: tpu-inference 0.26 drops the function by which vLLM's {shape.architecture} chooses and weighs experts "
+            "(layers/vllm/interface/moe.py): answers may be wrong; compare them with another engine's"
+            + ("; tpu-inference's own model has it" if shape.architecture in JAX_MODELS else "")
+        ]
+    if shape.experts.groups > 1:
+        return [
+            f"experts are chosen from all {shape.experts.groups} groups, not from the best, as tpu-inference 0.26 runs vLLM's models"
+        ]
+    return []
 
 
 def _fitted(spec: ModelSpec, drawn: _Drawn, compiled: Workspace | None) -> Plan:

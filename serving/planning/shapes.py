@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.architectures import ARCHITECTURES, DRAFTS, counted, drafts_in_jax
+from serving.planning.architectures import ARCHITECTURES, DRAFTS, OWN_NAMES, counted, drafts_in_jax
 from serving.planning.checked_config import Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
@@ -73,6 +73,7 @@ class Experts:
     width: int
     layers: int
     shared_width: int
+    groups: int = 1  # the best of which a token's experts are chosen from
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,10 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     """The shape a config describes. Multimodal wrappers keep the decoder under `text_config`."""
     architecture, scores = _architecture(config, where)
     wrapper = Keys(config, where)
-    text = Keys({**ARCHITECTURES[architecture], **config, **_text(wrapper)}, where)
+    given = {**ARCHITECTURES[architecture], **config, **_text(wrapper)}
+    for name, own in OWN_NAMES.get(architecture, {}).items():
+        given.setdefault(name, given.get(own))
+    text = Keys(given, where)
     heads = text.number("num_attention_heads")
     hidden = text.number("hidden_size")
     layers = text.number("num_hidden_layers", most=_MOST_LAYERS)
@@ -311,6 +315,7 @@ def _experts(text: Keys, layers: int) -> Experts | None:
         width=width,
         layers=layers // step - dense,
         shared_width=text.number("shared_expert_intermediate_size", shared, least=0),
+        groups=text.number("n_group", 1, least=0) or 1,
     )
 
 
@@ -331,14 +336,16 @@ def _mlp_widths(
 
 def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
     """Parameters of an encoder beside the decoder and of its projection, to within a tenth."""
-    width = tower.number("hidden_size")
+    qwen2 = architecture == "Qwen2VLForConditionalGeneration"  # its hidden_size is the decoder's
+    width = tower.number("embed_dim" if qwen2 else "hidden_size")
     layers = tower.number("num_hidden_layers", tower.get("depth"))
     if name == "audio_config":
         # a conformer layer: attention 4, two MLPs 16, convolution 4
         return layers * 24 * width**2 + width * hidden
     gemma4 = architecture == "Gemma4ForConditionalGeneration"
     gated = gemma4 or tower.get("model_type") == "pixtral" or tower.get("hidden_act") == "silu"
-    encoder = layers * (4 * width**2 + (3 if gated else 2) * width * tower.number("intermediate_size"))
+    inner = width * tower.number("mlp_ratio", 4) if qwen2 else tower.number("intermediate_size")
+    encoder = layers * (4 * width**2 + (3 if gated else 2) * width * inner)
     if merge := tower.number(
         "spatial_merge_size", 0, least=0
     ):  # Qwen's: patches are merged by an MLP of their own

@@ -14,6 +14,8 @@ from serving.planning.architectures import (
     NOT_ON_TPU,
     NOT_STAGED,
     NOT_STREAMED,
+    OWN_NAMES,
+    OWN_ROUTING,
     TAKEN_FOR_ANOTHER,
     drafts_in_jax,
 )
@@ -134,3 +136,28 @@ def test_drafts_in_jax_are_those_of_tpu_inference_by_vllm_s_names() -> None:
         ("dflash", "DFlashDraftModel", "DFlashDraftModel"),
     ):
         assert drafts_in_jax(method, architecture) == (name in in_jax)
+
+
+def test_experts_that_vllm_s_models_choose_by_a_function_of_their_own_are_known() -> None:
+    modules = registered()
+    own = {
+        name
+        for name in {*ARCHITECTURES, *NOT_ON_TPU}
+        if modules[name] != "transformers"
+        and "custom_routing_function=" in source("vllm", f"model_executor/models/{modules[name]}.py")
+    }
+    # The multimodal wrappers have their decoders from gemma4.py and llama4.py.
+    assert own == {
+        *OWN_ROUTING,
+        *(name for name, why in NOT_ON_TPU.items() if "chooses and weighs" in why),
+    } - {"Gemma4ForConditionalGeneration", "Llama4ForConditionalGeneration"}
+    for module in ("layers/vllm/interface/moe.py", "layers/common/moe.py", "layers/common/fused_moe_gmm.py"):
+        text = source("tpu_inference", module)
+        assert "custom_routing_function" not in text
+        assert "topk_group" not in text
+
+
+def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
+    for architecture, names in OWN_NAMES.items():
+        text = source("vllm", f"model_executor/models/{registered()[architecture]}.py")
+        assert all(f"config.{own}" in text or f'"{own}"' in text for own in names.values()), architecture

@@ -99,8 +99,8 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
     [
         ("LlamaForCausalM", "did you mean LlamaForCausalLM?"),
         ("Qwen3MoEForCausalLM", "did you mean Qwen3MoeForCausalLM?"),
-        ("BailingMoeForCausalLM", None),
-        ("GraniteMoeForCausalLM", None),
+        ("FlexOlmoForCausalLM", None),
+        ("GraniteMoeSharedForCausalLM", None),
         ("Qwen4ForCausalLM", None),
     ],
 )

@@ -1,0 +1,144 @@
+"""Families without a known model here: parameters of one member each, against those of transformers' class of that config."""
+
+from typing import Any
+
+import pytest
+
+from serving.config import ModelSpec
+from serving.errors import PlanError
+from serving.planning import plan
+from serving.planning.shapes import read_config
+from serving.planning.weights import checkpoint_params
+
+pytestmark = pytest.mark.unit
+
+
+def dense(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab: int) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "vocab_size": vocab,
+        "max_position_embeddings": 32768,
+    }
+
+
+QWEN2_VL = dense(3584, 18944, 28, 28, 4, 152064) | {
+    "vision_config": {
+        "depth": 32,
+        "embed_dim": 1280,
+        "hidden_size": 3584,
+        "mlp_ratio": 4,
+        "spatial_merge_size": 2,
+    }
+}
+MOE = {
+    "first_k_dense_replace": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1408,
+}
+V2_LITE = (
+    dense(2048, 10944, 27, 16, 16, 102400)
+    | MOE
+    | {
+        "kv_lora_rank": 512,
+        "q_lora_rank": None,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "num_experts_per_tok": 6,
+    }
+)
+ERNIE_MOE = dense(2560, 12288, 28, 20, 4, 103424) | {
+    "moe_num_experts": 64,
+    "moe_k": 6,
+    "moe_intermediate_size": 1536,
+    "moe_num_shared_experts": 2,
+    "moe_layer_start_index": 1,
+}
+# Ling-mini-2.0's and DeepSeek-MoE's are not counted by transformers: 16.26 and 16.4 billion by their model cards.
+LING_MINI = dense(2048, 5120, 20, 16, 4, 157184) | {
+    "head_dim": 128,
+    "num_experts": 256,
+    "num_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "first_k_dense_replace": 1,
+    "n_group": 8,
+    "topk_group": 4,
+}
+WINDOWS = {"sliding_window": 4096, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}
+
+FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
+    "BailingMoeV2ForCausalLM": (LING_MINI, 16.26),
+    "CwmForCausalLM": (dense(6144, 21504, 64, 48, 8, 128256) | WINDOWS, 32.581),
+    "DeepseekForCausalLM": (dense(2048, 10944, 28, 16, 16, 102400) | MOE | {"num_experts_per_tok": 6}, 16.38),
+    "DeepseekV2ForCausalLM": (V2_LITE, 15.706),
+    "Ernie4_5ForCausalLM": (dense(1024, 3072, 18, 16, 2, 103424) | {"head_dim": 128}, 0.3607),
+    "Ernie4_5_MoeForCausalLM": (ERNIE_MOE, 21.825),
+    "Exaone4ForCausalLM": (dense(5120, 27392, 64, 40, 8, 102400) | WINDOWS, 32.003),
+    "GemmaForCausalLM": (dense(3072, 24576, 28, 16, 16, 256000) | {"head_dim": 256}, 8.538),
+    "GlmForCausalLM": (dense(4096, 13696, 40, 32, 2, 151552), 9.400),
+    "GraniteMoeForCausalLM": (
+        dense(1536, 512, 32, 24, 8, 49155)
+        | {"num_local_experts": 40, "num_experts_per_tok": 8, "tie_word_embeddings": True},
+        3.299,
+    ),
+    "HunYuanDenseV1ForCausalLM": (
+        dense(4096, 14336, 32, 32, 8, 128167) | {"tie_word_embeddings": True},
+        7.505,
+    ),
+    "InternLM3ForCausalLM": (dense(4096, 10240, 48, 32, 2, 128512) | {"head_dim": 128}, 8.80),
+    "Qwen2VLForConditionalGeneration": (QWEN2_VL, 8.291),
+    "StableLmForCausalLM": (dense(2560, 6912, 32, 32, 32, 50304), 2.795),
+}
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_parameters_of_a_family_are_counted(architecture: str) -> None:
+    config, billions = FAMILIES[architecture]
+    shape = read_config({"architectures": [architecture], **config}, where=architecture)
+    assert checkpoint_params(shape) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def spec(config: dict[str, Any], architecture: str, **more: Any) -> ModelSpec:
+    overrides = {"architectures": [architecture], **config}
+    engine = {"max_model_len": 4096, "hf_overrides": overrides, **more.pop("engine", {})}
+    model = {"model": "Qwen/Qwen3-4B", "slice": {"generation": "v7x", "topology": "2x2x1"}, "engine": engine}
+    return ModelSpec.model_validate(model | more)
+
+
+def test_experts_that_are_chosen_from_groups_are_planned_with_a_warning() -> None:
+    found = plan(spec(LING_MINI | {"num_key_value_heads": 8}, "BailingMoeV2ForCausalLM"))
+    assert any("chosen from all 8 groups" in reason for reason in found.reasons)
+
+
+@pytest.mark.parametrize(("engine", "warned"), [({}, False), ({"model_impl": "vllm"}, True)])
+def test_gemma_4_s_experts_are_chosen_rightly_by_tpu_inference_s_own_model_alone(
+    engine: dict[str, Any], warned: bool
+) -> None:
+    model = {
+        "model": "google/gemma-4-26B-A4B-it",
+        "slice": {"generation": "v7x", "topology": "1x1x1"},
+        "engine": {"max_model_len": 4096, **engine},
+    }
+    found = plan(ModelSpec.model_validate(model))
+    assert any("answers may be wrong" in reason for reason in found.reasons) is warned
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("PhiMoEForCausalLM", "drops the function by which it chooses and weighs experts"),
+        ("NemotronH_Nano_VL_V2", "state-space"),
+        ("NemotronParseForConditionalGeneration", "no attention between encoder and decoder"),
+    ],
+)
+def test_what_a_tpu_s_engine_has_no_code_for_is_refused_with_that_reason(
+    architecture: str, reason: str
+) -> None:
+    with pytest.raises(PlanError, match=reason):
+        read_config({"architectures": [architecture]}, where="model")
