@@ -254,4 +254,4 @@ def _refuse(console: Console, message: str) -> None:
     first, *ways = message.split("; ")
     console.print(Text.assemble(("refused ", "bold red"), first), soft_wrap=True)
     for way in ways:
-        console.print(f"  - {way}", highlight=False, markup=False, soft_wrap=True)
+        console.print(Text(f"  - {way}"), soft_wrap=True)

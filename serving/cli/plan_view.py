@@ -24,14 +24,14 @@ def show_plans(console: Console, plans: Sequence[dict[str, Any]]) -> None:
 
 def show_candidates(console: Console, model: str, rows: Sequence[dict[str, Any]]) -> None:
     """One row a slice. What is no terminal gets every column; a narrow terminal loses machines and mesh."""
-    table = _candidates(model, rows)
+    _print_whole(console, _candidates(model, rows), _candidates(model, rows, narrow=True))
+
+
+def _print_whole(console: Console, table: Table, narrow: Table) -> None:
     needed = console.measure(table, options=console.options.update(width=_WIDEST)).maximum
-    if needed > console.width:
-        if console.is_terminal:
-            table = _candidates(model, rows, narrow=True)
-        else:
-            console.width = needed
-    console.print(table)
+    if needed > console.width and not console.is_terminal:
+        console.width = needed
+    console.print(table if needed <= console.width else narrow)
 
 
 def _candidates(model: str, rows: Sequence[dict[str, Any]], *, narrow: bool = False) -> Table:
@@ -75,41 +75,48 @@ def offer_summary(offer: Offer) -> dict[str, Any]:
 
 
 def show_offers(console: Console, model: str, workload: Workload, rows: Sequence[Offer]) -> None:
-    """The model's own pools, marked, and the cheapest other shapes."""
-    table = Table(
-        title=f"{model}: {workload.requests_per_s:g} requests/s of {workload.prompt}+{workload.answer} tokens",
-        title_justify="left",
-        box=box.SIMPLE_HEAD,
-    )
-    for column in ("slice", "slices (range)"):
-        table.add_column(column, no_wrap=True)
-    for column in ("requests/s each", "itl ms", "ttft ms", "USD/h"):
-        table.add_column(column, justify="right", no_wrap=True)
+    """The model's own pools, marked, and the cheapest other shapes. A narrow terminal loses requests/s and ttft."""
     own = [offer for offer in rows if offer.own]
-    for offer in [*own, *[offer for offer in rows if not offer.own and offer.slices][:_OFFERS]]:
-        slice_ = offer.plan.slice
-        name = f"{'*' if offer.own else ' '} {slice_.generation} {slice_.topology} ({slice_.hosts}h)"
-        if offer.slices is None:
-            table.add_row(name, "none", "-", "-", "-", "-")
-            continue
-        table.add_row(
-            name,
-            f"{offer.slices} ({offer.least or '-'} to {offer.most or 'none'})",
-            f"{offer.slice_requests_per_s:.2f}",
-            f"{offer.itl_s * 1e3:.1f}",
-            f"{offer.ttft_s * 1e3:.0f}",
-            f"{offer.slices * offer.dollars_per_hour:,.2f}",
-        )
-    console.print(table)
+    shown = [*own, *[offer for offer in rows if not offer.own and offer.slices][:_OFFERS]]
+    title = f"{model}: {workload.requests_per_s:g} requests/s of {workload.prompt}+{workload.answer} tokens"
+    _print_whole(console, _offers(title, shown), _offers(title, shown, narrow=True))
     for offer in own:
         if offer.missed:
-            console.print(f"  {offer.plan.slice}: {offer.missed}", highlight=False, soft_wrap=True)
+            console.print(Text(f"  {offer.plan.slice}: {offer.missed}"), soft_wrap=True)
         elif offer.slices and offer.slices > offer.plan.model.replicas.max:
             console.print(
                 f"  {offer.plan.slice}: replicas.max is {offer.plan.model.replicas.max}; set it to {offer.slices}",
                 highlight=False,
                 soft_wrap=True,
             )
+
+
+def _offers(title: str, offers: Sequence[Offer], *, narrow: bool = False) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in ("slice", "slices (range)"):
+        table.add_column(column, no_wrap=True)
+    for column in ("requests/s each", "itl ms", "ttft ms", "USD/h"):
+        if not (narrow and column in ("requests/s each", "ttft ms")):
+            table.add_column(column, justify="right", no_wrap=True)
+    for offer in offers:
+        slice_ = offer.plan.slice
+        cells = {"requests/s each": "-", "itl ms": "-", "ttft ms": "-", "USD/h": "-"}
+        slices = "none"
+        if offer.slices is not None:
+            slices = f"{offer.slices} ({offer.least or '-'} to {offer.most or 'none'})"
+            cells = {
+                "requests/s each": f"{offer.slice_requests_per_s:.2f}",
+                "itl ms": f"{offer.itl_s * 1e3:.1f}",
+                "ttft ms": f"{offer.ttft_s * 1e3:.0f}",
+                "USD/h": f"{offer.slices * offer.dollars_per_hour:,.2f}",
+            }
+        columns = {str(column.header) for column in table.columns}
+        table.add_row(
+            f"{'*' if offer.own else ' '} {slice_.generation} {slice_.topology} ({slice_.hosts}h)",
+            slices,
+            *(cell for column, cell in cells.items() if column in columns),
+        )
+    return table
 
 
 def _plan(plan: dict[str, Any]) -> RenderableType:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
+from serving.planning.adapters import leaves_experts_out
 from serving.planning.architectures import JAX_MODELS, NOT_STREAMED
 from serving.planning.checkpoints import Hub, embeds, no_hub
 from serving.planning.quantization import Quantization
@@ -111,6 +112,11 @@ def engine_sizes(
         )  # target and draft have to be of one implementation (Eagle3Proposer)
         or draft_layers > 0
     )
+    if engine.get("enable_lora") and shape.experts and not leaves_experts_out(engine):
+        raise ConfigError(
+            "engine.enable_lora: tpu-inference 0.26 has no LoRA for experts, and vLLM gives them adapters unless it is told not to; set "
+            "engine.lora_target_modules to the projections of attention, as [q_proj, k_proj, v_proj, o_proj], or unset it"
+        )
     quantization = _quantization(engine, shape, by_vllm=by_vllm)
     towers = not engine.get("language_model_only") and shape.tower_params > 0
     compilation = engine.get("compilation_config")

@@ -192,12 +192,6 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
             f"{spec.name}: tpu-inference has no LoRA with data parallelism; unset engine.enable_lora, or parallel.data and "
             "parallel.attention_data"
         )
-    if sizes.lora_rank and shape.experts and not adapters.leaves_experts_out(spec.engine):
-        raise PlanError(
-            f"{spec.name}: tpu-inference 0.26 has no LoRA for experts, and vLLM gives them adapters unless it is told not to; set "
-            "engine.lora_target_modules to the projections of attention, as [q_proj, k_proj, v_proj, o_proj], or unset "
-            "engine.enable_lora"
-        )
     adapters.adapters(spec.engine)
     return _Drawn(slice_, shape, sizes, layout, (*reasons, *_routing_notes(shape, sizes)))
 

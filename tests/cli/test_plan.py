@@ -12,7 +12,7 @@ import yaml
 from rich.console import Console
 
 from serving.cli.main import main
-from serving.cli.plan import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits
+from serving.cli.plan import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits, workload_file
 from serving.config import IMPORT_PATH
 
 pytestmark = pytest.mark.unit
@@ -212,6 +212,23 @@ def test_a_workload_is_answered_in_slices_and_prices(
     assert f"replicas.max is 1; set it to {first['slices']}" in table
     assert main(["plan", path, "--workload", "in=1024"]) == UNREADABLE
     assert main(["plan", deployment(tmp_path, TOO_LARGE), "--workload", "in=8,out=8,rate=1"]) == REFUSED
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_workload_keeps_slices_and_prices_in_eighty_columns(tmp_path: Path, terminal: bool) -> None:
+    table = Console(file=io.StringIO(), width=80, force_terminal=terminal, color_system=None)
+    assert workload_file(deployment(tmp_path, LLAMA), "in=1024,out=256,rate=90000", table) == OK
+    assert "…" not in printed(table)
+    assert "* v6e 2x2 (1h)" in printed(table)
+    assert ("requests/s each" in printed(table)) != terminal
+
+
+def test_a_refusal_is_printed_as_it_is(console: Console) -> None:
+    assert (
+        what_fits("Qwen/Qwen3-4B", console, engine=["speculative_config={':x:': 1, '[b]': 2}"]) == UNREADABLE
+    )
+    assert "speculative_config.:x:: " in printed(console)
+    assert "speculative_config.[b]: " in printed(console)
 
 
 @pytest.mark.parametrize(("terminal", "machines"), [(False, True), (True, False)])
