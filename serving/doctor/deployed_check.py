@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from serving.doctor.drift import Difference, of_clusters, of_services
+from serving.doctor.drift import Difference, of_clusters, of_pod, of_services
 from serving.doctor.facts import Deployed, Facts
 from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, ok, warning
-from serving.slices.tpu_hosts import listed
+from serving.slices.tpu_hosts import counted, listed
 
 _APPLY = "`serving manifest FILE | kubectl apply -f -`, unless an overlay of yours is meant to differ"
 # Of a RayService that KubeRay has given up.
@@ -27,7 +27,7 @@ def manifest(facts: Facts) -> list[Finding]:
         findings.append(warning(said, _APPLY))
     clusters = _live(deployed)
     if len(clusters) == 1:
-        findings += _of_cluster(deployed, clusters[0])
+        findings += _of_cluster(deployed, clusters[0]) + _of_pods(deployed, clusters[0])
     if not findings and not clusters:
         return [
             not_yet(f"KubeRay has made no RayCluster of {deployed.label}: see `kubectl describe rayservice`")
@@ -86,6 +86,28 @@ def _of_cluster(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]
         remedy = f"`kubectl delete raycluster {name} -n {deployed.namespace}`, with a break in service: KubeRay takes only new pools at the end"
         findings.append(failed(said, remedy))
     return findings
+
+
+def _of_pods(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]:
+    """Pods that were made before the RayCluster was changed, as a newer KubeRay does with all that it had not taken over."""
+    name, spec = cluster["metadata"]["name"], cluster["spec"]
+    templates = {group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]}
+    older: dict[tuple[str, str], int] = {}
+    for pod in deployed.pods:
+        labels = pod["metadata"]["labels"]
+        if labels.get("ray.io/cluster") != name or pod["metadata"].get("deletionTimestamp"):
+            continue
+        head = labels.get("ray.io/node-type") == "head"
+        group = "head" if head else labels.get("ray.io/group", "")
+        template = spec["headGroupSpec"]["template"] if head else templates.get(group)
+        if template and (differences := of_pod(template, pod)):
+            key = group, listed(differences)
+            older[key] = older.get(key, 0) + 1
+    remedy = f"`kubectl delete raycluster {name} -n {deployed.namespace}` for all of them, or delete the pods of one slice after the other"
+    return [
+        warning(f"{counted(pods, 'pod')} of {group}: older than the RayCluster: {said}", remedy)
+        for (group, said), pods in older.items()
+    ]
 
 
 def _grows(wanted: Mapping[str, Any], spec: Mapping[str, Any], differences: Sequence[Difference]) -> bool:

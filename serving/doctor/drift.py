@@ -20,6 +20,7 @@ _CONFIG = "serveConfigV2"
 # Values below these may be secrets, or too long for a line.
 _UNSHOWN = ("env[", _CONFIG)
 _CLUSTER = "rayClusterConfig"
+_OF_PROGRAMS = ("image", "env", "resources")
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi|)")
 _POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
@@ -57,6 +58,23 @@ def of_services(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Dif
 def of_clusters(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> list[Difference]:
     """How a RayCluster's spec differs from a wanted one, but for the slices that its autoscaler ordered."""
     return list(_differences(wanted, found, ""))
+
+
+def of_pod(template: Mapping[str, Any], pod: Mapping[str, Any]) -> list[Difference]:
+    """How a pod's programs differ from those of its template. What webhooks and KubeRay add to a pod is passed over."""
+    specs = [
+        {
+            container["name"]: {key: container.get(key) for key in _OF_PROGRAMS}
+            for container in resource["spec"]["containers"]
+        }
+        for resource in (template, pod)
+    ]
+    return [
+        difference
+        for name, wanted in specs[0].items()
+        for difference in _differences(wanted, specs[1].get(name), name)
+        if difference.wanted is not None
+    ]
 
 
 def _parsed(text: str) -> Any:

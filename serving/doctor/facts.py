@@ -55,7 +55,8 @@ class Endpoints:
 class Deployed:
     """What Kubernetes has of the application in the namespace, by its label.
 
-    `wanted` is the RayService that the YAML renders, `service` the one that is there, `clusters` the RayClusters that KubeRay made of it.
+    `wanted` is the RayService that the YAML renders, `service` the one that is there, `clusters` the RayClusters that KubeRay made of it,
+    `pods` those of head and slices.
     """
 
     label: str
@@ -63,6 +64,7 @@ class Deployed:
     wanted: Mapping[str, Any]
     service: Mapping[str, Any] | None
     clusters: tuple[Mapping[str, Any], ...] = ()
+    pods: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
         label = label_of(name)
         services = _kubectl(namespace, "rayservices.ray.io", f"app={label}")["items"]
         clusters = _kubectl(namespace, "rayclusters.ray.io", f"app={label}")["items"]
+        pods = _kubectl(namespace, "pods", f"app={label},ray.io/node-type in (head,worker)")["items"]
     except ConfigError as error:
         return error.message
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
@@ -79,7 +80,7 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
         )
     except ConfigError as error:
         return error.message
-    return Deployed(label, namespace, wanted, service, tuple(clusters))
+    return Deployed(label, namespace, wanted, service, tuple(clusters), tuple(pods))
 
 
 def _image(service: Mapping[str, Any] | None) -> str:

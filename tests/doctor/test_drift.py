@@ -55,6 +55,27 @@ def cluster_of(service: dict[str, Any], name: str = "llama-abcde") -> dict[str, 
     return {"metadata": {"name": name, "labels": {"app": "llama"}}, "spec": spec, "status": {}}
 
 
+def pods_of(cluster: dict[str, Any]) -> list[dict[str, Any]]:
+    """A head and two hosts of the first pool, with what Kubernetes, KubeRay and the TPU webhook add to a pod."""
+    spec = cluster["spec"]
+    group = spec["workerGroupSpecs"][0]
+    pods = []
+    for kind, template in (
+        ("head", spec["headGroupSpec"]["template"]),
+        *[("worker", group["template"])] * 2,
+    ):
+        pod = copy.deepcopy(template)
+        labels = {"ray.io/cluster": cluster["metadata"]["name"], "ray.io/node-type": kind}
+        pod["metadata"]["labels"] |= {**labels, "ray.io/group": group["groupName"]}
+        (container,) = pod["spec"]["containers"]
+        for variable in container["env"]:
+            variable.get("valueFrom", {}).get("fieldRef", {}).setdefault("apiVersion", "v1")
+        container["env"].append({"name": "TPU_NAME", "value": "llama-0"})
+        pod["spec"]["containers"].append({"name": "autoscaler", "image": "another"})
+        pods.append(pod)
+    return pods
+
+
 def groups(service: dict[str, Any]) -> Iterator[dict[str, Any]]:
     yield from service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
 
@@ -195,6 +216,7 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     for kind, items in {
         "rayservices": [of_kuberay(wanted())],
         "rayclusters": [cluster_of(of_kuberay(wanted()))],
+        "pods": pods_of(cluster_of(of_kuberay(wanted()))),
     }.items():
         answers[kind] = tmp_path / kind
         answers[kind].write_text(json.dumps({"items": items}))
@@ -202,12 +224,14 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
         "#!/bin/sh\n"
         'case "$*" in\n'
         f'"get rayservices.ray.io -n default -l app=llama "*) /bin/cat {answers["rayservices"]};;\n'
+        f'"get pods -n default -l app=llama,ray.io/node-type in (head,worker) "*) /bin/cat {answers["pods"]};;\n'
         f'"get rayclusters.ray.io -n default -l app=llama "*) /bin/cat {answers["rayclusters"]};;\n'
         "*) echo refused >&2; exit 1;;\n"
         "esac\n"
     )
     asked = deployed(deployment, plans)
     assert isinstance(asked, Deployed)
+    assert len(asked.pods) == 3
     assert [finding.verdict for finding in manifest(replace(healthy(), deployed=asked))] == [Verdict.OK]
 
 
@@ -222,6 +246,20 @@ def test_an_application_that_kubernetes_would_not_have_is_not_looked_for(
     (tmp_path / "kubectl").chmod(0o755)
     for said in (kubernetes(odd), deployed(odd, plans)):
         assert "application name '70b' starts with no letter" in str(said)
+
+
+def test_pods_from_before_a_change_are_told_and_what_others_add_to_pods_is_none() -> None:
+    cluster = cluster_of(of_kuberay(wanted()))
+    pods = pods_of(cluster)
+    facts = Deployed("llama", "default", wanted(), of_kuberay(wanted()), (cluster,), tuple(pods))
+    assert [finding.verdict for finding in manifest(replace(healthy(), deployed=facts))] == [Verdict.OK]
+    for pod in pods[1:]:
+        pod["spec"]["containers"][0]["image"] = "reg/serving:0"
+    (finding,) = manifest(replace(healthy(), deployed=facts))
+    assert finding.verdict is Verdict.WARNING
+    assert finding.said == (
+        f"2 pods of {GROUP}: older than the RayCluster: ray-worker.image is reg/serving:0, not reg/serving:1"
+    )
 
 
 def test_before_anything_is_applied_it_is_too_early_to_tell() -> None:
