@@ -139,6 +139,9 @@ class SliceDeployments:
         self._states: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handovers: dict[Any, _Handover] = {}  # of pools that the YAML no longer has
         self._published: dict[Any, Rollout] = {}
+        self._looked: set[Any] = (
+            set()
+        )  # deployments of which the store has nothing from a controller before this one
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
     def made(self, state: Any) -> None:
@@ -217,7 +220,8 @@ class SliceDeployments:
         if state._id in self._retries and not self._retry(state):
             del self._retries[state._id]  # a version that comes back later begins anew
         requests = self._default["scale_deployment_replicas"](state, *args, **kwargs)
-        if (state._in_transition or state._id in self._published) and self._ours(state):
+        told = state._id in self._looked and state._id not in self._published
+        if (state._in_transition or not told) and self._ours(state):
             self._publish(state)
         return requests
 
@@ -387,16 +391,16 @@ class SliceDeployments:
         if state._surge_rollout_in_progress():
             stopped = state._terminally_failed() or self._is_tried_again(state)
             rollout = deployed.rollout(state, self._count(state).roll, stopped=stopped)
-        before = self._published.get(state._id)
-        if rollout == before:
+        if state._id in self._looked and rollout == self._published.get(state._id):
             return
         try:
             if rollout is not None:
                 self._store().put_rollout(rollout)
                 self._published[state._id] = rollout
-            elif before is not None:
-                self._store().delete_rollout(before)
-                del self._published[state._id]
+            else:
+                self._store().delete_rollout(deployed.rollout(state, self._count(state).roll, stopped=False))
+                self._published.pop(state._id, None)
+            self._looked.add(state._id)
         except Exception:
             logger.exception("the store can't be written; the next look tells how far %s is", state._id)
 

@@ -2,7 +2,9 @@
 
 import pytest
 from ray.serve._private.common import ReplicaState
-from support.serve_deployment import Cluster
+from support.serve_deployment import APPLICATION, Cluster
+
+from serving.state.records import Rollout, deployment
 
 pytestmark = [
     pytest.mark.unit,
@@ -74,6 +76,17 @@ def test_a_fleet_is_replaced_in_waves_and_its_progress_is_published() -> None:
     there.run(8 * 120, 5)
     assert llama.serving("b") == 40
     assert llama.lowest == 33
+    assert there.rollouts == {}
+
+
+def test_a_roll_that_ended_while_no_controller_ran_is_shown_no_more() -> None:
+    """The controller that told of it had nobody to tell that it was over."""
+    there = Cluster(4)
+    key = deployment(APPLICATION, "llama")
+    there.rollouts[key] = Rollout(APPLICATION, key, "llama", "", "b", slices=4, changed=3)
+    there.deployed().deploy("b", 4)
+    there.run(there.start_s + 20, 5)
+    assert there.deployed().serving("b") == 4
     assert there.rollouts == {}
 
 

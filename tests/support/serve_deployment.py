@@ -84,7 +84,7 @@ class Cluster:
         self.rollouts[rollout.deployment] = rollout
 
     def delete_rollout(self, rollout: Rollout) -> None:
-        del self.rollouts[rollout.deployment]
+        self.rollouts.pop(rollout.deployment, None)
 
     def put_stop(self, replica: str) -> None:
         self.stopped.append(replica)
