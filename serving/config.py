@@ -497,6 +497,9 @@ class Seeds(StrEnum):
     IGNORE = "ignore"
 
 
+SENTINEL_LOGPROBS = 20  # of a token: as many as vLLM gives by default
+
+
 class SentinelSpec(_Spec):
     """Greedy answers that are asked again of other slices, to find a slice that gives wrong tokens."""
 
@@ -769,6 +772,17 @@ class ServiceConfig(_Spec):
             and any(rule.has_budget for rule in self.router.oidc.rules)
         ):
             raise ValueError("router.oidc.rules: a budget wants `store`; name a place for it")
+        return self
+
+    @model_validator(mode="after")
+    def _sentinel_sees_enough(self) -> Self:
+        for model in self.models:
+            most = model.engine.get("max_logprobs", SENTINEL_LOGPROBS)
+            if self.router.sentinel.share and isinstance(most, int) and 0 <= most < SENTINEL_LOGPROBS:
+                raise ValueError(
+                    f"router.sentinel asks for {SENTINEL_LOGPROBS} logprobs of a token, and {model.name}'s engines give {most}; "
+                    f"set engine.max_logprobs to {SENTINEL_LOGPROBS} or more, or leave the sentinel out"
+                )
         return self
 
     @model_validator(mode="after")

@@ -218,6 +218,16 @@ def test_a_budget_below_what_always_runs_is_refused() -> None:
     )
 
 
+def test_a_sentinel_that_engines_would_refuse_is_refused_itself() -> None:
+    """It would ask, get a 400 for every answer, and find nothing for ever."""
+    looks = {"router": {"sentinel": {"share": 0.001}}}
+    said = refusal({**args(engine={"max_logprobs": 5}), **looks})
+    assert "router.sentinel asks for 20 logprobs of a token" in said
+    for most in (20, -1):
+        config.ServiceConfig.model_validate({**args(engine={"max_logprobs": most}), **looks})
+    config.ServiceConfig.model_validate(args(engine={"max_logprobs": 5}))
+
+
 @pytest.mark.parametrize("budget", [{"slices": 0}, {"dollars_per_hour": 0}])
 def test_a_budget_of_nothing_is_refused(budget: dict[str, int]) -> None:
     assert "budget" in refusal({**args(), "budget": budget})

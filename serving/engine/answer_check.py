@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from enum import StrEnum, auto
 from typing import Any
 
+from serving.config import SENTINEL_LOGPROBS
+
 # Nats by which two slices put the distance of two tokens otherwise, above which that is no rounding: bfloat16 rounds a logit of
 # 30 by up to 0.06, a sum over layers by a few times that.
 NEAR_TIE_NATS = 1.0
-TOP = 20  # logprobs asked for a position: as many as vLLM gives by default
 MOST_TOKENS = 64  # of an answer that is asked again: a wrong weight shows in few
 _WHOLE_ANSWERS = ("prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params")
 
@@ -73,7 +74,9 @@ def again(fields: Mapping[str, Any], tokens: int, *, chat: bool) -> dict[str, An
     """The body that asks for the first tokens of the same answer once more, with their ids and logprobs."""
     left_out = ("stream", "stream_options", "max_completion_tokens", "stop", "logprobs", "top_logprobs")
     body = {name: value for name, value in fields.items() if name not in left_out}
-    logprobs = {"logprobs": True, "top_logprobs": TOP} if chat else {"logprobs": TOP}
+    logprobs = (
+        {"logprobs": True, "top_logprobs": SENTINEL_LOGPROBS} if chat else {"logprobs": SENTINEL_LOGPROBS}
+    )
     most = min(tokens, MOST_TOKENS)
     if fields.get("min_tokens"):
         body["min_tokens"] = min(fields["min_tokens"], most)
