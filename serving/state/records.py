@@ -207,7 +207,8 @@ class Demand:
     `in_flight` requests are with a slice. A percentile is 0 where nothing was answered. `seats` sequences are with slices,
     `seats_wanted` wait, `seats_leased` is the most that this router lets be with slices. `keys` is what limited keys have in
     this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
-    `address` is where other routers tell this one what they sent; empty where they do not.
+    `address` is where other routers tell this one what they sent; empty where they do not. `waiting` has pairs of a priority and how
+    many requests of it wait for a seat, the highest first.
 
     Lines of batches are no demand: `filling` of them are with a slice, beside `in_flight` and `seats`; `seats_leased` has theirs.
     Those that ended since the router's start had `filled_prompt_tokens` and `filled_output_tokens`. Where slices are ordered for
@@ -228,6 +229,7 @@ class Demand:
     seats: int = 0
     seats_wanted: int = 0
     seats_leased: int = 0
+    waiting: Sequence[Sequence[int]] = field(default_factory=list, hash=False)
     keys: Mapping[str, Sequence[float]] = field(default_factory=dict, hash=False)
     beat: int = 0
     application: str = ""

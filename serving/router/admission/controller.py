@@ -8,7 +8,9 @@ beat: it refuses requests that waited too long, ends answers that nobody reads, 
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from starlette.responses import Response
 
@@ -290,12 +292,13 @@ class AdmissionController:
         """Sequences that the model's slices could still run for this router; negative where too many are open."""
         return self._queue.free_seats(model)
 
-    def counts(self, model: str) -> dict[str, float]:
+    def counts(self, model: str) -> dict[str, Any]:
         """The fields of Demand that admission knows."""
         return {
             **self._queue.counts(model),
             "seats": self._queue.seats_needed(model),
             "seats_wanted": self._queue.seats_wanted(model),
+            "waiting": self._queue.waiting(model),
             # Those that still fill seats which this router has given up are nobody else's yet.
             "seats_leased": max(self._leases[model].most or 0, self._queue.seats_taken(model)),
             **self._batch_counts(model),
@@ -351,6 +354,7 @@ class AdmissionController:
             )
             self._wake(self._queue.update(model, outlook, now_s))
             self._preempt(model)
+            self._preempt_for_others(model, leased)
 
     def enter(self, ticket: Ticket) -> None:
         if budget := ticket.account.budget:
@@ -427,6 +431,17 @@ class AdmissionController:
     def _preempt(self, model: str) -> None:
         """Have requests make room for those of higher priority that wait."""
         for stream in self._queue.preempt(model):
+            stream.preempt()
+
+    def _preempt_for_others(self, model: str, leased: int) -> None:
+        """Have requests beyond this router's lease make room for those of higher priority that wait in other routers."""
+        if (over := self._queue.seats_taken(model) - leased) <= 0:
+            return
+        waiting: Counter[int] = Counter()
+        for other in self._others:
+            if other.model == model:
+                waiting.update(dict(other.waiting))  # type: ignore[arg-type]  # JSON has lists
+        for stream in self._queue.preempt_for_others(model, sorted(waiting.items(), reverse=True), over):
             stream.preempt()
 
     def _refresh_keys(self) -> None:

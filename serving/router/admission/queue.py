@@ -12,7 +12,7 @@ No request has a timer: `update` refuses those that waited too long, and takes o
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import NamedTuple
@@ -52,7 +52,7 @@ class Ticket:
     `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here, `tokens` and `dollars`. A request that
     `fills` takes a free seat or none, and leaves a share `spare` of all seats free: it never waits, and is no demand. One that has
     `begun` and is held again is paused.
-    `makes_room`: it is to give its seats back; `times`: how often it has been told to; `paused_s`: of pauses that are over;
+    `makes_room`: it is to give its seats back, `hands_on` to the next in this router; `times`: how often it has been told to; `paused_s`: of pauses that are over;
     `lifted`: the next free seat is for it.
     """
 
@@ -71,6 +71,7 @@ class Ticket:
     dollars: float = 0.0
     begun: bool = False
     makes_room: bool = False
+    hands_on: bool = True
     times: int = 0
     paused_s: float = 0.0
     paused_at_s: float = 0.0
@@ -243,7 +244,7 @@ class AdmissionQueue:
             # No request is for nothing, or a key whose requests fail would always be next.
             more = max(1.0, ticket.used_tokens) - max(1.0, ticket.tokens)
             model.queue.charge(key.name, more, weight=key.weight, priority=key.priority)
-        return self._next(model, now_s, hands_on=ticket.makes_room)
+        return self._next(model, now_s, hands_on=ticket.makes_room and ticket.hands_on)
 
     def runs(self, ticket: Ticket, stream: Preemptible) -> None:
         """An admitted request could be told to make room from now on."""
@@ -258,13 +259,31 @@ class AdmissionQueue:
         if found := model.running.pop(ticket, None):
             model.priorities[found[0]] -= 1
 
+    def preempt_for_others(self, name: str, waiting: Iterable[Sequence[int]], over: int) -> list[Preemptible]:
+        """Those that make room for requests that wait in other routers, whose leases lack the `over` seats that are taken here.
+
+        `waiting`: pairs of a priority and how many have it, the highest first.
+        """
+        model = self._models[name]
+        over -= sum(ticket.seats for ticket in model.running if ticket.makes_room and not ticket.hands_on)
+        priorities = [priority for priority, count in waiting for _ in range(min(count, max(0, over)))]
+        return self._tell(model, priorities[: max(0, over)], hands_on=False)
+
+    def waiting(self, name: str) -> list[tuple[int, int]]:
+        """How many requests wait of each priority, the highest first."""
+        return [
+            (priority, count)
+            for priority, count in self._models[name].queue.by_priority()
+            if priority != _LIFTED
+        ]
+
     def preempt(self, name: str) -> list[Preemptible]:
         """Those that make room for requests that wait now. Each is to be told, and then paused or ended."""
         model = self._models[name]
         if not (model.queue and model.running and model.outlook.seats):
             return []
         lowest = min(priority for priority, count in model.priorities.items() if count)
-        coming = sum(ticket.seats for ticket in model.running if ticket.makes_room)
+        coming = sum(ticket.seats for ticket in model.running if ticket.makes_room and ticket.hands_on)
         waiting: list[int] = []
         for priority, count in model.queue.by_priority():
             if priority <= lowest:
@@ -273,6 +292,10 @@ class AdmissionQueue:
             coming -= count - lacking
             if priority != _LIFTED:  # these wait for a seat, and make nobody wait
                 waiting += [priority] * lacking
+        return self._tell(model, waiting, hands_on=True)
+
+    def _tell(self, model: _Model, waiting: Sequence[int], *, hands_on: bool) -> list[Preemptible]:
+        """The requests that make room for others of these priorities, the highest first."""
         able = (
             Running((ticket, stream), priority, stream.work, stream.movable, ticket.times, ticket.paused_s)
             for ticket, (priority, stream) in model.running.items()
@@ -280,7 +303,7 @@ class AdmissionQueue:
         )
         told = []
         for ticket, stream in victims(waiting, able, self._preemption):
-            ticket.makes_room = True
+            ticket.makes_room, ticket.hands_on = True, hands_on
             ticket.times += 1
             told.append(stream)
         return told
@@ -290,11 +313,12 @@ class AdmissionQueue:
         model = self._models[ticket.model]
         self.stops(ticket)
         self._give_back(model, ticket)
+        hands_on, ticket.hands_on = ticket.hands_on, True
         ticket.where, ticket.makes_room, ticket.paused_at_s = Where.HELD, False, now_s
         model.queue.put_back(ticket, ticket.account.key.name, priority=ticket.priority)
         model.paused += 1
         model.held_seats += ticket.seats
-        return self._next(model, now_s, hands_on=True)
+        return self._next(model, now_s, hands_on=hands_on)
 
     def update(self, name: str, outlook: Outlook, now_s: float) -> list[Ticket]:
         """Take over what the store says of a model, and refuse requests that waited too long."""

@@ -15,8 +15,9 @@ from serving.config import ModelSpec, RouterSpec
 from serving.planning import plan
 from serving.router.admission.controller import AdmissionController, Visit
 from serving.router.admission.queue import Ticket, Where
+from serving.router.admission.rate_limit import Account
 from serving.router.admission.shares import Book, Lease, lease, share
-from serving.router.http.auth import KeyFile, new
+from serving.router.http.auth import Key, KeyFile, new
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import Demand, SliceRecord, SliceState
 
@@ -299,6 +300,72 @@ def test_what_fills_one_router_s_seats_makes_room_for_another_router_s_requests(
         assert len(lines) + in_seats(waiting) <= 256
     assert in_seats(waiting) == 200
     assert 0 < len(lines) <= 56  # what is left over
+
+
+class Stream:
+    """A running stream of a router, which pauses as soon as it is told to make room."""
+
+    movable, work = True, 1.0
+
+    def __init__(self, router: AdmissionController, one: Ticket) -> None:
+        self.router, self.ticket = router, one
+
+    def preempt(self) -> None:
+        self.router.pause(self.ticket)
+
+
+def of(priority: int) -> Account:
+    return Account(Key(name=f"priority {priority}", sha256=f"{priority:064}", priority=priority))
+
+
+def full_of_streams(some: Fleet, name: str) -> list[Ticket]:
+    """A router that has every seat, with a stream of priority 0 on each."""
+    router, low = some.routers[name], of(0)
+    streams = [Ticket(MODEL, low, 1, 1, 100, some.now_s) for _ in range(256)]
+    for one in streams:
+        router.enter(one)
+    some.run(some.now_s + 10)
+    assert all(one.where is Where.ADMITTED for one in streams)
+    for one in streams:
+        router.runs(one, Stream(router, one))
+    return streams
+
+
+@pytest.mark.parametrize(("priority", "paused"), [(10, 3), (0, 0)])
+def test_streams_of_one_router_make_room_for_better_requests_of_another(
+    tmp_path: Path, priority: int, paused: int
+) -> None:
+    some = fleet(tmp_path, 3)
+    streams = full_of_streams(some, "r0")
+    better = [Ticket(MODEL, of(priority), 1, 1, 100, some.now_s) for _ in range(3)]
+    for one in better:
+        some.routers["r1"].enter(one)
+    for _ in range(24):
+        some.run(some.now_s + 0.25)
+        admitted = sum(one.where is Where.ADMITTED for one in (*streams, *better))
+        assert admitted <= 256
+    assert sum(one.paused for one in streams) == paused
+    assert sum(one.where is Where.ADMITTED for one in better) == paused
+    for one in better:
+        some.routers["r1"]._wake(some.routers["r1"]._queue.leave(one, some.now_s))
+    some.run(some.now_s + 10)
+    assert all(one.where is Where.ADMITTED for one in streams)  # they go on
+    assert sum(one.times for one in streams) == paused
+
+
+def test_a_stream_that_makes_room_for_another_router_leaves_its_seat_to_none_of_its_own(
+    tmp_path: Path,
+) -> None:
+    some = fleet(tmp_path, 2)
+    streams = full_of_streams(some, "r0")
+    own = Ticket(MODEL, of(0), 1, 1, 100, some.now_s)
+    some.routers["r0"].enter(own)
+    better = Ticket(MODEL, of(10), 1, 1, 100, some.now_s)
+    some.routers["r1"].enter(better)
+    some.run(some.now_s + 6)
+    assert better.where is Where.ADMITTED
+    assert own.where is Where.HELD
+    assert sum(one.paused for one in streams) == 1
 
 
 @pytest.mark.parametrize("begins_s", [3.0, 3.3, 3.6, 4.5, 5.2, 6.0, 9.0, 11.9])
