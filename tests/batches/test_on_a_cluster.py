@@ -11,7 +11,7 @@ from support.batches import line
 from support.leases import Leases
 from support.service import MODEL, Service, called, service
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 2"
 LINES = 1500
 

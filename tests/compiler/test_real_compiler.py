@@ -16,7 +16,7 @@ from serving.compiler.report import available_bytes
 from serving.config import IMPORT_PATH
 from serving.tpu.generations import GIB
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -96,7 +96,6 @@ def test_a_small_model_compiles_for_a_slice(
     assert answer["needs_bytes"] > stage["weight_bytes"] + stage["cache_bytes"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("engine", [{}, {"model_impl": "vllm"}], ids=["flax_nnx", "vllm"])
 def test_stages_of_a_pipeline_compile_on_a_host_each(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], engine: dict[str, str]

@@ -119,7 +119,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"make serve": RunBy(TRIAL),
     r"make (check|docs)": ByCI(),
     r"make test(-all)?": ByCI(),
-    r"python -m pytest -n 2 -m unit": ByCI(),
+    r"python -m pytest -n 2 -m .unit and not slow.": ByCI(),
     r"make (audit|sbom)": InPart("it asks the network", "test_every_package_of_every_lock_has_hashes"),
     r"make lock": InPart("it asks the network for every package"),
     r"make loadtest( ARGS=.*)?": RunBy("test_simulated_slices_are_loaded_and_judged_and_nothing_stays"),

@@ -144,6 +144,7 @@ print(json.dumps(worker.serving_late_programs()))
 
 
 @pytest.mark.engine
+@pytest.mark.slow
 def test_jax_tells_a_worker_of_a_late_program_in_the_step_that_needs_it() -> None:
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
     done = subprocess.run(

@@ -18,7 +18,7 @@ from serving.compiler.libtpu import library
 from serving.compiler.records import Job
 from serving.config import IMPORT_PATH
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 # As simulated hosts start an engine (serving/simulation/cpu_tpu/options.py).
 SIMULATED = {"max_num_seqs": 32, "max_num_batched_tokens": 256}

@@ -13,7 +13,7 @@ from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one host, 1-2"
 ONE_HOST = {"generation": "v6e", "topology": "2x4", "hosts": 1}
 FEW_AT_ONCE = {"max_model_len": 2048, "max_num_seqs": 4}
@@ -91,7 +91,6 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(leases: L
             print(one)
 
 
-@pytest.mark.slow
 def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(leases: Leases) -> None:
     with service(
         leases,

@@ -172,6 +172,7 @@ class Leases:
                 self.down()
 
     def end(self) -> None:
+        self.spoilt = True  # nobody borrows it again: it need not be put in order
         self._let_go()
         self.down()
 
