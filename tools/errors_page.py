@@ -14,7 +14,8 @@ Every error says what was asked, what there is and what to change. Over HTTP it 
 ```
 
 Go by `code`: messages may change, codes do not. A 503 passes by itself; `Retry-After`, where it has one, says when
-to try again. An engine's own 4xx passes as the engine said it. An engine's 500 says only that the engine failed; its log says why."""
+to try again. `x-should-retry: false` tells OpenAI's and Anthropic's clients that a 429 or 5xx lasts. An engine's own
+4xx passes as the engine said it. An engine's 500 says only that the engine failed; its log says why."""
 
 
 def page() -> str:
