@@ -1,6 +1,7 @@
 """The Serve replica that owns the service's database: one, on the head where the database is a file there."""
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -33,7 +34,7 @@ class StoreReplica:
     ) -> None:
         address = ray.get_runtime_context().gcs_address
         self._application = serve.get_replica_context().app_name
-        owner = f"{address}/{self._application}"
+        owner = hashlib.sha256(f"{address}/{self._application}".encode()).hexdigest()
 
         def batches(database: Database, store: StoreSpec) -> Batches:
             self._batches = Batches(database, store, batch, models, most_line_bytes, owner=owner)
