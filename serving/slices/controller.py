@@ -246,6 +246,8 @@ class SliceDeployments:
                 return changed
         if old is not None:
             self._handovers.pop(old._id, None)
+        # A deployment of this name that comes later is decided for anew.
+        tell_wanted(application._name, name, None)
         return self._default[DELETE_POINT](application, name)
 
     def _ours(self, state: Any) -> bool:

@@ -93,7 +93,12 @@ def test_scaling_is_told_of_slices_that_leave() -> None:
     assert deployments.leaving(APPLICATION) == (0, 0.0)
 
 
-versions = st.sampled_from("abc")
+def test_what_scaling_wanted_of_a_pool_goes_with_it() -> None:
+    there = serving(1)
+    controller.tell_wanted(APPLICATION, "llama", 7)
+    there.configure("router")
+    there.run(1)
+    assert (APPLICATION, "llama") not in controller._WANTED
 
 
 @examples(max_examples=15, deadline=None)

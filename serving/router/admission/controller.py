@@ -8,7 +8,7 @@ beat: it refuses requests that waited too long, ends answers that nobody reads, 
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -129,6 +129,12 @@ class AdmissionController:
         self._strangers = Refusals()
         self._leases = {model: Lease() for model in self._most}
         self._others: Sequence[Demand] = ()
+        self._router = ""
+        self._told: Mapping[
+            str, Mapping[str, KeyUse]
+        ] = {}  # what other routers say of keys, by key and router
+        self._by_id: dict[str, Account] = {}  # accounts with limits
+        self._used: dict[str, Account] = {}  # those of them that routers tell each other of now
         self._readers: set[_Reader] = set()
         self._set_accounts()
         self.refresh()
@@ -140,6 +146,9 @@ class AdmissionController:
         """
         account = self._account(self._keys.ring.holder(headers))
         now_s = self._clock()
+        if account.shared:
+            account.wake(now_s)
+            self._used[account.key.id] = account
         over = account.budget.refusal(self._calendar()) if account.budget and costs else None
         fills = costs and any(name == FREE_SEATS and value for name, value in headers)
         return Visit(account, over or account.arrive(now_s), now_s, fills=fills)
@@ -272,21 +281,34 @@ class AdmissionController:
             # What only fills is no reason to lease a seat that another router's requests wait for.
             taken, wanted = self._queue.seats_needed(model), self._queue.seats_wanted(model)
             lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
-        for account in self._shared():
-            account.share(router, self._uses(account.key.id), now_s, at_s)
+        told: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
+        for other in self._others:
+            for key, use in other.keys.items():
+                told[key][other.router] = KeyUse.of(use)
+        self._router, self._told = router, told
+        for key, uses in told.items():
+            account = self._by_id.get(key)
+            if account and account.is_news(uses):
+                account.wake(now_s)
+                self._used[key] = account
+        self._used = {key: account for key, account in self._used.items() if not account.rests(now_s)}
+        for account in self._used.values():
+            self._share(account, now_s, at_s)
+
+    def _share(self, account: Account, now_s: float, at_s: float) -> None:
+        routers = {other.router for other in self._others}
+        account.share(self._router, self._told.get(account.key.id, {}), routers, now_s, at_s)
 
     def key_uses(self) -> dict[str, Sequence[float]]:
-        """What limited keys have in this router, for the other routers; by the beginning of a key's hash."""
+        """What limited keys that are used have in this router, for the other routers; by the beginning of a key's hash."""
         now_s = self._clock()
-        return {account.key.id: account.use(now_s) for account in self._shared()}
+        return {key: account.use(now_s) for key, account in self._used.items()}
 
-    def _shared(self) -> list[Account]:
-        """The accounts of which all routers have a part."""
-        accounts = (*self._accounts.values(), *self._bearers.values())
-        return [account for account in accounts if account.shared]
-
-    def _uses(self, key: str) -> dict[str, KeyUse]:
-        return {other.router: KeyUse.of(other.keys[key]) for other in self._others if key in other.keys}
+    def _knows(self, account: Account, now_s: float) -> None:
+        """Other routers are told of a new account, or of one with other limits, if all of them have a part of it."""
+        if account.shared:
+            account.wake(now_s)
+            self._by_id[account.key.id] = self._used[account.key.id] = account
 
     def free_seats(self, model: str) -> int:
         """Sequences that the model's slices could still run for this router; negative where too many are open."""
@@ -461,11 +483,17 @@ class AdmissionController:
             while len(self._bearers) >= _MOST_BEARERS and (
                 idle := next((name for name, known in self._bearers.items() if not known.open), None)
             ):
-                del self._bearers[idle]
+                gone = self._bearers.pop(idle).key.id
+                self._by_id.pop(gone, None)
+                self._used.pop(gone, None)
             account = Account(key)
             account.set(key, now_s)
+            self._knows(account, now_s)
+            if account.shared and self._others:
+                self._share(account, now_s, self._calendar())
         elif account.key != key:
             account.set(key, now_s)
+            self._knows(account, now_s)
         account.budget = self._meter.budget(key) if self._meter else None
         self._bearers[key.name] = account  # the latest stands last
         return account
@@ -480,6 +508,9 @@ class AdmissionController:
             accounts[key.name].set(key, now_s)
             accounts[key.name].budget = self._meter.budget(key) if self._meter else None
         self._accounts = accounts
+        self._by_id, self._used = {}, {}
+        for account in (*accounts.values(), *self._bearers.values()):
+            self._knows(account, now_s)
 
 
 class _Reader:

@@ -7,7 +7,7 @@ takes no more than its share of it until it has heard of them again (`serving.ro
 
 import math
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from serving.errors import RateLimitError, Refusal
@@ -22,6 +22,8 @@ _HEARD_S = 1.5  # after which a router's takings are known to all: two beats, an
 _ASKED_S = 10.0  # over which requests asked for are averaged
 _REFUSED_S = 5.0  # for so long a refused request counts as wanting a place
 _MOST_REFUSED = 1000  # that are remembered
+# A key that nobody uses is told of for so long yet. With 10,000 users of an issuer, routers would do nothing but talk of them.
+_RESTS_S = 10.0
 # Refusals are averaged over this time; so many a second are answered at once, and each one more delays all by this.
 _REFUSALS_S = 2.0
 _FREE_REFUSALS_PER_S = 50.0
@@ -46,6 +48,10 @@ class Bucket:
     @property
     def level(self) -> float:
         return self._level
+
+    def is_full(self, now_s: float) -> bool:
+        self._fill(now_s)
+        return self._level >= self._limit
 
     def set(self, per_minute: float, now_s: float) -> None:
         """Change the limit; what was used stays used."""
@@ -167,6 +173,7 @@ class Account:
     _told: deque[float] = field(default_factory=lambda: deque(maxlen=_TOLD_BEATS), repr=False)
     _refused: deque[float] = field(default_factory=lambda: deque(maxlen=_MOST_REFUSED), repr=False)
     _seen: dict[str, KeyUse] = field(default_factory=dict, repr=False)
+    _used_s: float = -math.inf
 
     def set(self, key: Key, now_s: float) -> None:
         """Take over the key as the file has it now."""
@@ -174,11 +181,33 @@ class Account:
         self._tokens = _bucket(self._tokens, key.tokens_per_minute, now_s)
         self.key = key
 
-    def share(self, own: str, others: Mapping[str, KeyUse], now_s: float, at_s: float) -> None:
-        """Take over what the other routers say of the key; `at_s`: seconds since 1970. Once a beat.
+    def wake(self, now_s: float) -> None:
+        """Somebody uses the key, here or elsewhere: routers tell each other of it."""
+        self._used_s = now_s
 
-        A router that joins has as much left as the others say.
+    def is_news(self, others: Mapping[str, KeyUse]) -> bool:
+        """Whether the key is used in another router, or known in one that has not told of it before."""
+        return any(
+            use.open or use.refused or use.asked or router not in self._seen for router, use in others.items()
+        )
+
+    def rests(self, now_s: float) -> bool:
+        """Whether nobody has used the key for a while, and none of its limits is touched."""
+        buckets = (self._requests, self._tokens)
+        if self.open or any(bucket and not bucket.is_full(now_s) for bucket in buckets):
+            self._used_s = now_s
+        return now_s - self._used_s > _RESTS_S
+
+    def share(
+        self, own: str, told: Mapping[str, KeyUse], routers: Collection[str], now_s: float, at_s: float
+    ) -> None:
+        """Take over what the other routers say of the key; `at_s`: seconds since 1970. Once a beat while the key is used.
+
+        Of `routers`, all others, one that tells nothing has what it had, and does not use it. A router that joins has as much
+        left as the others say.
         """
+        resting = {router: use.at_rest for router, use in self._seen.items() if router in routers}
+        others = {**resting, **told}
         if not self._joined and others:
             for bucket, left in (
                 (self._requests, min(use.requests_left for use in others.values())),
@@ -194,8 +223,8 @@ class Account:
             books = {router: use.book for router, use in others.items()}
             self._lease.beat(self.key.concurrency, own, self.open, wanting, books)
         # Its own rate as the others know it: with a fresher one, each router of a burst would think itself the only one asked.
-        told = self._told[0] if self._told else 0.0
-        asked = {own: told, **{router: use.asked for router, use in others.items()}}
+        known = self._told[0] if self._told else 0.0
+        asked = {own: known, **{router: use.asked for router, use in others.items()}}
         self._others_asked = sum(asked.values()) - asked[own]
         part = share(own, asked, self.key.name, at_s)
         took = [(use, self._seen.get(router, use)) for router, use in others.items()]

@@ -5,6 +5,7 @@ first gives up what it need not have and says so; only then does another take it
 each router knows its level from what all have taken, and may take its share of it.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -52,6 +53,12 @@ class KeyUse(NamedTuple):
     @property
     def book(self) -> Book:
         return Book(self.open, self.refused, self.leased)
+
+    @property
+    def at_rest(self) -> Self:
+        """The same of a router that no longer tells of the key, for nobody uses it there."""
+        full = math.inf
+        return self._replace(open=0, refused=0, asked=0.0, requests_left=full, tokens_left=full)
 
 
 class Lease:

@@ -379,3 +379,45 @@ def test_a_burst_gets_no_more_than_the_limit_whatever_routers_have_heard_meanwhi
         some.run(begins_s + lasts_s * number / 120)
         some.arrive(f"r{number % 2}")
     assert 45 <= len(some.admitted_s) <= 61 + lasts_s
+
+
+def test_a_key_that_nobody_uses_is_not_told_of_and_its_limits_hold_once_it_is_used_again(
+    tmp_path: Path,
+) -> None:
+    """With 10,000 limited keys at rest, twenty routers spent 1.3 s of every beat on them."""
+    some = fleet(tmp_path, 20, requests_per_minute=600, concurrency=5)
+    flood(some, 4, 20)
+    some.run(120)
+    assert all(router.key_uses() == {} for router in some.routers.values())
+    assert all(router._used == {} for router in some.routers.values())
+    some.join(1)
+    some.run(125)
+    some.most = some.running = 0
+    flood(some, 15, 145, lasts_s=2.0)
+    some.most = 0
+    flood(some, 15, 165, lasts_s=2.0)
+    assert some.most <= 5
+    assert some.admitted_within(145, 165) >= 0.4 * 5 * 20 / 2.0
+    assert all(router.key_uses() for router in some.routers.values())
+
+
+def test_a_burst_on_one_router_after_a_rest_gets_the_whole_limit_soon_and_no_more(tmp_path: Path) -> None:
+    some = fleet(tmp_path, 4, requests_per_minute=600, concurrency=8)
+    some.run(60)
+    assert all(router.key_uses() == {} for router in some.routers.values())
+    visits = []
+    for _ in range(20):
+        some.run(some.now_s + 0.25)
+        visits += [visit for _ in range(4) if not (visit := some.arrive("r2")).refusal]
+    assert some.running == len(visits) == 8
+
+
+def test_a_token_s_first_request_in_a_router_knows_what_others_let_through(tmp_path: Path) -> None:
+    some = fleet(tmp_path, 2, requests_per_minute=60)
+    user = Key.model_construct(name="user", sha256="f" * 64, requests_per_minute=60.0)
+    first, second = some.routers.values()
+    for _ in range(60):
+        assert first._account(user).arrive(some.now_s) is None
+    some.run(some.now_s + 2)
+    refused = [second._account(user).arrive(some.now_s) is not None for _ in range(20)]
+    assert sum(refused) >= 18  # what has come back since
