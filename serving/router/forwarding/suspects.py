@@ -107,9 +107,9 @@ class Suspects:
         return name in self._trials
 
     def heard_in_s(self, name: str, now: float) -> float:
-        """After how many seconds every router has heard of the suspect."""
+        """After how many seconds every router has heard of the suspect; another host's clock may be hours ahead."""
         blamed = [known[name].at for known in (self._ours, self._theirs) if name in known]
-        return max((at + self._heard_s - now for at in blamed), default=0.0)
+        return max((min(self._heard_s, at + self._heard_s - now) for at in blamed), default=0.0)
 
     def closed(self) -> set[str]:
         """Replicas on which a suspect of this router is on trial: no other suspect goes there."""

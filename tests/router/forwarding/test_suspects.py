@@ -72,6 +72,12 @@ def test_no_suspect_is_tried_before_every_router_has_heard_of_it() -> None:
     assert suspects.heard_in_s(POISON, DIED + HEARD_S) <= 0
 
 
+def test_a_router_whose_clock_is_ahead_makes_no_suspect_wait_for_it() -> None:
+    second = Suspects()
+    second.take([after_a_death().ours], DIED - 3600)
+    assert second.heard_in_s(POISON, DIED - 3600) == HEARD_S
+
+
 def test_two_suspects_are_never_tried_on_one_slice_nor_one_request_twice() -> None:
     suspects = after_a_death()
     suspects.tried(POISON, "b", DIED + 2)
