@@ -39,7 +39,7 @@ logger = logging.getLogger("ray.serve")
 # A slice that was found dead and serves on after so long was only late.
 _ALIVE_S = 10.0
 _MOST_LEFT = 4096
-_MOST_GONE = 4096
+_MOST_GONE = 256  # their fingerprints go to all routers where their slice dies
 
 
 @dataclass
