@@ -258,6 +258,8 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
 
 
 def _deployment_name(plan: Plan) -> str:
-    """A name of model and pool that fits the paths and metrics that Serve puts it into."""
+    """A name of model and pool that fits the paths and metrics that Serve puts it into; Ray's metrics take ASCII alone."""
     name = f"{plan.model.name}-{plan.pool}"
-    return "".join(letter if letter.isalnum() or letter in "-_." else "-" for letter in name)
+    return "".join(
+        letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in name
+    )

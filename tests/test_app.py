@@ -44,6 +44,12 @@ def test_a_deployment_is_named_by_model_and_pool_wherever_the_pool_stands() -> N
     assert both[0] == alone
 
 
+def test_a_deployment_s_name_is_one_that_ray_s_metrics_take_whatever_the_model_is_called() -> None:
+    (name,) = deployments(model("modèle\u2028 №5"))
+    assert name.isascii()
+    assert name.startswith("mod-le---5-v6e")
+
+
 def test_models_that_serve_would_not_tell_apart_are_refused() -> None:
     with pytest.raises(RayServeException, match="would share the Serve deployment"):
         build({"models": [model("org/llama"), model("org-llama")]})

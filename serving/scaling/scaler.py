@@ -88,6 +88,7 @@ class Scaler:
         self._models: dict[str, _Model] = {}
         self._kept: list[DecisionRecord] | None = None
         self._unsaved = False
+        self._ordered: dict[str, int] = {}
         self._called_s = clock()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -147,6 +148,7 @@ class Scaler:
         except Exception as error:  # noqa: BLE001  as in `step`; an application of the same name overwrites the records
             logger.warning("scaling of %s leaves its records in the store (%s)", self._application, error)
         self._kept = None
+        self._ordered = {}
 
     def step(self) -> None:
         """Read the store and decide once for every model."""
@@ -251,7 +253,7 @@ class Scaler:
         self._recorder.flush()
 
     def _save(self) -> None:
-        if not self._unsaved:
+        if not self._unsaved and self._ordered == self._in_full():
             return
         known = {(record.at, record.pool) for record in self._kept or ()}
         store = self._store()
@@ -259,9 +261,13 @@ class Scaler:
         before = [record for record in records if (record.at, record.pool) not in known]
         self._kept = [*before, *(self._kept or ())][-_KEPT:]
         store.put_decisions(self._application, self._kept)
-        wanted = {name: sum(model.state.wanted) for name, model in self._models.items() if model.state}
-        store.put_ordered(self._application, wanted)
+        self._ordered = self._in_full()
+        store.put_ordered(self._application, self._ordered)
         self._unsaved = False
+
+    def _in_full(self) -> dict[str, int]:
+        """By model, slices wanted once those that leave have gone: they still count among those that serve."""
+        return {name: sum(model.in_full.values()) for name, model in self._models.items() if model.state}
 
 
 def _starting_on(marked: Sequence[SliceRecord], said: Iterable[SliceRecord]) -> list[SliceRecord]:

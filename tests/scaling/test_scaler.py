@@ -210,3 +210,31 @@ def test_a_slice_that_starts_and_is_silent_has_not_failed() -> None:
     silent = [replace(entry, state=SliceState.LOST) for entry in (starts, failed, serves)]
     found = _starting_on(silent, [starts, failed, serves])
     assert [entry.state for entry in found] == [SliceState.STARTING, SliceState.LOST, SliceState.LOST]
+
+
+def test_routers_are_told_what_a_model_is_to_have_once_slices_of_a_pool_that_was_taken_out_have_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Those count among the slices that serve: six of six serve, and not six of none."""
+    told: list[dict[str, int]] = []
+
+    class Kept:
+        def read(self, _: str) -> Snapshot:
+            return Snapshot()
+
+        def put_decisions(self, *_: Any) -> None: ...
+
+        def put_ordered(self, _: str, slices: dict[str, int]) -> None:
+            told.append(dict(slices))
+
+    scaler = Scaler("app", Kept, clock=lambda: 0.0)  # type: ignore[arg-type]
+    monkeypatch.setattr(scaler, "_run", lambda: None)
+    asked = settings(pool(least=0, most=6))
+    for leaving in (6, 6, 5):
+        scaler.wanted(asked, "near", 6, SIX, leaving=(leaving, 0.0))
+        scaler.step()
+    assert scaler.wanted(asked, "near", 6, SIX, leaving=(5, 0.0)) == 1
+    assert told[-1] == {"m": 6}
+    told.clear()
+    scaler.step()
+    assert told == []
