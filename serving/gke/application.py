@@ -190,11 +190,12 @@ def _pool_names(plans: Sequence[Plan]) -> list[str]:
     names = []
     for plan in plans:
         shape = f"-{plan.slice.generation}-{plan.slice.topology}"
-        room = min(_MODEL_LETTERS, _LONGEST_POOL - len(shape) - len("-9-99"))
+        room = min(_MODEL_LETTERS, _LONGEST_POOL - len(shape) - len("-p9-99"))
         name = _slug(plan.model.name)[:room].strip("-") + shape
         if not name[0].isalpha():
             name = f"m{name}"[: len(shape) + room]
-        names.append(f"{name}-{taken[name]}" if taken[name] else name)
+        # A number alone stands for a slice: NAME-1 is the node pool of the first pool's second slice.
+        names.append(f"{name}-p{taken[name] + 1}" if taken[name] else name)
         taken[name] += 1
     return names
 

@@ -139,8 +139,17 @@ def test_nodes_of_a_regional_cluster_are_in_one_zone() -> None:
 def test_pools_of_one_shape_have_names_of_their_own() -> None:
     text = render("app", GKE, {}, [planned("v6e", "4x4")] * 3)
     names = [line.split()[-1] for line in text.splitlines() if "groupName: " in line]
-    first = "meta-llama-llama-3-1-8b-ins-v6e-4x4"
-    assert names == [first, f"{first}-1", f"{first}-2"]
+    first = "meta-llama-llama-3-1-8b-in-v6e-4x4"
+    assert names == [first, f"{first}-p2", f"{first}-p3"]
+
+
+def test_no_two_node_pools_have_one_name() -> None:
+    """Slices of two hosts have a node pool each, numbered; a slice of one host of the same shape is not one of these numbers."""
+    twice = [planned("v6e", "2x4", {"min": 1, "max": 3}, hosts=hosts) for hosts in (2, 1)]
+    text = render("app", GKE, {}, twice)
+    names = [line.split()[5] for line in text.splitlines() if "node-pools create" in line]
+    assert len(names) == 5
+    assert len(set(names)) == len(names)
 
 
 def test_v7x_over_hosts_takes_a_workload_policy_instead_of_a_topology() -> None:
