@@ -356,6 +356,7 @@ class AdmissionController:
         for model, rate in self._rates.items():
             self._expected[model] += rate * (now_s - self._refreshed_s)
         self._refreshed_s = now_s
+        self._table.at(now_s)
         self.bodies.sweep(now_s)
         for reader in tuple(self._readers):
             reader.look(now_s)

@@ -150,6 +150,10 @@ class SliceTable:
             model: self._missing_since.get(model, now_s) for model in self.shapes if self._missing(model)
         }
 
+    def at(self, now_s: float) -> None:
+        """What is sent from now on is sent at this time, also while the store says nothing."""
+        self._now_s = now_s
+
     def want(self, model: str, slices: int) -> None:
         """Take over how many slices scaling wants."""
         self._wanted[model] = slices

@@ -58,6 +58,12 @@ class Service:
             self._records[name] = replace(record, beat=record.beat + 1, cache_age_s=age_s)
         self._look()
 
+    def silence(self) -> None:
+        """Time goes on, and the store says nothing."""
+        self.now_s += STEP_S
+        for router in self.routers:
+            router.at(self.now_s)
+
     def drop(self, replica: str, age_s: float) -> None:
         """A slice's cache loses what it was last asked for longer ago, but for what is told within RENEWED_S of it."""
         record = self._records.get(replica)
@@ -154,6 +160,18 @@ def test_a_lost_batch_is_told_again_when_the_prompt_comes_again() -> None:
     service.ask(0, TEXTS[2])
     service.deliver()
     assert known(service.routers[1]) == service.told()
+
+
+def test_what_is_sent_while_the_store_is_away_is_as_young_as_it_is() -> None:
+    service = Service(1)
+    service.ask(0, TEXTS[0])
+    service.silence()
+    service.silence()
+    service.ask(0, TEXTS[2])
+    for replica in "abc":
+        service.drop(replica, 1.0)
+    assert service.told()
+    assert known(service.routers[0]) == service.told()
 
 
 def test_news_of_a_slice_that_a_router_does_not_know_are_not_kept() -> None:
