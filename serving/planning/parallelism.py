@@ -15,6 +15,7 @@ from serving.planning.cache import rows_of_heads
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
+from serving.planning.weights import experts_lie_whole
 from serving.tpu import Slice
 
 # Kernels that lay tokens beside one another on the lanes count KV heads otherwise; both variables have to be set.
@@ -161,6 +162,13 @@ def _expert_problems(model: _Model, layout: Layout) -> list[str]:
         cut = layout.width
     if experts and cut > 1 and experts.count % cut:
         return [f"{experts.count} experts do not divide by the {cut} devices that they are cut over"]
+    quantization = model.sizes.quantization
+    padded = quantization is not None and quantization.format == "mxfp4"
+    whole = padded or experts_lie_whole(model.shape, model.sizes, layout)
+    if experts and not whole and experts.width % layout.width:
+        return [
+            f"experts of width {experts.width} do not divide by {layout.width} devices; set engine.enable_expert_parallel: true"
+        ]
     return []
 
 
@@ -247,4 +255,4 @@ def _notes(model: _Model, slice_: Slice, layout: Layout) -> list[str]:
 
 def _experts_follow_the_mesh(model: _Model) -> bool:
     """tpu-inference's own DeepSeek reads its expert parallelism from the mesh (models/jax/deepseek_v3.py)."""
-    return model.shape.experts is not None and not model.sizes.by_vllm
+    return model.shape.architecture == "DeepseekV3ForCausalLM" and not model.sizes.by_vllm

@@ -236,7 +236,7 @@ def _head_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
 
 def _expert_padding(shape: ModelShape, width: int, sizes: EngineSizes, layout: Layout) -> float:
     """Two of an expert's three matrices are padded to whole lanes, by each device where they are cut over all."""
-    shards = 1 if sizes.expert_parallel or not sizes.by_vllm else layout.width
+    shards = 1 if experts_lie_whole(shape, sizes, layout) else layout.width
     first, second = 2 * _aligned(width, _EXPERT_LANES * shards), width
     if sizes.expert_format or not sizes.quantization or sizes.quantization.format != "mxfp4":
         return (first + second) / (3 * width)
@@ -249,6 +249,16 @@ def _expert_padding(shape: ModelShape, width: int, sizes: EngineSizes, layout: L
         * _aligned(shape.hidden_size, _MXFP4_BLOCK)
         / shape.hidden_size
     )
+
+
+def experts_lie_whole(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> bool:
+    """Whether a device has some of the experts, each of them whole, not a part of each.
+
+    tpu-inference's own DeepSeek reads that from the mesh, all other models from vLLM's option (JaxRoutedExperts._compute_use_ep).
+    """
+    if shape.architecture == "DeepseekV3ForCausalLM" and not sizes.by_vllm:
+        return layout.expert > 1
+    return sizes.expert_parallel
 
 
 def _aligned(size: int, multiple: int) -> int:

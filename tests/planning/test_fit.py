@@ -411,6 +411,22 @@ def test_gemma_4_s_audio_tower_stays_in_the_checkpoint_unless_vllm_s_model_loads
     assert plan(by_vllm).fit.weight_bytes - plan(gemma).fit.weight_bytes > GIB // 2
 
 
+def test_gemma_4_s_experts_are_padded_on_every_device() -> None:
+    # A start on v5e logs "w13_weight_w1 shape after padding: (128, 2816, 1024)" of experts 704 wide (tpu-inference issue 2453).
+    gemma = "google/gemma-4-26B-A4B-it"
+    with pytest.raises(PlanError, match="does not fit v5e 2x2"):
+        plan(spec(gemma, "v5e 2x2", SHORT))
+    apart = plan(spec(gemma, "v6e 2x2", {**SHORT, "enable_expert_parallel": True}))
+    cut = plan(spec(gemma, "v6e 2x2", SHORT))
+    padding = 30 * 128 * 2 * 2816 * (1024 - 768) * 2 / 4
+    assert cut.fit.weight_bytes - apart.fit.weight_bytes == pytest.approx(padding, rel=0.001)
+    assert not any("enable_expert_parallel has no effect" in reason for reason in apart.reasons)
+    with pytest.raises(PlanError, match=r"experts of width 704 do not divide by 128 devices"):
+        plan(
+            spec(gemma, "v7x 4x4x4", {**SHORT, "hf_overrides": {"text_config": {"num_attention_heads": 128}}})
+        )
+
+
 def test_towers_are_counted_unless_they_are_not_loaded() -> None:
     with_towers = plan(spec("google/gemma-3-27b-it", "v6e 2x4 1", SHORT))
     without = plan(spec("google/gemma-3-27b-it", "v6e 2x4 1", {**SHORT, "language_model_only": True}))
