@@ -93,7 +93,7 @@ def _configs(model: str) -> list[Path]:
 def unknown(model: str, why: str) -> PlanError:
     """The refusal of a model without a config: the known model that a typo stands for, else why there is none."""
     if near := _typo_of(model):
-        return PlanError(f"no model {model!r} is known; did you mean {near!r}?")
+        return PlanError(f"no model {model!r} is known and {why}; did you mean {near!r}?")
     return PlanError(
         f"no config.json is known for model {model!r} and {why}; give the path of a local checkpoint instead"
     )

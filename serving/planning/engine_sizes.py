@@ -111,14 +111,17 @@ def engine_sizes(
             draft is not None and not draft_in_jax
         )  # target and draft have to be of one implementation (Eagle3Proposer)
         or draft_layers > 0
+        or engine.get("convert")
+        == "classify"  # of poolers, tpu-inference's own models have that of embeddings alone
     )
+    _check_matmul_kernel(shape, environment or {}, by_vllm=by_vllm)
     if engine.get("enable_lora") and shape.experts and not leaves_experts_out(engine):
         raise ConfigError(
             "engine.enable_lora: tpu-inference 0.26 has no LoRA for experts, and vLLM gives them adapters unless it is told not to; set "
             "engine.lora_target_modules to the projections of attention, as [q_proj, k_proj, v_proj, o_proj], or unset it"
         )
     quantization = _quantization(engine, shape, by_vllm=by_vllm)
-    towers = not engine.get("language_model_only") and shape.tower_params > 0
+    towers = shape.tower_params > 0 and not _leaves_towers_out(engine, by_vllm=by_vllm)
     compilation = engine.get("compilation_config")
     compilation = compilation if isinstance(compilation, Mapping) else {}
     return EngineSizes(
@@ -190,6 +193,25 @@ def _loads_in_jax(quantization: Quantization, architecture: str) -> bool:
             quantization.blocks and architecture.startswith("Gemma4")
         )
     return quantization.method in JAX_FORMATS
+
+
+def _leaves_towers_out(engine: Mapping[str, Any], *, by_vllm: bool) -> bool:
+    """vLLM's own models load no encoder whose every kind of input has the limit 0 (SupportsMultiModal._mark_tower_model)."""
+    given = engine.get("limit_mm_per_prompt")
+    limits = given if isinstance(given, Mapping) else {}
+    none = limits.get("image") == limits.get("video") == limits.get("audio", 0) == 0
+    return engine.get("language_model_only") is True or (by_vllm and none)
+
+
+def _check_matmul_kernel(shape: ModelShape, environment: Mapping[str, str], *, by_vllm: bool) -> None:
+    """tpu-inference ends a start with FP8 weights where one of two variables is set (layers/vllm/quantization/fp8.py)."""
+    if not by_vllm or shape.quantization is None or shape.quantization.method != "fp8":
+        return
+    kernel = environment.get("ENABLE_QUANTIZED_MATMUL_KERNEL", "").lower() in ("1", "true")
+    if kernel != bool(environment.get("REQUANTIZE_BLOCK_SIZE")):
+        raise ConfigError(
+            "engine_env: ENABLE_QUANTIZED_MATMUL_KERNEL and REQUANTIZE_BLOCK_SIZE go together for FP8 weights; set both, or none"
+        )
 
 
 def _streamed(engine: Mapping[str, Any], model: str) -> bool:

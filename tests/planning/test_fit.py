@@ -411,6 +411,29 @@ def test_gemma_4_s_audio_tower_stays_in_the_checkpoint_unless_vllm_s_model_loads
     assert plan(by_vllm).fit.weight_bytes - plan(gemma).fit.weight_bytes > GIB // 2
 
 
+def test_towers_that_no_request_may_use_are_not_loaded_by_vllm_s_models() -> None:
+    none = {**SHORT, "limit_mm_per_prompt": {"image": 0, "video": 0}}
+    assert plan(spec("Qwen/Qwen3-VL-8B-Instruct", "v6e 1x1", SHORT)).sizes.towers
+    assert not plan(spec("Qwen/Qwen3-VL-8B-Instruct", "v6e 1x1", none)).sizes.towers
+    assert plan(
+        spec("Qwen/Qwen2.5-VL-7B-Instruct", "v6e 1x1", none)
+    ).sizes.towers  # tpu-inference's own has no such rule
+
+
+def test_a_classifier_runs_as_vllm_s() -> None:
+    found = plan(spec("Qwen/Qwen3-8B", "v6e 1x1", {**SHORT, "convert": "classify"}))
+    assert found.environment == {"MODEL_IMPL_TYPE": "vllm"}
+    assert not plan(spec("Qwen/Qwen3-8B", "v6e 1x1", {**SHORT, "convert": "embed"})).sizes.by_vllm
+
+
+@pytest.mark.parametrize("name", ["ENABLE_QUANTIZED_MATMUL_KERNEL", "REQUANTIZE_BLOCK_SIZE"])
+def test_variables_that_end_a_start_alone_are_refused(name: str) -> None:
+    both = {"ENABLE_QUANTIZED_MATMUL_KERNEL": "1", "REQUANTIZE_BLOCK_SIZE": "512"}
+    plan(spec("Qwen/Qwen3-235B-A22B-FP8", "v7x 2x2x1", SHORT, engine_env=both))
+    with pytest.raises(ConfigError, match="go together for FP8 weights"):
+        plan(spec("Qwen/Qwen3-235B-A22B-FP8", "v7x 2x2x1", SHORT, engine_env={name: both[name]}))
+
+
 def test_gemma_4_s_experts_are_padded_on_every_device() -> None:
     # A start on v5e logs "w13_weight_w1 shape after padding: (128, 2816, 1024)" of experts 704 wide (tpu-inference issue 2453).
     gemma = "google/gemma-4-26B-A4B-it"
