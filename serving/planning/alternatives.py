@@ -104,7 +104,9 @@ def _smaller_format(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout
     fp8_weights = replace(
         sizes, quantization=sizes.quantization or Quantization("fp8"), loads_full_size=False
     )
+    apart = shape.experts is not None and shape.experts.count % layout.width == 0
     smaller_sizes = {
+        "engine.enable_expert_parallel: true": replace(sizes, expert_parallel=True) if apart else sizes,
         "engine.kv_cache_dtype: fp8": replace(sizes, cache_itemsize=1),
         "an fp8 checkpoint of it": fp8_weights,
         "an fp8 checkpoint of it and engine.kv_cache_dtype: fp8": replace(fp8_weights, cache_itemsize=1),

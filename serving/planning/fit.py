@@ -41,6 +41,7 @@ _PROMPT_LOGPROBS_COPIES = 3
 _FRAGMENTED = 1.08
 # Experts that take this many times what is withheld are refused; less is a warning, as a step's bytes are estimated.
 _HOPELESS = 2
+_MUCH_PADDING = 1.25
 _BLOCK_TOKENS = 128  # advice rounds lengths to this
 
 
@@ -143,7 +144,11 @@ def measure(
         *_step_too_large(sizes, fit),
         *_too_many_blocks(sizes, per_sequence / length * page, page, room),
     )
-    notes = () if problems else (*_warnings(fit), *_slow_formats(sizes, slice_))
+    notes = (
+        ()
+        if problems
+        else (*_warnings(fit), *_padding(shape, sizes, layout, fit), *_slow_formats(sizes, slice_))
+    )
     return replace(fit, problems=problems, notes=notes)
 
 
@@ -232,6 +237,19 @@ def _utilization_for(fit: Fit) -> str:
     share = math.floor(100 * (1 - fit.workspace.bytes * _FRAGMENTED / fit.usable_bytes)) / 100
     needed = fit.weight_bytes + RESIDENT_BYTES + fit.state_bytes
     return f" to {share:.2f}" if share * fit.usable_bytes > needed else ""
+
+
+def _padding(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) -> list[str]:
+    """Experts that are cut into parts much smaller than the lanes that each part is padded to."""
+    padding = next((group.padding for group in fit.groups if group.name == "experts"), 1.0)
+    if shape.experts is None or padding < _MUCH_PADDING or shape.experts.count % layout.width:
+        return []
+    whole = device_bytes(tensor_groups(shape, replace(sizes, expert_parallel=True), layout), shape, layout)
+    if fit.weight_bytes - whole < GIB // 4:
+        return []
+    return [
+        f"experts are padded to {padding:.1f} times their bytes; engine.enable_expert_parallel: true saves {gib(fit.weight_bytes - whole)} a device"
+    ]
 
 
 def _slow_formats(sizes: EngineSizes, slice_: Slice) -> list[str]:
