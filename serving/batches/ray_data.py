@@ -1,6 +1,7 @@
-"""The one door to Ray Data: a corpus as a dataset, asked by actors that may be anywhere on the cluster.
+"""The one door to Ray Data: a corpus as a dataset, asked by actors.
 
-Ray Data holds few blocks at once, whatever the corpus's size, and asks the lines of an actor that was lost once more.
+File and actors are on the host where the run was started: the service's address is good there, and may not be on a slice's host,
+whose processor is the engine's. Ray Data holds few blocks at once, whatever the corpus's size, and asks the lines of an actor that was lost once more.
 """
 
 import logging
@@ -22,6 +23,7 @@ try:
     import ray
     from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask, read_datasource
     from ray.data.block import BlockMetadata
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise ConfigError(
         f"Ray Data is not installed ({error}); pip install 'tpu-serving[data]', or ray[data]"
@@ -59,6 +61,9 @@ def asked(corpus_: Corpus, url: str, key: str | None, most: int) -> Iterator[lis
             "key": SecretStr(key) if key else None,  # Ray Data tells its dashboard what operators are made of
         },
         num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(
+            ray.get_runtime_context().get_node_id(), soft=False
+        ),
         max_concurrency=_BLOCKS_OF_ACTOR,
     )
     for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):

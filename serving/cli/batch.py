@@ -37,7 +37,7 @@ def add_commands(commands: Any) -> None:
     run.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="the service, as hosts of the cluster reach it (default: http://127.0.0.1:8000)",
+        help="the service (default: http://127.0.0.1:8000)",
     )
     run.add_argument(
         "--concurrency",
