@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -253,9 +253,19 @@ class Desk:
         except BaseException:
             for writing in writings.values():
                 writing.discard()
+            await self.clear(names.values())
             raise
         sizes = {column: (name, writings[column].bytes) for column, name in names.items()}
         await self._ledger.assembled(batch.id, sizes, (counts[_OUTPUT], counts[_ERRORS]), self._calendar())
+
+    async def clear(self, names: Iterable[str]) -> None:
+        """Leave nothing of files that were not written: the next try may come every second, for hours."""
+        try:
+            for name in names:
+                await asyncio.to_thread(self._folder.delete, name)
+                await self._ledger.drop_file(name)
+        except StorageError as error:
+            logger.warning("a file that was not written is swept later: %s", error.message)
 
     async def sweep(self) -> None:
         """Delete what nobody may read any more."""

@@ -117,6 +117,11 @@ class Ledger:
             await connection.execute(update(FILES).where(FILES.c.id == name).values(state=DELETING))
             return True
 
+    async def drop_file(self, name: str) -> None:
+        """Forget a file that never became whole."""
+        async with self._database.write() as connection:
+            await connection.execute(delete(FILES).where(FILES.c.id == name, FILES.c.state == UPLOADING))
+
     async def forget_file(self, name: str) -> None:
         async with self._database.write() as connection:
             await connection.execute(delete(FILES).where(FILES.c.id == name, FILES.c.state == DELETING))

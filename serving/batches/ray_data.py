@@ -16,13 +16,14 @@ from pydantic import SecretStr
 from serving.batches import corpus
 from serving.batches.asker import Asked, Asker
 from serving.batches.corpus import Corpus, Piece
-from serving.errors import ConfigError
+from serving.errors import ConfigError, ServingError
 
 try:
     import pyarrow as pa
     import ray
     from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask, read_datasource
     from ray.data.block import BlockMetadata
+    from ray.exceptions import RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise ConfigError(
@@ -35,7 +36,7 @@ _BLOCK_BYTES = 32 << 10  # of a block of results, which is what a kill may cost
 
 
 def asked(corpus_: Corpus, url: str, key: str | None, most: int) -> Iterator[list[Asked]]:
-    """Lines of a corpus with their results, as they come; after `connect`."""
+    """Lines of a corpus with their results, as they come; after `connect`. Raises ServingError where Ray Data gives up."""
     context = DataContext.get_current()
     context.enable_progress_bars = False
     context.print_on_execution_start = False
@@ -66,8 +67,12 @@ def asked(corpus_: Corpus, url: str, key: str | None, most: int) -> Iterator[lis
         ),
         max_concurrency=_BLOCKS_OF_ACTOR,
     )
-    for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-        yield [Asked(**row) for row in batch.to_pylist()]
+    try:
+        for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            yield [Asked(**row) for row in batch.to_pylist()]
+    except RayError as error:
+        why = str(error).strip().rpartition("\n")[2][:300]
+        raise ServingError(f"Ray Data has given up: {why}. The same command goes on.") from None
 
 
 class _Asks:
@@ -132,8 +137,8 @@ def connect(address: str) -> None:
     """Raises ConfigError."""
     try:
         ray.init(address, log_to_driver=False, logging_level="ERROR", configure_logging=True)
-    except ConnectionError as error:
-        raise ConfigError(f"no Ray cluster answers at {address}: {error}") from None
+    except Exception as error:  # noqa: BLE001  whatever Ray raises of a cluster that it can't use
+        raise ConfigError(f"the Ray cluster at {address} can't be used: {error}") from None
 
 
 def disconnect() -> None:

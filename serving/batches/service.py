@@ -129,7 +129,11 @@ class Batches:
             # Others of the key may have come meanwhile.
             if not await self.ledger.add_upload(fields, self._spec.max_key_bytes, _MOST_FILES):
                 raise full
-            size = await asyncio.to_thread(self._copy, file, fields["id"])
+            try:
+                size = await asyncio.to_thread(self._copy, file, fields["id"])
+            except BaseException:
+                await self.desk.clear([fields["id"]])
+                raise
         finally:
             await form.close()
         await self.ledger.store_file(fields["id"], size)

@@ -11,16 +11,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import select
 from support.batches import KEY, folder, line
 from support.simulated_engine import MODEL
 
 from serving.batches.desk import Desk
-from serving.batches.files import Folder
+from serving.batches.files import Folder, Writing
 from serving.batches.ledger import Ledger, NewLine
 from serving.batches.lifecycle import Event, State
 from serving.batches.service import Batches
 from serving.config import BatchSpec
 from serving.database.database import Database
+from serving.database.tables import FILES
+from serving.errors import StorageError
 
 pytestmark = pytest.mark.unit
 OTHER = "1" * 64
@@ -514,3 +517,29 @@ async def test_a_file_that_is_deleted_meanwhile_is_no_batch_s_input(tmp_path: Pa
         fields = {"id": "late", "key": KEY, "endpoint": "/v1/chat/completions", "input_file_id": "file-a"}
         fields |= {"completion_window": "1h", "created_s": 0.0, "expires_s": 10.0}
         assert await some.ledger.add_batch(fields, 100) is None
+
+
+async def test_results_that_find_no_room_leave_nothing_behind_and_are_written_once_there_is_some(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(3))
+        await some.bring(await some.take("r"))
+        write = some.folder.write
+
+        def full(name: str) -> Writing:
+            writing = write(name)
+            writing.write(b"half")
+            writing.close()
+            raise StorageError("A file can't be written (No space left on device).")
+
+        some.folder.write = full  # type: ignore[method-assign]
+        await some.settle()
+        some.folder.write = write  # type: ignore[method-assign]
+        assert [path.name for path in (tmp_path / "store" / "files").iterdir()] == ["file-a"]
+        files = select(FILES.c.id)
+        async with some.ledger._database.read() as connection:
+            assert list(await connection.scalars(files)) == ["file-a"]
+        await some.settle()
+        batch = await some.batch("a")
+        assert (batch.state, len(some.results(batch.output_file_id))) == (State.COMPLETED, 3)

@@ -14,7 +14,9 @@ from support.batches import filling_router, folder, line, owner
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
+from serving.batches.files import Writing
 from serving.config import BatchSpec
+from serving.errors import StorageError
 from serving.router.http.auth import KeyFile, new
 from serving.secret import KEY_HEADER
 
@@ -298,3 +300,25 @@ def test_without_a_place_for_them_files_are_refused() -> None:
             client(router.address).files.list()
         assert refused.value.status_code == 501
         assert client(router.address).models.list().data[0].id == MODEL
+
+
+def test_an_upload_that_finds_no_room_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = Writing.write
+
+    def full(writing: Writing, data: bytes) -> None:
+        write(writing, data[:10])
+        raise StorageError("A file can't be written (No space left on device).")
+
+    with (
+        serving() as (upstream, _),
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream) as (router, _),
+    ):
+        monkeypatch.setattr(Writing, "write", full)
+        with pytest.raises(openai.InternalServerError, match="No space left"):
+            upload(client(router), [line("a")])
+        monkeypatch.undo()
+        assert list((tmp_path / "store" / "files").iterdir()) == []
+        assert results(client(router), upload(client(router), [line("a")]))[0]["custom_id"] == "a"
