@@ -7,14 +7,15 @@ A key is APPLICATION/KIND/NAME, so that one listing gives the records of one app
 part of its record, and a deployment's release, belong to no application in their key: their names are unique in the cluster.
 """
 
+import contextlib
 import dataclasses
 import json
 import socket
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # compiled
@@ -37,8 +38,10 @@ from serving.state.records import (
     UsageRecord,
     Wanted,
     dump,
+    known_fields,
 )
 
+_Record = TypeVar("_Record")
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
 # What a reader lists; phases, releases, claims and slices' fixed parts are read by name.
@@ -200,7 +203,7 @@ class Store:
 
     def release(self, deployment: str) -> Release | None:
         raw = self._get(_release_key(deployment))
-        return Release(**json.loads(raw)) if raw else None
+        return known_fields(Release, json.loads(raw)) if raw else None
 
     def put_rollout(self, rollout: Rollout) -> None:
         self._put(_key(rollout.application, "rollout", rollout.deployment), dump(rollout))
@@ -313,22 +316,34 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
     def fields(kind: str) -> list[tuple[str, Any]]:
         return [(owner, json.loads(raw)) for owner, raw in kinds.get(kind, ())]
 
-    decisions = [DecisionRecord(**decision) for _, kept in fields("decisions") for decision in kept]
+    def records(kind: type[_Record], of_each: Iterable[Mapping[str, Any]]) -> Iterator[_Record]:
+        for of_one in of_each:
+            # What another version wrote, and lacks what this one needs, is nobody's: who beats writes it anew.
+            with contextlib.suppress(TypeError):
+                yield known_fields(kind, of_one)
+
+    def each(kind: str) -> list[Any]:
+        return [record for _, record in fields(kind)]
+
+    def all_of(kind: str) -> list[Any]:
+        return [record for _, kept in fields(kind) for record in kept]
+
+    decisions = records(DecisionRecord, all_of("decisions"))
     return Snapshot(
-        demands=tuple(Demand(**demand) for _, demand in fields("demand")),
-        wanted=tuple(
-            sorted((Wanted(**wanted) for _, wanted in fields("wanted")), key=lambda wanted: wanted.model)
-        ),
+        demands=tuple(records(Demand, each("demand"))),
+        wanted=tuple(sorted(records(Wanted, each("wanted")), key=lambda wanted: wanted.model)),
         decisions=tuple(sorted(decisions, key=lambda decision: decision.at)),
         ordered=dict(fields("ordered")),
         suspicions={
-            record["router"]: {name: Suspicion(**told) for name, told in record["suspicions"].items()}
+            record["router"]: {
+                name: known_fields(Suspicion, told) for name, told in record["suspicions"].items()
+            }
             for _, record in fields("suspicions")
         },
-        slice_failures=tuple(SliceFailures(**failed) for _, failed in fields("slice-failures")),
-        rollouts=tuple(Rollout(**rollout) for _, rollout in fields("rollout")),
-        batches=tuple(BatchRecord(**batch) for _, of_one in fields("batches") for batch in of_one),
-        usage=tuple(UsageRecord(**of_key) for _, of_one in fields("usage") for of_key in of_one),
+        slice_failures=tuple(records(SliceFailures, each("slice-failures"))),
+        rollouts=tuple(records(Rollout, each("rollout"))),
+        batches=tuple(records(BatchRecord, all_of("batches"))),
+        usage=tuple(records(UsageRecord, all_of("usage"))),
     )
 
 

@@ -1,6 +1,7 @@
 """What is put into the store is found by who reads it, for every kind of record."""
 
 import dataclasses
+import json
 
 import pytest
 from support.memory_store import MemoryStore, MemoryTable
@@ -10,6 +11,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    Release,
     Rollout,
     SliceFailures,
     SliceRecord,
@@ -50,6 +52,32 @@ def test_a_snapshot_has_every_kind_of_record() -> None:
     store.put_usage("app", written.usage)
     assert store.read("app") == store.read() == written
     assert store.read("other") == Snapshot()
+
+
+def test_records_of_another_version_of_this_service_are_read_as_far_as_they_are_known() -> None:
+    """Redis outlives an upgrade, and a way back: every reader failed at the first record with a field more."""
+    table = MemoryTable()
+    store = MemoryStore(table)
+    record = SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", application="app", running=3)
+    demand = Demand("r", "m", application="app")
+    failed = SliceFailures("s", "10.0.0.1", "TPU", 2, 1.0, "why", "", "a", application="app")
+    store.put_slice(record)
+    store.put_demand(demand)
+    store.put_slice_failures(failed)
+    store.put_release("app#m", Release("v1", "p"))
+    for key, raw in table.values.items():
+        fields = json.loads(raw)
+        later = [*fields, 7.0] if isinstance(fields, list) else {**fields, "later": [1]}
+        table.values[key] = json.dumps(later).encode()
+    found = store.read("app")
+    assert (found.slices, found.demands, found.slice_failures) == ((record,), (demand,), (failed,))
+    assert store.release("app#m") == Release("v1", "p")
+    for key, raw in table.values.items():
+        fields = json.loads(raw)
+        fields.pop(-2) if isinstance(fields, list) else fields.pop("failures", None)
+        table.values[key] = json.dumps(fields).encode()
+    found = store.read("app")
+    assert (found.slices[0].running, found.slice_failures) == (3, ())
 
 
 def test_a_claim_is_one_router_s_until_it_is_given_back_or_over() -> None:
