@@ -7,7 +7,6 @@ It prints its port, tells what it has done so far for every line of its input, a
 
 import argparse
 import asyncio
-import gc
 import itertools
 import socket
 import time
@@ -23,6 +22,7 @@ import uvloop
 from benchmarks.children import until_input_ends
 from serving.config import ModelSpec, RouterSpec
 from serving.planning import plan
+from serving.router import process
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.http.door import Door, Relay
@@ -43,6 +43,7 @@ _SPEC = {
 @asynccontextmanager
 async def routing(upstream: str, *, keys: Path | None = None, log: Path | None = None) -> AsyncIterator[int]:
     """The port of a router before an engine that is there for as long as the router is."""
+    process.prepare()
     plans = [plan(ModelSpec.model_validate(_SPEC))]
 
     async def no_metrics() -> str:
@@ -52,8 +53,7 @@ async def routing(upstream: str, *, keys: Path | None = None, log: Path | None =
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     door: Any = partial(Door, Relay(core.relay))
     app = core.app()
-    gc.collect()
-    gc.freeze()  # as serving.router.ingress does
+    process.settle()
     server = uvicorn.Server(uvicorn.Config(app, http=door, log_level="critical", timeout_graceful_shutdown=1))
     record = partial(
         SliceRecord, "a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", slice="slice-0", pool=plans[0].pool

@@ -1,7 +1,6 @@
 """A router replica of Serve: the router's core, wired to Ray."""
 
 import asyncio
-import gc
 import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
@@ -18,7 +17,7 @@ from serving.config import BatchSpec, RouterSpec
 from serving.metrics import agents
 from serving.metrics.scrape import Scraper
 from serving.planning import Plan
-from serving.router import serve_door
+from serving.router import process, serve_door
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.http.oidc import Oidc
@@ -50,6 +49,7 @@ class Router:
 
         Serve runs them because they are bound here.
         """
+        process.prepare()
         self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
         oidc = Oidc(spec.oidc) if spec.oidc else None
         keys = KeyFile.of(spec.keys_file, adds_up=store is not None, stored=spec.keys.stored, bearers=oidc)
@@ -109,9 +109,7 @@ class Router:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Serve calls this once this replica is made. Serve puts the request's id on answers itself."""
         app = self._core.app(returns_id=False)
-        # What is there by now stays: to look through it again took a full collection 80 ms, in which no request went on.
-        gc.collect()
-        gc.freeze()
+        process.settle()
         return app
 
     async def __del__(self) -> None:

@@ -139,6 +139,7 @@ class SliceResponse:
 
         Where it is complete, its end has a second to come, and the connection may be used again.
         """
+        self._sink = None  # its reader mostly knows this answer: no circle keeps the request
         if connection := self._connection:
             self._connection = None
             if self.complete and not self._paused:
@@ -271,6 +272,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._pool.lost(self)
+        del self._parser  # knows this connection
         if response := self._response:
             self._complete = self._headed and self._until_eof and exc is None
             self._reusable = False

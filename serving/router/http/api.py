@@ -332,6 +332,9 @@ class Api:
         except ServingError as error:
             record.failed(error)
             respond(client, _told(error, path))
+            # Its frames have the request's body, and some of them the error: nothing but a garbage collection would end such a
+            # circle.
+            error.__traceback__ = None
         except ClientDisconnect:
             record.cancelled()
         except asyncio.CancelledError:

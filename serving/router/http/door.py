@@ -80,6 +80,8 @@ class Door(HttpToolsProtocol):
         self.pipeline.clear()
         if self.answering:
             self.answering.lost()
+        # They know this door: the circle would keep what it read until a garbage collection.
+        self.cycle = self._turn = None
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -196,7 +198,7 @@ class Exchange(RequestResponseCycle):
         self._head = b""  # waits for the first piece
         self._error: tuple[int, list[tuple[bytes, bytes]]] | None = None
         self._error_body = b""
-        self._task: asyncio.Task[None]
+        self._task: asyncio.Task[None] | None = None
 
     def begin(self) -> None:
         """Start to answer."""
@@ -209,7 +211,7 @@ class Exchange(RequestResponseCycle):
     def lost(self) -> None:
         """The client has gone."""
         self.disconnected = True
-        if not self.response_complete:
+        if self._task and not self.response_complete:
             self._task.cancel()
 
     async def _run(self) -> None:
@@ -233,6 +235,8 @@ class Exchange(RequestResponseCycle):
             if self._door.answering is self:
                 self._door.answering = None
             relay.ended(self._path, time.monotonic() - began_s, ended_by)
+            # The task keeps the error, and the error this frame, from which the request's body is reached.
+            ended_by = self._task = None
 
     # Downstream
 
