@@ -8,10 +8,11 @@ tell each other of them, hashes under a key that the routers share, which take f
 conversation's home, so a hash that is the same everywhere gives it.
 """
 
+import itertools
 from array import array
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -20,11 +21,14 @@ from serving.router.http.protocol import InferenceRequest
 
 BLOCK_BYTES = 512
 TOKEN_BYTES = 4  # of text, about, in the languages of most requests
-_MOST_BYTES = 1 << 20  # of a prompt that the router looks at
+# Of a prompt the router looks at so much, within four milliseconds.
+_MOST_BYTES = 1 << 20
+_MOST_VALUES = 1 << 13
 _OPENING_LETTERS = 1024  # tell apart conversations that begin with the same instructions
 _SESSION_HEADER = b"x-session-id"
 _SESSION_FIELDS = ("prompt_cache_key", "user")
 _SIZES = 8  # blocks from one doubling of the text to the next
+_END = object()
 _MOST_LEFT = 256  # slices whose numbers may wait until no name has them any more
 
 
@@ -239,40 +243,61 @@ def _session(request: InferenceRequest) -> bytes:
     for field in _SESSION_FIELDS:
         session = request.fields.get(field)
         if session and isinstance(session, str):
-            return _bytes(session)
+            return session[:_MOST_BYTES].encode(errors="surrogatepass")
     return b""
 
 
 def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
     """A request's text in the order that chat templates write it, and what tells its conversation from others."""
-    before = [_bytes(fields[name]) for name in ("tools", "system", "instructions") if fields.get(name)]
+    before = [fields[name] for name in ("tools", "system", "instructions") if fields.get(name)]
     messages = fields.get("messages") or fields.get("input")
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        prompt = _bytes(fields.get("prompt") or messages or "")
-        return [*before, prompt], prompt[:_OPENING_LETTERS]
-    opening = next((message.get("content") for message in messages if message.get("role") == "user"), "")
-    return before + _pieces(messages), _bytes(opening)[:_OPENING_LETTERS]
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+        prompt = fields.get("prompt") or messages or ""
+        return _pieces([*before, prompt], _MOST_BYTES), _opening(prompt)
+    said = messages[:_MOST_VALUES]
+    asked = next((one["content"] for one in said if _is_user(one) and one.get("content")), "")
+    return _pieces([*before, _in_template_s_order(said)], _MOST_BYTES), _opening(asked)
 
 
-def _pieces(messages: Sequence[Mapping[str, Any]]) -> list[bytes]:
-    pieces, seen = [], 0
+def _is_user(message: Any) -> bool:
+    return isinstance(message, dict) and message.get("role") == "user"
+
+
+def _opening(text: Any) -> bytes:
+    return b"\0".join(_pieces([text], _OPENING_LETTERS))[:_OPENING_LETTERS]
+
+
+def _in_template_s_order(messages: Sequence[Any]) -> Iterator[Any]:
     for message in messages:
-        if seen > _MOST_BYTES:
-            break
-        for value in (message.get("role"), message.get("content"), message.get("tool_calls")):
-            if value:
-                piece = _bytes(value)
-                seen += len(piece)
-                pieces.append(piece)
+        if isinstance(message, dict):
+            yield from (message.get("role"), message.get("content"), message.get("tool_calls"))
+
+
+def _pieces(values: Iterable[Any], most_bytes: int) -> list[bytes]:
+    """The texts and token ids of JSON values at any depth, with the names they stand under, until there is enough of them."""
+    pieces: list[bytes] = []
+    todo, left = [iter(values)], _MOST_VALUES
+    while todo and left and most_bytes > 0:
+        value = next(todo[-1], _END)
+        left -= 1
+        if value is _END:
+            todo.pop()
+        elif isinstance(value, dict):
+            todo.append(itertools.chain.from_iterable(value.items()))
+        elif isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
+            piece = _bytes(value, most_bytes)
+            pieces.append(piece)
+            most_bytes -= len(piece)
+        elif isinstance(value, list | Iterator):
+            todo.append(iter(value))
     return pieces
 
 
-def _bytes(value: Any) -> bytes:
+def _bytes(value: str | list[int], most_bytes: int) -> bytes:
+    """A text or token ids."""
     if isinstance(value, str):
-        return value[:_MOST_BYTES].encode(errors="surrogatepass")
-    if isinstance(value, list) and value and isinstance(value[0], int):
-        try:
-            return array("I", value[: _MOST_BYTES // TOKEN_BYTES]).tobytes()
-        except (OverflowError, TypeError):
-            return b""
-    return repr(value)[:_MOST_BYTES].encode("utf-8", "surrogatepass")
+        return value[:most_bytes].encode(errors="surrogatepass")
+    try:
+        return array("I", value[: -(-most_bytes // TOKEN_BYTES)]).tobytes()
+    except (OverflowError, TypeError):
+        return b""

@@ -1,4 +1,5 @@
 import itertools
+import tracemalloc
 from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Any
@@ -108,6 +109,36 @@ def test_no_body_is_too_odd_to_be_sent_on(fields: dict[str, Any]) -> None:
 
 def test_half_a_character_is_hashed_like_any_other() -> None:
     assert trace(prompt="\ud800" * 2000).blocks
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [{"role": "user", "content": [{"image_url": {"url": "data:" + "a" * (24 << 20)}}]}]},
+        {"messages": [{"role": "user", "content": "a"}] * 60_000},
+        {"messages": [{"role": "user", "content": [{"text": "a"}] * 60_000}]},
+        {"tools": [{"a": list(range(200_000))}, {"b": "c" * (24 << 20)}], "prompt": ["a"] * 200_000},
+    ],
+    ids=["picture", "messages", "parts", "tools"],
+)
+def test_what_is_looked_at_of_a_request_does_not_grow_with_it(fields: dict[str, Any]) -> None:
+    """The router looks at it on its event loop: written out whole, 24 MB of a picture took 150 ms."""
+    trace(**fields)
+    tracemalloc.start()
+    try:
+        trace(**fields)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < 5 << 20
+
+
+def test_names_and_texts_in_parts_tell_prompts_apart() -> None:
+    def said(name: str, text: str) -> Trace:
+        return trace(messages=[{"role": "user", "content": [{"type": "text", name: text}]}])
+
+    assert shared(said("text", LONG), said("text", LONG)) == len(said("text", LONG).blocks) > 4
+    assert shared(said("text", LONG), said("document", LONG)) == 0
 
 
 def test_of_a_huge_prompt_only_the_beginning_is_looked_at() -> None:
