@@ -20,6 +20,7 @@ from serving.config import RouterSpec
 from serving.engine.protocol import CONTINUED, MOST_PIXELS, sampling_holders
 from serving.errors import BadRequestError
 from serving.planning import Plan
+from serving.router.http import grammars
 from serving.router.http.images import pixels
 from serving.router.http.routes import Route
 from serving.router.http.work import IMAGE, Work, texts
@@ -31,11 +32,6 @@ _MOST_STOPS = 64
 _LONGEST_STOP_CHARS = 1024
 _MOST_BIASES = 1024
 _MOST_TOOLS = 512
-# xgrammar compiles these before the first token, in the engine's own process.
-_LONGEST_REGEX_CHARS = 4096
-_MOST_REPEATS = 10_000
-_LONGEST_GRAMMAR_CHARS = 1 << 16
-_MOST_SCHEMA_VALUES = 10_000
 _WHOLE_NUMBERS = (
     "n",
     "best_of",
@@ -77,19 +73,15 @@ _STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
 _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
 # Fields of which most requests have none; each has a check.
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
-_GRAMMARS = ("structured_outputs", "response_format", "guided_json", "guided_choice")
 _CHECKED = frozenset(
     (
-        *("n", "best_of", *_STOPS, "logit_bias", "tools", *_GRAMMARS, "guided_regex", "guided_grammar"),
+        *("n", "best_of", *_STOPS, "logit_bias", "tools", *grammars.FIELDS),
         "repetition_detection",
     )
 )
 # The ends of names under which media stand (_is_url, _is_media), as they are in a body.
 _MEDIA_NAMES = (b'url"', b'images"', b'data"', b'prompt_embeds"')
 _ESCAPED_LETTER = b"\\u"
-_REPEAT = re.compile(r"\{(\d{0,9}),?(\d{0,9})\}")
-# Digits without an end to them would be searched once for each.
-_LONG_REPEAT = re.compile(r"\{(?:\d{0,9},)?\d{10}")
 # vLLM compares an answer's last tokens for every token of it: sizes of patterns, and how often each stands there.
 _MOST_REPETITION = {"max_pattern_size": 64, "min_pattern_size": 64, "min_count": 16}
 
@@ -171,7 +163,7 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
             _check_stops(name, holder.get(name))
         _check_entries(holder, "logit_bias", _MOST_BIASES)
         _check_entries(holder, "tools", _MOST_TOOLS)
-        _check_grammar(holder)
+        grammars.check(holder)
         _check_repetition(holder.get("repetition_detection"))
     # What an engine can't run at once would wait in the engine, where no key has a share.
     most = max(plan.most_sequences, spec.max_n) if work.generates else _MOST_SEQUENCES
@@ -256,53 +248,6 @@ def _check_entries(fields: Mapping[str, Any], name: str, most: int) -> None:
     value = fields.get(name)
     if isinstance(value, Mapping | list) and len(value) > most:
         raise BadRequestError(f"{name} has {len(value)} entries; send at most {most}.")
-
-
-def _check_grammar(fields: Mapping[str, Any]) -> None:
-    """Refuse grammars that take an engine long to compile, while all its other requests wait."""
-    outputs = fields.get("structured_outputs")
-    named = outputs if isinstance(outputs, Mapping) else {}
-    for name, text in (
-        *named.items(),
-        *((name, fields.get(f"guided_{name}")) for name in ("regex", "grammar")),
-    ):
-        if isinstance(text, str):
-            most = _LONGEST_REGEX_CHARS if name == "regex" else _LONGEST_GRAMMAR_CHARS
-            if len(text) > most:
-                raise BadRequestError(f"{name[:40]} has {len(text)} characters; send at most {most}.")
-            if name == "regex" and _LONG_REPEAT.search(text):
-                raise BadRequestError(
-                    f"regex repeats a part a number of times that has ten digits; send at most {_MOST_REPEATS}."
-                )
-            if name == "regex" and (repeats := _repeats(text)) > _MOST_REPEATS:
-                raise BadRequestError(
-                    f"regex repeats a part {_short(repeats)} times, one count inside another; send at most {_MOST_REPEATS}."
-                )
-    for name in _GRAMMARS:
-        if (values := _values(fields.get(name))) > _MOST_SCHEMA_VALUES:
-            raise BadRequestError(f"{name} has {values} values; send at most {_MOST_SCHEMA_VALUES}.")
-
-
-def _repeats(regex: str) -> int:
-    """The product of a regex's counts: the most that nested repetitions can come to."""
-    product = 1
-    for least, most in _REPEAT.findall(regex):
-        product *= max(1, int(most or least or "1"))
-        if product > 1 << 60:
-            break
-    return product
-
-
-def _values(value: Any) -> int:
-    count, todo = 0, [value]
-    while todo:
-        item = todo.pop()
-        count += 1
-        if isinstance(item, dict):
-            todo.extend(item.values())
-        elif isinstance(item, list):
-            todo.extend(item)
-    return count
 
 
 def _check_token_ids(fields: Mapping[str, Any], max_model_len: int) -> None:

@@ -20,6 +20,7 @@ from serving.router.http.validation import check, kept, parse
 pytestmark = pytest.mark.unit
 
 CHAT = "/v1/chat/completions"
+UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TALK = [{"role": "user", "content": "Hello"}]
 
 
@@ -189,6 +190,47 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             "response_format has 10003",
         ),
         (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"schema": [0] * 10_001}}},
+            "text has 10004 values",
+        ),
+        (
+            "/v1/messages",
+            {"messages": TALK, "output_config": {"format": {"schema": [0] * 10_001}}},
+            "output_config has 10004 values",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "tool_choice": "required", "tools": [{"parameters": [0] * 10_001}]},
+            "tools has 10004 values",
+        ),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "response_format": {"schema": [{"pattern": f"[a-z]{{{least},1000}}"} for least in range(20)]},
+            },
+            "response_format has 20000 repetitions in all of its patterns",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "structured_outputs": {"json": {"pattern": "(a{99}){999}"}}},
+            "98901 times",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "structured_outputs": {"json": '{"pattern": "(a{99}){999}"}'}},
+            "98901 times",
+        ),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "response_format": {"schema": [{"minLength": least, "maxLength": 99} for least in range(40)]},
+            },
+            "40 different pairs of minLength",
+        ),
+        (
             "/inference/v1/generate",
             {"token_ids": [1], "sampling_params": {"stop": ["a"] * 65}},
             "stop has 65 entries",
@@ -216,6 +258,17 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
             {"messages": TALK, "structured_outputs": {"regex": r"\d{4}-\d{2}-\d{2}"}, "logit_bias": {"1": 2}},
         ),
         (CHAT, {"messages": TALK, "guided_regex": r"a{100}\{\d+"}),
+        (CHAT, {"messages": TALK, "tool_choice": "auto", "tools": [{"parameters": [0] * 10_001}]}),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "response_format": {"schema": [{"pattern": UUID + str(of)} for of in range(99)]},
+            },
+        ),
+        (CHAT, {"messages": TALK, "response_format": {"schema": [{"maxLength": 5000}] * 999}}),
+        (CHAT, {"messages": TALK, "structured_outputs": {"json": "{"}}),
+        ("/v1/responses", {"input": "a", "text": {"format": {"type": "text"}}}),
         (CHAT, {"messages": TALK, "repetition_detection": {"max_pattern_size": 20, "min_count": 3}}),
         (CHAT, {"messages": TALK, "repetition_detection": None}),
         ("/v1/embeddings", {"input": ["a"] * 2048}),
