@@ -27,10 +27,9 @@ from serving.router.http.downstream import Downstream
 logger = logging.getLogger("ray.serve")
 
 _START = "start_asgi_http_server"
-# What Serve itself does for a request whose client asks for it by header.
-_SERVES_OWN = frozenset(
-    (b"x-request-timeout-seconds", b"x-request-disconnect-disabled", b"serve_multiplexed_model_id")
-)
+# What Serve itself does for a request whose client asks for it by header. That an answer goes on though its client has gone
+# (x-request-disconnect-disabled) is not a client's to ask: it would hold seats for nobody.
+_SERVES_OWN = frozenset((b"x-request-timeout-seconds",))
 
 
 def install(answer: Callable[[Request, Downstream], Awaitable[None]]) -> None:

@@ -127,10 +127,14 @@ async def test_an_open_stream_counts_and_ends_whole_though_the_server_is_to_exit
 
 
 @pytest.mark.http
-async def test_a_client_that_goes_is_counted_no_more() -> None:
+@pytest.mark.parametrize("headers", [{}, {"x-request-disconnect-disabled": "?1"}])
+async def test_a_client_that_goes_is_counted_no_more_whatever_it_asks_for(headers: dict[str, str]) -> None:
     one, held = Replica(), Held()
     task, server, address = await started(one, held.answer)
-    async with httpx.AsyncClient() as client, client.stream("POST", address + PATH, content=b"{}") as answer:
+    async with (
+        httpx.AsyncClient(headers=headers) as client,
+        client.stream("POST", address + PATH, content=b"{}") as answer,
+    ):
         await anext(answer.aiter_raw())
         assert one._metrics_manager.open == 1
     while one._metrics_manager.open:  # noqa: ASYNC110  nothing tells

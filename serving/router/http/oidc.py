@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 import jwt
@@ -36,6 +36,9 @@ _MARK = "01dc01dc"
 _NAME_CHARS = 60
 _LIMITS = tuple(KeyLimits.model_fields)
 
+K = TypeVar("K")
+V = TypeVar("V")
+
 
 class Oidc:
     """One router's knowledge of the issuer. `clock` is a calendar's, in seconds since 1970."""
@@ -44,6 +47,7 @@ class Oidc:
         self._spec = spec
         self._clock = clock
         self._keys: Mapping[str | None, jwt.PyJWK] = {}
+        self._listed: Mapping[str, Any] = {}
         self._known: dict[bytes, tuple[Key, float]] = {}  # by the hash of a token, until when
         self._owners: dict[str, Key] = {}
         self._asked_s = -_LEAST_S
@@ -70,12 +74,8 @@ class Oidc:
             del self._known[digest]
         claims = self._claims(token)
         key = self._key(claims)
-        if len(self._known) >= _MOST_REMEMBERED:
-            del self._known[next(iter(self._known))]
-        self._known[digest] = key, float(claims["exp"]) + _LEEWAY_S
-        if len(self._owners) >= _MOST_REMEMBERED:
-            del self._owners[next(iter(self._owners))]
-        self._owners[key.sha256] = key
+        _remember(self._known, digest, (key, float(claims["exp"]) + _LEEWAY_S))
+        _remember(self._owners, key.sha256, key)
         return key
 
     def owner(self, sha256: str) -> Key | None:
@@ -88,7 +88,8 @@ class Oidc:
         """Ask the issuer for its keys; those that are known stay where it does not answer."""
         self._asked_s = asyncio.get_running_loop().time()
         try:
-            keys = jwt.PyJWKSet.from_dict(await self._fetched(await self._place())).keys
+            listed = await self._fetched(await self._place())
+            keys = jwt.PyJWKSet.from_dict(listed).keys
         except (aiohttp.ClientError, OSError, ValueError, TypeError, jwt.PyJWTError) as error:
             problem = str(error) or type(error).__name__
             if problem != self._problem:
@@ -96,10 +97,10 @@ class Oidc:
             self._problem = problem
             return
         self._problem = ""
-        keys_by_id = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
-        if keys_by_id.keys() != self._keys.keys():
-            self._known.clear()  # of a key that was taken back no token is good
-        self._keys = keys_by_id
+        if listed != self._listed:
+            self._known.clear()  # of a key that was taken back no token is good, nor of one whose name another has
+        self._listed = listed
+        self._keys = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
 
     async def _run(self) -> None:
         while True:
@@ -187,6 +188,14 @@ class Oidc:
         sha256 = digest[: -len(_MARK)] + _MARK
         name = f"{subject[:_NAME_CHARS]} ({sha256[:12]})"
         return Key(name=name, sha256=sha256, **{limit: getattr(rule, limit) for limit in _LIMITS})
+
+
+def _remember(known: dict[K, V], name: K, value: V) -> None:
+    """The latest stands last; of too many the one goes that was remembered longest ago."""
+    known.pop(name, None)
+    if len(known) >= _MOST_REMEMBERED:
+        del known[next(iter(known))]
+    known[name] = value
 
 
 def _fits(rule: OidcRule, claims: Mapping[str, Any]) -> bool:

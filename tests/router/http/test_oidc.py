@@ -182,6 +182,17 @@ async def test_a_forged_token_is_refused(issuer: Issuer) -> None:
         pytest.fail(f"{what} lets in")
 
 
+async def test_a_token_of_a_key_whose_name_another_key_has_now_is_good_no_more(issuer: Issuer) -> None:
+    oidc = await ready(issuer)
+    old = issuer.token()
+    oidc.holder(old)
+    issuer.add("one", rsa.generate_private_key(public_exponent=65537, key_size=2048))
+    await oidc.start()
+    await oidc.close()
+    with pytest.raises(UnauthorizedError):
+        oidc.holder(old)
+
+
 async def test_a_new_key_of_the_issuer_is_asked_for_and_one_that_was_taken_back_is_good_no_more(
     issuer: Issuer,
 ) -> None:
@@ -238,6 +249,11 @@ def test_whoever_is_known_by_a_token_is_remembered_within_bounds(
 ) -> None:
     monkeypatch.setattr(oidc_of_routers, "_MOST_REMEMBERED", 2)
     known = asyncio.run(ready(issuer))
-    for name in "abc":
-        known.holder(issuer.token(sub=name))
+    alpha = known.holder(issuer.token(sub="a"))
+    for name in "bab":
+        known.holder(issuer.token(sub=name, jti=name))
     assert len(known._known) == len(known._owners) == 2
+    assert known._owners[alpha.sha256] == alpha
+    known.holder(issuer.token(sub="c"))
+    assert len(known._known) == len(known._owners) == 2
+    assert alpha.sha256 not in known._owners
