@@ -6,6 +6,7 @@ A stream that makes room for a request of higher priority ends at its slice too,
 """
 
 import asyncio
+import sys
 import time
 from http import HTTPStatus
 
@@ -24,6 +25,8 @@ from serving.state.records import SliceRecord
 
 _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes end, not in OpenAI's shape
 _EVENTS = sse.MEDIA_TYPE.encode()
+# Of an answer in one piece so much is held, until it is whole: a client has nothing of it, and another slice may be asked.
+_MOST_HELD_BYTES = 4 << 20
 _PAUSED = b": paused\n\n"  # a comment, which clients skip
 
 
@@ -159,8 +162,10 @@ class Forwarding:
     async def _whole(self, stream: Stream) -> bool:
         """Send an answer that is no stream. Where it breaks off the client has nothing yet: false, ask another slice."""
         entry, response = stream.entry, stream.response
+        # One that is looked into has ids to be cut out.
+        most_bytes = sys.maxsize if self._looked_into else _MOST_HELD_BYTES
         try:
-            body = await response.read()
+            body = await response.read_if_within(most_bytes)
         except UpstreamError:
             self._dispatcher.broke(entry)
             error: ServingError = _lost(entry)
@@ -177,6 +182,9 @@ class Forwarding:
         if self._started:  # the slice refuses to go on with what another slice began
             self._end_with(_lost(entry))
             return True
+        if body is None:
+            await self._pass_on(stream)
+            return True
         if response.status == HTTPStatus.NOT_FOUND and body == _NO_ROUTE:
             self._end_with(UnknownPathError(f"{entry.model!r} takes no {self._request.path}."))
             return True
@@ -188,6 +196,24 @@ class Forwarding:
         self._client.start(response.status, [*returned(response), (b"content-length", b"%d" % len(body))])
         self._client.end(body)
         return True
+
+    async def _pass_on(self, stream: Stream) -> None:
+        """Send a long answer in one piece as it comes. Where it breaks off it looks cut to its client."""
+        entry, response = stream.entry, stream.response
+        length = [header for header in response.headers if header[0] == b"content-length"]
+        self._client.start(response.status, [*returned(response), *length])
+        relay = _PartRelay(self._client, self._record, response)
+        self._client.source = relay
+        try:
+            await response.pipe(relay.take)
+        except UpstreamError:
+            self._dispatcher.broke(entry)
+            self._record.failed(_lost(entry))
+            await self._dispatcher.judge(entry, self._request, waits=False)
+        else:
+            self._client.end()
+        finally:
+            self._client.source = None
 
     def _look_into(self, entry: SliceRecord, tokens: tuple[int, ...]) -> None:
         """Have an answer that came of one slice alone looked into."""
@@ -310,6 +336,30 @@ class _EventRelay:
     def resume(self) -> None:
         self._stream.told(time.monotonic())
         self._stream.response.resume()
+
+
+class _PartRelay:
+    """The parts of a long answer in one piece on their way to the client."""
+
+    __slots__ = ("_client", "_record", "_response")
+
+    def __init__(self, client: Downstream, record: RequestRecord, response: SliceResponse) -> None:
+        self._client = client
+        self._record = record
+        self._response = response
+
+    def take(self, data: bytes) -> bool:
+        self._record.passed_part_on(data)
+        self._client.write(data)
+        if self._client.paused:
+            self.pause()
+        return True
+
+    def pause(self) -> None:
+        self._response.pause()
+
+    def resume(self) -> None:
+        self._response.resume()
 
 
 def _lost(entry: SliceRecord) -> SliceLostError:

@@ -6,6 +6,7 @@ wakes up. Headers go on as they came. The kernel sends keepalive probes, and fin
 
 import asyncio
 import logging
+import math
 import socket
 import time
 from collections import deque
@@ -68,6 +69,7 @@ class SliceResponse:
         "_connection",
         "_ended",
         "_error",
+        "_most",
         "_over",
         "_paused",
         "_pieces",
@@ -85,6 +87,7 @@ class SliceResponse:
         self._connection: _Connection | None = connection
         self._pieces: list[bytes] = []
         self._size = 0
+        self._most = math.inf
         self._sink: Callable[[bytes], bool] | None = None
         self._over = False
         self._paused = False
@@ -103,6 +106,14 @@ class SliceResponse:
         self.resume()
         await self._end()
         return b"".join(self._pieces)
+
+    async def read_if_within(self, most_bytes: int) -> bytes | None:
+        """The whole body; None where it is longer, and all of it is for `pipe`. Raises UpstreamError where it breaks off."""
+        self._sink, self._most = _keep, most_bytes
+        self.resume()
+        if self._size <= most_bytes:
+            await self._end()
+        return b"".join(self._pieces) if self._size <= most_bytes else None
 
     async def pipe(self, sink: Callable[[bytes], bool]) -> bool:
         """Hand every piece of the body to `sink` as it comes, until `sink` returns false.
@@ -155,8 +166,9 @@ class SliceResponse:
         if sink is None or sink is _keep:
             self._pieces.append(data)
             self._size += len(data)
-            if sink is None and self._size > _MOST_WAITING_BYTES:
+            if self._size > (_MOST_WAITING_BYTES if sink is None else self._most):
                 self.pause()
+                self._wake()
         else:
             self._hand_over(data, sink)
 
@@ -169,8 +181,11 @@ class SliceResponse:
         if not self._over:
             self._over = True
             self._error = error
-            if self._ended and not self._ended.done():
-                self._ended.set_result(None)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._ended and not self._ended.done():
+            self._ended.set_result(None)
 
     def _hand_over(self, data: bytes, sink: Callable[[bytes], bool]) -> None:
         try:

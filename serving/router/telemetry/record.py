@@ -78,6 +78,7 @@ class RequestRecord:
     answer: list[bytes] | None = None
     _before: bytes = b""
     _tail: bytes = b""
+    _usage: bytes = b""
     _resumes: bool = False
 
     def waited(self, queued_s: float) -> None:
@@ -135,6 +136,13 @@ class RequestRecord:
         self.sent_bytes += len(data)
         if self.answer is not None:
             self.answer.append(data)
+
+    def passed_part_on(self, data: bytes) -> None:
+        """The same of a part of a long answer that is no stream: its usage may be in any of them, the last one counts."""
+        self.passed_on(data)
+        part = self._before[-_USAGE_BYTES:] + data
+        if (at := _usage_at(part)) >= 0:
+            self._usage = part[at : at + _USAGE_BYTES]
 
     def used(self, prompt_tokens: int | None, output_tokens: int) -> None:
         """What the answer used, from a part that knows better than the last bytes."""
@@ -209,7 +217,7 @@ class RequestRecord:
             tail = (self._before + self._tail)[-_USAGE_BYTES:]
             at = tail.rfind(b'"usage"')
         else:
-            tail = self._tail
+            tail = self._usage or self._tail
             at = _usage_at(tail)
         if at >= 0 and (prompt := _USAGE.search(tail, at)):
             cached = _CACHED.search(tail, at, at + _CACHED_BYTES)

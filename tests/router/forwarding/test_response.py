@@ -196,3 +196,59 @@ async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_c
     assert record.sent_bytes == len(client.got)
     await dispatcher.close()
     server.close()
+
+
+LONG = (
+    b'{"choices":['
+    + b'{"text":"words"},' * 600_000
+    + b'{}],"usage":{"prompt_tokens":7,"completion_tokens":9},'
+)
+LONG += b'"prompt_logprobs":"' + b"x" * (1 << 20) + b'"}'
+
+
+@pytest.mark.http
+@pytest.mark.parametrize("breaks_at", [None, 6 << 20])
+async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(breaks_at: int | None) -> None:
+    """Held whole, the answers of a request for 128 of them with logprobs filled a router's memory."""
+    sent = 0
+
+    async def engine(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(
+            b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(LONG)
+        )
+        for at in range(0, breaks_at or len(LONG), 1 << 18):
+            writer.write(LONG[at : at + (1 << 18)])
+            await writer.drain()
+            sent = at
+        writer.close()
+
+    server = await asyncio.start_server(engine, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
+    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
+    dispatcher, client = Dispatcher(table), Client()
+    asked = InferenceRequest("m", "/v1/completions", b"{}", {"prompt": "x"})
+    record = RequestRecord(asked.path)
+    client.paused = True
+    answering = asyncio.create_task(Forwarding(dispatcher, asked, record).run(client))
+    async with asyncio.timeout(20):
+        while not client.source:  # noqa: ASYNC110  the client has no event for it
+            await asyncio.sleep(0.005)
+        held = len(client.got)
+        assert 4 << 20 < held < 6 << 20
+        await asyncio.sleep(0.05)
+        assert len(client.got) == held
+        client.paused = False
+        client.source.resume()
+        await answering
+    assert client.ended == (breaks_at is None)
+    if breaks_at:
+        assert LONG.startswith(client.got)
+        assert record.outcome == "slice_lost"
+    else:
+        assert client.got == LONG
+        record.end()
+        assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("ok", 7, 9)
+    await dispatcher.close()
+    server.close()
