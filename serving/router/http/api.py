@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -69,6 +69,7 @@ _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.jso
 _KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST", "/v1/usage": "GET"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _Run = Callable[[Downstream, Seat], Awaitable[None]]
+_TOLD_AGAIN_S = 0.25  # half a beat, in which nothing new is known
 _IGNORED = b"x-ignored-parameters"  # the header that names what of a request had no effect
 
 
@@ -116,11 +117,15 @@ class Api:
         self._metrics = metrics
         self._parsing = Parsing()
         self._started = int(time.time())
+        self._status_page, self._status_page_s = b"", -math.inf
 
     def app(self, *, returns_id: bool = True) -> FastAPI:
         """`returns_id`: whether answers get their X-Request-Id here."""
         app = FastAPI(
-            title="tpu-serving", description="OpenAI-compatible inference on TPU slices.", docs_url=None
+            title="tpu-serving",
+            description="OpenAI-compatible inference on TPU slices.",
+            docs_url=None,
+            openapi_url=None,  # it would write the document out for each request
         )
         app.add_api_route("/v1/responses/{name}", self.response, methods=["GET"])
         app.add_api_route("/v1/responses/{name}", self.delete_response, methods=["DELETE"])
@@ -159,6 +164,17 @@ class Api:
             app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
         app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
+
+        @lru_cache(maxsize=1)
+        def written_out(prefix: str) -> bytes:
+            servers = {"servers": [{"url": prefix}]} if prefix else {}
+            return json.dumps(app.openapi() | servers, ensure_ascii=False, separators=(",", ":")).encode()
+
+        async def openapi(request: Request) -> Response:
+            body = written_out(request.scope.get("root_path", "").rstrip("/"))
+            return Response(body, media_type="application/json")
+
+        app.add_route("/openapi.json", openapi, include_in_schema=False)
         app.add_exception_handler(ServingError, _on_serving_error)
         app.add_exception_handler(RefusedError, _on_refused)
         app.add_exception_handler(HTTPException, _on_http_error)
@@ -198,8 +214,13 @@ class Api:
     async def status(self, request: Request) -> Response:
         """What the page at `/` draws."""
         self._admission.status_is_open_to(request.headers.raw)
-        body = self._status().model_dump_json()
-        return Response(body, media_type="application/json", headers={"cache-control": "no-store"})
+        # Of 1,000 slices it takes 7 ms to make, and whoever reaches the door may ask for it.
+        if time.monotonic() - self._status_page_s > _TOLD_AGAIN_S:
+            self._status_page = self._status().model_dump_json().encode()
+            self._status_page_s = time.monotonic()
+        return Response(
+            self._status_page, media_type="application/json", headers={"cache-control": "no-store"}
+        )
 
     async def metrics(self, request: Request) -> Response:
         """Every metric of the service, its slices' engines included, for Prometheus."""

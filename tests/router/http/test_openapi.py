@@ -1,16 +1,19 @@
 """The OpenAPI document, and whether the router keeps to it whatever is sent."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
+from support import fronts
 from support import quick_http as http
 from support.batches import filling_router, folder, owner
 from support.fronts import Front, front
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
+from serving.router.http import api
 from serving.router.http.routes import ROUTES
 
 # Of each kind, valid and not, of each of some twenty operations.
@@ -104,3 +107,28 @@ def sent(address: str) -> int:
 
             conforms()
     return tried
+
+
+@pytest.mark.http
+def test_pages_that_anybody_may_ask_for_are_not_made_for_each_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+
+    def noting(name: str, make: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*arguments: Any) -> Any:
+            made.append(name)
+            return make(*arguments)
+
+        return noted
+
+    monkeypatch.setattr(api, "document", noting("/openapi.json", api.document))
+    monkeypatch.setattr(fronts, "_status", noting("/status.json", fronts._status))
+    monkeypatch.setattr(api, "_TOLD_AGAIN_S", 60)
+    with front() as running:
+        for path in ("/openapi.json", "/status.json"):
+            first, second = (http.get(running.address + path) for _ in range(2))
+            assert first.status_code == second.status_code == 200
+            assert first.headers["content-type"] == "application/json"
+            assert first.content == second.content
+    assert made == ["/openapi.json", "/status.json"]
