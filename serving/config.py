@@ -598,10 +598,10 @@ class ResponsesStoreSpec(_Spec):
     """A file in which routers of one host keep answers of /v1/responses, each for the key that asked. A path may stand alone."""
 
     path: str = Field(min_length=1, description="SQLite file, made where there is none.")
-    max_responses: int = Field(default=100_000, ge=1, description="The oldest go beyond so many.")
-    max_bytes: int = Field(
-        default=1 << 30, ge=1 << 10, description="The oldest go beyond so many bytes of text."
+    max_responses: int = Field(
+        default=100_000, ge=1, description="Beyond so many the oldest go of the key that has the most."
     )
+    max_bytes: int = Field(default=1 << 30, ge=1 << 10, description="The same, in bytes of text.")
     max_age_s: float = Field(default=30 * 86400, gt=0, description="Seconds that a response stays.")
 
 

@@ -1,7 +1,8 @@
 """Responses that clients may come back to, in an SQLite file on the router's host: `router: {responses_store: PATH}`.
 
-Routers of one host share the file. A response is its key's alone. What is too old, and the oldest of too many, goes when the
-next one comes. One thread of a router's own does all of it, off the event loop.
+Routers of one host share the file. A response is its key's alone. What is too old goes when the next one comes, and of too many
+the oldest of the key that has the most: no key takes another's place. One thread of a router's own does all of it, off the event
+loop.
 """
 
 import asyncio
@@ -33,10 +34,28 @@ CREATE TRIGGER IF NOT EXISTS came AFTER INSERT ON responses
     BEGIN UPDATE totals SET responses = responses + 1, bytes = bytes + new.bytes; END;
 CREATE TRIGGER IF NOT EXISTS went AFTER DELETE ON responses
     BEGIN UPDATE totals SET responses = responses - 1, bytes = bytes - old.bytes; END;
+BEGIN IMMEDIATE;
+CREATE INDEX IF NOT EXISTS by_key_and_age ON responses (key, created_s);
+CREATE TABLE IF NOT EXISTS of_keys (key TEXT PRIMARY KEY, responses INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO of_keys SELECT key, COUNT(*), SUM(bytes) FROM responses WHERE NOT EXISTS (SELECT * FROM of_keys) GROUP BY key;
+CREATE TRIGGER IF NOT EXISTS came_of_key AFTER INSERT ON responses BEGIN
+    INSERT OR IGNORE INTO of_keys VALUES (new.key, 0, 0);
+    UPDATE of_keys SET responses = responses + 1, bytes = bytes + new.bytes WHERE key = new.key;
+END;
+CREATE TRIGGER IF NOT EXISTS went_of_key AFTER DELETE ON responses BEGIN
+    UPDATE of_keys SET responses = responses - 1, bytes = bytes - old.bytes WHERE key = old.key;
+    DELETE FROM of_keys WHERE key = old.key AND responses = 0;
+END;
+COMMIT;
 """
-_OLDEST = (
-    "DELETE FROM responses WHERE rowid = (SELECT rowid FROM responses ORDER BY created_s, rowid LIMIT 1)"
+# Of the key that has the largest part of either bound.
+_OLDEST = """
+DELETE FROM responses WHERE rowid = (
+    SELECT rowid FROM responses
+    WHERE key = (SELECT key FROM of_keys ORDER BY MAX(1.0 * responses / ?, 1.0 * bytes / ?) DESC, key LIMIT 1)
+    ORDER BY created_s, rowid LIMIT 1
 )
+"""
 
 
 class ResponseStore:
@@ -100,7 +119,7 @@ class ResponseStore:
             )
             self._file.execute("DELETE FROM responses WHERE created_s < ?", (self._oldest_s(),))
             while self._too_much():
-                self._file.execute(_OLDEST)
+                self._file.execute(_OLDEST, (self._spec.max_responses, self._spec.max_bytes))
 
     def _too_much(self) -> bool:
         rows, size = self._file.execute("SELECT responses, bytes FROM totals").fetchone()

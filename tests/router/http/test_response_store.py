@@ -1,5 +1,6 @@
 import asyncio
 import json
+import sqlite3
 import stat
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -105,6 +106,39 @@ def test_the_oldest_go_beyond_rows_and_bytes_and_age(tmp_path: Path) -> None:
     assert with_store(path, rows, lambda: now_s, max_responses=3) == "cde"
     assert with_store(path, large, lambda: now_s, max_bytes=3200) == "def"
     assert with_store(path, old, lambda: now_s, max_age_s=10) == "ffh"
+
+
+@pytest.mark.parametrize("bound", [{"max_responses": 4}, {"max_bytes": 1200}])
+def test_a_key_that_keeps_much_takes_nothing_of_another_s(tmp_path: Path, bound: dict[str, int]) -> None:
+    path = tmp_path / "responses"
+
+    async def work(store: ResponseStore) -> str:
+        await store.put(*kept("a", "x" * 200))
+        await store.put(*kept("b", "x" * 200))
+        for number in range(20):
+            await store.put(*kept(f"greedy-{number}", "y" * 200, key="other"))
+        return await names(store, "a", "b") + ("c" if await store.get("other", "greedy-19") else "")
+
+    assert with_store(path, work, **bound) == "abc"
+
+
+def test_a_file_of_an_earlier_version_is_counted_by_key(tmp_path: Path) -> None:
+    path = tmp_path / "responses"
+
+    async def put(store: ResponseStore) -> None:
+        for name in "abc":
+            await store.put(*kept(name, key="other"))
+        await store.put(*kept("mine"))
+
+    async def one_more(store: ResponseStore) -> str:
+        await store.put(*kept("d", key="other"))
+        return await names(store, "mine") + await names(store, *"abcd", key="other")
+
+    with_store(path, put)
+    with sqlite3.connect(path) as file:
+        file.executescript("DROP TRIGGER came_of_key; DROP TRIGGER went_of_key; DROP TABLE of_keys")
+    file.close()
+    assert with_store(path, one_more, max_responses=3) == "minecd"
 
 
 def test_a_file_that_can_not_be_opened_says_which_key_to_change(tmp_path: Path) -> None:
