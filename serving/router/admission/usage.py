@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TypeVar
 
-from serving.router.http.validation import Estimate
+from serving.router.http.validation import BYTES_PER_TOKEN, Estimate
 from serving.router.http.work import Work
 from serving.router.telemetry.record import RequestRecord
 
@@ -91,13 +91,20 @@ def used_tokens(
     uncounted = record.outcome == "cancelled" and record.output_tokens is None
     if record.first_s and not uncounted:
         refused = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        return (0.0, 0.0) if refused else (prompt, record.output_tokens or 0)
+        return (0.0, 0.0) if refused else (prompt, _written(record, estimate.work))
     if uncounted:
         work = estimate.work
         each = usage.written_tokens(record.model, (record.first_s or now_s) - record.leases[-1].at_s)
         most = longest if work.output_tokens is None else work.output_tokens
         return prompt, max(0.0, min(most, each)) * work.sequences if work.generates else 0.0
     return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0, 0.0
+
+
+def _written(record: RequestRecord, work: Work) -> float:
+    """What an engine wrote that came to its end; of speech, of which it counts nothing, about what its text has."""
+    if record.output_tokens is not None:
+        return record.output_tokens
+    return record.sent_bytes / BYTES_PER_TOKEN if work.generates else 0.0
 
 
 def _average(means: dict[Name, float], name: Name, value: float) -> None:

@@ -173,8 +173,15 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
         )
     _check_token_ids(fields, plan.fit.max_model_len)
     media_chars = _check_texts(fields, body, work.prompts, plan)
-    if body[:64].lstrip().startswith(b"{"):
-        return Checked(work, (len(body) - media_chars) / BYTES_PER_TOKEN)
+    if body.lstrip().startswith(b"{"):
+        text_bytes, most_bytes = len(body) - media_chars, plan.fit.max_model_len * _LONGEST_TOKEN_CHARS
+        if work.generates and text_bytes > most_bytes * max(1, work.prompts):
+            # Also names and numbers: those in a tool call's arguments are part of the prompt.
+            raise BadRequestError(
+                f"The request has {text_bytes} bytes beside media; no prompt of that length fits the context of "
+                f"{plan.fit.max_model_len} tokens."
+            )
+        return Checked(work, text_bytes / BYTES_PER_TOKEN)
     return Checked(
         work, sum(len(value) for value in fields.values() if isinstance(value, str)) / BYTES_PER_TOKEN
     )

@@ -14,10 +14,13 @@ Fields = Mapping[str, Any]
 _COMPLETION_TOKENS = 16
 # The key under which `texts` has the data of an Anthropic picture.
 IMAGE = "image source"
+_ARGUMENTS = "arguments"  # of a tool call: its template writes all of it into the prompt
 # The largest number that is counted with: sums of it stay exact.
 _MOST_TOKENS = 1 << 30
-# vLLM cuts audio into pieces of 30 s and decodes each by itself; this is 30 s of speech at 32 kbit/s.
+# vLLM cuts audio into pieces of 30 s and decodes each by itself; this is 30 s of speech at 32 kbit/s. It takes no more than ten
+# minutes (VLLM_MAX_AUDIO_DECODE_DURATION_S).
 _AUDIO_BYTES = 120 << 10
+_MOST_PIECES = 20
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def rendering(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
 
 def speech(fields: Fields, body_bytes: int) -> Work:
     """A file of audio, by its size: a form's fields say nothing of its length."""
-    pieces = max(1, -(-body_bytes // _AUDIO_BYTES))
+    pieces = min(_MOST_PIECES, max(1, -(-body_bytes // _AUDIO_BYTES)))
     most = _asked(fields, "max_completion_tokens", "max_tokens")
     return Work(pieces, _answers(fields), most)
 
@@ -122,6 +125,9 @@ def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
         if isinstance(value, str):
             yield holder, name, value
         elif isinstance(value, dict):
+            if name == _ARGUMENTS:  # text, whatever it is called there
+                todo.extend((value, name, item) for item in value.values())
+                continue
             url, data = (name if name.endswith("_url") else "url"), (IMAGE if name == IMAGE else "data")
             source = IMAGE if value.get("type") == "image" else "source"
             names = {"url": url, "data": data, "source": source}

@@ -56,6 +56,16 @@ def test_who_takes_the_beginning_of_a_whole_answer_pays_until_then() -> None:
     assert charged(UNBOUND, short_answers(), first_s=15.0, status=200, output_tokens=7) == (5, 7)
 
 
+@pytest.mark.parametrize(("work", "written"), [(UNBOUND, 100), (Work(1, generates=False), 0)])
+def test_an_answer_that_nobody_counts_is_not_free(work: Work, written: int) -> None:
+    """That of speech has its seconds for usage."""
+    spoken = record(first_s=11.0, status=200, outcome="ok", sent_bytes=400)
+    assert used_tokens(spoken, Estimate(work, 5, 10, 15), short_answers(), CONTEXT, now_s=20.0) == (
+        5,
+        written,
+    )
+
+
 def test_answers_of_a_token_neither_make_the_next_one_free_nor_the_model_slow() -> None:
     usage = short_answers()
     assert usage.output_tokens("evil", "llama", CONTEXT) == 64

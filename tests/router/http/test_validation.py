@@ -120,6 +120,18 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             {"messages": TALK, "tools": [{"description": "a" * (2048 * 128 + 1)}]},
             "no text of that length",
         ),
+        *(
+            (
+                CHAT,
+                {"messages": [{"role": "assistant", "tool_calls": [{"function": {"arguments": held}}]}]},
+                says,
+            )
+            for held, says in (
+                ({"url": "data:" + "a" * (2048 * 128)}, "arguments has 262149 characters"),
+                ({"a" * (2048 * 128): 1}, "bytes beside media; no prompt of that length"),
+                ({"a": [1000] * 60_000}, "bytes beside media; no prompt of that length"),
+            )
+        ),
         ("/v2/embed", {"images": ["http://10.0.0.1/a.png"]}, "is not fetched"),
         (
             "/v2/embed",
@@ -403,3 +415,8 @@ def test_only_what_the_router_looks_at_stays_in_memory() -> None:
         "structured_outputs": True,
         "response_format": {"type": "json_schema"},
     }
+
+
+def test_whitespace_before_a_body_hides_nothing_of_its_prompt() -> None:
+    body = b" " * 100 + json.dumps({"messages": [{"role": "user", "content": "word " * 1000}]}).encode()
+    assert check(ROUTES[CHAT], parse(body), body, PLAN, RouterSpec()).prompt_tokens > 1000
