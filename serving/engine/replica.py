@@ -326,6 +326,11 @@ class SliceReplica:
             with contextlib.suppress(Exception):  # the head restarts
                 reason = await asyncio.to_thread(self._store.verdict, replica)
         self._wrong = True
+        # Routers take off what they can, and suspect no request of ending the slice.
+        changes = {"state": SliceState.DRAINING, "phase": "draining", "reason": reason}
+        with contextlib.suppress(Exception):
+            await asyncio.to_thread(partial(self._record.update, **changes))
+        await asyncio.sleep(2 * TIMINGS.beat_s)
         self._on(Event.WRONG, reason)
 
     async def _look_at_start(self, *, compares: bool) -> None:

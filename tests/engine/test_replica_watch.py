@@ -8,6 +8,7 @@ import pytest
 
 from serving.engine.lifecycle import Event
 from serving.engine.replica import SliceReplica
+from serving.state.records import SliceState
 
 pytestmark = pytest.mark.unit
 
@@ -78,6 +79,23 @@ async def test_a_watch_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -
     made = replica(_hosts=hosts, _server=server, _engine_is_silent=never)
     await made._watch()
     assert made.events == [(Event.LOST, "the engine reports itself dead")]
+
+
+async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_killed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Routers would suspect the requests there of having ended it, and try them one at a time."""
+    happened: list[Any] = []
+    record = SimpleNamespace(replica="r")
+    made = replica(
+        _store=SimpleNamespace(verdict=lambda _: "other tokens"),
+        _record=SimpleNamespace(record=record, update=lambda **changes: happened.append(changes["state"])),
+        _judged=True,
+    )
+    made._on = lambda event, _: happened.append(event)
+    monkeypatch.setattr("serving.engine.replica.TIMINGS", SimpleNamespace(verdict_look_s=0.0, beat_s=0.0))
+    await made._verdict()
+    assert happened == [SliceState.DRAINING, Event.WRONG]
 
 
 async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
