@@ -108,7 +108,7 @@ def test_a_stream_leaves_a_slice_that_hangs_and_one_that_is_only_slow_stays() ->
     fields = {"model": MODEL, **HELLO, "max_tokens": LONG, "stream": True}
     with pair() as found:
         expected = found.client.post(found.engines["b"][0] + CHAT, json=fields).content.split(b"\n\n")
-        for fault, moves in (({"stall_s": 1.5}, False), ({"hang": True}, True)):
+        for fault, moves in (({"stall_s": 0.8}, False), ({"hang": True}, True)):
             alone, done, at_fault = found.written("b"), b"", False
             with found.client.stream("POST", found.address + CHAT, json=fields) as answer:
                 for data in answer.iter_raw():
