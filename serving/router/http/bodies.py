@@ -123,6 +123,8 @@ class BodyReader:
         finally:
             del self._readers[task]
             self._overdue.discard(task)
+            # A cancelled task keeps its error, and that this frame: the circle would keep the body until a garbage collection.
+            del task
 
     async def _pieces(self, request: Request, holder: Holder) -> bytes:
         """Reads and drops the rest of a refused body: a client that is still sending hears no answer."""

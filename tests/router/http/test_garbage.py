@@ -30,11 +30,13 @@ def running() -> Iterator[Front]:
         yield found
 
 
-def sent(running: Front, fields: bytes) -> socket.socket:
+def sent(running: Front, fields: bytes, of_bytes: int = 0) -> socket.socket:
     host, port = running.address.removeprefix("http://").split(":")
     client = socket.create_connection((host, int(port)), timeout=10)
     client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
-    client.sendall(b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(fields) + fields)
+    client.sendall(
+        b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (of_bytes or len(fields)) + fields
+    )
     return client
 
 
@@ -53,6 +55,13 @@ def hung_up(running: Front) -> None:
         assert client.recv(12) == b"HTTP/1.1 200"
 
 
+def gone_in_its_body(running: Front) -> None:
+    with sent(running, chat(), of_bytes=8 << 20) as client:
+        until(lambda: running.gate.bodies.held_bytes > SMALL_BYTES, "it is being read")
+        client.close()
+    until(lambda: not running.gate.bodies.held_bytes, "it has ended")
+
+
 @pytest.mark.parametrize(
     "ask",
     [
@@ -62,6 +71,7 @@ def hung_up(running: Front) -> None:
         pytest.param(partial(answered, fields=b'{"a":[' + b"[]," * 70_000, status=b"400"), id="wide"),
         pytest.param(partial(answered, fields=chat(model="other"), status=b"404"), id="of no model"),
         pytest.param(hung_up, id="hung up"),
+        pytest.param(gone_in_its_body, id="gone in its body"),
     ],
 )
 def test_an_ended_request_is_gone_without_a_garbage_collection(
