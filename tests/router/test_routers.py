@@ -17,7 +17,7 @@ from serving.router.http.auth import new
 from serving.state.records import Demand
 from serving.timings import TIMINGS
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 2"
 
 ROUTERS = 2

@@ -11,7 +11,7 @@ from support.service import FAILED, Service, service
 
 from serving.state.records import SliceRecord
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 3"
 
 SURGE_S = 4
@@ -56,7 +56,6 @@ def test_a_changed_engine_rolls_over_the_spare_slice_without_a_lost_request(runn
     assert wrong == []
 
 
-@pytest.mark.slow
 def test_without_a_spare_slice_an_old_one_makes_room(running: Service) -> None:
     used = {entry.slice for entry in running.serving()}
     (spare,) = {one.name for one in running.cluster.status()} - used
@@ -71,7 +70,6 @@ def test_without_a_spare_slice_an_old_one_makes_room(running: Service) -> None:
     running.cluster.add_slice(shape)
 
 
-@pytest.mark.slow
 def test_an_engine_that_does_not_start_stops_the_roll_and_the_old_ones_serve_on(running: Service) -> None:
     before = replicas(running)
     good = running.model()["engine"]

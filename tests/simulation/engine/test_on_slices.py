@@ -18,7 +18,7 @@ from serving.simulation import processes
 from serving.state.gcs import show_token
 from serving.state.records import SliceRecord, SliceState
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 3"
 
 SLICES = 3
@@ -163,7 +163,6 @@ def test_a_slice_that_hangs_is_given_up_after_stall_s_and_says_where_it_hung(run
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 
 
-@pytest.mark.slow
 def test_what_a_slice_on_a_stopped_host_has_goes_elsewhere(running: Service) -> None:
     """Its kernel keeps every connection up."""
     answers, askers = load(running)
