@@ -136,7 +136,11 @@ class HostWatch:
 
 
 async def first(*waits: Callable[[], Coroutine[Any, Any, str]]) -> str:
-    """The result of the first to return; the others are cancelled."""
+    """The result of the first to return; the others are cancelled.
+
+    None of them may use `asyncio.wait_for`: until Python 3.12 it loses a cancellation that comes as the answer does, and what
+    is waited for here would never end.
+    """
     tasks = [asyncio.create_task(wait()) for wait in waits]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -223,7 +227,8 @@ async def _unfit(host: SliceHost, actor: Any, needs: Needs) -> str:
     else:
         asked = asyncio.wrap_future(actor.look.remote(needs).future())
         try:
-            facts = await asyncio.wait_for(asked, TIMINGS.host_first_answer_s)
+            async with asyncio.timeout(TIMINGS.host_first_answer_s):
+                facts = await asked
         except TimeoutError:
             return f"{name}: no answer for {TIMINGS.host_first_answer_s:.0f} s"
         except RayError as error:
@@ -234,7 +239,8 @@ async def _unfit(host: SliceHost, actor: Any, needs: Needs) -> str:
 async def _stacks(actor: Any, processes: Mapping[int, str]) -> str:
     asked = asyncio.wrap_future(actor.stacks.remote(processes).future())
     try:
-        return str(await asyncio.wait_for(asked, 2 * TIMINGS.stacks_s))
+        async with asyncio.timeout(2 * TIMINGS.stacks_s):
+            return str(await asked)
     except (TimeoutError, RayError) as error:
         return f"no stacks: {type(error).__name__}"
 
@@ -270,7 +276,8 @@ async def silent(
     while True:
         asked = time.monotonic()
         try:
-            await asyncio.wait_for(asyncio.wrap_future(actor.ping.remote().future()), patience_s)
+            async with asyncio.timeout(patience_s):
+                await asyncio.wrap_future(actor.ping.remote().future())
         except (TimeoutError, GetTimeoutError):
             return f"host {host.worker_id} ({host.ip}) has not answered for {time.monotonic() - asked:.0f} s"
         except RayError as error:

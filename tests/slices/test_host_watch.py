@@ -45,6 +45,34 @@ async def test_a_sentinel_that_takes_long_to_start_is_no_host_that_hangs_but_onc
     assert reason == "host 1 (127.77.1.2) has not answered for 0 s"
 
 
+class Answering(Sentinel):
+    """Its answers are given by the test."""
+
+    def __init__(self) -> None:
+        super().__init__(answer_s=0)
+        self.answers: list[Future[None]] = []
+
+    def future(self) -> "Future[None]":
+        self.answers.append(Future())
+        return self.answers[-1]
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_watch_that_is_ended_as_its_answer_comes_ends(turns: int) -> None:
+    """A start waited for ever for such a watch."""
+    sentinel = Answering()
+    watching = asyncio.create_task(silent(HOST, sentinel))
+    while not sentinel.answers:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    sentinel.answers[0].set_result(None)
+    for _ in range(turns):  # of the event loop, between the answer and the end
+        await asyncio.sleep(0)
+    watching.cancel()
+    assert await asyncio.wait([watching], timeout=5) == ({watching}, set())
+    assert watching.cancelled()
+
+
 @pytest.fixture
 def node(short_directory: Path) -> Iterator[None]:
     """A Ray node that is no TPU host; to a sentinel they are alike."""
