@@ -16,7 +16,7 @@ from support.leases import Leases
 from support.service import MODEL, STALL_S, Service, called, two_replicas
 
 from serving import secret
-from serving.config import RouterSpec
+from serving.config import FailoverSpec, RouterSpec
 from serving.engine import known_faults
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
@@ -214,7 +214,7 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
     monkeypatch.setenv(secret.VARIABLE, running.cluster.secret)
     core = RouterCore(
         [running.plan()],
-        RouterSpec(),
+        RouterSpec(failover=FailoverSpec(wait_s=240)),  # a slice may have to start first
         KeyFile(None),
         no_metrics,
         name="beside",
@@ -226,7 +226,7 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
     admitting = asyncio.create_task(core.admission.run())
     asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "echo": True, "logprobs": 2}
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(core.app()), base_url="http://beside", timeout=120
+        transport=httpx.ASGITransport(core.app()), base_url="http://beside", timeout=420
     ) as client:
         poison = await client.post("/v1/completions", json=asked)
         assert (poison.status_code, poison.json()["error"]["code"]) == (500, "request_ends_engines")
