@@ -25,7 +25,6 @@ _MOST_WAIT_S = 30.0  # however long the service says
 _GONE_S = 300.0  # a service that has answered nothing for so long is gone
 _CONNECT_S, _ANSWER_S = 10.0, 3600.0
 _FIRST_LINES = 8
-FREE_SEATS = "x-free-seats-only"
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ class Asker:
         self._url = url.rstrip("/")
         self._model = model
         self._most = most
-        self._headers = {"content-type": "application/json", FREE_SEATS: "1"}
+        self._headers = {"content-type": "application/json", lines.FREE_SEATS: "1"}
         if key:
             self._headers["authorization"] = f"Bearer {key}"
         self._session: aiohttp.ClientSession | None = None

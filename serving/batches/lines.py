@@ -9,6 +9,8 @@ from serving import bounded_json
 from serving.errors import BadRequestError
 
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+# The header of a request that wants a free seat or none; any value but an empty one.
+FREE_SEATS = "x-free-seats-only"
 _MOST_CUSTOM_ID = 512
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"  # editors put it in front of the first line
 

@@ -18,6 +18,7 @@ from serving import hub
 from serving.cli.plan_view import offer_summary, show_candidates, show_offers, show_plans
 from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
+from serving.gke.application import application
 from serving.gke.manifest import kustomize, render
 from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
@@ -171,28 +172,11 @@ def manifest_file(
         name, service = _only(deployment)
         gke = service.gke.model_copy(update={"image": image}) if image else service.gke
         plans = [plan(spec, hub.config_of) for spec in _specs(service)]
+        app = application(name, gke, plans, port=deployment.port, router=service.router, store=service.store)
         if base is None:
-            text = render(
-                name,
-                gke,
-                deployment.document,
-                plans,
-                port=deployment.port,
-                router=service.router,
-                store=service.store,
-            )
-            output.write(text)
+            output.write(render(app, deployment.document))
         else:
-            files = kustomize(
-                name,
-                gke,
-                deployment.document,
-                plans,
-                port=deployment.port,
-                router=service.router,
-                store=service.store,
-            )
-            _write_base(base, files)
+            _write_base(base, kustomize(app, deployment.document))
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED

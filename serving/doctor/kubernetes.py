@@ -9,7 +9,7 @@ from typing import Any
 from serving.config import DeploymentFile
 from serving.doctor.facts import Deployed, Endpoints
 from serving.errors import ConfigError
-from serving.gke.application import label_of
+from serving.gke.application import application, label_of
 from serving.gke.manifest import ray_service
 from serving.planning import Plan
 
@@ -69,17 +69,10 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
     service = next((entry for entry in services if entry["metadata"]["name"] == label), None)
     gke = config.gke if config.gke.image else config.gke.model_copy(update={"image": _image(service)})
     try:
-        wanted = ray_service(
-            name,
-            gke,
-            deployment.document,
-            plans,
-            port=deployment.port,
-            router=config.router,
-            store=config.store,
-        )
+        app = application(name, gke, plans, port=deployment.port, router=config.router, store=config.store)
     except ConfigError as error:
         return error.message
+    wanted = ray_service(app, deployment.document)
     return Deployed(label, namespace, wanted, service, tuple(clusters), tuple(pods))
 
 

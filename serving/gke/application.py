@@ -47,8 +47,9 @@ class Pool:
 
 @dataclass(frozen=True)
 class Application:
-    """An application that can be rendered. `label` names the RayService, and with a suffix everything else of it."""
+    """An application that can be rendered. `label` is its name as Kubernetes takes it: of the RayService, and with a suffix of the rest."""
 
+    name: str
     label: str
     image: str
     port: int
@@ -96,11 +97,12 @@ def application(
     gke: GkeSpec,
     plans: Sequence[Plan],
     *,
-    port: int,
-    router: RouterSpec,
+    port: int = 8000,
+    router: RouterSpec | None = None,
     store: StoreSpec | None = None,
 ) -> Application:
     """Check what Kubernetes, KubeRay and GKE would refuse later; raises ConfigError."""
+    router = router or RouterSpec()
     if not gke.image:
         raise ConfigError(
             "gke.image names no image; build one with this repository's Dockerfile, push it, and name it in gke.image or with --image"
@@ -128,6 +130,7 @@ def application(
             "for Google's TPU webhook clips longer names and the hosts don't find each other: shorten it"
         )
     return Application(
+        name=name,
         label=label,
         image=gke.image,
         port=port,

@@ -5,15 +5,14 @@ together. The head has no TPU and carries the router. What only `gcloud` can mak
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
 
-from serving.config import ON_DISK, OWN_REDIS, GkeSpec, RouterSpec, StoreSpec
+from serving.config import ON_DISK, OWN_REDIS
 from serving.gke import access, nodepools, pods, redis
-from serving.gke.application import Application, application
-from serving.planning.plan import Plan
+from serving.gke.application import Application
 from serving.tpu import POD_TYPE_LABEL
 
 RAY_VERSION = "2.60.0"
@@ -36,52 +35,19 @@ _MEMBER = (
 )
 
 
-def render(
-    name: str,
-    gke: GkeSpec,
-    document: dict[str, Any],
-    plans: Sequence[Plan],
-    *,
-    port: int = 8000,
-    router: RouterSpec | None = None,
-    store: StoreSpec | None = None,
-) -> str:
-    """The manifest of an application and its planned pools as text; `document` is Serve's config file.
-
-    Raises ConfigError for what Kubernetes, KubeRay or GKE would refuse.
-    """
-    app = application(name, gke, plans, port=port, router=router or RouterSpec(), store=store)
-    head = f"# {name}: serving manifest FILE | kubectl apply -f -\n{_before(app)}"
+def render(app: Application, document: dict[str, Any]) -> str:
+    """The manifest of an application as text; `document` is Serve's config file."""
+    head = f"# {app.name}: serving manifest FILE | kubectl apply -f -\n{_before(app)}"
     return head + "".join(f"---\n{_text(resource)}" for resource in _objects(app, _text(document)))
 
 
-def ray_service(
-    name: str,
-    gke: GkeSpec,
-    document: dict[str, Any],
-    plans: Sequence[Plan],
-    *,
-    port: int = 8000,
-    router: RouterSpec | None = None,
-    store: StoreSpec | None = None,
-) -> dict[str, Any]:
-    """The RayService among the manifest's objects. Raises as `render` does."""
-    app = application(name, gke, plans, port=port, router=router or RouterSpec(), store=store)
+def ray_service(app: Application, document: dict[str, Any]) -> dict[str, Any]:
+    """The RayService among the manifest's objects."""
     return _ray_service(app, _text(document))
 
 
-def kustomize(
-    name: str,
-    gke: GkeSpec,
-    document: dict[str, Any],
-    plans: Sequence[Plan],
-    *,
-    port: int = 8000,
-    router: RouterSpec | None = None,
-    store: StoreSpec | None = None,
-) -> dict[str, str]:
-    """The same objects as a base for kustomize: file names to texts, one file a kind. Raises as `render` does."""
-    app = application(name, gke, plans, port=port, router=router or RouterSpec(), store=store)
+def kustomize(app: Application, document: dict[str, Any]) -> dict[str, str]:
+    """The same objects as a base for kustomize: file names to texts, one file a kind."""
     files: dict[str, str] = {}
     for resource in _objects(app, _text(document)):
         file = f"{resource['kind'].lower()}.yaml"
@@ -92,7 +58,7 @@ def kustomize(
         "kind": "Kustomization",
         "resources": sorted(files),
     }
-    head = f"# {name}: written by `serving manifest FILE --kustomize DIR`; change it in an overlay.\n"
+    head = f"# {app.name}: written by `serving manifest FILE --kustomize DIR`; change it in an overlay.\n"
     return {"kustomization.yaml": head + _before(app) + _text(base), **files}
 
 

@@ -410,6 +410,9 @@ REGISTERED: dict[str, tuple[Any, ...]] = {
         "slow",
     ),
 }
+# Every option whose kind of value, or whose names, stand above.
+KINDS = SWITCHES | WHOLE_NUMBERS | NUMBERS | TEXTS | LISTS | MAPPINGS | REGISTERED.keys()
+
 # What TpuPlatform.check_and_update_config lets in.
 CONNECTORS = ("TPUConnector", "TPUConnectorHMA", "TPUOffloadConnector", "RaidenOffloadConnector")
 # Options of GPUs, with what a TPU's engine makes of them.

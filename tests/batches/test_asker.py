@@ -15,13 +15,14 @@ from support.two_engines import STEPS_OF_3_MS
 
 from serving.batches import asker
 from serving.batches.asker import Asked, Asker
+from serving.batches.lines import FREE_SEATS
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile, new
 from serving.router.telemetry.record import RequestRecord
 from serving.simulation.cluster import free_port
 
 pytestmark = pytest.mark.http
-FREE = {asker.FREE_SEATS: "1"}
+FREE = {FREE_SEATS: "1"}
 
 
 @pytest.fixture

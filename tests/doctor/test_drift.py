@@ -20,6 +20,7 @@ from serving.doctor.drift import of_services
 from serving.doctor.facts import Deployed
 from serving.doctor.findings import Finding, Verdict
 from serving.doctor.kubernetes import deployed, kubernetes
+from serving.gke.application import application
 from serving.gke.manifest import ray_service
 from serving.planning import Plan, plan_pools
 
@@ -101,7 +102,8 @@ def _wanted() -> dict[str, Any]:
     deployment, plans = llama()
     ((name, service),) = deployment.services.items()
     gke = service.gke.model_copy(update={"image": "reg/serving:1"})
-    return ray_service(name, gke, deployment.document, plans, port=deployment.port, router=service.router)
+    app = application(name, gke, plans, port=deployment.port, router=service.router)
+    return ray_service(app, deployment.document)
 
 
 def found(*clusters: dict[str, Any], service: dict[str, Any] | None = None) -> list[Finding]:

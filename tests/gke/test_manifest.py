@@ -11,6 +11,7 @@ from support.manifests import objects_of, pod_templates, problems
 from serving import tracing
 from serving.config import GkeSpec, ModelSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
+from serving.gke.application import application
 from serving.gke.manifest import kustomize, render
 from serving.planning import Plan, plan
 
@@ -53,7 +54,7 @@ def objects(
 ) -> dict[str, list[dict[str, Any]]]:
     """The objects of a manifest by kind; every one of them is valid."""
     spec = GkeSpec.model_validate({"image": "image"} | gke)
-    text = render(name, spec, {}, plans or [planned()], port=port, router=router, store=store)
+    text = render(application(name, spec, plans or [planned()], port=port, router=router, store=store), {})
     found: dict[str, list[dict[str, Any]]] = {}
     for made in objects_of(text):
         assert problems(made) == []
@@ -342,7 +343,7 @@ def test_a_file_cache_that_memory_does_not_hold_is_on_disk() -> None:
 
 
 def test_streamed_weights_take_rights_and_no_disk() -> None:
-    text = render("app", GkeSpec(image="image"), {}, [elsewhere("gs://models/llama")])
+    text = render(application("app", GkeSpec(image="image"), [elsewhere("gs://models/llama")]), {})
     for role in ("objectViewer", "legacyBucketReader"):  # the streamer asks for the bucket itself too
         assert f"add-iam-policy-binding gs://models --role=roles/storage.{role}" in text
     assert "/subject/ns/default/sa/app-slice" in text
@@ -401,7 +402,9 @@ def test_what_the_head_keeps_is_on_its_claim() -> None:
 
 def test_a_store_in_a_database_and_a_bucket_has_a_password_and_rights() -> None:
     made = StoreSpec(database="postgresql://user@db/serving", files="gs://batch-files/x")
-    text = render("app", GkeSpec(image="image", database_secret="postgres"), {}, [planned()], store=made)
+    text = render(
+        application("app", GkeSpec(image="image", database_secret="postgres"), [planned()], store=made), {}
+    )
     assert "add-iam-policy-binding gs://batch-files --role=roles/storage.objectUser" in text
     assert "/subject/ns/default/sa/app-head" in text
     assert "postgres (key password)" in text
@@ -622,7 +625,7 @@ def test_the_longest_name_fits_everywhere() -> None:
 
 def test_an_image_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"gke\.image names no image"):
-        render("app", GkeSpec(), {}, [planned()])
+        application("app", GkeSpec(), [planned()])
 
 
 def test_weights_on_no_bucket_are_refused() -> None:
@@ -683,8 +686,9 @@ def test_keys_that_would_hide_a_whole_folder_are_refused() -> None:
 def test_a_base_holds_the_same_objects_one_file_a_kind() -> None:
     plans = [planned(replicas={"min": 1, "max": 2})]
     gke = GkeSpec(image="image", weights_bucket="bucket", zone="us-east5-b")
-    whole = objects_of(render("app", gke, {"a": 1}, plans))
-    files = kustomize("app", gke, {"a": 1}, plans)
+    app = application("app", gke, plans)
+    whole = objects_of(render(app, {"a": 1}))
+    files = kustomize(app, {"a": 1})
     base = yaml.safe_load(files["kustomization.yaml"])
     assert problems(base) == []
     assert sorted(base["resources"]) == sorted(files.keys() - {"kustomization.yaml"})

@@ -6,7 +6,7 @@ import pytest
 from serving import config
 from serving.config import GkeSpec, ModelSpec
 from serving.gke import nodepools
-from serving.gke.application import Pool
+from serving.gke.application import Pool, application
 from serving.gke.manifest import render
 from serving.gke.storage import storage_of
 from serving.planning import Plan, plan
@@ -117,7 +117,7 @@ def test_a_fallback_keeps_the_topology_and_the_order() -> None:
 
 
 def test_the_head_s_node_is_made_first() -> None:
-    lines = render("app", GKE, {}, [planned("v6e", "4x4")]).splitlines()
+    lines = render(application("app", GKE, [planned("v6e", "4x4")]), {}).splitlines()
     assert lines[1] == "# Nodes first:"
     assert (
         "node-pools create app-head --cluster=$CLUSTER --location=us-east5-b --machine-type=n2-standard-8"
@@ -127,7 +127,7 @@ def test_the_head_s_node_is_made_first() -> None:
 
 def test_nodes_of_a_regional_cluster_are_in_one_zone() -> None:
     regional = GkeSpec(region="us-east5", zone="us-east5-b", image="image", cluster="c")
-    text = render("app", regional, {}, [planned("v7x", "2x2x2")])
+    text = render(application("app", regional, [planned("v7x", "2x2x2")]), {})
     lines = [line for line in text.splitlines() if "node-pools create" in line]
     assert len(lines) == 2
     assert all("--cluster=c --location=us-east5 --node-locations=us-east5-b " in line for line in lines)
@@ -137,7 +137,7 @@ def test_nodes_of_a_regional_cluster_are_in_one_zone() -> None:
 
 
 def test_pools_of_one_shape_have_names_of_their_own() -> None:
-    text = render("app", GKE, {}, [planned("v6e", "4x4")] * 3)
+    text = render(application("app", GKE, [planned("v6e", "4x4")] * 3), {})
     names = [line.split()[-1] for line in text.splitlines() if "groupName: " in line]
     first = "meta-llama-llama-3-1-8b-in-v6e-4x4"
     assert names == [first, f"{first}-p2", f"{first}-p3"]
@@ -146,7 +146,7 @@ def test_pools_of_one_shape_have_names_of_their_own() -> None:
 def test_no_two_node_pools_have_one_name() -> None:
     """Slices of two hosts have a node pool each, numbered; a slice of one host of the same shape is not one of these numbers."""
     twice = [planned("v6e", "2x4", {"min": 1, "max": 3}, hosts=hosts) for hosts in (2, 1)]
-    text = render("app", GKE, {}, twice)
+    text = render(application("app", GKE, twice), {})
     names = [line.split()[5] for line in text.splitlines() if "node-pools create" in line]
     assert len(names) == 5
     assert len(set(names)) == len(names)

@@ -16,6 +16,7 @@ from support.kuberay import Autoscaled
 from support.recorded_demand import nameless, recorded
 
 from serving.config import GkeSpec, ModelSpec
+from serving.gke.application import application
 from serving.gke.manifest import render
 from serving.planning import plan
 from serving.tpu import Slice, resolve
@@ -58,7 +59,7 @@ def rendered(pools: tuple[Slice, ...], least: int, most: int) -> dict[str, Any]:
         )
         for pool in pools
     ]
-    return ray_cluster(render("llama", GkeSpec(image="image"), {}, plans))
+    return ray_cluster(render(application("llama", GkeSpec(image="image"), plans), {}))
 
 
 def ray_cluster(manifest: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from starlette.responses import Response
 
+from serving.batches.lines import FREE_SEATS
 from serving.config import RouterSpec
 from serving.errors import ConfigError, GaveWayError, Refusal, UnreadError
 from serving.planning import Plan
@@ -42,8 +43,7 @@ _GAVE_WAY = "The seat of this request was wanted before it was answered; ask aga
 UNREAD_S = 30.0
 _SLOWEST_READER_BYTES_PER_S = 1024
 _MOST_BEARERS = 10_000  # whose use is remembered
-# The header of requests that want a free seat or none; any value but an empty one.
-FREE_SEATS = b"x-free-seats-only"
+_FREE_SEATS = FREE_SEATS.encode()
 
 
 class Visit:
@@ -150,7 +150,7 @@ class AdmissionController:
             account.wake(now_s)
             self._used[account.key.id] = account
         over = account.budget.refusal(self._calendar()) if account.budget and costs else None
-        fills = costs and any(name == FREE_SEATS and value for name, value in headers)
+        fills = costs and any(name == _FREE_SEATS and value for name, value in headers)
         return Visit(account, over or account.arrive(now_s), now_s, fills=fills)
 
     def fill(self, sha256: str, times: int = 0) -> Visit:

@@ -8,7 +8,7 @@ from typing import Protocol
 from serving.errors import Refusal
 from serving.router.admission.queue import Ticket, Where
 from serving.router.forwarding.seat import Preemptible
-from serving.router.http.downstream import Downstream, Headers, Source
+from serving.router.http.downstream import Downstream, PassesOn
 from serving.router.telemetry.record import RequestRecord
 
 # Proxies and clients that wait for bytes give up after 10 s and more.
@@ -67,14 +67,14 @@ class AdmittedSeat:
         return ticket.refusal
 
 
-class FillsSeat:
+class FillsSeat(PassesOn):
     """The client of a request that only fills a seat: it gives way to any request that waits, and is to ask again.
 
     Once its answer has begun it does not: a whole answer comes in one piece, and is over then.
     """
 
     def __init__(self, client: Downstream, record: RequestRecord) -> None:
-        self._client = client
+        super().__init__(client)
         self._record = record
         self._began_s = time.monotonic()
         self._task = asyncio.current_task()
@@ -98,41 +98,3 @@ class FillsSeat:
     def work(self) -> float:
         """By its age: nobody has counted its tokens."""
         return time.monotonic() - self._began_s
-
-    # Downstream
-
-    @property
-    def source(self) -> Source | None:
-        return self._client.source
-
-    @source.setter
-    def source(self, source: Source | None) -> None:
-        self._client.source = source
-
-    @property
-    def more_headers(self) -> Callable[[], Headers] | None:
-        return self._client.more_headers
-
-    @more_headers.setter
-    def more_headers(self, more_headers: Callable[[], Headers] | None) -> None:
-        self._client.more_headers = more_headers
-
-    @property
-    def started(self) -> bool:
-        return self._client.started
-
-    @property
-    def paused(self) -> bool:
-        return self._client.paused
-
-    def start(self, status: int, headers: Headers) -> None:
-        self._client.start(status, headers)
-
-    def write(self, data: bytes) -> None:
-        self._client.write(data)
-
-    def end(self, data: bytes = b"") -> None:
-        self._client.end(data)
-
-    def cut(self) -> None:
-        self._client.cut()

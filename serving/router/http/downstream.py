@@ -56,6 +56,49 @@ class Downstream(Protocol):
         """The client does not read: end the answer as it stands, and with it whoever makes it."""
 
 
+class PassesOn:
+    """A Downstream before another: what a subclass does not do itself, `client` does."""
+
+    def __init__(self, client: Downstream) -> None:
+        self.client = client
+
+    @property
+    def source(self) -> Source | None:
+        return self.client.source
+
+    @source.setter
+    def source(self, source: Source | None) -> None:
+        self.client.source = source
+
+    @property
+    def more_headers(self) -> Callable[[], Headers] | None:
+        return self.client.more_headers
+
+    @more_headers.setter
+    def more_headers(self, more_headers: Callable[[], Headers] | None) -> None:
+        self.client.more_headers = more_headers
+
+    @property
+    def started(self) -> bool:
+        return self.client.started
+
+    @property
+    def paused(self) -> bool:
+        return self.client.paused
+
+    def start(self, status: int, headers: Headers) -> None:
+        self.client.start(status, headers)
+
+    def write(self, data: bytes) -> None:
+        self.client.write(data)
+
+    def end(self, data: bytes = b"") -> None:
+        self.client.end(data)
+
+    def cut(self) -> None:
+        self.client.cut()
+
+
 def respond(client: Downstream, response: Response) -> None:
     """Send a response that is whole already."""
     client.start(response.status_code, response.raw_headers)

@@ -5,7 +5,7 @@ from http import HTTPStatus
 from typing import Any
 
 from serving.router.http import sse
-from serving.router.http.downstream import Downstream, Headers, Source
+from serving.router.http.downstream import Downstream, Headers, PassesOn
 
 _NONE_BEFORE = b'"previous_response_id":null'
 _OVER = (b"event: response.completed\n", b"event: response.incomplete\n")
@@ -14,15 +14,15 @@ _LENGTH = b"content-length"
 _EVENTS = sse.MEDIA_TYPE.encode()
 
 
-class Keeper:
-    """A Downstream before a client's: notes the response, and holds its end back until `finish`.
+class Keeper(PassesOn):
+    """Notes the response on its way to `client`, and holds its end back until `finish`.
 
     So a client that has the end finds the response kept.
     """
 
     def __init__(self, client: Downstream, previous_id: str) -> None:
+        super().__init__(client)
         self.response: dict[str, Any] | None = None  # once it is whole
-        self._client = client
         self._before = b'"previous_response_id":' + json.dumps(previous_id or None).encode()
         self._head: tuple[int, Headers] | None = None
         self._streams = False
@@ -30,61 +30,34 @@ class Keeper:
         self._held: list[bytes] = []
         self._over = False
 
-    @property
-    def source(self) -> Source | None:
-        return self._client.source
-
-    @source.setter
-    def source(self, source: Source | None) -> None:
-        self._client.source = source
-
-    @property
-    def more_headers(self) -> Any:
-        return self._client.more_headers
-
-    @more_headers.setter
-    def more_headers(self, more_headers: Any) -> None:
-        self._client.more_headers = more_headers
-
-    @property
-    def started(self) -> bool:
-        return self._client.started
-
-    @property
-    def paused(self) -> bool:
-        return self._client.paused
-
     def start(self, status: int, headers: Headers) -> None:
         headers = list(headers)
         media = next((value for name, value in headers if name == b"content-type"), b"")
         self._streams = media.startswith(_EVENTS)
         self._passes = status != HTTPStatus.OK
         if self._passes or self._streams:
-            self._client.start(status, headers)
+            self.client.start(status, headers)
         else:
             self._head = status, headers
 
     def write(self, data: bytes) -> None:
         if self._passes:
-            self._client.write(data)
+            self.client.write(data)
             return
         data = data.replace(_NONE_BEFORE, self._before)
         if self._streams and not self._held and not any(mark in data for mark in _OVER):
-            self._client.write(data)
+            self.client.write(data)
         else:
             self._held.append(data)
 
     def end(self, data: bytes = b"") -> None:
         if self._passes:
-            self._client.end(data)
+            self.client.end(data)
         else:
             if data:
                 self.write(data)
             self._over = True
             self.response = self._read(b"".join(self._held))
-
-    def cut(self) -> None:
-        self._client.cut()
 
     def finish(self) -> None:
         """Send what was held back."""
@@ -92,9 +65,9 @@ class Keeper:
         if self._head:
             status, headers = self._head
             kept = [header for header in headers if header[0] != _LENGTH]
-            self._client.start(status, [*kept, (_LENGTH, b"%d" % len(body))])
+            self.client.start(status, [*kept, (_LENGTH, b"%d" % len(body))])
         if self._over:
-            self._client.end(body)
+            self.client.end(body)
 
     def _read(self, held: bytes) -> dict[str, Any] | None:
         if self._streams:

@@ -1,5 +1,6 @@
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -85,30 +86,49 @@ class Client:
         raise NotImplementedError
 
 
+Serve = Callable[
+    [Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]], Awaitable[Dispatcher]
+]
+
+
+@pytest.fixture
+async def serve() -> AsyncIterator[Serve]:
+    """Starts the only slice of model m, which answers each connection as it is told; its Dispatcher."""
+    async with contextlib.AsyncExitStack() as ends:
+
+        async def started(engine: Any) -> Dispatcher:
+            server = await asyncio.start_server(engine, "127.0.0.1", 0)
+            ends.callback(server.close)
+            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
+            table.update(
+                [SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0
+            )
+            dispatcher = Dispatcher(table)
+            ends.push_async_callback(dispatcher.close)
+            return dispatcher
+
+        yield started
+
+
 @pytest.mark.http
-async def test_a_client_has_a_stream_s_end_though_the_slice_keeps_its_answer_open() -> None:
+async def test_a_client_has_a_stream_s_end_though_the_slice_keeps_its_answer_open(serve: Serve) -> None:
     async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SSE_HEAD + b"".join(map(chunk, EVENTS)))
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_server(engine, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
-    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
-    dispatcher, client = Dispatcher(table), Client()
+    dispatcher, client = await serve(engine), Client()
     asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True})
     async with asyncio.timeout(5):
         await Forwarding(dispatcher, asked).run(client)
     assert client.ended
     assert client.got.count(b"data: ") == len(EVENTS)
-    assert not table.in_flight("a")
-    await dispatcher.close()
-    server.close()
+    assert not dispatcher._table.in_flight("a")
 
 
 @pytest.mark.http
-async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slice_up() -> None:
+async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slice_up(serve: Serve) -> None:
     """As after a move: the transport said that it is full to the slice before."""
     sent = 0
     event = b'data: {"id":"x","choices":[{"index":0,"text":"%s","token_ids":[1]}]}\n\n' % (b"w" * (64 << 10))
@@ -123,11 +143,7 @@ async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slic
         writer.write(chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(engine, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
-    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
-    dispatcher, client = Dispatcher(table), Client()
+    dispatcher, client = await serve(engine), Client()
     client.paused = True
     asked = InferenceRequest("m", "/v1/completions", b"{}", {"stream": True, "prompt": "x"})
     answering = asyncio.create_task(Forwarding(dispatcher, asked).run(client))
@@ -141,8 +157,6 @@ async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slic
     async with asyncio.timeout(20):
         await answering
     assert client.ended
-    await dispatcher.close()
-    server.close()
 
 
 CREATED, GOES_ON, WORD, COMPLETED = (
@@ -158,7 +172,7 @@ CREATED, GOES_ON, WORD, COMPLETED = (
     ids=["one", "two", "cut"],
 )
 async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_created(
-    opening: list[bytes],
+    opening: list[bytes], serve: Serve
 ) -> None:
     """vLLM says so before an engine has seen the request: it tells nothing of the slice, nor of the time to the first token."""
     read = asyncio.Event()
@@ -173,11 +187,7 @@ async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_c
         writer.write(chunk(WORD) + chunk(COMPLETED) + b"0\r\n\r\n")
         writer.close()
 
-    server = await asyncio.start_server(engine, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
-    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
-    dispatcher, client = Dispatcher(table), Client()
+    dispatcher, client = await serve(engine), Client()
     asked = InferenceRequest("m", "/v1/responses", b"{}", {"stream": True, "input": "x"})
     record = RequestRecord(asked.path)
     answering = asyncio.create_task(Forwarding(dispatcher, asked, record).run(client))
@@ -194,8 +204,6 @@ async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_c
     assert client.got == b"".join(opening) + WORD + COMPLETED
     assert record.first_s > 0
     assert record.sent_bytes == len(client.got)
-    await dispatcher.close()
-    server.close()
 
 
 LONG = (
@@ -208,7 +216,9 @@ LONG += b'"prompt_logprobs":"' + b"x" * (1 << 20) + b'"}'
 
 @pytest.mark.http
 @pytest.mark.parametrize("breaks_at", [None, 6 << 20])
-async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(breaks_at: int | None) -> None:
+async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(
+    breaks_at: int | None, serve: Serve
+) -> None:
     """Held whole, the answers of a request for 128 of them with logprobs filled a router's memory."""
     sent = 0
 
@@ -223,11 +233,7 @@ async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(brea
             sent = at
         writer.close()
 
-    server = await asyncio.start_server(engine, "127.0.0.1", 0)
-    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
-    table.update([SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0)
-    dispatcher, client = Dispatcher(table), Client()
+    dispatcher, client = await serve(engine), Client()
     asked = InferenceRequest("m", "/v1/completions", b"{}", {"prompt": "x"})
     record = RequestRecord(asked.path)
     client.paused = True
@@ -250,5 +256,3 @@ async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(brea
         assert client.got == LONG
         record.end()
         assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("ok", 7, 9)
-    await dispatcher.close()
-    server.close()
