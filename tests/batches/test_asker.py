@@ -69,6 +69,7 @@ async def test_what_asks_for_free_seats_only_gives_way_to_a_request_and_scaling_
             body = {"model": MODEL, "prompt": "now", "max_tokens": 3}
             answer = await client.post("/v1/completions", json=body)
         assert answer.status_code == 200
+        await asyncio.to_thread(until, lambda: len(records) > 1, "both are written down", 20)
         outcomes = [(record.path, record.outcome) for record in records]
         assert outcomes[:2] == [("/v1/chat/completions", "cancelled"), ("/v1/completions", "ok")]
         (row,) = await running
