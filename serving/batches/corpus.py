@@ -122,13 +122,24 @@ class Corpus:
         self.total = 0
         self.pieces: list[Piece] = []
         self.refused: list[str] = []
+        with _opened(path) as file:
+            seen = self._look_at(file, results)
+        if foreign := len(results.custom_ids - seen):
+            raise ConfigError(
+                f"the file of results has {foreign} that are of no line of {path}; name another file with -o"
+            )
+        if not self.total:
+            raise ConfigError(f"{path} has no line")
+
+    def _look_at(self, file: IO[bytes], results: Results) -> set[str]:
+        """Sort its lines; every custom_id."""
         seen: set[str] = set()
         piece = _Open(1, 0)
-        for number, start, text in numbered(_opened(path)):
+        for number, start, text in numbered(file):
             if not text.strip():
                 continue
             self.total += 1
-            custom_id, refused = _looked_at(text, model)
+            custom_id, refused = _looked_at(text, self.model)
             if custom_id in seen:  # a custom_id has one result, that of its first line
                 message = f"An earlier line has the custom_id {json.dumps(custom_id)}."
                 custom_id, refused = None, refused or lines.LineError("duplicate_custom_id", message)
@@ -144,12 +155,7 @@ class Corpus:
                 piece = _Open(number, start)
             piece.take(number, start, len(text), asks=not (refused or done))
         self._close(piece)
-        if foreign := len(results.custom_ids - seen):
-            raise ConfigError(
-                f"the file of results has {foreign} that are of no line of {path}; name another file with -o"
-            )
-        if not self.total:
-            raise ConfigError(f"{path} has no line")
+        return seen
 
     def parts(self) -> list[list[Piece]]:
         """The pieces, some together where there are very many."""
@@ -222,7 +228,7 @@ def numbered(file: IO[bytes], first: int = 1) -> Iterator[tuple[int, int, bytes]
         number += 1
 
 
-def _opened(path: Path) -> Any:
+def _opened(path: Path) -> IO[bytes]:
     try:
         return path.open("rb")
     except OSError as error:

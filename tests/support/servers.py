@@ -45,7 +45,9 @@ class RawServers:
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._servers: list[asyncio.Server] = []
 
     def start(self, script: Script, *, well: bool = True) -> str:
         """A server that runs `script(request, reader, writer)` for each request; returns its address.
@@ -68,17 +70,22 @@ class RawServers:
         starting = asyncio.run_coroutine_threadsafe(
             asyncio.start_server(connected, "127.0.0.1", 0), self._loop
         )
-        return f"http://127.0.0.1:{starting.result().sockets[0].getsockname()[1]}"
+        self._servers.append(starting.result())
+        return f"http://127.0.0.1:{self._servers[-1].sockets[0].getsockname()[1]}"
 
     def stop(self) -> None:
-        async def cancel_all() -> None:
+        async def end_all() -> None:
+            for server in self._servers:
+                server.close()
             others = asyncio.all_tasks() - {asyncio.current_task()}
             for task in others:
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
 
-        asyncio.run_coroutine_threadsafe(cancel_all(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(end_all(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
 
 def chunk(data: bytes) -> bytes:
