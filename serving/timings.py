@@ -11,7 +11,8 @@ class Timings:
 
     1. A replica writes its record every `beat_s`. Routers, scaling and the status page read as often.
     2. A router asks a slice whose record has not moved for `silent_s` whether it is well, within `well_s`. An answer counts
-       as a beat: a slow store or a head that restarts is no reason to leave a slice.
+       as a beat: a slow store or a head that restarts is no reason to leave a slice. Where nobody listens, or did not when
+       the slice broke off a request, the slice is LOST at the next beat.
     3. A record that has not moved for `stale_s` is LOST to its reader: no new request goes to that slice, and what runs
        there goes on elsewhere.
     4. A record that has not moved for `forgotten_s` leaves the store. A router probes the replica within `probe_reach_s`
@@ -26,7 +27,7 @@ class Timings:
     # state: what a replica or router says of itself
     beat_s: float = 0.5  # a put takes 0.2 ms; a router learns of a new slice within two beats
     silent_s: float = (
-        1.5  # three beats; the answer takes up to `well_s`, so that a dead slice is lost after `stale_s`
+        1.0  # two beats: whoever is gone is LOST within 2 s. The question costs less than a token
     )
     stale_s: float = 2.5  # five beats: an event loop that waits for a slow step still beats from its thread
     forgotten_s: float = 8.0  # as long as a host of a slice may be silent

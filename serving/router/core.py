@@ -189,6 +189,8 @@ class RouterCore:
 
     def take(self, snapshot: Snapshot, now_s: float) -> Generator[None, None, Forgotten]:
         """Take over what the store holds now, in steps between which requests may go on; returns the records to delete there."""
+        self.liveness.ended(self.dispatcher.gone)
+        self.dispatcher.gone.clear()
         entries, silent = self.liveness.slices(snapshot.slices, now_s)
         demands, gone = self.liveness.routers(snapshot.demands, now_s)
         ordered = snapshot.ordered.get(self.application, {})

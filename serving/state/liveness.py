@@ -31,6 +31,7 @@ class Liveness:
         self._routers = _Beats(timings.stale_s)
         self._asked: set[str] = set()
         self._mute: set[str] = set()
+        self._ended: dict[str, int | None] = {}  # the last beat of replicas that nobody listens for any more
         self.silent: list[SliceRecord] = []
 
     def slices(
@@ -41,9 +42,10 @@ class Liveness:
         marked, forgotten, silent = [], [], []
         still = self._slices.still(((record.replica, record) for record in records), now_s)
         for record, still_s in zip(records, still, strict=True):
+            ended = record.serves and self._has_ended(record)
             if still_s <= self._timings.silent_s:
                 self._mute.discard(record.replica)
-            elif self._asks and record.address and record.state is not SliceState.LOST:
+            elif self._asks and record.address and record.state is not SliceState.LOST and not ended:
                 if record.replica not in self._asked:
                     silent.append(record)
                 if record.replica not in self._mute:
@@ -51,13 +53,18 @@ class Liveness:
                     continue
             if still_s > self._timings.forgotten_s:
                 forgotten.append(record)
+            elif ended:
+                reason = "nobody listens at its address"
+                marked.append(dataclasses.replace(record, state=SliceState.LOST, reason=reason))
             elif still_s > self._timings.stale_s and record.state is not SliceState.LOST:
                 reason = f"no sign of life for {still_s:.0f} s"
                 marked.append(dataclasses.replace(record, state=SliceState.LOST, reason=reason))
             else:
                 marked.append(record)
         self._asked.update(record.replica for record in silent)
-        self._mute &= {record.replica for record in records}
+        there = {record.replica for record in records}
+        self._mute &= there
+        self._ended = {replica: beat for replica, beat in self._ended.items() if replica in there}
         self.silent = silent
         return marked, forgotten
 
@@ -71,6 +78,23 @@ class Liveness:
         """A slice that was asked has not answered."""
         self._asked.discard(replica)
         self._mute.add(replica)
+
+    def ended(self, replicas: Iterable[str]) -> None:
+        """Nobody listens where these replicas did: their processes have ended, whatever their last beats say."""
+        for replica in replicas:
+            self._ended.setdefault(replica, None)
+
+    def _has_ended(self, record: SliceRecord) -> bool:
+        """Unless it beats on after the first look since it was said: then only its door is closed."""
+        if record.replica not in self._ended:
+            return False
+        last = self._ended[record.replica]
+        if last is None:
+            self._ended[record.replica] = record.beat
+        elif record.beat != last:
+            del self._ended[record.replica]
+            return False
+        return True
 
     def routers(self, demands: Iterable[Demand], now_s: float) -> tuple[list[Demand], list[Demand]]:
         """Demands of routers that beat, and those to delete from the store.

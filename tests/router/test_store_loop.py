@@ -1,5 +1,6 @@
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,21 @@ async def test_a_router_asks_slices_whose_records_stand_still_and_goes_on_while_
     await loop.close()
     await core.close()
     servers.stop()
+
+
+async def test_a_slice_at_whose_address_nobody_listens_is_lost_long_before_its_record_is_stale() -> None:
+    plan, address = small_plan(), free_address()
+    model = plan.model.name
+    store: Any = StandingStore(
+        SliceRecord("a", model, SliceState.SERVING, "serving", "v6e 2x4", address=address)
+    )
+    timings = replace(QUICK, stale_s=600.0, forgotten_s=900.0)
+    core = RouterCore([plan], RouterSpec(), KeyFile(None), no_metrics, application="app", timings=timings)
+    loop = StoreLoop(core, store, lambda *_: None, timings)
+    await loop.start()
+    await until(lambda: [entry.state for entry in core.table.entries(model)] == [SliceState.LOST])
+    await loop.close()
+    await core.close()
 
 
 async def test_a_router_says_why_its_model_waits_and_keeps_that_while_hosts_cannot_be_listed() -> None:

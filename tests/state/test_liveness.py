@@ -161,3 +161,28 @@ def test_a_loss_that_a_slice_wrote_itself_is_not_asked_about() -> None:
 
 def test_a_slice_without_an_address_can_t_be_asked() -> None:
     assert asked(Liveness(asks=True), entry(1), 3.0, answers=True) is SliceState.LOST
+
+
+def test_a_slice_at_whose_address_nobody_listens_is_lost_at_the_next_look() -> None:
+    reader = Liveness(asks=True)
+    reader.slices([entry(1)], now_s=0.0)
+    reader.ended(["a"])
+    (marked,), _ = reader.slices([entry(2)], now_s=0.5)  # its last beat
+    assert (marked.state, marked.reason) == (SliceState.LOST, "nobody listens at its address")
+    assert reader.slices([entry(2)], now_s=1.0)[0] == [marked]
+    assert not reader.silent
+    assert looked(reader, [entry(2)], 2.0, 0.5 + TIMINGS.forgotten_s + 1) == ([], [entry(2)])
+
+
+def test_a_slice_that_beats_on_has_only_closed_its_door() -> None:
+    reader = Liveness(asks=True)
+    reader.ended(["a"])
+    assert reader.slices([entry(1)], now_s=0.0)[0][0].state is SliceState.LOST
+    assert reader.slices([entry(2)], now_s=0.5)[0] == [entry(2)]
+    assert reader.slices([entry(2)], now_s=1.0)[0] == [entry(2)]
+
+
+def test_a_slice_that_leaves_as_planned_is_not_lost_when_its_door_closes() -> None:
+    reader, leaving = Liveness(asks=True), entry(1, SliceState.DRAINING)
+    reader.ended(["a"])
+    assert reader.slices([leaving], now_s=0.0)[0] == [leaving]

@@ -27,7 +27,13 @@ from serving.router.forwarding.suspects import (
     fingerprint,
 )
 from serving.router.forwarding.trials import Trials
-from serving.router.forwarding.upstream import NotConnectedError, SliceResponse, Upstream, UpstreamError
+from serving.router.forwarding.upstream import (
+    Health,
+    NotConnectedError,
+    SliceResponse,
+    Upstream,
+    UpstreamError,
+)
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
@@ -39,7 +45,7 @@ logger = logging.getLogger("ray.serve")
 # A slice that was found dead and serves on after so long was only late.
 _ALIVE_S = 10.0
 _MOST_LEFT = 4096
-_MOST_GONE = 256  # their fingerprints go to all routers where their slice dies
+_MOST_HUNG = 256  # their fingerprints go to all routers where their slice dies
 
 
 @dataclass
@@ -90,7 +96,8 @@ class Dispatcher:
         self.trials = Trials(self.suspects)
         self.sentinel = Sentinel(sentinel, table, self._upstream, routers=routers)
         self._asking: dict[asyncio.Timeout, tuple[SliceRecord, InferenceRequest, float]] = {}
-        self._gone: list[tuple[SliceRecord, Flight]] = []  # what clients that hung up left on slices
+        self.gone: set[str] = set()  # replicas that were asked, and nobody listened
+        self._hung: list[tuple[SliceRecord, Flight]] = []  # what clients that hung up left on slices
         self._verdicts: dict[str, asyncio.Task[None]] = {}
         self._dead: dict[str, float] = {}  # replicas that were found dead, and when
         self._left: dict[str, None] = {}  # replicas that went, or go, as planned
@@ -202,7 +209,7 @@ class Dispatcher:
             return False
         if known is None or known.state is SliceState.LOST:
             return True
-        return not await self._upstream.is_well(entry, self._timings.well_s)
+        return not await self.is_well(entry)
 
     def _flights(self, replica: str) -> list[Flight]:
         """The requests that a slice has now, or may still have of clients that hung up."""
@@ -214,7 +221,7 @@ class Dispatcher:
         ]
         gone = [
             replace(flight, since_s=moment + flight.since_s)
-            for entry, flight in self._gone
+            for entry, flight in self._hung
             if entry.replica == replica
         ]
         return [*gone, *asking] + [
@@ -258,7 +265,7 @@ class Dispatcher:
             # The report that a slice's tokens are counted from may be a beat old.
             self.breaker.worked(replica, self.timing.moved_s(replica) - self._timings.beat_s)
         self.sentinel.settle(replicas, free_seats)
-        self._settle_gone(entries)
+        self._settle_hung(entries)
         self._settle_verdicts(entries)
         forgotten = self._lost - replicas
         self._lost = {entry.replica for entry in entries if entry.state is SliceState.LOST}
@@ -274,18 +281,18 @@ class Dispatcher:
         if self._leaving and self.failover.continue_streams:
             self._move(free_seats)
 
-    def _settle_gone(self, entries: Collection[SliceRecord]) -> None:
+    def _settle_hung(self, entries: Collection[SliceRecord]) -> None:
         """Judge slices that were lost where clients have hung up: nobody else may be there to ask why."""
         alive = {entry.replica for entry in entries if entry.state is not SliceState.LOST}
-        for entry in {entry.replica: entry for entry, _ in self._gone if entry.replica not in alive}.values():
+        for entry in {entry.replica: entry for entry, _ in self._hung if entry.replica not in alive}.values():
             self._verdict(entry)
         oldest_s = time.monotonic() - SUSPECTED_S
-        self._gone = [
+        self._hung = [
             (entry, flight)
-            for entry, flight in self._gone
+            for entry, flight in self._hung
             if entry.replica in alive
             and flight.since_s > max(oldest_s, self.timing.worked_since_s(entry.replica))
-        ][-_MOST_GONE:]
+        ][-_MOST_HUNG:]
 
     def _settle_verdicts(self, entries: Collection[SliceRecord]) -> None:
         for gone in self._verdicts.keys() - {entry.replica for entry in entries}:
@@ -315,11 +322,15 @@ class Dispatcher:
 
     async def is_well(self, entry: SliceRecord) -> bool:
         """Whether a slice calls itself healthy, whatever the store says of it."""
-        return await self._upstream.is_well(entry, self._timings.well_s)
+        found = await self._upstream.health(entry, self._timings.well_s)
+        if found is Health.GONE:
+            self.gone.add(entry.replica)
+        return found is Health.WELL
 
     async def reaches(self, entry: SliceRecord) -> bool:
         """Whether a slice answers at all, whatever the store says of it."""
-        return await self._upstream.reaches(entry, self._timings.probe_reach_s)
+        found = await self._upstream.health(entry, self._timings.probe_reach_s)
+        return found in (Health.WELL, Health.FAILING)
 
     def broke(self, entry: SliceRecord) -> None:
         """The slice broke a connection off."""
@@ -397,7 +408,7 @@ class Dispatcher:
         self, entry: SliceRecord, request: InferenceRequest, asked_s: float, *, answered: bool = False
     ) -> None:
         flight = Flight(fingerprint(request), request.model, asked_s, answered)
-        self._gone.append((entry, flight))
+        self._hung.append((entry, flight))
         self.suspects.hung_up(flight.name, entry.replica)
 
     def _end(self, entry: SliceRecord, request: InferenceRequest) -> None:

@@ -11,6 +11,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from enum import Enum
 from functools import lru_cache
 from http import HTTPStatus
 from typing import cast
@@ -53,6 +54,19 @@ class UpstreamError(Exception):
 
 class NotConnectedError(UpstreamError):
     """No connection was made: the slice has not seen the request."""
+
+
+class NobodyListensError(NotConnectedError):
+    """The slice's host is there, its process is not."""
+
+
+class Health(Enum):
+    """What a slice's health route says."""
+
+    WELL = "well"
+    FAILING = "failing"  # an answer that is none of a healthy one
+    SILENT = "silent"
+    GONE = "gone"  # nobody listens
 
 
 class WrongSecretError(UpstreamError):
@@ -385,14 +399,18 @@ class Upstream:
             raise WrongSecretError
         return response
 
-    async def is_well(self, entry: SliceRecord, within_s: float) -> bool:
-        """Whether a slice calls itself healthy."""
-        status = await self._health(entry, within_s)
-        return status is not None and status < HTTPStatus.BAD_REQUEST
-
-    async def reaches(self, entry: SliceRecord, within_s: float) -> bool:
-        """Whether anything comes back from a slice."""
-        return await self._health(entry, within_s) is not None
+    async def health(self, entry: SliceRecord, within_s: float) -> Health:
+        """What a slice says of itself on a connection of its own: one that was kept may have ended since, and tells less."""
+        try:
+            async with asyncio.timeout(within_s):
+                connection = await self._connect(entry.address)
+                response = await connection.ask(_head(b"GET", b"/health", entry.address, (), {}, b""), b"")
+        except NobodyListensError:
+            return Health.GONE
+        except (UpstreamError, TimeoutError):
+            return Health.SILENT
+        response.close()
+        return Health.WELL if response.status < HTTPStatus.BAD_REQUEST else Health.FAILING
 
     async def call(self, address: str, method: bytes, path: str, body: bytes = b"") -> bytes:
         """The body that another process of the cluster answers with; raises UpstreamError, also where it refuses."""
@@ -422,17 +440,6 @@ class Upstream:
         for connection in list(self._open):
             connection.transport.abort()
 
-    async def _health(self, entry: SliceRecord, within_s: float) -> int | None:
-        """The status that a slice's health route answers with; None where no answer comes."""
-        try:
-            async with asyncio.timeout(within_s):
-                head = _head(b"GET", b"/health", entry.address, (), {}, b"")
-                response = await self._ask(entry.address, head, b"")
-        except (UpstreamError, TimeoutError):
-            return None
-        response.close()
-        return response.status
-
     async def _ask(self, address: str, head: bytes, body: bytes) -> SliceResponse:
         connection = self._kept(address) or await self._connect(address)
         return await connection.ask(head, body)
@@ -455,6 +462,8 @@ class Upstream:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: _Connection(self, address), parts.hostname or "", parts.port or 80
                 )
+        except ConnectionRefusedError as error:
+            raise NobodyListensError(f"{address} takes no connection: {error}") from error
         except (OSError, TimeoutError) as error:
             raise NotConnectedError(f"{address} takes no connection: {error}") from error
         self._open.add(connection)

@@ -26,6 +26,7 @@ from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.forwarding.suspects import Suspects
 from serving.router.forwarding.trials import Trials
+from serving.router.forwarding.upstream import Health
 from serving.router.http.downstream import Downstream, OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
@@ -507,16 +508,18 @@ def test_a_stream_that_can_t_go_on_elsewhere_stays_with_a_slice_that_only_says_n
         assert "another can't go on" in call.result().text
 
 
-def test_a_slice_is_reached_where_anything_comes_back(front: Front, raw: RawServers) -> None:
+def test_a_slice_that_fails_one_that_is_silent_and_one_that_is_gone_are_told_apart(
+    front: Front, raw: RawServers
+) -> None:
     script, _, _ = holding(b"")
     busy = raw.start(answering(whole(b"", status=b"503 Busy")), well=False)
     front.serve(busy, raw.start(script, well=False), free_address())
     relay: Dispatcher = front.state.relay
     found = [
-        asyncio.run_coroutine_threadsafe(relay._upstream.reaches(entry, 0.3), relay._watching.get_loop())
+        asyncio.run_coroutine_threadsafe(relay._upstream.health(entry, 0.3), relay._watching.get_loop())
         for entry in front.entries
     ]
-    assert [one.result() for one in found] == [True, False, False]
+    assert [one.result() for one in found] == [Health.FAILING, Health.SILENT, Health.GONE]
 
 
 def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Front, raw: RawServers) -> None:
@@ -546,7 +549,7 @@ async def test_the_kernel_watches_connections_to_hosts_that_may_vanish(raw: RawS
     entry = SliceRecord(
         "a", MODEL, SliceState.SERVING, "", "v6e 2x4", address=raw.start(answering(whole(b"")))
     )
-    assert await connections.is_well(entry, 1)
+    assert await connections.health(entry, 1) is Health.WELL
     made = next(iter(connections._open)).transport.get_extra_info("socket")
     assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     seconds = [

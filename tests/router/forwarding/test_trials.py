@@ -245,4 +245,4 @@ async def test_what_hung_up_is_forgotten_once_its_slice_has_worked_on(dispatcher
     dispatcher._hung_up(entry, request("harmless"), time.monotonic())
     for beat in range(1, 30):
         dispatcher.settle([replace(entry, beat=beat, output_tokens=beat)])
-    assert not dispatcher._gone
+    assert not dispatcher._hung
