@@ -19,7 +19,10 @@ from serving.config import SENTINEL_LOGPROBS
 # 30 by up to 0.06, a sum over layers by a few times that.
 NEAR_TIE_NATS = 1.0
 MOST_TOKENS = 64  # of an answer that is asked again: a wrong weight shows in few
-_WHOLE_ANSWERS = ("prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params")
+_WHOLE_ANSWERS = (
+    *("prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params"),
+    "truncate_prompt_tokens",  # the prompt may be cut to the room that max_tokens leaves
+)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,22 @@ from serving.router.http.routes import ROUTES
 _IDS, _NO_IDS = b'"token_ids":[', b'"token_ids":null'
 _PROMPT_IDS, _NO_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]'), b'"prompt_token_ids":null'
 _WHOLE_IDS = re.compile(rb'"token_ids":(\[[0-9,]*\])')
-_NO_DELTA, _CALLS = b'"delta":{}', b'"tool_calls":['
+_NO_DELTA, _CALLS, _PROMPT = b'"delta":{}', b'"tool_calls":[', b'"prompt_token_ids":['
+# vLLM says so to all requests where its EngineCore gets SIGTERM, and ends their answers as if they were complete.
+_ABORTED = b'"finish_reason":"abort"'
+_STOPPED = (
+    sse.event(
+        {
+            "error": {
+                "message": "The engine was stopped before its answer was complete.",
+                "type": "InternalServerError",
+                "param": None,
+                "code": HTTPStatus.INTERNAL_SERVER_ERROR,
+            }
+        }
+    )
+    + sse.DONE
+)
 # Options whose effect on a token depends on all tokens before it, or on the whole answer.
 _ALL_OF_IT = (
     "prompt_logprobs",
@@ -33,9 +48,20 @@ _ALL_OF_IT = (
 )
 # Fields without which any chat's answer can go on elsewhere.
 _MAY_DIVIDE = frozenset(
-    ("n", "use_beam_search", "structured_outputs", "response_format", "tool_choice", "modalities", "echo")
+    (
+        *(
+            "n",
+            "use_beam_search",
+            "structured_outputs",
+            "response_format",
+            "tool_choice",
+            "modalities",
+            "echo",
+        ),
+        "truncate_prompt_tokens",
+    )
 ) | frozenset(_ALL_OF_IT)
-_COMPLETION_TOKENS = 16  # max_tokens of completions that name none
+_COMPLETION_TOKENS = 16  # max_tokens of completions that name none, or null
 
 
 class Transcript:
@@ -51,20 +77,24 @@ class Transcript:
         self._request = request
         self._chat = ROUTES[request.path].opens
         self._indivisible = _indivisible(request.fields, chat=self._chat)
-        self._unread = bool(self._indivisible)  # the answer's ids are not asked for, or not given
+        # Whether the answer's ids are not asked for, or not given. vLLM leaves the prompt out of an echo beside ids.
+        self._unread = any(request.fields.get(name) for name in ("echo", "use_beam_search", "modalities"))
         self._shows_ids = bool(request.fields.get("return_token_ids"))
         self._has_tools = bool(request.fields.get("tools"))
-        self._counts_text = not self._chat and request.fields.get("logprobs") is not None
+        self._answers = request.fields.get("n") or 1
+        self._counts_text = (
+            not self._chat and not self._indivisible and request.fields.get("logprobs") is not None
+        )
         self._opening: dict[str, Any] = {}
         self._last = b""
         self._begun = False
         self._ids = bytearray()  # as JSON has them, with a comma behind each
         self._text_length = 0
-        self._prompt_tokens = 0
+        self._prompts: dict[int, int] = {}  # tokens of each answer's prompt
         self._later = False  # whether this slice is not the first
         self._tokens_before = 0
         self._text_before = 0
-        self.body = request.body if self._indivisible or self._shows_ids else with_ids(request)
+        self.body = request.body if self._unread or self._shows_ids else with_ids(request)
 
     @classmethod
     def of(cls, request: InferenceRequest) -> Self | None:
@@ -94,8 +124,8 @@ class Transcript:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Length of the client's own prompt, where a slice told it."""
-        return self._prompt_tokens or None
+        """Length of the client's own prompts, where a slice told it."""
+        return sum(tokens for index, tokens in self._prompts.items() if not index % self._answers) or None
 
     def take(self, events: bytes) -> bytes:
         """Whole events of an engine, as the client is to have them; up to the engine's failure if it fails."""
@@ -131,15 +161,18 @@ class Transcript:
             return b""
         if not (self._request.fields.get("stream_options") or {}).get("include_usage"):
             return sse.DONE
+        prompt_tokens = self.prompt_tokens or 0
         usage = {
-            "prompt_tokens": self._prompt_tokens,
-            "total_tokens": self._prompt_tokens + self.tokens,
+            "prompt_tokens": prompt_tokens,
+            "total_tokens": prompt_tokens + self.tokens,
             "completion_tokens": self.tokens,
         }
         return sse.event({**self._opening, "choices": [], "usage": usage}) + sse.DONE
 
     def _take_at_once(self, events: bytes) -> bytes | None:
         """Events of which none is parsed. None where one has to be."""
+        if _ABORTED in events:
+            return None
         if self._unread and self._begun:
             return self._take_unread(events)
         if self._opening and not self._later and not self._counts_text and not (self.failed or self.done):
@@ -156,7 +189,9 @@ class Transcript:
 
     def _take_tokens(self, events: bytes) -> bytes | None:
         """The fast path of nearly all events: one token, nothing else. None for others."""
-        if _NO_DELTA in events or (self._has_tools and _CALLS in events):
+        if _NO_DELTA in events or (self._has_tools and not self._indivisible and _CALLS in events):
+            return None
+        if self._indivisible and _PROMPT in events:  # several answers begin one after the other
             return None
         pieces, all_ids = [], []
         head, mark, rest = events.partition(_IDS)
@@ -182,8 +217,8 @@ class Transcript:
         if self.failed or self.done:
             return b""
         body = {} if event == sse.DONE else sse.body(event)
-        if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.failed = event + sse.DONE
+        self.failed = _failure(event, body)
+        if self.failed:
             return b""
         if not isinstance(body.get("choices"), list):
             self.done = event == sse.DONE
@@ -207,15 +242,15 @@ class Transcript:
         for choice in body["choices"]:
             delta = choice.get("delta") or {}
             prompt = body.get("prompt_token_ids") or choice.get("prompt_token_ids")
-            if prompt and not self._prompt_tokens:
-                self._prompt_tokens = len(prompt) - self._tokens_before
+            if prompt and choice["index"] not in self._prompts:
+                self._prompts[choice["index"]] = len(prompt) - self._tokens_before
             if ids := choice.get("token_ids"):
                 self._ids += b"".join(b"%d," % token for token in ids)
             elif ids is None and "role" not in delta:
                 self._indivisible = self._indivisible or "its engine does not say which tokens it is made of"
                 self._unread = True
             if delta.get("tool_calls"):
-                self._indivisible = "a tool call is half-way"
+                self._indivisible = self._indivisible or "a tool call is half-way"
             if self._counts_text:
                 self._text_length += len(choice.get("text") or "")
 
@@ -232,6 +267,8 @@ class Transcript:
         if usage := body.get("usage"):
             usage["prompt_tokens"] -= self._tokens_before
             usage["completion_tokens"] += self._tokens_before
+            if cached := (usage.get("prompt_tokens_details") or {}).get("cached_tokens"):
+                usage["prompt_tokens_details"]["cached_tokens"] = min(cached, usage["prompt_tokens"])
         for choice in body["choices"]:
             if "prompt_token_ids" in choice:
                 choice["prompt_token_ids"] = None
@@ -246,8 +283,8 @@ class Transcript:
         """The client's body, less the tokens that the client has."""
         fields = self._request.all_fields()
         had = self.tokens
-        if not self._chat:
-            fields.setdefault("max_tokens", _COMPLETION_TOKENS)
+        if not self._chat and fields.get("max_tokens") is None:
+            fields["max_tokens"] = _COMPLETION_TOKENS
         for name in ("max_tokens", "max_completion_tokens"):
             if fields.get(name) is not None:
                 fields[name] -= had
@@ -265,6 +302,8 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
     if chat and _MAY_DIVIDE.isdisjoint(fields):
         return ""
     prompt, form = fields.get("prompt"), fields.get("response_format") or {}
+    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+        prompt = prompt[0]
     one_text = isinstance(prompt, str) or (
         isinstance(prompt, list) and all(isinstance(token, int) for token in prompt)
     )
@@ -276,6 +315,7 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
         "a grammar is half-way through it": not free,
         "a tool call is half-way": fields.get("tool_choice") not in (None, "none", "auto"),
         "it is audio": "audio" in (fields.get("modalities") or ()),
+        "its prompt is cut to the room that its answer leaves": fields.get("truncate_prompt_tokens") == -1,
         "it begins with its prompt": bool(fields.get("echo")),  # vLLM leaves it out beside ids
         "an option of its looks at all of it": any(fields.get(name) is not None for name in _ALL_OF_IT),
     }
@@ -296,6 +336,11 @@ def ids_of(whole: bytes) -> tuple[int, ...]:
     return tuple(json.loads(found[1])) if found else ()
 
 
+def aborted(whole: bytes) -> bool:
+    """Whether an answer in one piece ended as its engine was stopped."""
+    return _ABORTED in whole
+
+
 def without_ids(whole: bytes) -> bytes:
     """An answer in one piece, as it would be without its token ids."""
     return _PROMPT_IDS.sub(_NO_PROMPT_IDS, _WHOLE_IDS.sub(_NO_IDS, whole))
@@ -305,6 +350,13 @@ def _without_ids(event: bytes) -> bytes:
     head, mark, rest = event.partition(_IDS)
     plain = head + _NO_IDS + rest.partition(b"]")[2] if mark else event
     return _PROMPT_IDS.sub(_NO_PROMPT_IDS, plain)
+
+
+def _failure(event: bytes, body: Mapping[str, Any]) -> bytes:
+    """What an engine that failed or was stopped says of it; nothing where it did not."""
+    if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        return event + sse.DONE
+    return _STOPPED if _ABORTED in event else b""
 
 
 def _finishes(body: dict[str, Any]) -> bool:

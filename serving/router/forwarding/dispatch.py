@@ -64,9 +64,13 @@ class Tries:
         """Count a failure; false where no try is left."""
         self.tried.add(replica)
         self.left -= 1
+        self.waits()
+        return self.left >= 0
+
+    def waits(self) -> None:
+        """From now on wait for a slice where none serves: the request has been with one."""
         if self.deadline_s is None:
             self.deadline_s = time.monotonic() + self.wait_s
-        return self.left >= 0
 
 
 class _TrialAwaitedError(Exception):

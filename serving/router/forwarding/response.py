@@ -11,7 +11,7 @@ import time
 from http import HTTPStatus
 
 from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
-from serving.router.forwarding.continuation import Transcript, ids_of, with_ids, without_ids
+from serving.router.forwarding.continuation import Transcript, aborted, ids_of, with_ids, without_ids
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.seat import Seat
 from serving.router.forwarding.stalls import Stream
@@ -92,6 +92,7 @@ class Forwarding:
             self._end_with(refusal.error)
             return False
         self._tries = self._dispatcher.tries()
+        self._tries.waits()
         return True
 
     def _tell_paused(self) -> None:
@@ -165,7 +166,7 @@ class Forwarding:
         # One that is looked into has ids to be cut out.
         most_bytes = sys.maxsize if self._looked_into else _MOST_HELD_BYTES
         try:
-            body = await response.read_if_within(most_bytes)
+            body = await _read_if_within(response, most_bytes)
         except UpstreamError:
             self._dispatcher.broke(entry)
             error: ServingError = _lost(entry)
@@ -244,14 +245,6 @@ class Forwarding:
         else:
             respond(self._client, error_response(error))
 
-    def open(self, events: bytes, stream: Stream) -> None:
-        """Send what a slice says before its first token: no time is counted from it."""
-        if events:
-            stream.movable = False
-            self._start(stream.response)
-            self._record.opened(events)
-            self._client.write(events)
-
     def first_events(self, stream: Stream) -> None:
         """A slice's first events are about to go to the client."""
         stream.movable = self._transcript is not None and stream.movable
@@ -303,10 +296,11 @@ class _EventRelay:
         now_s = time.monotonic()
         stream, transcript = self._stream, self._transcript
         data = self.rest + data if self.rest else data
-        events, self.rest = sse.whole(data)
         if self._new and not transcript and sse.opens(data):
-            self._forwarding.open(events, stream)
+            # It comes before the engine has seen the request. Until the client has it another slice may be asked.
+            self.rest = data
             return True
+        events, self.rest = sse.whole(data)
         stream.heard(self._timing, now_s)
         if transcript and events:
             events = transcript.take(events)
@@ -360,6 +354,14 @@ class _PartRelay:
 
     def resume(self) -> None:
         self._response.resume()
+
+
+async def _read_if_within(response: SliceResponse, most_bytes: int) -> bytes | None:
+    """As the response's own; also raises UpstreamError where the engine was stopped before the answer's end."""
+    body = await response.read_if_within(most_bytes)
+    if body is not None and aborted(body):
+        raise UpstreamError("the engine was stopped before the answer's end")
+    return body
 
 
 def _lost(entry: SliceRecord) -> SliceLostError:

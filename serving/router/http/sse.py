@@ -31,7 +31,8 @@ def whole(data: bytes) -> tuple[bytes, bytes]:
 
 def opens(data: bytes) -> bool:
     """Whether the last event, or its beginning, comes before the answer's first token."""
-    return data.removesuffix(END).rpartition(END)[2].startswith(_OPENINGS)
+    last = data.removesuffix(END).rpartition(END)[2]
+    return last.startswith(_OPENINGS) or any(opening.startswith(last) for opening in _OPENINGS)
 
 
 def each(events: bytes) -> list[bytes]:

@@ -42,6 +42,8 @@ _WHOLE_NUMBERS = (
 )
 # Prompts of one request times the answers to each, where none of them writes.
 _MOST_SEQUENCES = 4096
+# vLLM's `bytes` describe each result with 120 bytes of one header, and HAProxy passes on heads of 16 KiB.
+_MOST_BYTES_RESULTS = 100
 # What stands under these names are recordings; any other URL is a picture's.
 _RECORDINGS = ("audio_url", "video_url", "file_url")
 # About right for English text in JSON; the tokens that a request used correct it afterwards.
@@ -170,6 +172,11 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
     if work.sequences > most:
         raise BadRequestError(
             f"The request makes {work.sequences} sequences, prompts times n; send at most {most} at a time."
+        )
+    if fields.get("encoding_format") == "bytes" and work.sequences > _MOST_BYTES_RESULTS:
+        raise BadRequestError(
+            f"encoding_format bytes describes each of the {work.sequences} results in one header; send at most "
+            f"{_MOST_BYTES_RESULTS} inputs at a time, or ask for base64."
         )
     _check_token_ids(fields, plan.fit.max_model_len)
     media_chars = _check_texts(fields, body, work.prompts, plan)
@@ -417,6 +424,7 @@ _LOOKED_AT: dict[str, type | tuple[type, ...]] = {
     "include_reasoning": bool,
     "thinking_token_budget": int,
     "repetition_detection": dict,
+    "truncate_prompt_tokens": int,
     "vllm_xargs": dict,
 }
 

@@ -131,12 +131,6 @@ class RequestRecord:
             self.answer.append(data)
         self._before, self._tail = self._tail, data
 
-    def opened(self, data: bytes) -> None:
-        """Bytes that come before the answer's first token went to the client."""
-        self.sent_bytes += len(data)
-        if self.answer is not None:
-            self.answer.append(data)
-
     def passed_part_on(self, data: bytes) -> None:
         """The same of a part of a long answer that is no stream: its usage may be in any of them, the last one counts."""
         self.passed_on(data)

@@ -18,6 +18,7 @@ from serving.simulation.engine.text import Wish
 
 _MOST_CHOICES = 64
 _MOST_LOGPROBS = 20
+_COMPLETION_TOKENS = 16  # of a completion that names no max_tokens, or null
 
 _IDS = 2**63
 TokenId = Annotated[int, Field(ge=0, lt=_IDS)]
@@ -262,14 +263,15 @@ class CompletionBody(_Generation):
     """POST /v1/completions."""
 
     prompt: str | list[TokenId] | list[str] | list[list[TokenId]]
-    max_tokens: int | None = 16
+    max_tokens: int | None = None
     logprobs: int | None = Field(default=None, ge=0, le=_MOST_LOGPROBS)
     echo: bool | None = False
 
     def to_order(self, max_model_len: int, seed: int) -> Order:
         if self.echo:
             raise RequestError("the simulated engine does not echo prompts", param="echo")
-        order = self.order(self._prompts(), self.max_tokens, max_model_len, seed)
+        most = _COMPLETION_TOKENS if self.max_tokens is None else self.max_tokens
+        order = self.order(self._prompts(), most, max_model_len, seed)
         return replace(order, logprobs=self.logprobs)
 
     def _prompts(self) -> list[list[int]]:

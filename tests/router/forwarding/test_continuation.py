@@ -44,7 +44,10 @@ ASKS: dict[str, InferenceRequest] = {
     "chat": ask(CHAT, messages=HELLO, max_tokens=12),
     "chat without a limit": ask(CHAT, messages=[{"role": "user", "content": "Be brief"}]),
     "completions": ask(COMPLETIONS, prompt="Once"),
+    "completions with null for a limit": ask(COMPLETIONS, prompt="Once", max_tokens=None, ignore_eos=True),
+    "a prompt in a list": ask(COMPLETIONS, prompt=["Once"], max_tokens=9),
     "ids": ask(COMPLETIONS, prompt=[600, 700], max_tokens=9),
+    "ids in a list": ask(COMPLETIONS, prompt=[[600, 700]], max_tokens=9),
     "ids shown": ask(CHAT, messages=HELLO, max_tokens=9, return_token_ids=True),
     "ids shown of completions": ask(COMPLETIONS, prompt="x", max_tokens=9, return_token_ids=True),
     "ids not shown": ask(CHAT, messages=HELLO, max_tokens=9, return_token_ids=False),
@@ -131,6 +134,7 @@ INDIVISIBLE: dict[str, dict[str, Any]] = {
     "tool call": {"tools": [{"function": {"name": "f"}}], "tool_choice": "required"},
     "audio": {"modalities": ["text", "audio"]},
     "prompt_logprobs": {"prompt_logprobs": 1},
+    "a prompt cut to what is left": {"truncate_prompt_tokens": -1},
 }
 
 
@@ -138,16 +142,84 @@ INDIVISIBLE: dict[str, dict[str, Any]] = {
 def test_what_can_t_be_continued_says_why_once_it_has_begun_and_is_run_anew_before(why: str) -> None:
     asked = ask(CHAT, messages=HELLO, max_tokens=5, **INDIVISIBLE[why])
     transcript = Transcript(asked)
-    assert transcript.body == asked.body
     assert transcript.resume() == ""
-    events = events_of(record(asked, asked.body, created=1000))
-    for event in events[:4]:
-        assert transcript.take(event) == event
+    events = events_of(record(asked, transcript.body, created=1000))
+    shown = b"".join(transcript.take(event) for event in events[:4])
     assert transcript.resume()
     assert transcript.ending() == b""
-    for event in events[4:]:
-        transcript.take(event)
+    shown += b"".join(transcript.take(event) for event in events[4:])
     assert transcript.done
+    assert shown == undisturbed(asked)
+
+
+SEVERAL = {"max_tokens": 5, "n": 2, "ignore_eos": True}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        ask(CHAT, messages=HELLO, **SEVERAL),
+        ask(COMPLETIONS, prompt=["Once", "upon a time"], **SEVERAL),
+        ask(CHAT, messages=HELLO, response_format={"type": "json_object"}),
+        ask(CHAT, messages=HELLO, tools=INDIVISIBLE["tool call"]["tools"], tool_choice="required"),
+    ],
+    ids=["answers", "prompts", "grammar", "call"],
+)
+def test_the_tokens_of_an_answer_that_can_t_be_continued_are_counted(asked: InferenceRequest) -> None:
+    """An event holds several where the client reads slowly or the engine drafts; few clients ask for the usage."""
+    transcript = Transcript(asked)
+    stream = events_of(record(asked, transcript.body, created=1000))
+    assert b"".join(map(transcript.take, stream)) == undisturbed(asked)
+    told = ask(asked.path, **asked.fields, stream_options={"include_usage": True})
+    *_, last, _ = events_of(record(told, told.body, created=1000))
+    usage = json.loads(last[6:])["usage"]
+    assert transcript.tokens == usage["completion_tokens"] > 1
+    assert transcript.prompt_tokens == usage["prompt_tokens"]
+
+
+ABORTED = (
+    b'data: {"id":"x","created":1,"choices":[{"index":0,"delta":{"content":"held"},"logprobs":null,'
+    b'"finish_reason":"abort","stop_reason":null,"token_ids":[]}]}\n\n'
+)
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_an_answer_that_ends_as_its_engine_is_stopped_goes_on_elsewhere(together: bool) -> None:
+    """EngineCore says so of all its requests at SIGTERM, and their answers would look complete."""
+    asked = ASKS["chat"]
+    transcript = Transcript(asked)
+    first = [*events_of(record(asked, transcript.body, created=1000))[:5], ABORTED, DONE]
+    shown = b"".join(map(transcript.take, [b"".join(first)] if together else first))
+    assert b'"code":500' in transcript.failed
+    assert not transcript.done
+    assert transcript.resume() == ""
+    shown += transcript.take(record(asked, transcript.body, created=1001))
+    assert transcript.done
+    assert shown == undisturbed(asked)
+
+
+def test_an_answer_that_can_t_be_continued_does_not_look_complete_where_its_engine_is_stopped() -> None:
+    asked = ask(COMPLETIONS, prompt="x", echo=True, max_tokens=9)
+    transcript = Transcript(asked)
+    event = ABORTED.replace(b'"abort"', b"null").replace(b"[]", b"null")
+    assert transcript.take(event) == event
+    assert transcript.take(ABORTED + DONE) == b""
+    assert transcript.failed
+    assert not transcript.done
+
+
+def test_a_later_slice_s_cached_tokens_are_no_more_than_the_prompt_s() -> None:
+    """It may have what the slice before wrote in its cache too; clients take cached tokens off the prompt's."""
+    asked = ASKS["usage"]
+    transcript = Transcript(asked)
+    for event in events_of(record(asked, transcript.body, created=1000))[:5]:
+        transcript.take(event)
+    transcript.resume()
+    *_, last, _ = events_of(record(asked, transcript.body, created=1001))
+    body = json.loads(last[6:])
+    body["usage"]["prompt_tokens_details"] = {"cached_tokens": body["usage"]["prompt_tokens"]}
+    usage = json.loads(transcript.take(b"data: " + json.dumps(body).encode() + b"\n\n")[6:])["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"] > 0
 
 
 def test_a_stream_that_says_null_of_its_ids_is_asked_for_with_ids_all_the_same() -> None:
@@ -196,9 +268,9 @@ def test_a_tool_call_is_shown_without_ids_and_counted_to_its_end() -> None:
 
 
 def test_what_is_not_read_is_not_counted_either() -> None:
-    asked = ask(COMPLETIONS, prompt="x", max_tokens=9, n=2, return_token_ids=True)
+    asked = ask(COMPLETIONS, prompt="x", max_tokens=9, use_beam_search=True)
     transcript = Transcript(asked)
-    for event in events_of(record(asked, transcript.body, created=1000)):
+    for event in events_of(record(asked, asked.body, created=1000)):
         assert transcript.take(event) == event
     assert transcript.tokens == 0
 

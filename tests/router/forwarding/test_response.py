@@ -86,24 +86,25 @@ class Client:
         raise NotImplementedError
 
 
-Serve = Callable[
-    [Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]], Awaitable[Dispatcher]
-]
+Serve = Callable[..., Awaitable[Dispatcher]]
 
 
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
-    """Starts the only slice of model m, which answers each connection as it is told; its Dispatcher."""
+    """Starts the slices of model m, a and b and so on, which answer each connection as they are told; their Dispatcher."""
     async with contextlib.AsyncExitStack() as ends:
 
-        async def started(engine: Any) -> Dispatcher:
-            server = await asyncio.start_server(engine, "127.0.0.1", 0)
-            ends.callback(server.close)
-            address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            table = SliceTable({"m": 1}, {"m": "v6e 2x4"})
-            table.update(
-                [SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)], 0.0
-            )
+        async def started(*engines: Any) -> Dispatcher:
+            entries = []
+            for name, engine in zip("abc", engines, strict=False):
+                server = await asyncio.start_server(engine, "127.0.0.1", 0)
+                ends.callback(server.close)
+                address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+                entries.append(
+                    SliceRecord(name, "m", SliceState.SERVING, "serving", "v6e 2x4", address=address)
+                )
+            table = SliceTable({"m": len(entries)}, {"m": "v6e 2x4"})
+            table.update(entries, 0.0)
             dispatcher = Dispatcher(table)
             ends.push_async_callback(dispatcher.close)
             return dispatcher
@@ -168,8 +169,8 @@ CREATED, GOES_ON, WORD, COMPLETED = (
 @pytest.mark.http
 @pytest.mark.parametrize(
     "opening",
-    [[CREATED + GOES_ON], [CREATED, GOES_ON], [CREATED[:30], CREATED[30:]]],
-    ids=["one", "two", "cut"],
+    [[CREATED + GOES_ON], [CREATED, GOES_ON], [CREATED[:30], CREATED[30:]], [CREATED[:9], CREATED[9:]]],
+    ids=["one", "two", "cut", "cut early"],
 )
 async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_created(
     opening: list[bytes], serve: Serve
@@ -192,18 +193,111 @@ async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_c
     record = RequestRecord(asked.path)
     answering = asyncio.create_task(Forwarding(dispatcher, asked, record).run(client))
     async with asyncio.timeout(10):
-        while client.got != b"".join(opening):  # noqa: ASYNC110  the client has no event for it
+        while not (client.source and client.source.rest == b"".join(opening)):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         (stream,) = dispatcher._streams
         client.source.pause()
         client.source.resume()  # as over ASGI after each piece
         assert (record.first_s, stream.heard_s) == (0.0, 0.0)
-        assert not stream.movable
+        assert not client.started
+        assert stream.movable
         read.set()
         await answering
     assert client.got == b"".join(opening) + WORD + COMPLETED
     assert record.first_s > 0
     assert record.sent_bytes == len(client.got)
+
+
+def saying(answer: bytes, *, closes: bool = True) -> Any:
+    """A slice that is well, and gives this answer to whatever it is asked."""
+
+    async def engine(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked = await reader.read(1 << 16)
+        writer.write(
+            answer if asked.startswith(b"POST ") else b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n"
+        )
+        if not closes:
+            await reader.read()
+        writer.close()
+
+    return engine
+
+
+@pytest.mark.http
+async def test_a_response_whose_slice_is_lost_before_its_first_token_comes_from_another(serve: Serve) -> None:
+    """Its client reads of one response only: it has nothing of the first."""
+    whole = b"".join(map(chunk, (CREATED, GOES_ON, WORD, COMPLETED, b"")))
+    dispatcher = await serve(saying(SSE_HEAD + chunk(CREATED) + chunk(GOES_ON)), saying(SSE_HEAD + whole))
+    for _ in range(2):
+        client = Client()
+        asked = InferenceRequest("m", "/v1/responses", b"{}", {"stream": True, "input": "x"})
+        async with asyncio.timeout(10):
+            await Forwarding(dispatcher, asked).run(client)
+        assert client.got == CREATED + GOES_ON + WORD + COMPLETED
+
+
+@pytest.mark.http
+async def test_a_whole_answer_that_ends_as_its_engine_is_stopped_is_run_anew(serve: Serve) -> None:
+    """EngineCore ends the answers of all its requests at SIGTERM, with status 200."""
+    stopped, whole = (
+        b'{"choices":[{"index":0,"text":"a","finish_reason":"%s"}]}' % reason
+        for reason in (b"abort", b"stop")
+    )
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
+    dispatcher = await serve(*(saying(head % len(body) + body) for body in (stopped, whole)))
+    for _ in range(2):
+        client = Client()
+        asked = InferenceRequest("m", "/v1/completions", b"{}", {"prompt": "x"})
+        async with asyncio.timeout(10):
+            await Forwarding(dispatcher, asked).run(client)
+        assert client.got == whole
+
+
+class Wanted:
+    """A seat that is free again at once; `pause` is called meanwhile."""
+
+    wanted = False
+
+    def __init__(self, pause: Callable[[], None]) -> None:
+        self._pause = pause
+
+    def runs(self, stream: Any) -> None:
+        self.stream = stream
+
+    def stops(self) -> None:
+        pass
+
+    async def regain(self, tell: Callable[[], None]) -> None:  # noqa: ARG002
+        self.wanted = False
+        self._pause()
+
+
+@pytest.mark.http
+async def test_a_paused_stream_waits_for_a_slice_where_the_last_one_was_lost_meanwhile(serve: Serve) -> None:
+    """It failed at once, though a slice that comes within `wait_s` could go on with it."""
+    dispatcher = await serve(
+        saying(SSE_HEAD + b"".join(map(chunk, EVENTS[:2])), closes=False),
+        saying(SSE_HEAD + b"".join(map(chunk, (*EVENTS, b"")))),
+    )
+    table = dispatcher._table
+    first, coming = table.entries("m")
+    table.update([first], 0.0)
+
+    def pause() -> None:
+        table.update([], 0.0)
+        asyncio.get_running_loop().call_later(0.05, table.update, [coming], 0.0)
+
+    seat, client = Wanted(pause), Client()
+    asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True})
+    answering = asyncio.create_task(Forwarding(dispatcher, asked).run(client, seat))
+    async with asyncio.timeout(10):
+        while b'"a"' not in client.got:  # noqa: ASYNC110  the client has no event for it
+            await asyncio.sleep(0.005)
+        seat.wanted = True
+        seat.stream.preempt()
+        await answering
+    assert client.got.endswith(b"data: [DONE]\n\n")
+    assert b"error" not in client.got
 
 
 LONG = (
