@@ -27,11 +27,25 @@ def config_of(model: str) -> dict[str, Any]:
         answer.raise_for_status()
         config = answer.json()
     except httpx.HTTPStatusError as error:
-        status = error.response.status_code
-        why = "is gated: set HF_TOKEN" if status in (401, 403) else f"answers {status}"
-        raise unknown(model, f"Hugging Face {why}") from None
+        raise unknown(model, _refused(error.response)) from None
     except (httpx.HTTPError, ValueError) as error:
         raise unknown(model, f"Hugging Face can't be asked ({type(error).__name__})") from None
     if not isinstance(config, dict):
         raise unknown(model, "its config.json is no config")
     return config
+
+
+def _refused(answer: httpx.Response) -> str:
+    """Why the site gives no config. It answers 401 for a name that does not exist too, and tells in a header which it is."""
+    match answer.headers.get("X-Error-Code"):
+        case "RepoNotFound":
+            return "Hugging Face has none of this name that may be read; see how it is spelt, or set HF_TOKEN for a private one"
+        case "GatedRepo":
+            return "it is gated at Hugging Face; accept its terms there, and set HF_TOKEN to a token of that account"
+        case "EntryNotFound":
+            return "its repository at Hugging Face has none"
+    if answer.headers.get("X-Error-Message") == "Invalid credentials in Authorization header":
+        return "Hugging Face does not know this HF_TOKEN; set a valid one, or none"
+    if answer.status_code in (401, 403):
+        return "Hugging Face does not show it; see how it is spelt, or set HF_TOKEN"
+    return f"Hugging Face answers {answer.status_code}"

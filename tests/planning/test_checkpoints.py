@@ -17,9 +17,13 @@ pytestmark = pytest.mark.http
 HUB = {
     "/someone/public/resolve/main/config.json": (200, '{"hidden_size": 8}'),
     "/someone/gated/resolve/main/config.json": (401, ""),
+    "/someone/typo/resolve/main/config.json": (401, ""),
+    "/someone/mirrored/resolve/main/config.json": (401, ""),
+    "/someone/weights/resolve/main/config.json": (404, ""),
     "/someone/strange/resolve/main/config.json": (200, "[]"),
     "/someone/broken/resolve/main/config.json": (200, "{"),
 }
+CODES = {"gated": "GatedRepo", "typo": "RepoNotFound", "weights": "EntryNotFound"}
 
 
 class _Hub(BaseHTTPRequestHandler):
@@ -28,6 +32,10 @@ class _Hub(BaseHTTPRequestHandler):
         if self.headers["Authorization"] == "Bearer good" and status == 401:
             status, body = 200, '{"hidden_size": 9}'
         self.send_response(status)
+        if code := CODES.get(self.path.split("/")[2]):
+            self.send_header("X-Error-Code", code)
+        if self.headers["Authorization"] == "Bearer bad":
+            self.send_header("X-Error-Message", "Invalid credentials in Authorization header")
         self.end_headers()
         self.wfile.write(body.encode())
 
@@ -63,7 +71,10 @@ def test_an_unknown_id_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("model", "says"),
     [
-        ("someone/gated", "is gated: set HF_TOKEN"),
+        ("someone/gated", "it is gated at Hugging Face; accept its terms there, and set HF_TOKEN"),
+        ("someone/typo", "has none of this name that may be read; see how it is spelt"),
+        ("someone/weights", "its repository at Hugging Face has none"),
+        ("someone/mirrored", "see how it is spelt, or set HF_TOKEN"),
         ("someone/nothing", "answers 404"),
         ("someone/strange", "its config.json is no config"),
         ("someone/broken", "can't be asked"),
@@ -73,6 +84,13 @@ def test_what_the_hub_can_not_give_is_asked_as_a_path(model: str, says: str) -> 
     with pytest.raises(PlanError, match="give the path of a local checkpoint instead") as refusal:
         config_of(model, hub.config_of)
     assert says in refusal.value.message
+
+
+@pytest.mark.usefixtures("own_hub")
+def test_a_wrong_token_is_told_from_a_wrong_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "bad")
+    with pytest.raises(PlanError, match="does not know this HF_TOKEN; set a valid one"):
+        config_of("someone/mirrored", hub.config_of)
 
 
 def test_offline_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
