@@ -6,6 +6,7 @@ whose processor is the engine's. Ray Data holds few blocks at once, whatever the
 
 import logging
 import math
+import warnings
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ try:
     from ray.data import ActorPoolStrategy, DataContext, Datasource, ReadTask, read_datasource
     from ray.data.block import BlockMetadata
     from ray.exceptions import RayError
+    from ray.util.annotations import RayDeprecationWarning
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 except ImportError as error:
     raise ConfigError(
@@ -50,23 +52,28 @@ def asked(corpus_: Corpus, url: str, key: str | None, most: int) -> Iterator[lis
         override_num_blocks=max(1, len(parts)),
         num_cpus=0,
     )
-    results = lines.map_batches(
-        _Asks,
-        batch_size=None,
-        batch_format="pyarrow",
-        compute=ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=_BLOCKS_OF_ACTOR),
-        fn_constructor_kwargs={
-            "url": url,
-            "model": corpus_.model,
-            "most": math.ceil(most / actors),
-            "key": SecretStr(key) if key else None,  # Ray Data tells its dashboard what operators are made of
-        },
-        num_cpus=0,
-        scheduling_strategy=NodeAffinitySchedulingStrategy(
-            ray.get_runtime_context().get_node_id(), soft=False
-        ),
-        max_concurrency=_BLOCKS_OF_ACTOR,
-    )
+    with warnings.catch_warnings():
+        # Where actors run and how many batches they take at once has no named parameter yet.
+        warnings.simplefilter("ignore", RayDeprecationWarning)
+        results = lines.map_batches(
+            _Asks,
+            batch_size=None,
+            batch_format="pyarrow",
+            compute=ActorPoolStrategy(size=actors, max_tasks_in_flight_per_actor=_BLOCKS_OF_ACTOR),
+            fn_constructor_kwargs={
+                "url": url,
+                "model": corpus_.model,
+                "most": math.ceil(most / actors),
+                "key": SecretStr(key)
+                if key
+                else None,  # Ray Data tells its dashboard what operators are made of
+            },
+            num_cpus=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(
+                ray.get_runtime_context().get_node_id(), soft=False
+            ),
+            max_concurrency=_BLOCKS_OF_ACTOR,
+        )
     try:
         for batch in results.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
             yield [Asked(**row) for row in batch.to_pylist()]

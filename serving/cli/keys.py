@@ -97,7 +97,10 @@ def _list(options: argparse.Namespace) -> None:
 
     from serving.router.http.auth import Key
 
-    for row in _with_table(options, lambda table: table.all()):
+    rows = _with_table(options, lambda table: table.all())
+    if not rows:
+        print("no key is in the store; `serving keys add NAME` makes one", file=sys.stderr)
+    for row in rows:
         key = Key.model_validate({**row.limits, "name": row.name, "sha256": row.id})
         since = f"{datetime.fromtimestamp(row.created_s, UTC):%Y-%m-%d}"
         print(

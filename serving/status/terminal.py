@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from serving.state.records import SliceRecord, SliceState, Wanted
@@ -35,21 +35,27 @@ _WIDTH = 60  # points of a line: two minutes
 def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> RenderableType:
     """Every slice replica of every model, and what is still waited for; of which application, where there are several."""
     several = len({record.application for record in wanted} | {entry.application for entry in entries}) > 1
-    table = Table("model", "slice", "state", "hosts", "running", "waiting", "KV", title_justify="left")
+    table = _table("model", "slice", "state", "hosts", "running", "waiting", "KV")
     for entry in sorted(entries, key=lambda entry: (entry.application, entry.model, entry.slice)):
-        state = f"[{_COLOURS[entry.state]}]{entry.state}[/]" + (f": {entry.reason}" if entry.reason else "")
-        if entry.state is SliceState.STARTING:
-            state += f": {entry.phase}"
+        said = [entry.reason, entry.phase if entry.state is SliceState.STARTING else ""]
+        state = Text.assemble(
+            (entry.state, _COLOURS[entry.state]), *(f": {words}" for words in said if words)
+        )
         table.add_row(
-            _named(entry.model, entry.application, several),
-            f"{entry.slice} {'(simulated)' if entry.simulated else ''}\n{entry.shape}",
+            Text(_named(entry.model, entry.application, several)),
+            Text(f"{entry.slice} {'(simulated)' if entry.simulated else ''}\n{entry.shape}"),
             state,
-            "\n".join(entry.hosts),
+            Text("\n".join(entry.hosts)),
             str(entry.running),
             str(entry.waiting),
             f"{entry.kv_usage:.0%}",
         )
     return Group(table, *(Text(_waiting(record, several)) for record in wanted if record.missing))
+
+
+def _table(*columns: str, title: str | None = None) -> Table:
+    """A table that folds long words where a terminal is narrow, and cuts none."""
+    return Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
 
 
 def _named(name: str, application: str, several: bool) -> str:
@@ -116,7 +122,7 @@ def _batch(batch: BatchStatus, several: bool) -> Text:
 
 def _usage(usage: Sequence[UsageStatus], several: bool) -> Table:
     columns = ("key", "requests", "prompt", "cached", "output", "dollars")
-    table = Table(*columns, title=f"used on {usage[0].day}, tokens by key", title_justify="left")
+    table = _table(*columns, title=f"used on {usage[0].day}, tokens by key")
     for used in usage:
         counts = (used.requests, used.prompt_tokens, used.cached_tokens, used.output_tokens)
         table.add_row(
@@ -148,7 +154,7 @@ def _model(model: ModelStatus, several: bool) -> list[RenderableType]:
     lines.append(Text(f"tokens/s {_spark(tokens)}"))
     if any(ttft):
         lines.append(Text(f"TTFT p50 {_spark(ttft)}"))
-    table = Table("slice", "state", "hosts", "requests", "tokens/s", "KV", "HBM a chip, planned")
+    table = _table("slice", "state", "hosts", "requests", "tokens/s", "KV", "HBM a chip, planned")
     for slice_ in model.slices:
         table.add_row(*_slice(slice_))
     return [*lines, table] if model.slices else lines
@@ -199,7 +205,7 @@ def _hbm(hbm: Hbm | None) -> RenderableType:
 
 def decisions(made: Sequence[DecisionStatus], at: float, *, several: bool) -> Table:
     """What scaling decided, how long ago, and why; of which application, where there are several."""
-    table = Table("when", "model", "pool", "slices", "why", title="scaling decisions", title_justify="left")
+    table = _table("when", "model", "pool", "slices", "why", title="scaling decisions")
     for decision in made:
         ago = f"{_time(max(0.0, at - decision.at))} ago"
         table.add_row(

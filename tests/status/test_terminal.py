@@ -69,6 +69,23 @@ def test_names_and_reasons_are_never_taken_for_markup() -> None:
     assert text.replace("\n", " ").count("[red]x[/]") == 2
 
 
+@pytest.mark.parametrize("text", ["[red]x[/] y", "can't open [/dev/vfio/0]"])
+def test_a_list_of_slices_takes_no_reason_for_markup(text: str) -> None:
+    looked = _plain(terminal.slices([], [entry(LLAMA, 0, SliceState.LOST, slice=text, reason=text)]))
+    assert looked.count(text) == 2
+
+
+def test_a_narrow_terminal_cuts_no_name_and_no_reason() -> None:
+    name, reason = "llama-3.1-8b-instruct-long", "host 1 is gone (ActorUnavailableErrorOfRay)"
+    listed = terminal.slices([], [entry(name, 0, SliceState.LOST, reason=reason)])
+    console = Console(width=80, color_system=None)
+    with console.capture() as captured:
+        console.print(listed)
+    rows = [line.split("│")[1:4] for line in captured.get().splitlines() if "│" in line]
+    model, _, state = ("".join(cell.strip() for cell in column) for column in zip(*rows, strict=True))
+    assert (name in model, reason.replace(" ", "") in state.replace(" ", "")) == (True, True)
+
+
 def test_models_of_several_applications_are_told_apart() -> None:
     wanted = [
         Wanted(LLAMA, "v6e 2x4", slices=2, missing=1, missing_for_s=1.0, application=name)
