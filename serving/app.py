@@ -13,9 +13,10 @@ from serving import hub
 from serving.batches.replica import StoreReplica
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
-from serving.errors import ConfigError, PlanError, ServingError
-from serving.planning import Plan, plan_pools, prices
+from serving.errors import ServingError
+from serving.planning import Plan
 from serving.planning.prices import slice_hour
+from serving.planning.service import deployment_name, plan_service
 from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
 from serving.scaling.policy import Room, Settings
@@ -43,44 +44,10 @@ def build(args: dict[str, Any]) -> Application:
     """
     try:
         config = parse(args)
-        prices.check(config.prices)
-        plans = [plan_pools(model, hub.config_of) for model in config.models]
-        _check_names([plan for pools in plans for plan in pools])
-        _check_dollars(config, plans)
+        plans = plan_service(config, hub.config_of)
     except ServingError as error:
         raise RayServeException(error.message) from None
     return _application(config, plans)
-
-
-def _check_names(plans: list[Plan]) -> None:
-    """Raises PlanError where a name means two things."""
-    models = {plan.model.name for plan in plans}
-    owners: dict[str, str] = {}
-    for plan in plans:
-        for adapter in plan.adapters:
-            if adapter in models or owners.setdefault(adapter, plan.model.name) != plan.model.name:
-                raise PlanError(f"{plan.model.name}: adapter {adapter!r} has the name of another; rename it")
-    deployments: dict[str, str] = {}
-    for plan in plans:
-        other = deployments.setdefault(_deployment_name(plan), plan.model.name)
-        if other != plan.model.name:
-            raise PlanError(
-                f"models {other!r} and {plan.model.name!r} would share the Serve deployment {_deployment_name(plan)!r}; rename one"
-            )
-
-
-def _check_dollars(config: ServiceConfig, plans: list[list[Plan]]) -> None:
-    """Raises ConfigError where the budget does not pay for the slices that the service starts with."""
-    budget = config.budget.dollars_per_hour
-    least = sum(
-        plan.model.replicas.min * slice_hour(plan.model.slice, plan.slice, config.prices)
-        for pools in plans
-        for plan in pools
-    )
-    if budget is not None and round(least - budget, 6) > 0:
-        raise ConfigError(
-            f"budget.dollars_per_hour is {budget:g}, and replicas.min of all pools cost {least:.2f} USD an hour; raise one or lower the other"
-        )
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
@@ -203,7 +170,7 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
     plan = pools[at]
     return serve.deployment(
         SliceReplica,
-        name=_deployment_name(plan),
+        name=deployment_name(plan),
         ray_actor_options={"num_cpus": 0},
         placement_group_bundles=plan.slice.bundles(),
         placement_group_strategy="STRICT_SPREAD",
@@ -255,11 +222,3 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
             },
         }
     }
-
-
-def _deployment_name(plan: Plan) -> str:
-    """A name of model and pool that fits the paths and metrics that Serve puts it into; Ray's metrics take ASCII alone."""
-    name = f"{plan.model.name}-{plan.pool}"
-    return "".join(
-        letter if letter.isascii() and (letter.isalnum() or letter in "-_.") else "-" for letter in name
-    )

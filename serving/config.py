@@ -287,6 +287,24 @@ ON_DISK = "rocksdb"  # KubeRay's name for a control store on the head's disk
 OWN_REDIS = "redis"
 
 
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_CLUSTER = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+_BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
+_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
+_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z0-9]+")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def _object_name(value: str) -> str:
+    """What Kubernetes takes as the name of an object of these kinds; raises ValueError."""
+    if _OBJECT.fullmatch(value) and len(value) <= 253:
+        return value
+    raise ValueError(
+        "names in Kubernetes have small letters, digits, hyphens and dots, and a letter or digit at both ends"
+    )
+
+
 class GatewaySpec(_Spec):
     """A load balancer of Google's in front of the service, with TLS (Gateway API)."""
 
@@ -299,12 +317,19 @@ class GatewaySpec(_Spec):
         description="GatewayClass: this one faces the internet, gke-l7-rilb faces the VPC alone.",
     )
 
+    @field_validator("certificate_secret", "class_name")
+    @classmethod
+    def _is_an_object(cls, value: str) -> str:
+        return _object_name(value)
 
-_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
-_REGION = re.compile(r"[a-z]+-[a-z]+\d+")
-_ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z0-9]+")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+    @field_validator("hostname")
+    @classmethod
+    def _is_a_hostname(cls, value: str) -> str:
+        if _OBJECT.fullmatch(value.removeprefix("*.")):
+            return value
+        raise ValueError(
+            "a name as llm.example.com is needed, in small letters, without https://, port and path"
+        )
 
 
 class GkeSpec(_Spec):
@@ -398,6 +423,28 @@ class GkeSpec(_Spec):
         raise ValueError(
             "a namespace has up to 63 small letters, digits and hyphens, and a hyphen at neither end"
         )
+
+    @field_validator(
+        "token_secret",
+        "cluster_secret",
+        "keys_secret",
+        "metrics_secret",
+        "redis_secret",
+        "database_secret",
+        "tracing_secret",
+        "store_claim",
+        "kueue_queue",
+    )
+    @classmethod
+    def _is_an_object(cls, value: str | None) -> str | None:
+        return value if value is None else _object_name(value)
+
+    @field_validator("cluster")
+    @classmethod
+    def _is_a_cluster(cls, value: str | None) -> str | None:
+        if value is None or _CLUSTER.fullmatch(value):
+            return value
+        raise ValueError("a cluster has up to 40 small letters, digits and hyphens, a letter first")
 
     @field_validator("zone")
     @classmethod
@@ -894,6 +941,13 @@ class DeploymentFile:
     port: int
     services: dict[str, ServiceConfig]
     document: dict[str, Any]
+
+    def route_prefix(self, name: str) -> str:
+        """The path below which an application is served, as Serve's config file has it."""
+        application = next(
+            entry for entry in self.document["applications"] if str(entry.get("name", "default")) == name
+        )
+        return str(application.get("route_prefix") or "/")
 
 
 def load(path: Path) -> DeploymentFile:

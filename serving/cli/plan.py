@@ -6,7 +6,7 @@ Status 0: everything fits. 1: a model was refused. 2: the file can't be read as 
 import json
 import sys
 from argparse import Namespace
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -18,13 +18,15 @@ from serving import hub
 from serving.cli.plan_view import offer_summary, show_candidates, show_offers, show_plans
 from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
+from serving.gke import serve_config
 from serving.gke.application import application
 from serving.gke.manifest import kustomize, render
 from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
-from serving.planning.plan import plan
+from serving.planning.plan import Plan, plan
 from serving.planning.prices import check as check_prices
+from serving.planning.service import check, plan_service
 from serving.planning.shapes import shape_of
 from serving.planning.summary import candidate_summary, summary
 from serving.scaling.sizing import offers, read_workload
@@ -96,7 +98,7 @@ def plan_file(path: str, console: Console, *, as_json: bool = False) -> int:
             check_prices(service.prices)
     except ConfigError as error:
         return _fail(console, error, as_json=as_json)
-    summaries = [_planned(spec, service.prices) for service in services for spec in _specs(service)]
+    summaries = [entry for service in services for entry in _planned(service)]
     refused = [entry for entry in summaries if not entry["fits"]]
     if as_json:
         console.print_json(json.dumps(summaries))
@@ -171,8 +173,17 @@ def manifest_file(
         deployment = load(Path(path))
         name, service = _only(deployment)
         gke = service.gke.model_copy(update={"image": image}) if image else service.gke
-        plans = [plan(spec, hub.config_of) for spec in _specs(service)]
-        app = application(name, gke, plans, port=deployment.port, router=service.router, store=service.store)
+        plans = [entry for pools in plan_service(service, hub.config_of) for entry in pools]
+        app = application(
+            name,
+            gke,
+            plans,
+            port=deployment.port,
+            router=service.router,
+            store=service.store,
+            route_prefix=deployment.route_prefix(name),
+        )
+        serve_config.check(app, deployment.document)
         if base is None:
             output.write(render(app, deployment.document))
         else:
@@ -204,15 +215,32 @@ def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:
     return next(iter(deployment.services.items()))
 
 
-def _specs(service: ServiceConfig) -> list[ModelSpec]:
-    return [spec for model in service.models for spec in model.per_pool()]
+def _planned(service: ServiceConfig) -> list[dict[str, Any]]:
+    """Each model on each of its pools; where all fit, what keeps them from being one service, which is no single model's."""
+    made = [[_plan_of(spec) for spec in model.per_pool()] for model in service.models]
+    entries = [
+        summary(entry, service.prices) if isinstance(entry, Plan) else entry
+        for pools in made
+        for entry in pools
+    ]
+    fitting = [[entry for entry in pools if isinstance(entry, Plan)] for pools in made]
+    if fitting == made:
+        try:
+            check(service, fitting)
+        except ConfigError as error:
+            entries.append(_refusal(None, error))
+    return entries
 
 
-def _planned(spec: ModelSpec, prices: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def _plan_of(spec: ModelSpec) -> Plan | dict[str, Any]:
     try:
-        return summary(plan(spec, hub.config_of), prices)
+        return plan(spec, hub.config_of)
     except ConfigError as error:
-        return {"model": spec.name, "fits": False, "code": error.code, "error": error.message}
+        return _refusal(spec.name, error)
+
+
+def _refusal(model: str | None, error: ConfigError) -> dict[str, Any]:
+    return {"model": model, "fits": False, "code": error.code, "error": error.message}
 
 
 def _options(pairs: Sequence[str]) -> dict[str, Any]:

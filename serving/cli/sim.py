@@ -11,6 +11,7 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from serving.simulation.cluster import SimulatedSlice
+    from serving.tpu import Slice
 
 
 _NAME = "sim"
@@ -70,7 +71,7 @@ def add_commands(commands: Any) -> None:
 
 def _shape_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--generation", default="v6e", help="v4, v5e, v5p, v6e or v7x (default: v6e)")
-    parser.add_argument("--topology", default="2x4", help="chips along each axis (default: 2x4)")
+    parser.add_argument("--topology", help="chips along each axis (default: those of a slice of two hosts)")
     parser.add_argument("--hosts", type=int, help="VMs of the slice, where the topology leaves a choice")
     parser.add_argument("--machine-type", help="GKE machine type instead of --hosts")
 
@@ -119,11 +120,23 @@ def _sim_run(options: argparse.Namespace) -> None:
     )
 
 
-def _sim_up(options: argparse.Namespace) -> None:
-    from serving.simulation.cluster import SimulatedCluster
+def _shape(options: argparse.Namespace) -> "Slice":
+    """The slice that is asked for; without a topology the smallest of two hosts."""
     from serving.tpu import resolve
 
-    shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
+    topology, hosts = options.topology, options.hosts
+    if topology is None:
+        flat = options.generation in ("v5e", "v6e")
+        topology = "2x4" if flat else "2x2x2"
+        if flat and options.machine_type is None:
+            hosts = hosts or 2  # it is also sold as one host
+    return resolve(options.generation, topology, hosts, options.machine_type)
+
+
+def _sim_up(options: argparse.Namespace) -> None:
+    from serving.simulation.cluster import SimulatedCluster
+
+    shape = _shape(options)
     with Console(stderr=True).status("starting") as progress:
         cluster = SimulatedCluster.up(
             [shape] * options.slices,
@@ -140,9 +153,8 @@ def _sim_up(options: argparse.Namespace) -> None:
 
 def _sim_add(options: argparse.Namespace) -> None:
     from serving.simulation.cluster import SimulatedCluster
-    from serving.tpu import resolve
 
-    shape = resolve(options.generation, options.topology, options.hosts, options.machine_type)
+    shape = _shape(options)
     print(SimulatedCluster.attach(directory_of(options)).add_slice(shape, without=options.without))
 
 

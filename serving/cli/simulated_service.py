@@ -15,7 +15,8 @@ from rich.status import Status
 
 from serving import config, environment, hub
 from serving.errors import ServingError, SimulationError
-from serving.planning import Plan, plan_pools
+from serving.planning import Plan
+from serving.planning.service import plan_service
 from serving.simulation.cluster import SimulatedCluster, cache_directory
 from serving.state.gcs import Store, show_token
 from serving.state.records import SliceRecord, SliceState
@@ -90,9 +91,10 @@ def running(
     Raises ServingError where the YAML, the port or the start is at fault.
     """
     deployment = config.load(path)
-    models = [model for service in deployment.services.values() for model in service.models]
-    plans = [pool for model in models for pool in plan_pools(model, hub.config_of)]
+    services = [plan_service(service, hub.config_of) for service in deployment.services.values()]
+    plans = [plan for models in services for pools in models for plan in pools]
     shapes = _shapes(plans, spare)
+    SimulatedCluster.refuse_running(directory)  # whose port is most likely the YAML's
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None
     try:

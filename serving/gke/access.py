@@ -199,7 +199,8 @@ def _gateway(app: Application, spec: GatewaySpec) -> Iterator[dict[str, Any]]:
 
 def _monitoring(app: Application) -> Iterator[dict[str, Any]]:
     """Scrapes of the service's page, once, at the head, and of Ray's own metrics on every pod."""
-    door: dict[str, Any] = {"port": "serve", "path": "/metrics", "interval": "30s"}
+    page = f"{app.route_prefix.rstrip('/')}/metrics"
+    door: dict[str, Any] = {"port": "serve", "path": page, "interval": "30s"}
     if app.router.private_status:
         key = {"secret": {"name": app.gke.metrics_secret, "key": "key"}}
         door["authorization"] = {"type": "Bearer", "credentials": key}

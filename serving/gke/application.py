@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from serving.config import GkeSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
-from serving.gke.storage import STORE, WEIGHTS, Storage, asks_the_hub, storage_of
+from serving.gke.storage import STORE, WEIGHTS, Storage, asks_the_hub, folders, is_mounted, storage_of
 from serving.planning.plan import Plan
 
 # KubeRay's MaxRayServiceNameLength: it makes longer names of it, which end at 63.
@@ -20,6 +20,7 @@ _LONGEST_NAME_OF_HOSTS = 50 - len("-xxxxx-headless")
 _LONGEST_POOL = 40
 _LONGEST_ACCOUNT = 50
 _MODEL_LETTERS = 30
+_IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")
 # What the webhook sets for TPUs in each pod, and what keys of the YAML set.
 _NOT_IN_ENV = {
     "TPU_NAME": "Google's TPU webhook sets it",
@@ -31,6 +32,10 @@ _NOT_IN_ENV = {
     "SERVING_KEYS": "name a file in router.keys_file, and its secret in gke.keys_secret",
     "OTEL_EXPORTER_OTLP_HEADERS": "name a secret in gke.tracing_secret",
     "RAY_AUTH_TOKEN": "KubeRay makes it",
+    **dict.fromkeys(
+        ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"), "name a Redis in gke.control_store"
+    ),
+    "RAY_enable_autoscaler_v2": "the manifest sets it",
     "HOST_INDEX": "the manifest sets it",
     "NODE_IP": "the manifest sets it",
 }
@@ -57,6 +62,7 @@ class Application:
     router: RouterSpec
     pools: tuple[Pool, ...]
     store: StoreSpec | None = None
+    route_prefix: str = "/"
 
     @property
     def namespace(self) -> str:
@@ -83,8 +89,17 @@ class Application:
 
     @property
     def head_mounts_weights(self) -> bool:
-        """Whether a model is read from the mounted bucket: Serve may build the application on the head."""
-        return any(pool.storage.mounted for pool in self.pools)
+        """Whether a model or its configuration is read from the mounted bucket: Serve may build the application on the head."""
+        return any(
+            pool.storage.mounted or is_mounted(str(pool.plan.engine.get("hf_config_path")))
+            for pool in self.pools
+        )
+
+    @property
+    def folders_of_the_image(self) -> list[str]:
+        """Paths that engines read and no volume holds."""
+        read = {path for pool in self.pools for path in folders(pool.plan)}
+        return sorted(path for path in read if not is_mounted(path))
 
     @property
     def asks_the_hub(self) -> bool:
@@ -100,12 +115,17 @@ def application(
     port: int = 8000,
     router: RouterSpec | None = None,
     store: StoreSpec | None = None,
+    route_prefix: str = "/",
 ) -> Application:
     """Check what Kubernetes, KubeRay and GKE would refuse later; raises ConfigError."""
     router = router or RouterSpec()
     if not gke.image:
         raise ConfigError(
             "gke.image names no image; build one with this repository's Dockerfile, push it, and name it in gke.image or with --image"
+        )
+    if not _IMAGE.fullmatch(gke.image):
+        raise ConfigError(
+            f"gke.image {gke.image!r} is no reference of an image; write HOST/FOLDER/NAME:TAG, without https:// and blanks"
         )
     _check_environment(gke, plans)
     if router.keys_file and not re.fullmatch(r"/[^/]+(/[^/]+)+", router.keys_file):
@@ -119,9 +139,10 @@ def application(
                 f"PersistentVolumeClaim in gke.store_claim, or take one in /tmp, which goes with the pod"
             )
     storages = [storage_of(plan, gke) for plan in plans]
-    if any(storage.mounted for storage in storages) and not gke.weights_bucket:
+    mounted = [path for plan in plans for path in folders(plan) if is_mounted(path)]
+    if mounted and not gke.weights_bucket:
         raise ConfigError(
-            f"a model is read from {WEIGHTS}, where gke.weights_bucket is mounted; name a bucket there"
+            f"{mounted[0]} is read from {WEIGHTS}, where gke.weights_bucket is mounted; name a bucket there"
         )
     label = label_of(name)
     if len(label) > _LONGEST_NAME_OF_HOSTS and any(plan.slice.hosts > 1 for plan in plans):
@@ -141,6 +162,7 @@ def application(
             for pool, plan, storage in zip(_pool_names(plans), plans, storages, strict=True)
         ),
         store=store,
+        route_prefix=route_prefix,
     )
 
 

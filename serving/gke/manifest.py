@@ -82,6 +82,8 @@ def _before(app: Application) -> str:
     text = "# Nodes first:\n" + _comments(lines)
     if rights := list(_bucket_rights(app)):
         text += "# Rights on buckets:\n" + _comments(rights)
+    if paths := app.folders_of_the_image:
+        text += f"# In the image, for no volume of the manifest holds them: {', '.join(paths)}\n"
     return f"{text}# Secrets in the namespace {app.namespace}: {', '.join(_secrets(app))}\n"
 
 

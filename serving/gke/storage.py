@@ -12,6 +12,7 @@ from serving.planning.plan import Plan
 
 WEIGHTS = "/weights"  # where the bucket is mounted
 STORE = "/var/lib/tpu-serving"  # where the head's claim is mounted
+_PATHS = ("/", ".", "~")  # what a path begins with
 CACHE = "/cache"  # on the host's disk: what Hugging Face's client and XLA keep
 
 GB = 10**9
@@ -60,6 +61,21 @@ class Storage:
 
 def asks_the_hub(plan: Plan) -> bool:
     """Whether vLLM reads something of the model from Hugging Face's site: weights, or what an option names by an id."""
+    return any(_is_an_id(name) for name in _named(plan))
+
+
+def folders(plan: Plan) -> list[str]:
+    """Paths on the hosts that vLLM reads: weights, or what an option names by a path."""
+    return [name for name in _named(plan) if name.startswith(_PATHS)]
+
+
+def is_mounted(path: str) -> bool:
+    """Whether a path is in the bucket that is mounted."""
+    return path == WEIGHTS or path.startswith(f"{WEIGHTS}/")
+
+
+def _named(plan: Plan) -> list[str]:
+    """What of a model is named by an id, a path or a URL."""
     engine = plan.engine
     draft = engine.get("speculative_config") or {}
     named = [
@@ -70,17 +86,17 @@ def asks_the_hub(plan: Plan) -> bool:
         draft.get("model"),
         *adapters(engine).values(),
     ]
-    return any(_is_an_id(str(name)) for name in named if name)
+    return [str(name) for name in named if name]
 
 
 def _is_an_id(name: str) -> bool:
-    return not name.startswith(("/", ".", "~")) and "://" not in name and name not in ("ngram", "[ngram]")
+    return not name.startswith(_PATHS) and "://" not in name and name not in ("ngram", "[ngram]")
 
 
 def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
     """What a host of the plan's slice stores."""
     model = plan.model.model
-    mounted = model == WEIGHTS or model.startswith(f"{WEIGHTS}/")
+    mounted = is_mounted(model)
     streamed = "://" in model
     size = plan.checkpoint_bytes
     machine = plan.slice.hardware.machine(plan.slice.machine_type)

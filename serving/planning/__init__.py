@@ -3,7 +3,7 @@
 Planning reads the YAML and a `config.json` alone; it touches no cluster and imports neither Ray nor vLLM.
 """
 
-from serving.planning.plan import Plan, plan, plan_pools
+from serving.planning.plan import Plan, plan
 from serving.planning.shapes import ModelShape
 
-__all__ = ["ModelShape", "Plan", "plan", "plan_pools"]
+__all__ = ["ModelShape", "Plan", "plan"]

@@ -236,18 +236,6 @@ def _fitted(spec: ModelSpec, drawn: _Drawn, compiled: Workspace | None) -> Plan:
     )
 
 
-def plan_pools(spec: ModelSpec, hub: Hub = no_hub) -> list[Plan]:
-    """A model on each of its pools, the preferred first; raises as `plan` does, and where two pools can't be told apart."""
-    plans = [plan(pool, hub) for pool in spec.per_pool()]
-    keys = [one.pool for one in plans]
-    if twice := next((key for key in keys if keys.count(key) > 1), None):
-        raise PlanError(
-            f"{spec.name}: two pools are {twice}: the same slice bought in the same way; make them one with the sum of their "
-            "replicas, or give them other `capacity`"
-        )
-    return plans
-
-
 def _refuse_missed_targets(
     spec: ModelSpec, shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout
 ) -> None:

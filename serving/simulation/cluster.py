@@ -83,6 +83,11 @@ def default_directory(name: str = "sim") -> Path:
     return Path(tempfile.gettempdir()) / f"tpu-serving-{os.getuid()}" / name
 
 
+def _command(directory: Path) -> str:
+    """What reaches the simulation of this directory."""
+    return "serving sim" if directory == default_directory() else f"serving sim --name {directory.name}"
+
+
 def cache_directory() -> Path:
     """Where stand-in models and compiled programs are kept between runs."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-serving"
@@ -143,6 +148,18 @@ class SimulatedCluster:
         self._slices: dict[str, SimulatedSlice] = {}
 
     @classmethod
+    def refuse_running(cls, directory: Path) -> None:
+        """Raises SimulationError if a simulation runs in this directory."""
+        if not (directory / "cluster.json").exists():
+            return
+        old = cls.attach(directory)
+        if old._processes():  # noqa: SLF001
+            raise SimulationError(
+                f"a simulation already runs in {directory} ({len(old.status())} slices); `{_command(directory)} down` ends it, "
+                "--name starts another beside it"
+            )
+
+    @classmethod
     def up(
         cls,
         shapes: Sequence[Slice],
@@ -162,14 +179,9 @@ class SimulatedCluster:
         if engine not in ENGINES:
             raise SimulationError(f"no engine is named {engine!r}; there are {', '.join(ENGINES)}")
         directory = directory or default_directory()
+        cls.refuse_running(directory)
         if (directory / "cluster.json").exists():
-            old = cls.attach(directory)
-            if old._processes():  # noqa: SLF001
-                raise SimulationError(
-                    f"a simulation already runs in {directory} ({len(old.status())} slices); `serving sim down` ends it, "
-                    "--name starts another beside it"
-                )
-            old.down()
+            cls.attach(directory).down()
         cluster = cls(
             directory,
             _new_id(network_kind),
@@ -199,7 +211,9 @@ class SimulatedCluster:
         try:
             state = json.loads((directory / "cluster.json").read_text())
         except FileNotFoundError:
-            raise SimulationError(f"no simulation runs in {directory}; `serving sim up` starts one") from None
+            raise SimulationError(
+                f"no simulation runs in {directory}; `{_command(directory)} up` starts one"
+            ) from None
         cluster = cls(
             directory,
             state["id"],

@@ -5,12 +5,15 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
-from serving.cli.main import main
+from serving.cli.main import _parser, main
+from serving.cli.sim import _shape
 from serving.router.http.auth import KeyFile
 from serving.simulation.cluster import SimulatedCluster, default_directory
+from serving.tpu import GENERATIONS
 
 pytestmark = pytest.mark.unit
 
@@ -126,6 +129,32 @@ def test_a_busy_port_is_refused_with_the_process_that_has_it(
         said = refusal("sim", "run", changed(port=port))
     assert said.startswith(f"port {port} is taken by process {os.getpid()} (")
     assert "http_options.port" in said
+
+
+def test_a_service_that_runs_already_is_named_before_its_port(
+    refusal: Refusal, changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, command in (("sim", "serving sim"), ("other", "serving sim --name other")):
+        directory = default_directory(name)
+        running = SimulatedCluster(
+            directory, "1", "simulated", "", cluster_secret="s", network_kind="loopback"
+        )
+        running._make_directory()
+        running._save()
+        monkeypatch.setattr(SimulatedCluster, "_processes", lambda _: [psutil.Process()])
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            said = refusal("sim", "--name", name, "run", changed(port=listener.getsockname()[1]))
+        assert said == (
+            f"a simulation already runs in {directory} (0 slices); `{command} down` ends it, --name starts another beside it"
+        )
+
+
+def test_a_slice_without_a_shape_is_one_of_two_hosts() -> None:
+    for generation in GENERATIONS:
+        made = _shape(_parser().parse_args(["sim", "up", "--generation", generation]))
+        assert (made.generation, made.hosts) == (generation, 2)
+    assert _shape(_parser().parse_args(["sim", "add", "--hosts", "1"])).hosts == 1
+    assert _shape(_parser().parse_args(["sim", "add", "--machine-type", "ct6e-standard-8t"])).hosts == 1
 
 
 @pytest.mark.parametrize(

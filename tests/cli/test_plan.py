@@ -1,6 +1,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,7 +14,9 @@ from rich.console import Console
 
 from serving.cli.main import main
 from serving.cli.plan import OK, REFUSED, UNREADABLE, manifest_file, plan_file, what_fits, workload_file
-from serving.config import IMPORT_PATH
+from serving.config import IMPORT_PATH, load
+from serving.errors import ServingError
+from serving.planning.service import plan_service
 
 pytestmark = pytest.mark.unit
 
@@ -183,6 +186,40 @@ def test_nothing_is_rendered_of_what_does_not_fit(tmp_path: Path, console: Conso
     assert manifest_file(deployment(tmp_path, TOO_LARGE), output, console) == REFUSED
     assert output.getvalue() == ""
     assert "refused large does not fit" in printed(console)
+
+
+NAMED = LLAMA | {"name": "llama"}
+TWICE = {"pools": [{"slice": LLAMA["slice"]}, {"slice": LLAMA["slice"]}]}
+
+
+@pytest.mark.parametrize(
+    ("models", "args", "says"),
+    [
+        ([NAMED], {"budget": {"dollars_per_hour": 10}}, "replicas.min of all pools cost 10.80 USD an hour"),
+        ([{key: NAMED[key] for key in ("name", "model", "engine")} | TWICE], {}, "two pools are v6e-2x2"),
+        ([LLAMA | {"name": "org/a"}, LLAMA | {"name": "org-a"}], {}, "would share the Serve deployment"),
+        (
+            [NAMED, NAMED | {"name": "b", "engine": {"enable_lora": True, "lora_modules": ["llama=/a"]}}],
+            {},
+            "adapter 'llama' has the name of another",
+        ),
+    ],
+)
+def test_what_serve_run_refuses_of_a_whole_service_is_neither_planned_nor_rendered(
+    models: list[dict[str, Any]], args: dict[str, Any], says: str, tmp_path: Path, console: Console
+) -> None:
+    path, output = deployment(tmp_path, *models, **args), io.StringIO()
+    with pytest.raises(ServingError, match=re.escape(says)):
+        plan_service(next(iter(load(Path(path)).services.values())))
+    assert plan_file(path, console) == REFUSED
+    assert says in printed(console)
+    told = Console(file=io.StringIO(), width=160)
+    assert plan_file(path, told, as_json=True) == REFUSED
+    *plans, refusal = json.loads(printed(told))
+    assert all(entry["fits"] for entry in plans)
+    assert says in refusal["error"]
+    assert manifest_file(path, output, told, image="image") != OK
+    assert output.getvalue() == ""
 
 
 def test_slices_are_listed_by_price(console: Console) -> None:

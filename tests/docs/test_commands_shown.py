@@ -115,6 +115,10 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"kubectl create secret generic .*": InPart(CLOUD, "test_a_pod_starts_with_its_secrets_or_not_at_all"),
     r"kubectl (get|port-forward|exec) .*": InPart(CLOUD),
     r"kubectl patch raycluster .*": InPart(CLOUD),
+    r"kubectl delete (rayservice|persistentvolumeclaim) .*": InPart(CLOUD),
+    r"serving manifest deployments/\S+\.yaml --image \S+ \| kubectl delete --ignore-not-found -f -": InPart(
+        "it needs a cluster of Kubernetes", "test_its_manifest_is_valid"
+    ),
     r"kubectl delete raycluster .*": InPart(CLOUD, "test_a_changed_image_does_not_double_the_slices"),
     r"make serve": RunBy(TRIAL),
     r"make (check|docs)": ByCI(),

@@ -22,7 +22,8 @@ from serving.doctor.findings import Finding, Verdict
 from serving.doctor.kubernetes import deployed, kubernetes
 from serving.gke.application import application
 from serving.gke.manifest import ray_service
-from serving.planning import Plan, plan_pools
+from serving.planning import Plan
+from serving.planning.service import plan_service
 
 pytestmark = pytest.mark.unit
 
@@ -90,7 +91,7 @@ def worker(service: dict[str, Any]) -> dict[str, Any]:
 def llama() -> tuple[DeploymentFile, list[Plan]]:
     deployment = config.load(LLAMA)
     (service,) = deployment.services.values()
-    return deployment, [made for model in service.models for made in plan_pools(model)]
+    return deployment, [made for pools in plan_service(service) for made in pools]
 
 
 def wanted() -> dict[str, Any]:

@@ -11,6 +11,7 @@ from support.manifests import objects_of, pod_templates, problems
 from serving import tracing
 from serving.config import GkeSpec, ModelSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
+from serving.gke import serve_config
 from serving.gke.application import application
 from serving.gke.manifest import kustomize, render
 from serving.planning import Plan, plan
@@ -18,6 +19,7 @@ from serving.planning import Plan, plan
 pytestmark = pytest.mark.unit
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
+INSTALL = "serving.slices.placement.install"
 BIG = {
     "engine": {"max_model_len": 4096},
     "slice": {"generation": "v6e", "topology": "4x4"},
@@ -631,6 +633,99 @@ def test_an_image_is_asked_for() -> None:
 def test_weights_on_no_bucket_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"gke\.weights_bucket is mounted; name a bucket there"):
         objects(elsewhere("/weights/llama"))
+
+
+@pytest.mark.parametrize(
+    "engine", [{"enable_lora": True, "lora_modules": ["a=/weights/a"]}, {"tokenizer": "/weights/llama"}]
+)
+def test_what_a_model_reads_beside_its_weights_takes_the_bucket_too(engine: dict[str, Any]) -> None:
+    made = with_engine(planned(), **engine)
+    with pytest.raises(ConfigError, match=r"/weights/\w+ is read from /weights.*name a bucket there"):
+        objects(made)
+    assert "/weights" in mounts(pods(objects(made, weights_bucket="bucket"))[1])
+
+
+def test_the_head_reads_a_configuration_from_the_bucket_beside_streamed_weights() -> None:
+    made = with_engine(elsewhere("gs://bucket/llama"), hf_config_path="/weights/llama")
+    head, host = pods(objects(made, weights_bucket="bucket"))
+    assert ("/weights" in mounts(head), "/weights" in mounts(host)) == (True, True)
+
+
+def test_folders_that_no_volume_holds_are_named_on_top() -> None:
+    app = application("app", GkeSpec(image="image"), [elsewhere("/models/llama")])
+    assert "# In the image, for no volume of the manifest holds them: /models/llama\n" in render(app, {})
+    assert "# In the image" not in render(application("app", GkeSpec(image="image"), [planned()]), {})
+
+
+def test_metrics_are_scraped_below_the_route_prefix() -> None:
+    app = application("app", GkeSpec(image="image"), [planned()], route_prefix="/llm")
+    scrapes = [made for made in objects_of(render(app, {})) if made["kind"] == "PodMonitoring"]
+    assert scrapes[0]["spec"]["endpoints"][0]["path"] == "/llm/metrics"
+
+
+HOOK = {
+    "controller_options": {
+        "runtime_env": {"env_vars": {"RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": INSTALL, "OTHER": "1"}}
+    }
+}
+TLS = {"controller_options": {"runtime_env": {"env_vars": {"SERVING_TLS_CERT": "/etc/tls.crt"}}}}
+
+
+@pytest.mark.parametrize(
+    ("document", "port", "says"),
+    [
+        ({"http_options": {"host": "127.0.0.1"}}, 8000, r"host is 127\.0\.0\.1, .*set host: 0\.0\.0\.0"),
+        ({"http_options": {"host": "localhost"}}, 8000, "host is localhost"),
+        ({}, 8265, "port is 8265, which Ray's dashboard has"),
+        ({}, 6379, "port is 6379, which Ray's control store has"),
+        (TLS, 8000, "sets SERVING_TLS_CERT, and the head's pod holds no certificate"),
+        ({"controller_options": {"runtime_env": None}}, 8000, f"IMPORT_PATH: {INSTALL}"),
+    ],
+)
+def test_what_serve_can_not_do_in_the_pods_is_refused(document: dict[str, Any], port: int, says: str) -> None:
+    app = application("app", GkeSpec(image="image"), [planned()], port=port)
+    with pytest.raises(ConfigError, match=says):
+        serve_config.check(app, HOOK | document)
+
+
+def test_slices_of_one_host_are_whole_without_the_hook() -> None:
+    one = planned(slice={"generation": "v6e", "topology": "2x2"})
+    serve_config.check(application("app", GkeSpec(image="image"), [one]), {})
+    serve_config.check(application("app", GkeSpec(image="image"), [planned()]), HOOK)
+    by_pod = GkeSpec(image="image", head_env={"RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH": INSTALL})
+    serve_config.check(application("app", by_pod, [planned()]), {})
+
+
+@pytest.mark.parametrize(
+    ("gke", "says"),
+    [
+        ({"token_secret": "My_Secret"}, "small letters, digits, hyphens and dots"),
+        ({"cluster_secret": ""}, "small letters"),
+        ({"store_claim": "claim/1"}, "small letters"),
+        ({"kueue_queue": "my queue"}, "small letters"),
+        ({"cluster": "My Cluster"}, "a cluster has up to 40 small letters"),
+        (
+            {"gateway": {"hostname": "https://llm.example.com", "certificate_secret": "tls"}},
+            "without https://",
+        ),
+        ({"gateway": {"hostname": "LLM.example.com", "certificate_secret": "tls"}}, "in small letters"),
+        ({"gateway": {"hostname": "llm.example.com", "certificate_secret": "a b"}}, "small letters"),
+    ],
+)
+def test_names_that_kubernetes_does_not_take_are_refused(gke: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        GkeSpec.model_validate(gke)
+
+
+def test_names_that_kubernetes_takes_are_taken() -> None:
+    gateway = {"hostname": "*.llm.example.com", "certificate_secret": "tls.2026"}
+    GkeSpec.model_validate({"token_secret": "a.b-1", "cluster": "c", "kueue_queue": "q", "gateway": gateway})
+
+
+@pytest.mark.parametrize("image", ["r/i 1", "https://r/i", "r/i:1\n"])
+def test_an_image_that_is_no_reference_is_refused(image: str) -> None:
+    with pytest.raises(ConfigError, match="is no reference of an image"):
+        application("app", GkeSpec(image=image), [planned()])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ import pytest
 
 from serving.config import load
 from serving.errors import PlanError
-from serving.planning import plan, plan_pools
+from serving.planning import plan
+from serving.planning.service import plan_service
 from serving.tpu import Slice
 
 pytestmark = pytest.mark.unit
@@ -41,4 +42,4 @@ def test_two_pools_that_nothing_tells_apart_are_refused() -> None:
     (model,) = service.models
     twice = model.model_copy(update={"pools": (model.pools[0], model.pools[0])})
     with pytest.raises(PlanError, match="the same slice bought in the same way"):
-        plan_pools(twice)
+        plan_service(service.model_copy(update={"models": (twice,)}))

@@ -12,9 +12,10 @@ import pytest
 
 from serving.config import ModelSpec, load
 from serving.errors import PlanError
-from serving.planning import Plan, plan, plan_pools
+from serving.planning import Plan, plan
 from serving.planning.engine_environment import DERIVED, SETTABLE
 from serving.planning.layout import AXES, SHORT_AXES
+from serving.planning.service import plan_service
 
 pytestmark = pytest.mark.engine
 
@@ -89,7 +90,7 @@ def test_the_axes_are_those_of_the_installed_engine(engine: Engine) -> None:
 @pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.stem)
 def test_every_deployment_has_the_engine_s_mesh(path: Path, engine: Engine) -> None:
     for service in load(path).services.values():
-        for found in itertools.chain.from_iterable(map(plan_pools, service.models)):
+        for found in itertools.chain.from_iterable(plan_service(service)):
             check_same(found, engine.mesh(found))
 
 

@@ -1,0 +1,53 @@
+"""What of Serve's own options, beside `args`, can't work in the manifest's pods."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.errors import ConfigError
+from serving.gke.application import Application
+from serving.gke.pods import AGENT_PORT, DASHBOARD_PORT, GCS_PORT, METRICS_PORT
+
+# What listens in the head's pod beside the door.
+_TAKEN = {
+    GCS_PORT: "Ray's control store",
+    DASHBOARD_PORT: "Ray's dashboard",
+    AGENT_PORT: "Ray's agent",
+    METRICS_PORT: "Ray's metrics",
+    8404: "HAProxy's statistics",
+    9101: "HAProxy's metrics",
+    10001: "Ray's clients",
+}
+_LOOPBACK = ("localhost", "127.", "::1")
+_HOOK, _INSTALL = "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", "serving.slices.placement.install"
+_CERTIFICATES = ("SERVING_TLS_CERT", "SERVING_TLS_KEY")
+
+
+def check(app: Application, document: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a door that nobody reaches, and for slices that Serve would not place whole."""
+    host = str((document.get("http_options") or {}).get("host") or "")
+    if host.startswith(_LOOPBACK):
+        raise ConfigError(
+            f"http_options.host is {host}, where nobody outside the head's pod gets in; set host: 0.0.0.0"
+        )
+    if app.port in _TAKEN:
+        raise ConfigError(
+            f"http_options.port is {app.port}, which {_TAKEN[app.port]} has in the head's pod; take another, as 8000"
+        )
+    variables = _controller_variables(document)
+    if named := [variable for variable in _CERTIFICATES if variable in variables]:
+        raise ConfigError(
+            f"controller_options sets {named[0]}, and the head's pod holds no certificate; leave it out, and let a load balancer "
+            "speak TLS: gke.gateway"
+        )
+    several = any(pool.plan.slice.hosts > 1 for pool in app.pools)
+    if several and _HOOK not in {**variables, **app.gke.head_env}:
+        raise ConfigError(
+            f"nothing has Serve place whole slices; set controller_options.runtime_env.env_vars.{_HOOK}: {_INSTALL}"
+        )
+
+
+def _controller_variables(document: Mapping[str, Any]) -> Mapping[str, Any]:
+    variables: Any = document
+    for key in ("controller_options", "runtime_env", "env_vars"):
+        variables = variables.get(key) if isinstance(variables, Mapping) else None
+    return variables if isinstance(variables, Mapping) else {}
