@@ -342,13 +342,19 @@ class Dispatcher:
 
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
         """The slice answered well: blame those that answered this request with an error."""
-        if self.suspects:
+        if self.suspects.remembers:
             name = fingerprint(request)
             self.trials.end(name, self.suspects.answered(name, whole=not request.streams))
         self.breaker.answered(entry.replica)
         for replica in tries.accused - {entry.replica}:
             self.breaker.failed(replica, time.monotonic(), broken=False)
         tries.accused.clear()
+
+    def finished(self, request: InferenceRequest) -> None:
+        """The client of a stream has its end."""
+        if self.suspects.remembers:
+            name = fingerprint(request)
+            self.trials.end(name, self.suspects.answered(name, whole=True))
 
     async def close(self) -> None:
         self._watching.cancel()

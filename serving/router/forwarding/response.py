@@ -116,6 +116,7 @@ class Forwarding:
                 self._seat.stops()
         if transcript.done if transcript else ended:
             self.say(relay.rest, stream.response, end=True)
+            self._dispatcher.finished(self._request)
             if self._looked_into and transcript:
                 self._look_into(stream.entry, transcript.token_ids)
             return True

@@ -3,7 +3,8 @@
 A slice died. Of the requests that were running there, those are suspects that had got nothing yet and had not been there
 while the slice gave tokens for WORKED_S, and those under which a second slice died. Nobody else is: who was there while the
 slice went on giving tokens did not end it by coming. Silences don't count, for a deadly program is compiled first, and a
-token or two do not, for they may be the deadly request's own.
+token or two do not, for they may be the deadly request's own. A death is forgotten of a request that had a whole answer since,
+or that had been on the next slice for longer than any trial takes.
 
 A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
 of all routers. It is not the one that died, for a router may hear of a suspect before it knows of the death. The suspect is
@@ -27,6 +28,7 @@ REFUSED_S = 600.0
 # A suspicion that nothing came of: the client has gone, or every router was replaced.
 SUSPECTED_S = 60.0
 _LONGER, _LONGER_S = 1.5, 1.0
+_LONGEST_TRIAL_S = _LONGER * WORKED_S + _LONGER_S  # of a suspect that had got tokens
 _DIGITS = 16
 
 
@@ -77,6 +79,11 @@ class Suspects:
         return bool(self._ours or self._theirs or self._trials)
 
     @property
+    def remembers(self) -> bool:
+        """Whether a whole answer may change anything: a slice has died of late."""
+        return bool(self or self._deaths)
+
+    @property
     def ours(self) -> Mapping[str, Suspicion]:
         """What this router found, for the others to know."""
         return self._ours
@@ -124,7 +131,9 @@ class Suspects:
 
         A token clears nobody under whom two slices have died: their next step may end the slice as well.
         """
-        return None if self.deaths(name) > 1 and not whole else self.cleared(name)
+        if whole:
+            self._deaths.pop(name, None)
+        return None if self.deaths(name) > 1 else self.cleared(name)
 
     def cleared(self, name: str) -> str | None:
         """What ended its slice was not this request. Returns the replica that it was tried on."""
@@ -182,7 +191,8 @@ class Suspects:
         if on_trial:
             return on_trial
         for name, flight in flights.items():
-            count = self.deaths(name)
+            stayed = flight.since_s <= worked_since_s and now - flight.since_s > _LONGEST_TRIAL_S
+            count = 0 if stayed else self.deaths(name)
             self._deaths[name] = count + 1, now
             new = not flight.answered and flight.since_s > worked_since_s
             ran_s = min(SUSPECTED_S if new else WORKED_S, now - flight.since_s)

@@ -66,6 +66,32 @@ def test_who_ran_on_a_second_slice_that_died_is_suspected_however_far_it_had_com
     assert suspects.suspects(POISON, DIED)
 
 
+def test_a_whole_answer_between_two_deaths_makes_the_second_a_first_one() -> None:
+    """Clients that repeat their requests had each one tried alone, for up to 25 s, after a second slice was lost."""
+    suspects = Suspects()
+    suspects.died("a", flights(OTHER, answered=True), DIED, WORKED_SINCE)
+    assert suspects.remembers
+    suspects.answered(OTHER, whole=True)
+    assert not suspects.remembers
+    suspects.died("b", flights(OTHER, answered=True), DIED + 5, DIED)
+    assert not suspects
+
+
+def test_who_has_stayed_on_the_next_slice_for_longer_than_a_trial_is_not_suspected_of_its_death() -> None:
+    for stayed_s, suspected in ((8.0, True), (9.0, False)):
+        suspects = Suspects()
+        suspects.died("a", flights(OTHER, answered=True), DIED, WORKED_SINCE)
+        there = flights(OTHER, since_s=DIED + 1, answered=True)
+        suspects.died("b", there, DIED + 1 + stayed_s, DIED + 1)
+        assert bool(suspects) == suspected
+    silent = Suspects()
+    silent.died("a", flights(OTHER, answered=True), DIED, WORKED_SINCE)
+    silent.died(
+        "b", flights(OTHER, since_s=DIED + 1, answered=True), DIED + 20, DIED
+    )  # it gave no tokens since
+    assert silent
+
+
 def test_no_suspect_is_tried_before_every_router_has_heard_of_it() -> None:
     suspects = after_a_death()
     assert suspects.heard_in_s(POISON, DIED + 1) == HEARD_S - 1
