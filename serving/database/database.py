@@ -28,6 +28,7 @@ from serving.errors import ConfigError, StorageError
 logger = logging.getLogger("ray.serve")
 
 _BUSY_S = 10.0  # another process of the host writes
+_CONNECT_S, _ANSWER_S = 10.0, 15.0  # after which a PostgreSQL that says nothing is one that is gone
 _MIGRATIONS = Path(__file__).with_name("migrations")
 _MIGRATING = 7_411_046_332_818_243_761  # PostgreSQL's advisory lock; any number that is ours alone
 _POSTGRES = ("postgresql", "postgres")
@@ -111,7 +112,10 @@ def _engine(where: str) -> tuple[AsyncEngine, str]:
             raise ConfigError(
                 "store.database has a password in it; leave it out, and set PGPASSWORD or PGPASSFILE"
             )
-        return create_async_engine(url, pool_pre_ping=True, pool_size=8), url.render_as_string()
+        answers = {"timeout": _CONNECT_S, "command_timeout": _ANSWER_S}
+        return create_async_engine(
+            url, pool_pre_ping=True, pool_size=8, connect_args=answers
+        ), url.render_as_string()
     path = Path(where)
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -163,4 +167,5 @@ def _mend(where: str) -> str:
 
 def _reason(error: Exception) -> str:
     """The driver's words in one line, without the statement and its values."""
-    return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+    said = str(getattr(error, "orig", None) or error) or type(error).__name__
+    return " ".join(said.split())[:300]

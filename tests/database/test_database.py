@@ -17,6 +17,7 @@ from alembic.migration import MigrationContext
 from sqlalchemy import Connection, func, insert, select, text
 from support.postgres import postgres
 
+from serving.database import database as door
 from serving.database.database import Database, version
 from serving.database.tables import FILES, METADATA
 from serving.errors import ConfigError, StorageError
@@ -209,3 +210,37 @@ async def test_the_file_can_be_read_by_sqlite_s_own_tools(tmp_path: Path) -> Non
         assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
         assert other.execute("SELECT id FROM files").fetchall() == [("first",)]
     await database.close()
+
+
+@pytest.mark.http
+@pytest.mark.slow
+async def test_a_server_that_says_nothing_any_more_is_one_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As beyond a network that was cut: nothing is refused, and nothing comes."""
+    monkeypatch.setattr(door, "_ANSWER_S", 1.0)
+    goes_on = asyncio.Event()
+    goes_on.set()
+
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while piece := await reader.read(1 << 16):
+            await goes_on.wait()
+            writer.write(piece)
+            await writer.drain()
+
+    with postgres() as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            there, here = await asyncio.open_connection("127.0.0.1", port)
+            await asyncio.gather(pass_on(reader, here), pass_on(there, writer), return_exceptions=True)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        database = await Database.open(url.replace(f":{port}/", f":{server.sockets[0].getsockname()[1]}/"))
+        goes_on.clear()
+        with pytest.raises(StorageError, match="TimeoutError"):
+            await asyncio.wait_for(count(database), 60)
+        goes_on.set()
+        assert await asyncio.wait_for(count(database), 60) == 0
+        await database.close()
+        server.close()
