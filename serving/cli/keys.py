@@ -1,6 +1,7 @@
 """`serving keys` makes, lists, rolls and revokes API keys, `serving secret` makes the secret of a cluster."""
 
 import argparse
+import math
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -45,7 +46,7 @@ def add_commands(commands: Any) -> None:
     )
     roll.add_argument(
         "--grace",
-        type=float,
+        type=_seconds,
         default=86400.0,
         metavar="SECONDS",
         help="for how long the secret before it lets in too (default: a day)",
@@ -59,6 +60,16 @@ def add_commands(commands: Any) -> None:
         "secret",
         help="make a secret for SERVING_CLUSTER_SECRET of every process of a cluster: slices answer nobody else",
     ).set_defaults(run=_secret)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 up")
+    return seconds
 
 
 def _secret(_: argparse.Namespace) -> None:

@@ -77,9 +77,9 @@ class Metering:
 
     async def _keys_in_force(self) -> InForce:
         """Read once a second, however many routers ask."""
-        now_s = self._calendar()
+        now_s = time.monotonic()
         if self._in_force is None or now_s - self._read_s >= _READ_S:
-            self._in_force, self._read_s = await self.keys.in_force(now_s), now_s
+            self._in_force, self._read_s = await self.keys.in_force(self._calendar()), now_s
         return self._in_force
 
     async def _sweep(self) -> None:

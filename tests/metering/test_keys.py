@@ -18,6 +18,7 @@ from serving.config import parse
 from serving.database.database import Database
 from serving.errors import ConfigError, StoreAwayError, UnauthorizedError
 from serving.metering.keys import InForce, KeyTable
+from serving.metering.service import Metering
 from serving.router.http.auth import Key, KeyFile, KeyRing, new
 
 NOW_S = 1_795_348_800.0
@@ -200,3 +201,35 @@ def test_a_running_router_takes_up_keys_within_seconds(tmp_path: Path, upstream:
         until(lambda: (status(key), status(rolled)) == (401, 429), "it is rolled, with what it used", 60)
         made(capsys, "revoke", "team", *at)
         until(lambda: status(rolled) == 401, "it is revoked", 60)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("grace", ["nan", "inf", "-5", "a day"])
+def test_a_grace_is_a_number_of_seconds(store: str, capsys: Out, grace: str) -> None:
+    made(capsys, "add", "team", "--store", store)
+    with pytest.raises(SystemExit):
+        main(["keys", "roll", "team", f"--grace={grace}", "--store", store])
+    assert "no number of seconds" in capsys.readouterr().err
+
+
+@pytest.mark.unit
+def test_a_revoked_key_is_out_though_the_calendar_was_put_back(store: str, capsys: Out) -> None:
+    at = ["--store", store]
+    made(capsys, "add", "team", *at)
+    calendar = [NOW_S]
+
+    async def looked() -> list[int]:
+        database = await Database.open(f"{store}/store.sqlite")
+        metering, found = Metering(database, lambda: calendar[0]), []
+        try:
+            for back_s in (0.0, 3600.0):
+                calendar[0] -= back_s
+                metering._read_s -= 2.0  # the time between two reads
+                found.append(len((await metering._keys_in_force()).entries))
+                if not back_s:
+                    await metering.keys.revoke("team")
+        finally:
+            await database.close()
+        return found
+
+    assert asyncio.run(looked()) == [1, 0]

@@ -487,6 +487,8 @@ class AdmissionController:
                 gone = self._bearers.pop(idle).key.id
                 self._by_id.pop(gone, None)
                 self._used.pop(gone, None)
+                if self._meter:
+                    self._meter.forget(gone)
             account = Account(key)
             account.set(key, now_s)
             self._knows(account, now_s)

@@ -54,13 +54,17 @@ class Meter:
     def budget(self, key: Key) -> Budget | None:
         """A key's budgets, as the key has them now."""
         if not key.has_budget:
-            self._budgets.pop(key.id, None)
-            self._asked_s.pop(key.id, None)
+            self.forget(key.id)
             return None
         if budget := self._budgets.get(key.id):
             budget.set(key)
             return budget
         return self._budgets.setdefault(key.id, Budget(key))
+
+    def forget(self, key: str) -> None:
+        """Of a key with budgets; the store tells it again."""
+        self._budgets.pop(key, None)
+        self._asked_s.pop(key, None)
 
     def add(
         self,

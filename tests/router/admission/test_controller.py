@@ -1,6 +1,7 @@
 """Admission through HTTP: the router's app on a real server, in front of an engine that does as it is told."""
 
 import asyncio
+import hashlib
 import itertools
 import json
 import socket
@@ -29,11 +30,13 @@ from serving.errors import ConfigError
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import NO_KEY
 from serving.planning import Plan, plan
+from serving.router.admission import controller
 from serving.router.admission.controller import AdmissionController
+from serving.router.admission.meter import Meter
 from serving.router.admission.shares import KeyUse
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
-from serving.router.http.auth import KeyFile, new
+from serving.router.http.auth import Key, KeyFile, new
 from serving.router.http.bodies import BodyReader
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
@@ -561,3 +564,29 @@ def test_a_stranger_s_limit_buys_no_slices(tmp_path: Path) -> None:
         for _ in range(5):
             front.post(key)
         assert [front.count(what) for what in ("arrived", "refused")] == [1, 0]
+
+
+@pytest.mark.unit
+def test_budgets_of_those_whom_nobody_remembers_are_forgotten_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An issuer's tokens name new ones every day, and every budget that is kept is asked about."""
+
+    class Issuer:
+        def holder(self, token: bytes) -> Key:
+            name = token.decode()
+            return Key(name=name, sha256=hashlib.sha256(token).hexdigest(), tokens_per_day=100)
+
+        def owner(self, sha256: str) -> None: ...
+
+    monkeypatch.setattr(controller, "_MOST_BEARERS", 5)
+    meter = Meter("r", {})
+    keys = KeyFile(None, bearers=Issuer())
+    gate = AdmissionController(
+        RouterSpec(), [planned()], SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"}), keys, meter=meter
+    )
+    for number in range(20):
+        visit = gate.arrive([(b"authorization", b"Bearer a.b.%d" % number)])
+        assert visit.refusal is None
+        gate.leave(visit)
+    told = meter.flush(0.0)
+    assert told
+    assert len(told["asked"]) == 5
