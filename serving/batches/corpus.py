@@ -39,6 +39,7 @@ class Results:
     def __init__(self, path: Path) -> None:
         """Raises ConfigError and StorageError."""
         self._path = path
+        _is_file(path)
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
@@ -228,7 +229,14 @@ def numbered(file: IO[bytes], first: int = 1) -> Iterator[tuple[int, int, bytes]
         number += 1
 
 
+def _is_file(path: Path) -> None:
+    """Or nothing yet; raises ConfigError for what can't be read twice."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise ConfigError(f"{path} is a pipe or a device; a file is needed, which a later run can read again")
+
+
 def _opened(path: Path) -> IO[bytes]:
+    _is_file(path)
     try:
         return path.open("rb")
     except OSError as error:

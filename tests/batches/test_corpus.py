@@ -1,6 +1,7 @@
 """Which lines of a corpus a run has still to ask, and what its file of results keeps."""
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
@@ -167,3 +168,13 @@ def test_a_line_that_is_too_long_fails_alone(
 def test_an_empty_corpus_is_refused(tmp_path: Path, results: Results, text: str) -> None:
     with pytest.raises(ConfigError, match="has no line"):
         Corpus(written(tmp_path, text), MODEL, results)
+
+
+def test_what_a_later_run_can_not_read_again_is_refused(tmp_path: Path, results: Results) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/null")):
+        with pytest.raises(ConfigError, match="a file is needed"):
+            Results(path)
+        with pytest.raises(ConfigError, match="a file is needed"):
+            Corpus(path, MODEL, results)
