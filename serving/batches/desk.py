@@ -14,6 +14,7 @@ import uuid
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Row
@@ -32,7 +33,7 @@ Held = tuple[str, int]  # a batch and a line of it
 TICK_S = 1.0
 _OWNED_S = 15.0  # after which another process takes the batches of one that is silent
 _SILENT_S = 15.0  # after which a router that has said nothing of a line no longer has it
-_SWEEP_S = 60.0
+_SWEEP, _SWEEP_S = "the sweep", 60.0
 _ALIVE_S = 5.0  # a router has asked within this time
 _LEAST_LEFT_S = 60.0  # what is late is due in a minute
 _UPLOAD_S = 3600.0  # of one file, at most
@@ -94,7 +95,7 @@ class Desk:
         self._over_budget: dict[str, float] = {}  # keys, until when their lines wait
         self._routers: dict[str, float] = {}  # when each asked last
         self._rates: dict[str, float] = {}  # lines a second that slices are to be ordered for, by model
-        self._busy: dict[str, asyncio.Task[None]] = {}  # by batch: reads it, or assembles its files
+        self._busy: dict[str, asyncio.Task[None]] = {}  # by batch: reads it, or writes its files; the sweep
         self._swept_s = -math.inf
         self._began_s = clock()
         self._taking = asyncio.Lock()
@@ -108,9 +109,9 @@ class Desk:
             if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):
                 await self._ledger.happen(name, Event.EXPIRE, now_s)
             elif state is State.VALIDATING:
-                self._begin(batch, self.read)
+                self._begin(name, partial(self.read, batch))
             elif state in ASSEMBLING:
-                self._begin(batch, self.assemble)
+                self._begin(name, partial(self.assemble, batch))
             elif batch.completed + batch.failed >= batch.total:
                 await self._ledger.happen(name, Event.DONE, now_s)
         async with self._taking:
@@ -119,7 +120,7 @@ class Desk:
             self._rates = await self._due([work.batch for work in self._works.values()], now_s)
         if self._clock() - self._swept_s >= _SWEEP_S:
             self._swept_s = self._clock()
-            await self.sweep()
+            self._begin(_SWEEP, self.sweep)  # a bucket takes its time for thousands of files
 
     async def take(
         self, router: str, wants: Sequence[Mapping[str, Any]], holding: Collection[Held]
@@ -269,10 +270,16 @@ class Desk:
 
     async def sweep(self) -> None:
         """Delete what nobody may read any more."""
-        now_s = self._calendar()
+        now_s, kept = self._calendar(), []
         for name in await self._ledger.condemn(now_s, _UPLOAD_S):
-            await asyncio.to_thread(self._folder.delete, name)
-            await self._ledger.forget_file(name)
+            try:
+                await asyncio.to_thread(self._folder.delete, name)
+            except StorageError as error:  # of this file, maybe alone
+                kept.append(error.message)
+            else:
+                await self._ledger.forget_file(name)
+        if kept:
+            logger.warning("%d files are to go and are swept later: %s", len(kept), kept[0])
         await self._ledger.sweep_lines()
         await self._ledger.sweep_batches(now_s - self._spec.max_age_s)
 
@@ -281,6 +288,8 @@ class Desk:
         while True:
             try:
                 await self.tick()
+            except StorageError as error:
+                logger.error("batches stand still; the next beat tries again: %s", error.message)  # noqa: TRY400  it says it all
             except Exception:
                 logger.exception("batches stand still; the next beat tries again")
             await asyncio.sleep(TICK_S)
@@ -309,20 +318,19 @@ class Desk:
                 rates[model] += left / max(due_s - now_s, _LEAST_LEFT_S)
         return dict(rates)
 
-    def _begin(self, batch: Row[Any], work: Callable[[Row[Any]], Coroutine[Any, Any, None]]) -> None:
-        name = batch.id
+    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         if name in self._busy:
             return
-        task = self._busy[name] = asyncio.create_task(self._tried(name, work(batch)))
+        task = self._busy[name] = asyncio.create_task(self._tried(name, work()))
         task.add_done_callback(lambda _: self._busy.pop(name, None))
 
     async def _tried(self, name: str, work: Coroutine[Any, Any, None]) -> None:
         try:
             await work
         except StorageError as error:
-            logger.error("batch %s waits: %s", name, error.message)  # noqa: TRY400  the message says it all
+            logger.error("%s waits: %s", name, error.message)  # noqa: TRY400  the message says it all
         except Exception:
-            logger.exception("batch %s waits", name)
+            logger.exception("%s waits", name)
 
     async def _break(self, batch: Row[Any], code: str, message: str) -> None:
         error = {"code": code, "message": message, "line": None, "param": None}

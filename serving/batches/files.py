@@ -56,9 +56,15 @@ class Folder:
             return file
 
     def pieces(self, name: str) -> Iterator[bytes]:
-        with self.read(name) as file, _translated("read"):
-            while piece := file.read(PIECE_BYTES):
-                yield piece
+        """Raises StorageError, at once where the file is not there."""
+        file = self.read(name)
+
+        def pieces() -> Iterator[bytes]:
+            with file, _translated("read"):
+                while piece := file.read(PIECE_BYTES):
+                    yield piece
+
+        return pieces()
 
     def delete(self, name: str) -> None:
         """A file that is not there is no error. Raises StorageError."""

@@ -15,11 +15,13 @@ from serving.batches.lifecycle import ASSEMBLING, OPEN, OVER, Event, State, afte
 from serving.batches.lines import refused
 from serving.database.database import Database
 from serving.database.tables import BATCHES, FILES, LINES
+from serving.errors import BadRequestError, StorageError
 
 # Of a file: it has a row before it has content, and the row goes last, so that no content is left without a row.
 UPLOADING, STORED, DELETING = "uploading", "stored", "deleting"
 ANSWERED, REFUSED = "answered", "refused"
 _PAGE = 16  # results a query: one may have megabytes
+_SWEPT = 200  # lines a transaction that forgets them
 
 
 @dataclass(frozen=True)
@@ -344,11 +346,13 @@ class Ledger:
                 kept = ours and size_bytes
                 if kept:
                     names[column] = file
-                await connection.execute(
+                done = await connection.execute(
                     update(FILES)
                     .where(FILES.c.id == file, FILES.c.state == UPLOADING)
                     .values(state=STORED if kept else DELETING, bytes=size_bytes)
                 )
+                if kept and not done.rowcount:  # a sweep has taken it for one that never became whole
+                    raise StorageError("A file of results is gone; it is written anew.")
             if batch is None or not ours:
                 return False
             completed, failed = counts
@@ -366,16 +370,23 @@ class Ledger:
         some = select(LINES.c.batch_id).where(LINES.c.batch_id.in_(over)).distinct().limit(10)
         async with self._database.read() as connection:
             names = list(await connection.scalars(some))
-        for name in names:  # others write in between
-            async with self._database.write() as connection:
-                await connection.execute(delete(LINES).where(LINES.c.batch_id == name))
+        for name in names:
+            of_batch = LINES.c.batch_id == name
+            page = select(LINES.c.line).where(of_batch).order_by(LINES.c.line).limit(_SWEPT)
+            left = True
+            while left:  # others write in between, and SQLite's log has to hold one page
+                async with self._database.write() as connection:
+                    lines = list(await connection.scalars(page))
+                    await connection.execute(delete(LINES).where(of_batch, LINES.c.line.in_(lines)))
+                left = len(lines) == _SWEPT
 
-    async def sweep_batches(self, created_before_s: float) -> None:
+    async def sweep_batches(self, ended_before_s: float) -> None:
         """Forget batches that have been over for long."""
+        old = select(BATCHES).where(BATCHES.c.state.in_(OVER), BATCHES.c.created_s <= ended_before_s)
         async with self._database.write() as connection:
-            await connection.execute(
-                delete(BATCHES).where(BATCHES.c.state.in_(OVER), BATCHES.c.created_s <= created_before_s)
-            )
+            for batch in (await connection.execute(old)).all():
+                if batch.times.get(batch.state, batch.created_s) <= ended_before_s:
+                    await connection.execute(delete(BATCHES).where(BATCHES.c.id == batch.id))
 
     async def _stored(self, connection: AsyncConnection, file: str) -> bool:
         """Whether a file is there, which stays so until the transaction's end."""
@@ -408,7 +419,7 @@ class Ledger:
                     await connection.execute(select(table.c.created_s).where(table.c.id == after_id))
                 ).scalar()
                 if mark is None:
-                    return []
+                    raise BadRequestError("after: nothing of this id is there any more; list from the start.")
                 time, name = table.c.created_s, table.c.id
                 further = (time < mark, name < after_id) if newest else (time > mark, name > after_id)
                 query = query.where(or_(further[0], (time == mark) & further[1]))

@@ -8,13 +8,13 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 from sqlalchemy import Row
-from starlette.datastructures import UploadFile
+from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException
 from starlette.types import Message, Receive
 
@@ -26,7 +26,14 @@ from serving.batches.ledger import Ledger
 from serving.batches.lifecycle import Event, State
 from serving.config import BatchSpec, StoreSpec
 from serving.database.database import Database
-from serving.errors import BadRequestError, RateLimitError, TooLargeError, UnknownBatchError, UnknownFileError
+from serving.errors import (
+    BadRequestError,
+    RateLimitError,
+    StorageError,
+    TooLargeError,
+    UnknownBatchError,
+    UnknownFileError,
+)
 
 _FORM_BYTES = 64 << 10  # of a form beside its file
 _LEAST_EXPIRY_S = 3600
@@ -95,14 +102,7 @@ class Batches:
         limited = Request(
             request.scope, _limited(request.receive, self._spec.max_file_bytes + _FORM_BYTES, too_large)
         )
-        try:
-            form = await limited.form(max_files=1, max_fields=16, max_part_size=_FORM_BYTES)
-        except (MultiPartException, KeyError) as error:
-            raise BadRequestError(f"The request body is no form with a file: {error}") from None
-        except Exception as error:
-            if isinstance(error.__cause__ or error.__context__, MultiPartException):
-                raise BadRequestError("The request body is no form with a file.") from None
-            raise
+        form = await _form(limited)
         try:
             file, purpose = form.get("file"), form.get("purpose")
             if not isinstance(file, UploadFile):
@@ -167,7 +167,7 @@ class Batches:
 
     async def content(self, request: Request, name: str) -> Response:
         row = await self._file_of(_key(request), name)
-        pieces: Iterator[bytes] = self._folder.pieces(name)
+        pieces = await asyncio.to_thread(self._folder.pieces, name)
         return StreamingResponse(
             pieces, media_type="application/octet-stream", headers={"content-length": str(row.bytes)}
         )
@@ -292,6 +292,20 @@ class Batches:
 
 def _key(request: Request) -> str:
     return request.headers[secret.KEY_HEADER]
+
+
+async def _form(request: Request) -> FormData:
+    """Raises BadRequestError, StorageError and what `receive` raises."""
+    try:
+        return await request.form(max_files=1, max_fields=16, max_part_size=_FORM_BYTES)
+    except (MultiPartException, KeyError) as error:
+        raise BadRequestError(f"The request body is no form with a file: {error}") from None
+    except OSError as error:  # until it is whole, a file is among the temporary ones
+        raise StorageError(f"The file finds no room on its way ({error.strerror}).") from None
+    except Exception as error:
+        if isinstance(error.__cause__ or error.__context__, MultiPartException):
+            raise BadRequestError("The request body is no form with a file.") from None
+        raise
 
 
 async def _fields(request: Request) -> dict[str, Any]:

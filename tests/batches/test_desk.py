@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 import tracemalloc
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -11,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, text
+from sqlalchemy.ext.asyncio import AsyncConnection
 from support.batches import KEY, folder, line
 from support.simulated_engine import MODEL
 
@@ -27,6 +29,7 @@ from serving.errors import StorageError
 
 pytestmark = pytest.mark.unit
 OTHER = "1" * 64
+FILE = {"key": KEY, "filename": "in", "purpose": "batch", "bytes": 1}
 WANTS = [{"names": [MODEL], "most": 4}]
 
 
@@ -543,3 +546,125 @@ async def test_results_that_find_no_room_leave_nothing_behind_and_are_written_on
         await some.settle()
         batch = await some.batch("a")
         assert (batch.state, len(some.results(batch.output_file_id))) == (State.COMPLETED, 3)
+
+
+async def test_a_batch_stays_from_its_end_on_however_long_it_took(tmp_path: Path) -> None:
+    async with table(tmp_path, max_age_s=3600) as some:
+        await some.add("a", lines(1), window_s=86400)
+        some.now_s += 7200
+        await some.bring(await some.take("r"))
+        for _ in range(2):
+            await some.settle()
+            some.now_s += 100
+        assert (await some.batch("a")).state == State.COMPLETED
+        some.now_s += 3600
+        await some.settle()
+        assert await some.batch("a") is None
+
+
+async def test_a_file_that_can_not_be_deleted_keeps_no_other_on_the_disk(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        delete = some.folder.delete
+
+        def held(name: str) -> None:
+            if name == "file-b":
+                raise StorageError("A file can't be deleted (retention).")
+            delete(name)
+
+        some.folder.delete = held  # type: ignore[method-assign]
+        for name in "abc":
+            await some.add(name, lines(1))
+            await some.ledger.happen(name, Event.CANCEL, some.now_s)
+        await some.settle()
+        some.now_s += 10**8
+        await some.settle()
+        files = tmp_path / "store" / "files"
+        assert [path.name for path in files.iterdir()] == ["file-b"]
+        some.folder.delete = delete  # type: ignore[method-assign]
+        some.now_s += 100
+        await some.settle()
+        assert not list(files.iterdir())
+
+
+async def test_a_sweep_of_a_slow_bucket_holds_up_no_batch(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(1))
+        delete, swept = some.folder.delete, threading.Event()
+
+        def slow(name: str) -> None:
+            assert swept.wait(30)
+            delete(name)
+
+        some.folder.delete = slow  # type: ignore[method-assign]
+        await some.ledger.add_file({**FILE, "id": "old", "created_s": 0.0, "expires_s": 0.0})
+        some.now_s += 100
+        try:
+            await asyncio.wait_for(some.desk.tick(), 10)
+            await some.bring(await some.take("r"))
+            assert (await some.batch("a")).state == State.FINALIZING
+        finally:
+            swept.set()
+        await some.settle()
+        assert (await some.batch("a")).state == State.COMPLETED
+
+
+async def test_lines_are_forgotten_few_at_a_time_so_that_others_write_in_between(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(450))
+        await some.ledger.happen("a", Event.CANCEL, some.now_s)
+        await some.settle()
+        changed: list[int] = []
+        where = some.ledger._database
+        write = where.write
+
+        @asynccontextmanager
+        async def counted() -> AsyncIterator[AsyncConnection]:
+            async with write() as connection:
+                before = await connection.scalar(text("SELECT total_changes()"))
+                yield connection
+                changed.append(
+                    int(await connection.scalar(text("SELECT total_changes()")) or 0) - (before or 0)
+                )
+
+        where.write = counted  # type: ignore[method-assign]
+        await some.ledger.sweep_lines()
+        assert changed == [200, 200, 50]
+
+
+async def test_results_whose_files_were_swept_meanwhile_are_written_anew(tmp_path: Path) -> None:
+    """A calendar that jumps by hours makes files that are being written look as if nobody wrote them."""
+    async with table(tmp_path) as some:
+        await some.add("a", lines(3))
+        await some.bring(await some.take("r"))
+        assembled = some.ledger.assembled
+
+        async def late(*arguments: Any) -> bool:
+            some.ledger.assembled = assembled  # type: ignore[method-assign]
+            some.now_s += 7200
+            await some.desk.sweep()
+            return await assembled(*arguments)
+
+        some.ledger.assembled = late  # type: ignore[method-assign]
+        await some.settle()
+        await some.settle()
+        batch = await some.batch("a")
+        assert batch.state == State.COMPLETED
+        assert len(some.results(batch.output_file_id)) == 3
+
+
+async def test_a_full_disk_is_told_in_a_line_a_beat(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async with table(tmp_path) as some:
+
+        async def full() -> None:
+            told.set()
+            raise StorageError("The database can't be written (database or disk is full).")
+
+        told = asyncio.Event()
+        some.desk.tick = full  # type: ignore[method-assign]
+        running = asyncio.create_task(some.desk.run())
+        await told.wait()
+        await asyncio.sleep(0)
+        running.cancel()
+        (record,) = caplog.records
+        assert "disk is full" in record.getMessage()
+        assert record.exc_info is None

@@ -3,6 +3,7 @@
 Real SQLite, real files. The bomb goes off before a transaction, in it, and after it; and before and after each call on files.
 """
 
+import asyncio
 import itertools
 import json
 from collections import Counter
@@ -144,8 +145,10 @@ async def life(world: World, bomb: Bomb) -> dict[str, Any]:
         ) as http:
             return await story(world, batches, http)
     finally:
-        for task in batches.desk._busy.values():
+        left = list(batches.desk._busy.values())
+        for task in left:
             task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)  # what they have open locks the file
         await database.close()
 
 

@@ -1,7 +1,9 @@
 """OpenAI's own client on /v1/files and /v1/batches: a router that fills, the database's owner, a simulated engine."""
 
 import contextlib
+import errno
 import json
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -322,3 +324,33 @@ def test_an_upload_that_finds_no_room_leaves_nothing_behind(
         monkeypatch.undo()
         assert list((tmp_path / "store" / "files").iterdir()) == []
         assert results(client(router), upload(client(router), [line("a")]))[0]["custom_id"] == "a"
+
+
+def test_an_upload_that_finds_no_room_on_its_way_is_told_so(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "write", full)
+    with pytest.raises(openai.InternalServerError, match="No space left") as refused:
+        upload(client(address), [line("a")])
+    assert refused.value.status_code == 507
+    monkeypatch.undo()
+    assert upload(client(address), [line("a")])
+
+
+def test_content_that_is_gone_is_an_error_and_no_lost_connection(address: str, tmp_path: Path) -> None:
+    name = upload(client(address), [line("a")])
+    (tmp_path / "store" / "files" / name).unlink()
+    with pytest.raises(openai.InternalServerError, match="can't be read"):
+        client(address).files.content(name)
+
+
+def test_a_list_does_not_end_early_where_its_mark_was_deleted(address: str) -> None:
+    api = client(address)
+    names = [upload(api, [line("a")]) for _ in range(3)]
+    page = api.files.list(limit=2)
+    api.files.delete(names[1])
+    with pytest.raises(openai.BadRequestError, match="list from the start"):
+        page.get_next_page()
