@@ -14,6 +14,7 @@ from typing import Annotated, Any, Self, get_args
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from serving import serve_keys
 from serving.errors import ConfigError
 
 # The application builder, as `import_path` of an application names it.
@@ -953,15 +954,18 @@ class DeploymentFile:
 def load(path: Path) -> DeploymentFile:
     """Read our applications from a Serve config file; raises ConfigError."""
     raw = _read(path)
+    serve_keys.check(str(path), raw, serve_keys.FILE, ServiceConfig.model_fields)
     services = {}
     for application in raw["applications"]:
         if application.get("import_path") != IMPORT_PATH:
             continue  # another project's application
         name = str(application.get("name", "default"))
+        where = f"{path}, application {name}"
+        serve_keys.check(where, application, serve_keys.APPLICATION, ServiceConfig.model_fields)
         try:
             services[name] = parse(application.get("args") or {})
         except ConfigError as error:
-            raise ConfigError(f"{path}, application {name}: {error.message}") from None
+            raise ConfigError(f"{where}: {error.message}") from None
     if not services:
         raise ConfigError(
             f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
@@ -988,4 +992,5 @@ def _port(path: Path, http_options: Any) -> int:
     port = http_options.get("port", 8000) if isinstance(http_options, dict) else http_options
     if not isinstance(port, int) or not isinstance(http_options, dict):
         raise ConfigError(f"{path}: http_options.port: a number is needed (got {port!r})")
+    serve_keys.check(f"{path}, http_options", http_options, serve_keys.HTTP, ())
     return port

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from serving import config
+from serving import config, serve_keys
 from serving.errors import ConfigError
 
 pytestmark = pytest.mark.unit
@@ -20,6 +20,7 @@ ARGS: dict[str, Any] = {
     ]
 }
 
+LISTED = b"applications:\n  - {import_path: serving.app:build, args: {models: [{model: m, slice: *v6e}]}}\n"
 ONE = b"applications: [{import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}]\n"
 
 
@@ -177,6 +178,51 @@ def test_a_file_has_a_port_and_services_by_application(tmp_path: Path) -> None:
         "one": ["m"],
         "default": ["n"],
     }
+
+
+BESIDE = "beside args, where Serve drops it; move it under args of the application"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (ONE + b"router: {keys_file: /etc/serving/keys.yaml}\n", f"one.yaml: router stands {BESIDE}"),
+        (ONE.replace(b"{import", b"{store: /var/lib, import"), f"application default: store stands {BESIDE}"),
+        (
+            ONE + b"controler_options: {}\n",
+            "controler_options: unknown key, which Serve drops; did you mean 'controller_options'?",
+        ),
+        (
+            ONE + b"http_options: {prot: 1}\n",
+            "http_options: prot: unknown key, which Serve drops; did you mean 'port'?",
+        ),
+        (ONE + b"1: 2\n", "1: unknown key, which Serve drops; known here: applications"),
+    ],
+)
+def test_a_key_that_serve_would_drop_is_refused(tmp_path: Path, text: bytes, says: str) -> None:
+    path = tmp_path / "one.yaml"
+    path.write_bytes(text)
+    with pytest.raises(ConfigError) as refusal:
+        config.load(path)
+    assert says in refusal.value.message
+
+
+def test_keys_of_other_applications_and_of_readers_are_let_be(tmp_path: Path) -> None:
+    path = tmp_path / "one.yaml"
+    other = b"  - {import_path: other:app, args: {}, store: x}\n"
+    path.write_bytes(b"x-shape: &v6e {generation: v6e, topology: 2x2}\n" + LISTED + other)
+    assert list(config.load(path).services) == ["default"]
+
+
+def test_serve_s_keys_are_those_of_the_installed_serve() -> None:
+    from ray.serve import schema
+
+    for known, theirs in (
+        (serve_keys.FILE, schema.ServeDeploySchema),
+        (serve_keys.APPLICATION, schema.ServeApplicationSchema),
+        (serve_keys.HTTP, schema.HTTPOptionsSchema),
+    ):
+        assert set(known) == set(theirs.model_fields)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -57,3 +57,12 @@ def test_links_of_readme_lead_somewhere() -> None:
 def test_every_page_is_in_the_navigation_and_every_entry_is_a_page() -> None:
     entries = set(re.findall(r"[\w./-]+\.md", (ROOT / "mkdocs.yml").read_text()))
     assert entries == {str(page.relative_to(ROOT / "docs")) for page in PAGES[1:]}
+
+
+@pytest.mark.parametrize("folder", ["serving", "serving/router"])
+def test_the_layout_names_every_folder_and_module(folder: str) -> None:
+    page = (ROOT / "docs" / "contributing" / "layout.md").read_text()
+    entries = [entry for entry in (ROOT / folder).iterdir() if not entry.name.startswith("_")]
+    names = {entry.name if entry.suffix else f"{entry.name}/" for entry in entries}
+    shown = folder.removeprefix("serving/")
+    assert {name for name in names if f"| `{shown}/{name}` |" not in page} == set()

@@ -20,7 +20,6 @@ from typing import Self
 RENEWED_S = 5.0
 MOST_NEWS = 1 << 16  # names that wait for the next batch; beyond those the oldest are not told
 MOST_TOLD = 1 << 16  # names that a starting router is told
-_NAME_BYTES = 8
 _MASK = (1 << 64) - 1
 
 
