@@ -55,7 +55,9 @@ def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> Renderab
 
 def _table(*columns: str, title: str | None = None) -> Table:
     """A table that folds long words where a terminal is narrow, and cuts none."""
-    return Table(*(Column(name, overflow="fold") for name in columns), title=title, title_justify="left")
+    # An address in two pieces can't be copied.
+    made = [Column(name, overflow="fold", no_wrap=name == "hosts") for name in columns]
+    return Table(*made, title=title, title_justify="left")
 
 
 def _named(name: str, application: str, several: bool) -> str:
