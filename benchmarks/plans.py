@@ -23,7 +23,7 @@ from serving.planning.cache import separate_batches, sequence_bytes
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.known_models import CONFIGS
 from serving.planning.layout import Layout
-from serving.planning.published import PUBLISHED, Published
+from serving.planning.published import HELD, PUBLISHED, Published
 from serving.planning.shapes import shape_of
 from serving.planning.speed import COSTS, PARTS, Engine, Parts, per_answer_token, spread
 from serving.planning.weights import checkpoint_params, tensor_groups
@@ -47,6 +47,7 @@ KNOWN = {
     "rows_s": (1.0, 0.8),
     "groups_s": (1.0, 0.8),
 }
+NEW = "2026-05"  # since when published runs are of engines like this one's
 NOISE = 0.2  # of a published rate: other versions, other days
 _FINEST = 1e-3
 
@@ -66,6 +67,15 @@ class Row:
         """Planned over published, as a logarithm."""
         return math.log(self.plan.data / self.parts.seconds(costs) / self.tokens_per_s)
 
+    @property
+    def spread(self) -> float:
+        return spread(Engine(self.plan.shape, self.plan.sizes, self.plan.slice, self.plan.layout))
+
+    @property
+    def inside(self) -> bool:
+        """Whether the published rate is within the range that is printed."""
+        return abs(self.off_by(COSTS)) <= math.log(self.spread)
+
 
 def planned(published: Published) -> Plan:
     generation, topology, *hosts = published.slice.split()
@@ -82,9 +92,9 @@ def planned(published: Published) -> Plan:
     )
 
 
-def rows() -> list[Row]:
+def rows(all_published: Sequence[Published] = PUBLISHED) -> list[Row]:
     found = []
-    for published in PUBLISHED:
+    for published in all_published:
         plan_ = planned(published)
         engine = Engine(plan_.shape, plan_.sizes, plan_.slice, plan_.layout)
         for (prompt, answer, load), tokens_per_s in published.rates.items():
@@ -155,9 +165,8 @@ def table(measured: Sequence[Row], unseen: Sequence[float]) -> str:
     ]
     for row, error in zip(measured, unseen, strict=True):
         off, rate = row.off_by(COSTS), row.tokens_per_s * math.exp(row.off_by(COSTS))
-        engine = Engine(row.plan.shape, row.plan.sizes, row.plan.slice, row.plan.layout)
-        factor = spread(engine)
-        inside = "" if abs(off) <= math.log(factor) else " (outside)"
+        factor = row.spread
+        inside = "" if row.inside else " (outside)"
         name = row.published.model.partition("/")[2]
         prompt, answer, load = row.load
         floor = " (a floor)" if row.published.floor else ""
@@ -167,6 +176,38 @@ def table(measured: Sequence[Row], unseen: Sequence[float]) -> str:
             f"| {math.exp(off) - 1:+.0%} | {rate / factor:,.0f} to {rate * factor:,.0f}{inside} | {math.exp(error) - 1:+.0%} |"
         )
     return "\n".join(lines)
+
+
+def held_table(held: Sequence[Row]) -> str:
+    lines = [
+        "| model | slice | measured | in/out, in flight | tok/s published | planned | off | range |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in held:
+        rate, factor = row.tokens_per_s * math.exp(row.off_by(COSTS)), row.spread
+        inside = "" if row.inside else " (outside)"
+        name = row.published.model.partition("/")[2]
+        prompt, answer, load = row.load
+        slice_ = " ".join(row.published.slice.split()[:2])
+        lines.append(
+            f"| {name} | {slice_} | {row.published.date} | {prompt}/{answer}, {load} | {row.tokens_per_s:,.0f} | {rate:,.0f} "
+            f"| {math.exp(row.off_by(COSTS)) - 1:+.0%} | {rate / factor:,.0f} to {rate * factor:,.0f}{inside} |"
+        )
+    return "\n".join(lines)
+
+
+def held_verdict(held: Sequence[Row]) -> str:
+    """Rows of engines as new as this one's apart from older ones, whose kernels were others."""
+    parts = []
+    for name, chosen in (
+        (f"since {NEW}", [row for row in held if row.published.date >= NEW]),
+        ("before", [row for row in held if row.published.date < NEW]),
+    ):
+        within = sum(row.inside for row in chosen)
+        parts.append(
+            f"{name}: {verdict([row.off_by(COSTS) for row in chosen])}, {within} of {len(chosen)} within their range"
+        )
+    return "; ".join(parts)
 
 
 def coverage() -> str:
@@ -195,12 +236,15 @@ def main() -> None:
     if options.fit:
         for name, value in zip(PARTS, astuple(fit(measured)), strict=True):
             print(f"    {name}={value:g},")
-    unseen = left_out(measured)
+    unseen, held = left_out(measured), rows(HELD)
     report = "\n\n".join(
         [
             table(measured, unseen),
             f"Fitted: {verdict([row.off_by(COSTS) for row in measured])}.",
             f"By a fit to other families: {verdict(unseen)}.",
+            "## Rates that no price was fitted to",
+            held_table(held),
+            f"Not fitted, {held_verdict(held)}.",
         ]
     )
     print(report)

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from serving.planning.checkpoints import unknown
+from serving.planning.checkpoints import QUANTIZATION_FILE, unknown
 
 _FETCH_S = 5.0  # a plan answers or says why not while someone watches
 
@@ -14,25 +14,37 @@ def config_of(model: str) -> dict[str, Any]:
     """A checkpoint's config.json from the hub, within five seconds; raises PlanError with what to do."""
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         raise unknown(model, "HF_HUB_OFFLINE=1 forbids to ask Hugging Face")
+    config = _read(model, "config.json")
+    if config.get("quantization_config") is None and (
+        beside := _read(model, QUANTIZATION_FILE, needed=False)
+    ):
+        return {**config, "quantization_config": beside}
+    return config
+
+
+def _read(model: str, name: str, *, needed: bool = True) -> dict[str, Any]:
+    """A JSON file of a checkpoint; empty where it is not there and not needed."""
     hub = os.environ.get("HF_ENDPOINT", "https://huggingface.co")
     token = os.environ.get("HF_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         answer = httpx.get(
-            f"{hub}/{model}/resolve/main/config.json",
+            f"{hub}/{model}/resolve/main/{name}",
             headers=headers,
             follow_redirects=True,
             timeout=_FETCH_S,
         )
+        if answer.status_code == httpx.codes.NOT_FOUND and not needed:
+            return {}
         answer.raise_for_status()
-        config = answer.json()
+        found = answer.json()
     except httpx.HTTPStatusError as error:
         raise unknown(model, _refused(error.response)) from None
     except (httpx.HTTPError, ValueError) as error:
         raise unknown(model, f"Hugging Face can't be asked ({type(error).__name__})") from None
-    if not isinstance(config, dict):
-        raise unknown(model, "its config.json is no config")
-    return config
+    if not isinstance(found, dict):
+        raise unknown(model, f"its {name} is no config")
+    return found
 
 
 def _refused(answer: httpx.Response) -> str:

@@ -40,6 +40,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "Gemma3ForConditionalGeneration": _GEMMA3,
     "Gemma4ForCausalLM": {"tie_word_embeddings": True},
     "Gemma4ForConditionalGeneration": {"tie_word_embeddings": True},
+    "Gemma4UnifiedForConditionalGeneration": {"tie_word_embeddings": True},
     "GptOssForCausalLM": {},
     "DeepseekV3ForCausalLM": {},
     "Glm4MoeLiteForCausalLM": {"first_k_dense_replace": 1},
@@ -181,6 +182,24 @@ TAKEN_FOR_ANOTHER = ("Llama4ForConditionalGeneration",)
 NOT_STREAMED = ("DeepseekV3ForCausalLM", "Qwen3ForCausalLM")
 # Of JAX_MODELS, those without pipeline stages: vLLM's run in stages (_PP_DISABLED_MODELS).
 NOT_STAGED = ("DeepseekV3ForCausalLM",)
+# Of vLLM's models these take the embedding itself for a tied output head. The others give a head of its own the same weights,
+# and tpu-inference puts each of the two on the devices (VllmUnquantizedEmbeddingMethod.process_weights_after_loading): Gemma 4 12B
+# takes 24.56 GiB as vLLM's and 22.18 as tpu-inference's own.
+EMBEDDINGS_AS_HEADS = (
+    "CohereForCausalLM",
+    "Cohere2ForCausalLM",
+    "GemmaForCausalLM",
+    "Glm4ForCausalLM",
+    "Olmo3ForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3ForCausalLM",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+    "SeedOssForCausalLM",
+)
 # Checkpoints of draft models, and the architecture whose layers they have; embedding and head may be the target's own.
 DRAFTS = {
     "LlamaForCausalLMEagle3": "LlamaForCausalLM",

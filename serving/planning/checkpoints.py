@@ -1,6 +1,6 @@
 """Where a model's `config.json` comes from: a local folder, the known models, Hugging Face's cache, or its site.
 
-Nothing but `config.json` is ever read. The caller's `Hub` asks the site, so that a plan needs no network.
+Nothing else is read but modelopt's file beside it. The caller's `Hub` asks the site, so that a plan needs no network.
 """
 
 import difflib
@@ -14,6 +14,9 @@ from typing import Any
 from serving.errors import PlanError
 from serving.planning.known_models import CONFIGS, EMBED
 
+QUANTIZATION_FILE = (
+    "hf_quant_config.json"  # where modelopt before 0.31 wrote what is `quantization_config` now
+)
 # From a Hugging Face id to its config.json; raises PlanError.
 Hub = Callable[[str], dict[str, Any]]
 
@@ -43,7 +46,15 @@ def _local(folder: Path) -> dict[str, Any]:
         raise PlanError(
             f"model path {folder} is a LoRA adapter; serve {base} with engine.enable_lora and load it there"
         )
-    return _read_json(folder / "config.json")
+    return _whole(folder / "config.json")
+
+
+def _whole(path: Path) -> dict[str, Any]:
+    """A config with the quantisation that stands in a file beside it, as vLLM reads them (transformers_utils/config.py)."""
+    config, beside = _read_json(path), path.parent / QUANTIZATION_FILE
+    if config.get("quantization_config") is None and beside.exists():
+        return {**config, "quantization_config": _read_json(beside)}
+    return config
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -80,7 +91,7 @@ def embeds(model: str) -> bool:
 def _cached(model: str) -> dict[str, Any] | None:
     """The config of the newest snapshot in Hugging Face's cache."""
     configs = _configs(model)
-    return _read_json(configs[-1]) if configs else None
+    return _whole(configs[-1]) if configs else None
 
 
 def _configs(model: str) -> list[Path]:

@@ -69,6 +69,7 @@ class EngineSizes:
     )  # in which experts are stored whatever the checkpoint's format is; None: the checkpoint's
     loads_full_size: bool  # weights lie in HBM at full size before they are quantised
     towers: bool
+    whole_towers: bool  # each device holds the encoders whole and works on pictures of its own
     lora_rank: int  # summed over the adapters held at once; 0 without
     draft: ModelShape | None  # the draft model of speculative decoding
     draft_layers: int  # of the checkpoint's own, loaded to draft tokens (MTP)
@@ -136,6 +137,7 @@ def engine_sizes(
         loads_full_size=quantization is not shape.quantization
         and not _nested(engine, "quantization", "qwix").get("use_abstract_model"),
         towers=towers,
+        whole_towers=not by_vllm and _nested(engine).get("mm-encoder-tp-mode") == "data",
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,
@@ -270,20 +272,33 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape, *, by_vllm: bool
             f"engine.quantization: {method!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
             "is, or quantise it while loading by engine.additional_config.quantization.qwix"
         )
-    rules = _nested(engine, "quantization", "qwix").get("rules") or []
-    if not isinstance(rules, list):
-        raise ConfigError(f"engine.additional_config.quantization.qwix.rules: a list (got {rules!r})")
-    if rules and by_vllm:
-        raise ConfigError(
-            f"engine.additional_config.quantization.qwix: of no effect on {shape.architecture}, which runs as vLLM's own "
-            "model here; name a checkpoint in the format"
-        )
+    rules = _qwix_rules(engine)
+    if by_vllm:  # whose weights qwix never sees (models/common/model_loader.py)
+        return None
     formats = [
         _QWIX_FORMATS.get(str(rule.get("weight_qtype")))
         for rule in rules
         if isinstance(rule, Mapping) and rule.get("module_path") == ".*"
     ]
     return next((Quantization(name) for name in formats if name), None)
+
+
+def _qwix_rules(engine: Mapping[str, Any]) -> list[Any]:
+    rules = _nested(engine, "quantization", "qwix").get("rules") or []
+    if not isinstance(rules, list):
+        raise ConfigError(f"engine.additional_config.quantization.qwix.rules: a list (got {rules!r})")
+    return rules
+
+
+def unheeded(engine: Mapping[str, Any], shape: ModelShape, sizes: EngineSizes) -> list[str]:
+    """Options that the engine takes and does not heed, as notes."""
+    if not sizes.by_vllm or shape.quantization or not _qwix_rules(engine):
+        return []
+    note = (
+        f"engine.additional_config.quantization.qwix is of no effect on {shape.architecture}, which runs as vLLM's own model here: "
+        f"weights stay {sizes.weight_format}; name a checkpoint in the format"
+    )
+    return [note]
 
 
 def _check_format(found: Quantization, asked: Any, shape: ModelShape) -> None:

@@ -189,6 +189,14 @@ def _loading(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) ->
                     f"{gib(fit.usable_bytes)} of a device: set use_abstract_model beside its rules"
                 )
             ]
+        # One program has both: that of Gemma 4 E2B in int8 wanted 16.23 GiB of a v5e chip's 15.75.
+        if (both := full_size + fit.weight_bytes) > fit.usable_bytes:
+            return [
+                (
+                    f"qwix quantises weights in a program that holds them at full size and quantised, {gib(both)} of the "
+                    f"{gib(fit.usable_bytes)} of a device: set use_abstract_model beside its rules"
+                )
+            ]
     # The loader unpacks 4-bit float experts to float32 one layer at a time, on one device, and reorders them there, beside
     # the other weights (tpu_inference/layers/vllm/quantization/mxfp4.py, process_weights_after_loading).
     if shape.experts and sizes.quantization and sizes.quantization.format in ("mxfp4", "nvfp4"):

@@ -226,6 +226,23 @@ _GEMMA4_26B = _GEMMA4 | {
         "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
     }
 }
+_GEMMA4_12B: _Config = {
+    "architectures": ["Gemma4UnifiedForConditionalGeneration"],
+    "vision_config": {"mm_embed_dim": 3840},
+    "audio_config": {"audio_embed_dim": 640},
+    "text_config": _GEMMA4_TEXT
+    | {
+        "hidden_size": 3840,
+        "intermediate_size": 15360,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 8,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 1024,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 8,
+    },
+}
 _GEMMA4_E2B: _Config = {
     "architectures": ["Gemma4ForConditionalGeneration"],
     "vision_config": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 16},
@@ -754,6 +771,7 @@ CONFIGS: dict[str, _Config] = {
     "google/gemma-3-27b-it": _GEMMA3_27B,
     "google/gemma-4-31B-it": _GEMMA4_31B,
     "google/gemma-4-26B-A4B-it": _GEMMA4_26B,
+    "google/gemma-4-12B-it": _GEMMA4_12B,
     "google/gemma-4-E2B-it": _GEMMA4_E2B,
     "google/gemma-4-E4B-it": _GEMMA4_E4B,
     "openai/gpt-oss-20b": _GPT_OSS_20B,

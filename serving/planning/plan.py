@@ -23,7 +23,7 @@ from serving.planning.architectures import JAX_MODELS, NOT_STAGED, OWN_ROUTING, 
 from serving.planning.cache import separate_batches
 from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.compiled import result_of
-from serving.planning.engine_sizes import EngineSizes, engine_sizes
+from serving.planning.engine_sizes import EngineSizes, engine_sizes, unheeded
 from serving.planning.fit import Fit, Workspace, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
@@ -193,7 +193,8 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
             "parallel.attention_data"
         )
     adapters.adapters(spec.engine)
-    return _Drawn(slice_, shape, sizes, layout, (*reasons, *_routing_notes(shape, sizes)))
+    notes = (*unheeded(spec.engine, shape, sizes), *_routing_notes(shape, sizes))
+    return _Drawn(slice_, shape, sizes, layout, (*reasons, *notes))
 
 
 def _routing_notes(shape: ModelShape, sizes: EngineSizes) -> list[str]:

@@ -1,11 +1,12 @@
 """Published output rates of vLLM with tpu-inference on TPUs: what speeds are fitted to and held against.
 
 A row is one server and the loads it was measured under. `floor` rows are what tpu-inference's CI demands of a run: CI sets
-its bars at 0.85 to 0.94 of what ran (PR 3408, PR 1006), so the rate is taken as the bar over 0.9.
+its bars at 0.85 to 0.94 of what ran (PR 3408, PR 1006), so the rate is taken as the bar over 0.9. No price was fitted to
+the rows of `HELD`: they were found later, and say what a plan is worth for a run that it has not seen.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 _FLOOR = 0.9
@@ -21,6 +22,7 @@ class Published:
     model: str
     slice: str  # generation, topology, hosts
     source: str
+    date: str  # of the run; of a bar, when it was set
     rates: Rates
     engine: Mapping[str, Any] = field(default_factory=dict)
     parallel: Mapping[str, int | str] = field(default_factory=dict)
@@ -41,6 +43,7 @@ _FAMILIES = {
     "meta-llama/Llama-3.1-8B-Instruct": "Llama 3",
     "meta-llama/Llama-3.3-70B-Instruct": "Llama 3",
     "google/gemma-3-27b-it": "Gemma 3",
+    "google/gemma-4-31B-it": "Gemma 4",
     "google/gemma-4-E2B-it": "Gemma 4 E",
     "Qwen/Qwen3-4B": "Qwen3",
     "Qwen/Qwen3-32B": "Qwen3",
@@ -51,7 +54,8 @@ _FAMILIES = {
 
 _RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes inference"
 _PULLS = "https://github.com/vllm-project/tpu-inference/pull"
-_CI = "https://github.com/vllm-project/tpu-inference .buildkite/models, 2026-08"
+_CI = "https://github.com/vllm-project/tpu-inference .buildkite/models"
+_FIRST_BARS = "2025-10"
 
 
 def _bar(prompt: int, answer: int, sequences: int, requests_per_s: float) -> Rates:
@@ -67,6 +71,7 @@ def _inferencex(sharding: str, prompt: int, rates: Mapping[int, float]) -> Publi
         "Qwen/Qwen3.5-397B-A17B-FP8",
         "v7x 2x2x1",
         f"{_PULLS}/3079",
+        "2026-07",
         {(prompt, 1024, load): total * 1024 / (prompt + 1024) for load, total in rates.items()},
         {
             "max_model_len": prompt + 1044,
@@ -86,6 +91,7 @@ PUBLISHED = (
         "meta-llama/Llama-3.3-70B-Instruct",
         "v6e 2x4 1",
         f"{_RECIPES}/trillium/vLLM/Llama3.x",
+        "2025-12",
         {(1000, 1000, 64): 2495, (1000, 1000, 128): 3544},
         {
             "max_model_len": 2048,
@@ -97,7 +103,8 @@ PUBLISHED = (
     Published(
         "google/gemma-4-E2B-it",
         "v6e 1x1",
-        "a run on ct6e-standard-1t, 2026-07, not by Google",
+        "a run on ct6e-standard-1t, not by Google",
+        "2026-07",
         {(1024, 128, 64): 2140, (1024, 128, 100): 2215},
         {
             "max_model_len": 8192,
@@ -110,6 +117,7 @@ PUBLISHED = (
         "Qwen/Qwen3-32B",
         "v7x 1x1x1",
         f"{_RECIPES}/ironwood/vLLM/Qwen3-32B",
+        "2026-03",
         {(1024, 1024, 320): 6557, (1024, 8192, 320): 3960, (8192, 1024, 320): 1382},
         {
             "max_model_len": 9216,
@@ -126,6 +134,7 @@ PUBLISHED = (
         "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
         "v7x 2x2x1",
         f"{_RECIPES}/ironwood/vLLM/Qwen3-Coder-480B-A35B",
+        "2026-04",
         {(1024, 1024, 64): 1996, (1024, 8192, 64): 2075, (8192, 1024, 64): 1053},
         {
             "max_model_len": 10240,
@@ -140,6 +149,7 @@ PUBLISHED = (
         "Qwen/Qwen3.5-397B-A17B-FP8",
         "v7x 2x2x1",
         f"{_RECIPES}/ironwood/vLLM/Qwen3.5-397B",
+        "2026-07",
         {(1024, 8192, 128): 5172, (8192, 1024, 128): 2281},
         {
             "max_model_len": 9216,
@@ -158,6 +168,7 @@ PUBLISHED = (
         "meta-llama/Llama-3.1-8B-Instruct",
         "v6e 1x1",
         _CI,
+        _FIRST_BARS,
         _bar(1800, 128, 256, 10.77),
         {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 1024},
         floor=True,
@@ -166,6 +177,7 @@ PUBLISHED = (
         "meta-llama/Llama-3.3-70B-Instruct",
         "v6e 2x4 1",
         _CI,
+        _FIRST_BARS,
         _bar(1800, 128, 256, 7.0),
         {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 4096},
         floor=True,
@@ -174,6 +186,7 @@ PUBLISHED = (
         "Qwen/Qwen3-4B",
         "v6e 1x1",
         _CI,
+        _FIRST_BARS,
         _bar(1800, 128, 94, 11.0),
         {"max_model_len": 2048, "max_num_seqs": 94, "max_num_batched_tokens": 4096},
         floor=True,
@@ -182,14 +195,16 @@ PUBLISHED = (
         "Qwen/Qwen3-32B",
         "v6e 2x4 1",
         _CI,
+        _FIRST_BARS,
         _bar(1800, 128, 512, 12.46),
         {"max_model_len": 2048, "max_num_seqs": 512, "max_num_batched_tokens": 4096},
         floor=True,
     ),
     Published(
         "Qwen/Qwen3-30B-A3B",
-        "v6e 2x4 1",
+        "v6e 2x2",  # four devices when the bar was set
         _CI,
+        "2025-11",
         _bar(1800, 128, 94, 7.2),
         {"max_model_len": 2048, "max_num_seqs": 94, "max_num_batched_tokens": 1024},
         floor=True,
@@ -198,8 +213,191 @@ PUBLISHED = (
         "google/gemma-3-27b-it",
         "v6e 2x4 1",
         _CI,
+        "2025-11",
         _bar(1000, 100, 512, 21.0),
         {"max_model_len": 1280, "max_num_seqs": 512, "max_num_batched_tokens": 2048},
         floor=True,
+    ),
+)
+
+_QWIX_FP8 = {
+    "quantization": {"qwix": {"rules": [{"module_path": ".*", "weight_qtype": "float8_e4m3fn"}]}},
+}
+_CODER = {
+    "max_model_len": 10240,
+    "max_num_seqs": 512,
+    "max_num_batched_tokens": 8192,
+    "gpu_memory_utilization": 0.95,
+    "kv_cache_dtype": "fp8",
+}
+_GUIDES = "a guide to v7x, not by Google"
+_RIGS = "https://github.com/xbill9/gemma4-dev"
+
+HELD = (
+    Published(
+        "Qwen/Qwen3-32B",
+        "v7x 1x1x1",
+        f"{_PULLS}/730",
+        "2025-09",
+        {(1024, 4096, 1000): 2929},
+        {
+            "max_model_len": 5120,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 8192,
+            "gpu_memory_utilization": 0.96,
+            "kv_cache_dtype": "fp8",
+            "additional_config": _QWIX_FP8,
+        },
+    ),
+    Published(
+        "meta-llama/Llama-3.1-8B-Instruct",
+        "v6e 1x1",
+        f"{_PULLS}/1006",
+        "2025-11",
+        {(1199, 123, 1000): 1415},
+        {"max_model_len": 2048, "max_num_seqs": 256, "max_num_batched_tokens": 1024},
+    ),
+    Published(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+        "v7x 2x2x1",
+        f"{_PULLS}/1691",
+        "2026-02",
+        {(922, 922, 64): 1493, (7373, 922, 64): 720},
+        {**_CODER, "enable_expert_parallel": True},
+    ),
+    Published(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+        "v7x 2x2x1",
+        f"{_PULLS}/1745",
+        "2026-02",
+        {(922, 922, 64): 2023, (7373, 922, 64): 727},
+        _CODER,
+    ),
+    Published(
+        "Qwen/Qwen3-32B",
+        "v7x 1x1x1",
+        f"{_PULLS}/1961",
+        "2026-03",
+        {(920, 7418, 320): 4055},
+        {
+            "max_model_len": 9216,
+            "max_num_seqs": 135,
+            "max_num_batched_tokens": 4096,
+            "gpu_memory_utilization": 0.98,
+            "kv_cache_dtype": "fp8",
+            "block_size": 256,
+            "additional_config": _QWIX_FP8,
+        },
+    ),
+    Published(
+        "google/gemma-4-31B-it",
+        "v7x 1x1x1",
+        "https://github.com/AI-Hypercomputer/tpu-recipes/pull/243",
+        "2026-04",
+        {(1024, 1024, 320): 1727},
+        {
+            "max_model_len": 16384,
+            "max_num_batched_tokens": 16384,
+            "gpu_memory_utilization": 0.9,
+            "block_size": 256,
+        },
+    ),
+    Published(
+        "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
+        "v7x 2x2x1",
+        _GUIDES,
+        "2026-04",
+        {
+            (1024, 1024, 1): 48,
+            (1024, 1024, 4): 177,
+            (1024, 1024, 16): 602,
+            (1024, 1024, 64): 1478,
+            (1024, 8192, 16): 621,
+            (1024, 8192, 64): 1623,
+            (8192, 1024, 4): 162,
+            (8192, 1024, 16): 483,
+            (8192, 1024, 64): 943,
+        },
+        {**_CODER, "enable_expert_parallel": True},
+    ),
+    Published(
+        "Qwen/Qwen3.5-397B-A17B-FP8",
+        "v7x 2x2x1",
+        _GUIDES,
+        "2026-04",
+        {
+            (1024, 1024, 1): 48.6,
+            (1024, 1024, 4): 182,
+            (1024, 1024, 16): 622,
+            (1024, 1024, 64): 1383,
+            (1024, 1024, 128): 1969,
+        },
+        {
+            "max_model_len": 4096,
+            "max_num_seqs": 256,
+            "max_num_batched_tokens": 4096,
+            "gpu_memory_utilization": 0.9,
+            "kv_cache_dtype": "fp8",
+            "block_size": 256,
+            "enable_expert_parallel": True,
+            "limit_mm_per_prompt": {"image": 0, "video": 0},
+        },
+    ),
+    *(
+        replace(
+            _inferencex(sharding, prompt, dict.fromkeys(rates, 0.0)),
+            source=f"{_PULLS}/3050",
+            date="2026-06",
+            rates={(prompt, 1024, load): float(rate) for load, rate in rates.items()},
+        )
+        for sharding, prompt, rates in (
+            ("DP4TP2", 1024, {4: 291, 8: 509, 16: 983}),
+            ("DP4TP2", 8192, {4: 246, 8: 495, 16: 773, 32: 1162}),
+            ("DP8", 8192, {64: 1643, 128: 2308, 256: 3161}),
+        )
+    ),
+    Published(
+        "google/gemma-4-E2B-it",
+        "v6e 1x1",
+        f"{_RIGS} gce-vllm-v6e1-2b",
+        "2026-08",
+        {
+            (128, 128, 1): 203,
+            (128, 128, 8): 1127,
+            (1024, 128, 16): 1554,
+            (4096, 128, 64): 1605,
+            (8192, 128, 32): 922,
+            (8192, 128, 64): 970,
+            (16000, 128, 32): 408,
+            (16000, 128, 64): 468,
+            (32000, 128, 16): 230,
+        },
+        {"max_model_len": 32768, "max_num_batched_tokens": 4096},
+    ),
+    Published(
+        "google/gemma-4-E2B-it",
+        "v5e 1x1",
+        f"{_RIGS} tpu-vllm-v5e1-2b",
+        "2026-08",
+        {
+            (128, 128, 1): 120,
+            (128, 128, 4): 419,
+            (128, 128, 16): 1022,
+            (128, 128, 64): 1382,
+            (1024, 128, 4): 411,
+            (1024, 128, 16): 909,
+            (1024, 128, 64): 1140,
+            (8192, 128, 16): 378,
+            (8192, 128, 64): 346,
+        },
+        {"max_model_len": 16384, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.92},
+    ),
+    Published(
+        "google/gemma-4-31B-it",
+        "v6e 2x2",
+        f"{_RIGS} 31B on ct6e-standard-4t",
+        "2026-08",
+        {(32, 128, 256): 2031},
+        {"max_model_len": 32768},
     ),
 )

@@ -72,7 +72,7 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
     if not config:
         return None
     keys = Keys(config, f"{where} (quantization_config)")
-    method = str(keys.get("quant_method"))
+    method = _method(keys)
     if method not in _BY_METHOD:
         raise PlanError(
             f"{where} is quantised with {method}, which tpu-inference does not load; it loads {', '.join(_BY_METHOD)}"
@@ -98,6 +98,14 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
     found = _grouped(_BY_METHOD[method], keys.get("group_size"))
     names = tuple(map(str, skipped))
     return Quantization(found, names, method) if found else _compressed(keys, where, names)
+
+
+def _method(keys: Keys) -> str:
+    """The method's name as vLLM reads it (_normalize_quantization_config); files of modelopt's own give none."""
+    producer = keys.get("producer")
+    of_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
+    name = str(keys.get("quant_method", "modelopt" if of_modelopt else None))
+    return name.lower().replace("compressed_tensors", "compressed-tensors")
 
 
 def _checked(pattern: str, where: str) -> None:

@@ -147,7 +147,10 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     head_dim = text.number("head_dim", max(hidden // heads, 1))
     kinds = _kinds(text, layers, where)
     towers = {
-        name: _tower(tower, name, hidden, architecture) for name in _TOWERS if (tower := wrapper.within(name))
+        name: _tower(tower, name, hidden, architecture)
+        for name in _TOWERS
+        if (tower := wrapper.within(name))
+        and not architecture.endswith("ForCausalLM")  # a decoder alone, whatever else the checkpoint has
     }
     experts = _experts(text, layers)
     return ModelShape(
@@ -170,7 +173,9 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
         tower_params=sum(towers.values()),
         audio_params=towers.get("audio_config", 0),
-        quantization=read_quantization(text.get("quantization_config"), where),
+        quantization=read_quantization(
+            text.get("quantization_config", text.get("compression_config")), where
+        ),
         scores=scores,
         drafts_have_tables=bool(text.get("num_nextn_predict_layers")),
         drafts=text.number("num_nextn_predict_layers", text.get("mtp_num_hidden_layers", 0), least=0),
@@ -336,6 +341,10 @@ def _mlp_widths(
 
 def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
     """Parameters of an encoder beside the decoder and of its projection, to within a tenth."""
+    if (
+        architecture == "Gemma4UnifiedForConditionalGeneration"
+    ):  # pictures and sound are projected as they are
+        return _projections(tower, name, hidden)
     qwen2 = architecture == "Qwen2VLForConditionalGeneration"  # its hidden_size is the decoder's
     width = tower.number("embed_dim" if qwen2 else "hidden_size")
     layers = tower.number("num_hidden_layers", tower.get("depth"))
@@ -355,6 +364,15 @@ def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
         return encoder + mergers * merged * (merged + hidden) + positions * width
     positions = 2 * tower.number("position_embedding_size", _GEMMA4_POSITIONS) if gemma4 else 0
     return encoder + width * (hidden + positions)
+
+
+def _projections(embedder: Keys, name: str, hidden: int) -> int:
+    """Parameters that take patches of pictures, or samples of sound, into the decoder (vLLM's gemma4_unified.py)."""
+    if name == "audio_config":
+        return embedder.number("audio_embed_dim", 640) * hidden
+    width = embedder.number("mm_embed_dim", 3840)
+    pixels = 3 * (embedder.number("patch_size", 16) * embedder.number("pooling_kernel_size", 3)) ** 2
+    return width * (pixels + 2 * embedder.number("mm_posemb_size", 1120) + hidden)
 
 
 def _text(wrapper: Keys) -> Mapping[str, Any]:

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from serving.planning.architectures import JAX_MODELS
+from serving.planning.architectures import EMBEDDINGS_AS_HEADS, JAX_MODELS
 from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
@@ -27,6 +27,7 @@ _EMBEDDINGS_BY_MODEL_AXIS = (*_WHOLE_HEADS, "Gemma4ForConditionalGeneration")
 # blocks that both sides of mxfp4 experts are padded to, with a float32 scale each (layers/vllm/quantization/mxfp4.py).
 _EXPERT_LANES = 128
 _MXFP4_BLOCK = 512
+_LAST_STAGE = ("output head", "draft")
 # Norms, biases, tokenizer and configs beside the weights that a plan counts.
 _BESIDE_WEIGHTS = 1.05
 
@@ -42,7 +43,7 @@ class TensorGroup:
     params: int
     active: int
     format: str
-    copies: int = 1
+    copies: float = 1  # a mean where some of these weights are copied and others are cut
     layered: bool = True
     padding: float = 1.0  # bytes that lie on devices for each that is counted
 
@@ -66,12 +67,13 @@ def tensor_groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> tupl
 
 
 def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Layout) -> int:
-    """Bytes of weights on the fullest device: a stage's layers, embedding and head where they meet."""
+    """Bytes of weights on the fullest device: a stage's layers, and what lies on the first stage or on the last one."""
     stage_layers = math.ceil(shape.layers / layout.pipeline)
     layered = sum(group.held_bytes for group in groups if group.layered) * stage_layers / shape.layers
-    ends = [group.held_bytes for group in groups if not group.layered]
-    worst_end = sum(ends) if layout.pipeline == 1 else max(ends, default=0)
-    return math.ceil((layered + worst_end) / layout.width)
+    ends = [group for group in groups if not group.layered]
+    last = sum(group.held_bytes for group in ends if group.name.startswith(_LAST_STAGE))
+    first = sum(group.held_bytes for group in ends) - last
+    return math.ceil((layered + (first + last if layout.pipeline == 1 else max(first, last))) / layout.width)
 
 
 def checkpoint_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
@@ -158,10 +160,11 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
         )
     if sizes.towers:
         others, audio = shape.tower_params - shape.audio_params, shape.audio_params
-        yield TensorGroup("multimodal towers", others, 0, full_size, layout.width, layered=False)
+        copies = _tower_copies(sizes, layout)
+        yield TensorGroup("multimodal towers", others, 0, full_size, copies, layered=False)
         # tpu-inference 0.26's own Gemma 4 leaves it in the checkpoint (models/jax/gemma4_mm.py, load_weights).
         held = 0.0 if shape.architecture in JAX_MODELS and not sizes.by_vllm else 1.0
-        yield TensorGroup("audio tower", audio, 0, full_size, layout.width, layered=False, padding=held)
+        yield TensorGroup("audio tower", audio, 0, full_size, copies, layered=False, padding=held)
     if sizes.draft:
         plain = replace(sizes, quantization=sizes.draft.quantization, draft=None, lora_rank=0)
         for group in _groups(sizes.draft, plain, layout):
@@ -192,11 +195,18 @@ def _attention(shape: ModelShape) -> tuple[int, int]:
     hidden, heads = shape.hidden_size, shape.num_attention_heads
     queries = 2 if shape.gated_attention else 1
     cut = sum(kind.count * (queries + 1) * hidden * heads * kind.head_dim for kind in shape.attention)
-    whole = sum(
-        kind.count * (1 if kind.keys_are_values else 2) * hidden * kind.kv_heads * kind.head_dim
+    return cut, sum(hidden * columns for _, columns in _kv_columns(shape))
+
+
+def _kv_columns(shape: ModelShape) -> list[tuple[int, int]]:
+    """(KV heads, columns of all projections to them) of layers that attend alike."""
+    return [
+        (
+            kind.kv_heads,
+            kind.count * (1 if kind.keys_are_values else 2) * kind.kv_heads * kind.head_dim,
+        )
         for kind in shape.attention
-    )
-    return cut, whole
+    ]
 
 
 def _latent(shape: ModelShape, latent: LatentAttention) -> tuple[int, int]:
@@ -217,17 +227,28 @@ def _linear(shape: ModelShape) -> int:
     return linear.count * (projections + linear.channels * linear.kernel)
 
 
-def _kv_copies(shape: ModelShape, layout: Layout) -> int:
+def _kv_copies(shape: ModelShape, layout: Layout) -> float:
     """Latent projections lie on every device; KV heads are copied until every device has one."""
     if shape.latent:
         return layout.width
-    heads = min((kind.kv_heads for kind in shape.attention), default=1)
-    return layout.attention_copies * max(1, layout.head_shards // heads)
+    projections = _kv_columns(shape)
+    held = sum(columns * max(1, layout.head_shards // heads) for heads, columns in projections)
+    return layout.attention_copies * held / max(1, sum(columns for _, columns in projections))
 
 
 def _embedding_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
-    by_axis = shape.architecture in _EMBEDDINGS_BY_MODEL_AXIS and not sizes.by_vllm
+    if sizes.by_vllm:
+        one = sizes.pools or not shape.tied_embeddings or shape.architecture in EMBEDDINGS_AS_HEADS
+        return 1 if one else 2
+    by_axis = shape.architecture in _EMBEDDINGS_BY_MODEL_AXIS
     return layout.width // layout.mesh["model"] if by_axis else 1
+
+
+def _tower_copies(sizes: EngineSizes, layout: Layout) -> int:
+    """Encoders are cut as heads are, over the axis `model` (gemma4_mm.py and qwen2_5_vl.py) or as vLLM's linear layers."""
+    if sizes.whole_towers:
+        return layout.width
+    return layout.attention_copies if sizes.by_vllm else layout.width // layout.mesh["model"]
 
 
 def _head_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:

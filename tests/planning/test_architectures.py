@@ -10,6 +10,7 @@ import pytest
 from serving.planning.architectures import (
     ARCHITECTURES,
     DRAFTS,
+    EMBEDDINGS_AS_HEADS,
     JAX_MODELS,
     NOT_ON_TPU,
     NOT_STAGED,
@@ -161,3 +162,18 @@ def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
     for architecture, names in OWN_NAMES.items():
         text = source("vllm", f"model_executor/models/{registered()[architecture]}.py")
         assert all(f"config.{own}" in text or f'"{own}"' in text for own in names.values()), architecture
+
+
+def test_heads_that_are_the_embedding_itself_are_those_of_vllm() -> None:
+    modules = registered()
+    texts = {name: source("vllm", f"model_executor/models/{modules[name]}.py") for name in ARCHITECTURES}
+    as_heads = {name for name, text in texts.items() if "self.lm_head = self.model.embed_tokens" in text}
+    of_their_own = {
+        name
+        for name, text in texts.items()
+        if "tie_weights(" in text or "self.lm_head.weight = self.model.embed_tokens.weight" in text
+    }
+    assert as_heads <= set(EMBEDDINGS_AS_HEADS)
+    assert not of_their_own & set(EMBEDDINGS_AS_HEADS)
+    loading = source("tpu_inference", "layers/vllm/quantization/unquantized.py")
+    assert "layer.weight = Parameter(torch_view(weight), requires_grad=False)" in loading

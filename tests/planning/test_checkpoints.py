@@ -16,6 +16,8 @@ pytestmark = pytest.mark.http
 
 HUB = {
     "/someone/public/resolve/main/config.json": (200, '{"hidden_size": 8}'),
+    "/nvidia/old/resolve/main/config.json": (200, '{"hidden_size": 8}'),
+    "/nvidia/old/resolve/main/hf_quant_config.json": (200, '{"producer": {"name": "modelopt"}}'),
     "/someone/gated/resolve/main/config.json": (401, ""),
     "/someone/typo/resolve/main/config.json": (401, ""),
     "/someone/mirrored/resolve/main/config.json": (401, ""),
@@ -65,6 +67,15 @@ def test_an_unknown_id_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert config_of("someone/public", hub.config_of) == {"hidden_size": 8}
     monkeypatch.setenv("HF_TOKEN", "good")
     assert config_of("someone/gated", hub.config_of) == {"hidden_size": 9}
+
+
+@pytest.mark.usefixtures("own_hub")
+def test_modelopt_s_file_beside_a_config_says_how_weights_are_quantised(tmp_path: Path) -> None:
+    quantized = {"hidden_size": 8, "quantization_config": {"producer": {"name": "modelopt"}}}
+    assert config_of("nvidia/old", hub.config_of) == quantized
+    (tmp_path / "config.json").write_text('{"hidden_size": 8}')
+    (tmp_path / "hf_quant_config.json").write_text('{"producer": {"name": "modelopt"}}')
+    assert config_of(str(tmp_path)) == quantized
 
 
 @pytest.mark.usefixtures("own_hub")

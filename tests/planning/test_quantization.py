@@ -28,6 +28,8 @@ def int_weights(bits: int, group: int | None = None) -> dict[str, Any]:
         (int_weights(8), "int8", 1.0),
         (int_weights(4, 32), "int4-g32", 0.5625),
         (int_weights(4), "int4", 0.516),
+        ({**int_weights(8), "quant_method": "Compressed_Tensors"}, "int8", 1.0),
+        ({"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4"}}, "nvfp4", 0.5625),
     ],
 )
 def test_a_format_is_read_with_its_scales(config: dict[str, Any], weight_format: str, size: float) -> None:
@@ -222,3 +224,10 @@ def test_gemma_4_in_fp8_blocks_of_compressed_tensors_runs_as_vllm_s() -> None:
     assert not engine_sizes(
         {}, shape_of("google/gemma-4-31B-it", {"quantization_config": per_channel})
     ).by_vllm
+
+
+def test_the_older_key_of_compressed_tensors_is_read() -> None:
+    overrides = {"compression_config": int_weights(8)}
+    found = shape_of("meta-llama/Llama-3.1-8B-Instruct", overrides).quantization
+    assert found is not None
+    assert (found.method, found.format) == ("compressed-tensors", "int8")

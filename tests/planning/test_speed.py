@@ -4,7 +4,7 @@ import pytest
 
 from serving.config import ModelSpec, load
 from serving.planning import Plan, plan
-from serving.planning.published import PUBLISHED
+from serving.planning.published import HELD, PUBLISHED
 from serving.planning.speed import (
     COSTS,
     Engine,
@@ -114,4 +114,14 @@ def test_a_model_that_writes_nothing_has_no_rate_of_output() -> None:
 
 
 def test_every_published_figure_names_its_source() -> None:
-    assert all(row.source and min(row.rates.values()) > 0 and row.family for row in PUBLISHED)
+    rows = (*PUBLISHED, *HELD)
+    assert all(row.source and row.date and min(row.rates.values()) > 0 and row.family for row in rows)
+
+
+def test_a_table_of_embeddings_for_each_layer_is_looked_up_and_not_read() -> None:
+    """Gemma 4 E2B answers one request at 203 tokens a second on a v6e chip, whose HBM reads its 8.97 GiB 170 times."""
+    alone = planned("google/gemma-4-E2B-it", "v6e 1x1")
+    found = rate(engine_of(alone), prompt=128, answer=128, sequences=1)
+    assert found.low < 203 < found.high
+    read = step(engine_of(alone), decodes=1, context=128).weights_s
+    assert read < 0.6 * alone.fit.weight_bytes / alone.slice.hardware.hbm_bytes_per_s
