@@ -87,6 +87,16 @@ _ENGINE = (
         "starts EngineCore and its workers",
         "vllm_config, start_engine_loop=, usage_context=, stat_loggers=, enable_log_requests=, aggregate_engine_logging=, disable_log_stats=, client_addresses=, client_count=, client_index=",
     ),
+    Name(
+        f"{_ASYNC_LLM}.generate",
+        "is replaced: it asks for one logprob where a request asks for the token's own alone",
+        "prompt, sampling_params, request_id, *, prompt_text=, lora_request=, tokenization_kwargs=, trace_headers=, priority=, data_parallel_rank=, reasoning_ended=, reasoning_parser_kwargs=",
+    ),
+    Name(
+        "vllm.entrypoints.generate.base.serving:GenerateBaseServing._raise_if_error",
+        "is replaced: an answer that its engine was stopped in is an error",
+        "finish_reason, request_id",
+    ),
     Name(f"{_ASYNC_LLM}.get_supported_tasks", "tells build_app which routes to add", ""),
     Name(f"{_ASYNC_LLM}.check_health", "probes EngineCore", ""),
     Name(f"{_ASYNC_LLM}.collective_rpc", "probes every worker", "method, timeout=, args=, kwargs="),

@@ -24,6 +24,11 @@ ENDS: dict[str, list[dict[str, Any]]] = {
         {"prompt": "Hello", "allowed_token_ids": [5, 6]},
         {"token_ids": [1], "sampling_params": {"allowed_token_ids": [5]}},
     ],
+    "logprob-token-ids": [
+        {"messages": [], "logprobs": True, "logprob_token_ids": [5, 6]},
+        {"prompt": "Hello", "logprobs": 1, "logprob_token_ids": [5]},
+        {"token_ids": [1], "sampling_params": {"logprob_token_ids": [5]}},
+    ],
 }
 HARMLESS: list[dict[str, Any]] = [
     {"prompt": "Hello", "echo": True},

@@ -23,21 +23,7 @@ _IDS, _NO_IDS = b'"token_ids":[', b'"token_ids":null'
 _PROMPT_IDS, _NO_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]'), b'"prompt_token_ids":null'
 _WHOLE_IDS = re.compile(rb'"token_ids":(\[[0-9,]*\])')
 _NO_DELTA, _CALLS, _PROMPT = b'"delta":{}', b'"tool_calls":[', b'"prompt_token_ids":['
-# vLLM says so to all requests where its EngineCore gets SIGTERM, and ends their answers as if they were complete.
-_ABORTED = b'"finish_reason":"abort"'
-_STOPPED = (
-    sse.event(
-        {
-            "error": {
-                "message": "The engine was stopped before its answer was complete.",
-                "type": "InternalServerError",
-                "param": None,
-                "code": HTTPStatus.INTERNAL_SERVER_ERROR,
-            }
-        }
-    )
-    + sse.DONE
-)
+_MOST_REPEATED_BYTES = 1 << 20
 # Options whose effect on a token depends on all tokens before it, or on the whole answer.
 _ALL_OF_IT = (
     "prompt_logprobs",
@@ -77,11 +63,14 @@ class Transcript:
         self._request = request
         self._chat = ROUTES[request.path].opens
         self._indivisible = _indivisible(request.fields, chat=self._chat)
-        # Whether the answer's ids are not asked for, or not given. vLLM leaves the prompt out of an echo beside ids.
-        self._unread = any(request.fields.get(name) for name in ("echo", "use_beam_search", "modalities"))
+        self._answers = request.fields.get("n") or 1
+        # Whether the answer's ids are not asked for, or not given. vLLM leaves the prompt out of an echo beside ids, and says the
+        # prompt's ids with each answer.
+        self._unread = any(
+            request.fields.get(name) for name in ("echo", "use_beam_search", "modalities")
+        ) or (self._answers > 1 and self._answers * len(request.body) > _MOST_REPEATED_BYTES)
         self._shows_ids = bool(request.fields.get("return_token_ids"))
         self._has_tools = bool(request.fields.get("tools"))
-        self._answers = request.fields.get("n") or 1
         self._counts_text = (
             not self._chat and not self._indivisible and request.fields.get("logprobs") is not None
         )
@@ -171,8 +160,6 @@ class Transcript:
 
     def _take_at_once(self, events: bytes) -> bytes | None:
         """Events of which none is parsed. None where one has to be."""
-        if _ABORTED in events:
-            return None
         if self._unread and self._begun:
             return self._take_unread(events)
         if self._opening and not self._later and not self._counts_text and not (self.failed or self.done):
@@ -217,8 +204,8 @@ class Transcript:
         if self.failed or self.done:
             return b""
         body = {} if event == sse.DONE else sse.body(event)
-        self.failed = _failure(event, body)
-        if self.failed:
+        if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
+            self.failed = event + sse.DONE
             return b""
         if not isinstance(body.get("choices"), list):
             self.done = event == sse.DONE
@@ -336,11 +323,6 @@ def ids_of(whole: bytes) -> tuple[int, ...]:
     return tuple(json.loads(found[1])) if found else ()
 
 
-def aborted(whole: bytes) -> bool:
-    """Whether an answer in one piece ended as its engine was stopped."""
-    return _ABORTED in whole
-
-
 def without_ids(whole: bytes) -> bytes:
     """An answer in one piece, as it would be without its token ids."""
     return _PROMPT_IDS.sub(_NO_PROMPT_IDS, _WHOLE_IDS.sub(_NO_IDS, whole))
@@ -350,13 +332,6 @@ def _without_ids(event: bytes) -> bytes:
     head, mark, rest = event.partition(_IDS)
     plain = head + _NO_IDS + rest.partition(b"]")[2] if mark else event
     return _PROMPT_IDS.sub(_NO_PROMPT_IDS, plain)
-
-
-def _failure(event: bytes, body: Mapping[str, Any]) -> bytes:
-    """What an engine that failed or was stopped says of it; nothing where it did not."""
-    if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return event + sse.DONE
-    return _STOPPED if _ABORTED in event else b""
 
 
 def _finishes(body: dict[str, Any]) -> bool:

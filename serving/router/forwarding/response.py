@@ -11,7 +11,7 @@ import time
 from http import HTTPStatus
 
 from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
-from serving.router.forwarding.continuation import Transcript, aborted, ids_of, with_ids, without_ids
+from serving.router.forwarding.continuation import Transcript, ids_of, with_ids, without_ids
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.seat import Seat
 from serving.router.forwarding.stalls import Stream
@@ -167,7 +167,7 @@ class Forwarding:
         # One that is looked into has ids to be cut out.
         most_bytes = sys.maxsize if self._looked_into else _MOST_HELD_BYTES
         try:
-            body = await _read_if_within(response, most_bytes)
+            body = await response.read_if_within(most_bytes)
         except UpstreamError:
             self._dispatcher.broke(entry)
             error: ServingError = _lost(entry)
@@ -355,14 +355,6 @@ class _PartRelay:
 
     def resume(self) -> None:
         self._response.resume()
-
-
-async def _read_if_within(response: SliceResponse, most_bytes: int) -> bytes | None:
-    """As the response's own; also raises UpstreamError where the engine was stopped before the answer's end."""
-    body = await response.read_if_within(most_bytes)
-    if body is not None and aborted(body):
-        raise UpstreamError("the engine was stopped before the answer's end")
-    return body
 
 
 def _lost(entry: SliceRecord) -> SliceLostError:

@@ -74,7 +74,7 @@ def listed(items: bytes, query: Mapping[str, str]) -> bytes:
         raise BadRequestError(f"limit is not a whole number from 1 to {_MOST}.")
     if (order := query.get("order", "desc")) not in ("asc", "desc"):
         raise BadRequestError("order is neither asc nor desc.")
-    named = [_named(item, at) for at, item in enumerate(from_json(items))]
+    named = _named(from_json(items))
     if order == "desc":
         named.reverse()
     ids = [item["id"] for item in named]
@@ -98,7 +98,15 @@ def _joined(*lists: bytes) -> bytes:
     return b"[" + b",".join(within for each in lists if (within := each.strip()[1:-1].strip())) + b"]"
 
 
-def _named(item: Any, at: int) -> dict[str, Any]:
-    fields = item if isinstance(item, dict) else {}
-    usual = "message" if "role" in fields else "item"
-    return {"type": usual, **fields, "id": str(fields.get("id") or f"item_{at}")}
+def _named(items: list[Any]) -> list[dict[str, Any]]:
+    """The items, each with an id of its own: a client may have sent one again, and pages go on after an id."""
+    named: list[dict[str, Any]] = []
+    taken: set[str] = set()
+    for at, item in enumerate(items):
+        fields = item if isinstance(item, dict) else {}
+        name = str(fields.get("id") or "")
+        if not name or name in taken:
+            name = f"item_{at}"
+        taken.add(name)
+        named.append({"type": "message" if "role" in fields else "item", **fields, "id": name})
+    return named

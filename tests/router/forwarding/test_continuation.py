@@ -177,35 +177,11 @@ def test_the_tokens_of_an_answer_that_can_t_be_continued_are_counted(asked: Infe
     assert transcript.prompt_tokens == usage["prompt_tokens"]
 
 
-ABORTED = (
-    b'data: {"id":"x","created":1,"choices":[{"index":0,"delta":{"content":"held"},"logprobs":null,'
-    b'"finish_reason":"abort","stop_reason":null,"token_ids":[]}]}\n\n'
-)
-
-
-@pytest.mark.parametrize("together", [True, False])
-def test_an_answer_that_ends_as_its_engine_is_stopped_goes_on_elsewhere(together: bool) -> None:
-    """EngineCore says so of all its requests at SIGTERM, and their answers would look complete."""
-    asked = ASKS["chat"]
-    transcript = Transcript(asked)
-    first = [*events_of(record(asked, transcript.body, created=1000))[:5], ABORTED, DONE]
-    shown = b"".join(map(transcript.take, [b"".join(first)] if together else first))
-    assert b'"code":500' in transcript.failed
-    assert not transcript.done
-    assert transcript.resume() == ""
-    shown += transcript.take(record(asked, transcript.body, created=1001))
-    assert transcript.done
-    assert shown == undisturbed(asked)
-
-
-def test_an_answer_that_can_t_be_continued_does_not_look_complete_where_its_engine_is_stopped() -> None:
-    asked = ask(COMPLETIONS, prompt="x", echo=True, max_tokens=9)
-    transcript = Transcript(asked)
-    event = ABORTED.replace(b'"abort"', b"null").replace(b"[]", b"null")
-    assert transcript.take(event) == event
-    assert transcript.take(ABORTED + DONE) == b""
-    assert transcript.failed
-    assert not transcript.done
+def test_the_ids_of_a_long_prompt_are_not_asked_for_with_each_of_many_answers() -> None:
+    fields = {"messages": [{"role": "user", "content": "word " * 10_000}], "max_tokens": 5}
+    many, one = ask(CHAT, **fields, n=64), ask(CHAT, **fields)
+    assert Transcript(many).body == many.body
+    assert Transcript(one).body != one.body
 
 
 def test_a_later_slice_s_cached_tokens_are_no_more_than_the_prompt_s() -> None:

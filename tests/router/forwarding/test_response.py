@@ -236,23 +236,6 @@ async def test_a_response_whose_slice_is_lost_before_its_first_token_comes_from_
         assert client.got == CREATED + GOES_ON + WORD + COMPLETED
 
 
-@pytest.mark.http
-async def test_a_whole_answer_that_ends_as_its_engine_is_stopped_is_run_anew(serve: Serve) -> None:
-    """EngineCore ends the answers of all its requests at SIGTERM, with status 200."""
-    stopped, whole = (
-        b'{"choices":[{"index":0,"text":"a","finish_reason":"%s"}]}' % reason
-        for reason in (b"abort", b"stop")
-    )
-    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n"
-    dispatcher = await serve(*(saying(head % len(body) + body) for body in (stopped, whole)))
-    for _ in range(2):
-        client = Client()
-        asked = InferenceRequest("m", "/v1/completions", b"{}", {"prompt": "x"})
-        async with asyncio.timeout(10):
-            await Forwarding(dispatcher, asked).run(client)
-        assert client.got == whole
-
-
 class Wanted:
     """A seat that is free again at once; `pause` is called meanwhile."""
 

@@ -206,3 +206,24 @@ def test_input_items_come_in_pages_each_with_an_id() -> None:
     for query in ({"limit": "0"}, {"limit": "x"}, {"order": "up"}, {"after": "nothing"}):
         with pytest.raises(BadRequestError):
             listed(query)
+
+
+def test_pages_of_items_come_to_an_end_where_a_client_sent_one_again() -> None:
+    """As with a whole conversation beside previous_response_id: openai's pager asked for the same page for ever."""
+    once, again = {"id": "msg_1", "role": "assistant"}, {"role": "user", "content": "again"}
+    conversation = [
+        {"role": "user", "content": "first"},
+        once,
+        again,
+        once,
+        {"role": "user", "content": "last"},
+    ]
+    found: list[Any] = []
+    query = {"order": "asc", "limit": "2"}
+    for _ in range(3):
+        page = json.loads(responses.listed(to_json(conversation), query))
+        found += page["data"]
+        query["after"] = page["last_id"]
+    assert not page["has_more"]
+    assert [item.get("content") for item in found] == ["first", None, "again", None, "last"]
+    assert len({item["id"] for item in found}) == len(found)
