@@ -486,6 +486,16 @@ _RAY = (
                 "is replaced: starts that failed are tried again, and none is beyond the budget",
                 "to_add, gang_placement_groups=, target_node_ids=",
             ),
+            (
+                "_check_startup_replicas",
+                "is replaced: slices that start outlive the controller",
+                "original_state, stop_on_slow=",
+            ),
+            (
+                "_stop_replica",
+                "ends a replica that a controller found and has no answer from",
+                "replica, graceful_stop=",
+            ),
             ("_terminally_failed", "tells whether Serve has given up", ""),
             ("_surge_rollout_in_progress", "tells whether a roll is under way", ""),
             ("_rescale_to", "shrinks a pool that was taken out", "num_replicas"),
@@ -511,6 +521,20 @@ _RAY = (
         f"{_SERVE}deployment_state:DeploymentReplica",
         ("version", "actor_details", "actor_node_id", "_start_time"),
         "tells where a replica is in its start",
+    ),
+    Name(
+        f"{_SERVE}deployment_state:ActorReplicaWrapper.check_ready",
+        "is replaced: slices that start outlive the controller",
+        "",
+    ),
+    *_members(
+        f"{_SERVE}deployment_state:ActorReplicaWrapper",
+        ("_was_initialized_obj_ref", "_actor_handle", "_replica_id"),
+        "tells whether a replica that a controller found has started",
+    ),
+    Name(
+        f"{_SERVE}deployment_state:ReplicaStartupStatus.PENDING_INITIALIZATION",
+        "tells Serve that a replica is in its start",
     ),
     Name(f"{_SERVE}common:ReplicaState", "tells where a replica is in its start"),
     *_members(

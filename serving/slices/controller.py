@@ -2,7 +2,8 @@
 
 `serving.slices.placement.install` calls `install` before the controller makes its first deployment. Serve asks for each
 deployment, several times a second, what to start and what to stop. The answers are decided in `serving.slices.rollout`; the
-functions here count Serve's replicas for it. Beside `placement`, only this module and `deployed` use private names of Ray Serve:
+functions here count Serve's replicas for it. Beside `placement` and `recovery`, only this module and `deployed` use private names of
+Ray Serve:
 
 - `ray.serve._private.deployment_state.DeploymentState`: `_surge_replicas_to_start`, `_surge_replicas_to_stop`,
   `_get_upscale_replicas`, `_failed_to_start_threshold`, `scale_deployment_replicas` and `__init__`, which are replaced; its `_id`,
@@ -301,9 +302,11 @@ class SliceDeployments:
         gone = self._count(old).roll
         rolls = [self._count(other).roll for other in others]
         serving = sum(roll.serving + roll.old for roll in rolls)
-        present = gone.serving + gone.old
+        # A controller that comes back does not know yet which of them serve.
+        present = gone.serving + gone.old + deployed.recovering(old)
         scaling = [bool(other._deployed_info.deployment_config.autoscaling_config) for other in others]
-        at_first = _Handover(application, present + serving if any(scaling) else 0)
+        unsure = sum(deployed.recovering(other) for other in others)
+        at_first = _Handover(application, present + serving + unsure if any(scaling) else 0)
         first = self._handovers.setdefault(old._id, at_first).slices
         told = [
             self._wanted(other._id.app_name, other._id.name) if scales else 0

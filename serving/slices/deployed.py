@@ -32,6 +32,13 @@ def held(state: Any) -> tuple[int, float]:
     return slices, slices * price(state)
 
 
+def recovering(state: Any) -> int:
+    """Slices that a controller which came back has found, and has no answer from yet."""
+    from ray.serve._private.common import ReplicaState  # noqa: PLC0415  only the controller needs it, and has it loaded
+
+    return int(state._replicas.count(states=[ReplicaState.RECOVERING]))
+
+
 def price(state: Any) -> float:
     """Dollars an hour of one slice."""
     return float(settings(state).get("dollars_per_hour") or 0.0)

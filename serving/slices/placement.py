@@ -31,7 +31,7 @@ from typing import Any
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import controller, quarantine
+from serving.slices import controller, quarantine, recovery
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
 from serving.state.records import Release, SliceState, Snapshot, deployment
@@ -111,6 +111,7 @@ def install() -> None:
     _version_by_engine()
     _stop_the_cheapest(_store)
     _roll_in_waves()
+    _let_starts_go_on()
 
 
 @dataclass(frozen=True)
@@ -126,7 +127,7 @@ class _Waiting:
     """Replicas that wait for a slice. A group can't change which slices it leaves out: it ends with its replica, and Serve
     starts another one.
 
-    A controller that comes back does not know what the groups leave out that were asked for before: those stay as they are.
+    Of a replica that waits when a controller comes back Serve starts another one after 30 s.
     """
 
     def __init__(self, store: Callable[[], Store]) -> None:
@@ -247,6 +248,16 @@ def _roll_in_waves() -> None:
         _store,
         _Placed(time.monotonic).has_hardware,
     )
+
+
+def _let_starts_go_on() -> None:
+    from ray.serve._private import deployment_state  # noqa: PLC0415  as above
+
+    purpose = "slices that start outlive the controller"
+    wrapper, state = deployment_state.ActorReplicaWrapper, deployment_state.DeploymentState
+    _existing(wrapper, recovery.READY_POINT, purpose)
+    _existing(state, recovery.STARTUP_POINT, purpose)
+    recovery.install(wrapper, state, lambda: _store().slices())
 
 
 class _Placed:

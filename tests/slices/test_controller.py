@@ -230,6 +230,25 @@ def test_a_pool_that_is_taken_out_waits_until_scaling_has_decided_for_its_succes
     assert there.deleted == ["llama"]
 
 
+def test_a_pool_that_is_taken_out_outlives_a_controller_that_comes_back() -> None:
+    """Its slices seemed to be none until they had answered the new controller: the pool was deleted."""
+    there = serving(20, hardware=40, start_s=300)
+    there.deployed("next").deploy("b", 20, pool="other")
+    there.configure("next")
+    there.run(30)
+    old = there.deployed()
+    found = old.replicas(ReplicaState.RUNNING)
+    old.move(found, ReplicaState.RECOVERING)
+    there.run(5)
+    old.move(found, ReplicaState.RUNNING)
+    there.run(100)
+    assert there.deleted == []
+    assert old.serving() == 20
+    there.run(300)
+    assert there.deployed("next").serving() == 20
+    assert there.deleted == ["llama"]
+
+
 def test_a_pool_that_was_put_back_and_is_taken_out_again_waits_again() -> None:
     there = serving(5, hardware=30, start_s=300)
     for version in "bc":

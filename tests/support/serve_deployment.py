@@ -226,6 +226,12 @@ class Deployed:
         self.held.pop(replica.replica_id.unique_id)
         self.state._in_transition = True
 
+    def move(self, replicas: list[Any], state: ReplicaState) -> None:
+        """As a controller that comes back does: replicas recover, and then are what they were."""
+        self.state._replicas.remove({replica.replica_id for replica in replicas})
+        for replica in replicas:
+            self.state._replicas.add(state, replica)
+
     def _record(self, replica: Any, state: SliceState) -> None:
         name = replica.replica_id.unique_id
         self.cluster.records[:] = [record for record in self.cluster.records if record.replica != name]

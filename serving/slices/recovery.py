@@ -1,0 +1,101 @@
+"""A controller that comes back lets slices go on that it finds in the middle of their start.
+
+Serve ends a replica that has not been initialized when its controller comes back, and one that then does not answer within 30 s.
+An engine's start takes minutes, and its end would count as a failure of the slice. `serving.slices.placement.install` calls
+`install`. Only this module uses these private names of Ray Serve:
+
+- `ray.serve._private.deployment_state.ActorReplicaWrapper.check_ready`, which is replaced, and its `_was_initialized_obj_ref`,
+  `_actor_handle` and `_replica_id`
+- `ray.serve._private.deployment_state.DeploymentState._check_startup_replicas`, which is replaced, and its `_replicas` and
+  `_stop_replica`
+"""
+
+# ruff: noqa: SLF001  Serve has no public names for what is asked here
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import ray
+
+from serving.state.records import SliceRecord, SliceState
+
+logger = logging.getLogger("ray.serve")
+
+READY_POINT = "check_ready"
+STARTUP_POINT = "_check_startup_replicas"
+_LOOK_EVERY_S = 1.0
+
+
+class Starting:
+    """Which replicas say that their engine starts, or has just begun to serve; by one read for all of them in a while."""
+
+    def __init__(self, entries: Callable[[], Iterable[SliceRecord]], clock: Callable[[], float]) -> None:
+        self._entries = entries
+        self._clock = clock
+        self._states: dict[str, SliceState] | None = None
+        self._looked_s: float | None = None
+
+    def state(self, tag: str) -> SliceState | None:
+        """The state of a replica's record; while the store can't be read, of one that is not known: STARTING."""
+        now_s = self._clock()
+        if self._looked_s is None or now_s - self._looked_s >= _LOOK_EVERY_S:
+            self._looked_s = now_s
+            try:
+                self._states = {entry.tag: entry.state for entry in self._entries()}
+            except Exception:
+                logger.exception("the store can't be read: slices that start are left alone")
+        return SliceState.STARTING if self._states is None else self._states.get(tag)
+
+
+def install(
+    wrapper_class: Any,
+    state_class: Any,
+    entries: Callable[[], Iterable[SliceRecord]],
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Replace how Serve takes over replicas that it finds."""
+    is_ready, check_startup = getattr(wrapper_class, READY_POINT), getattr(state_class, STARTUP_POINT)
+    starting = Starting(entries, clock)
+
+    def check_ready(wrapper: Any) -> Any:
+        probe = wrapper._was_initialized_obj_ref
+        if probe is None or starting.state(wrapper._replica_id.unique_id) not in (
+            SliceState.STARTING,
+            SliceState.SERVING,
+        ):
+            return is_ready(wrapper)
+        if (initialized := _answer(probe)) is not None:
+            if initialized:
+                return is_ready(wrapper)
+            wrapper._was_initialized_obj_ref = wrapper._actor_handle.was_initialized.remote()
+        return _pending(), None
+
+    def check_startup_replicas(state: Any, original_state: Any, stop_on_slow: bool = False) -> Any:
+        slow = check_startup(state, original_state)
+        if stop_on_slow:
+            for replica, _ in slow:
+                if starting.state(replica.replica_id.unique_id) is not SliceState.STARTING:
+                    state._replicas.remove({replica.replica_id})
+                    state._stop_replica(replica, graceful_stop=False)
+        return slow
+
+    setattr(wrapper_class, READY_POINT, check_ready)
+    setattr(state_class, STARTUP_POINT, check_startup_replicas)
+
+
+def _answer(probe: Any) -> bool | None:
+    """Whether a replica says that it has been initialized; None before it has answered, true where it is gone: Serve knows what to do."""
+    if not ray.wait([probe], timeout=0)[0]:
+        return None
+    try:
+        return bool(ray.get(probe))
+    except Exception:  # noqa: BLE001  it is gone, or its actor is
+        return True
+
+
+def _pending() -> Any:
+    from ray.serve._private.deployment_state import ReplicaStartupStatus  # noqa: PLC0415  only the controller has it loaded
+
+    return ReplicaStartupStatus.PENDING_INITIALIZATION
