@@ -45,6 +45,11 @@ class Pool:
     def most_sequences(self) -> float:
         return self.steps[-1][0]
 
+    def seats(self, kv_per_sequence: float) -> float:
+        """Sequences that a slice runs at once, each with this share of its cache."""
+        fit = _CACHE_SHARE / kv_per_sequence if kv_per_sequence > 0 else math.inf
+        return max(1.0, min(self.most_sequences, fit))
+
     def step_s(self, sequences: float) -> float:
         """Seconds of a step with so many sequences, interpolated between the plan's points."""
         index = bisect_right(self.steps, (sequences, math.inf))

@@ -352,7 +352,8 @@ def _need(
     missed, worst = _missed(settings, report.demands)
     # A model in use keeps a slice, however light its load.
     least = capacities[0].requests_per_s * 2 * NOT_WORTH
-    need = max(with_room(ahead, capacities[0]), ahead + backlog, least)
+    held = _held_by_running(settings, state, sums, capacities)
+    need = max(with_room(ahead, capacities[0]), ahead + backlog, least, held)
     slices = need / capacities[0].requests_per_s
     room = sum(pool.max for pool in settings.pools) - math.ceil(slices)
     boost = next_boost(
@@ -383,11 +384,29 @@ def _need(
         reasons.append(f"{boost.slices} more for {missed or 'targets missed before'}")
     elif missed and now_s < boost.rest_until_s:
         reasons.append(f"{missed}, which more slices did not change")
+    if held == need:
+        reasons.append(f"{sums.running:.0f} long answers keep their seats")
     if needs[0][1] > slices * 1.01:
         reasons.append(
             f"{needs[0][1]:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now"
         )
     return state, needs[0][1] * capacities[0].requests_per_s, "; ".join(reasons)
+
+
+def _held_by_running(
+    settings: Settings, state: PolicyState, sums: Sums, capacities: Sequence[Capacity]
+) -> float:
+    """The rate that keeps the serving slices whose seats are taken by answers that will not end within a cool-down.
+
+    They run on when no request arrives any more, and a slice that goes leaves them without a seat.
+    """
+    serving = [known.serving for known in state.pools]
+    seats = sum(
+        count * pool.seats(state.kv_per_sequence) for count, pool in zip(serving, settings.pools, strict=True)
+    )
+    rate = sum(count * one.requests_per_s for count, one in zip(serving, capacities, strict=True))
+    stay = max(0.0, sums.running - state.traffic.ended_per_s * settings.cool_down_s)
+    return rate * min(1.0, stay / seats) if seats else 0.0
 
 
 def _lead_s(state: PolicyState) -> float:

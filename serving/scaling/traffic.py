@@ -83,6 +83,11 @@ class Traffic:
         return self.fast / self.fast_weight if self.fast_weight else 0.0
 
     @property
+    def ended_per_s(self) -> float:
+        """Requests that ended a second, over the last minutes."""
+        return self.finished / _LENGTHS_S
+
+    @property
     def known(self) -> bool:
         """Whether lengths rest on more requests than are assumed."""
         return self.finished > _ASSUMED_REQUESTS

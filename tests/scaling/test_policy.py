@@ -7,8 +7,8 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from support.fleet_of import Fleet, pool, settings
 
-from serving.scaling.policy import Room, Settings, aligned, decide, start
-from serving.state.records import Demand
+from serving.scaling.policy import Report, Room, Settings, aligned, decide, start
+from serving.state.records import Demand, SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
@@ -21,6 +21,25 @@ def test_load_beyond_a_slice_orders_more_and_idleness_gives_them_back_one_cool_d
     assert fleet.run(25, 300).wanted == (4,)
     assert fleet.run(2, 30).wanted == (4,)
     assert fleet.run(2, 180).wanted == (1,)
+
+
+def test_slices_whose_answers_run_for_hours_are_kept_though_no_request_comes() -> None:
+    """Without arrivals the rate is nothing: one slice was left, and 35 of its requests had no seat."""
+    wanted, state, now_s = settings(pool(least=0), cool_down_s=60), None, 0.0
+    for running, slices in ((45, 5), (45, 5), (25, 3), (0, 0)):
+        for _ in range(200):
+            now_s += 1
+            state = state or start(wanted, {"near": 5})
+            entries = [
+                SliceRecord(
+                    f"slice-{at}", "m", SliceState.SERVING, "", "near", pool="near", running=running // 5
+                )
+                for at in range(5)
+            ]
+            demand = Demand("r", "m", arrived=45, in_flight=running, beat=int(now_s))
+            decision = decide(wanted, state, Report(entries, [demand]), now_s)
+            state = decision.state
+        assert decision.wanted == (slices,)
 
 
 def test_batches_that_fill_every_slice_change_no_decision_and_the_reason_says_so() -> None:
