@@ -39,7 +39,7 @@ class SliceRecord:
     token; 0 where it does not.
     `late_programs` were compiled while it served, in `late_compile_s`; 0 of an engine that compiles as requests come.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
-    its state, seconds since 1970 by its own clock. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
+    its state, seconds since 1970 by its own clock. `adapters` has its engine; None where it does not say. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
     the slice.
     """
 
@@ -73,6 +73,7 @@ class SliceRecord:
     weight_bytes: int = 0
     cache_bytes: int = 0
     sequences: int = 0
+    adapters: tuple[str, ...] | None = None
     deployment: str = ""
     tag: str = ""
     version: str = ""
@@ -109,6 +110,8 @@ class SliceRecord:
         fields["state"] = SliceState(fields["state"])
         fields["hosts"] = tuple(fields["hosts"])
         fields["phases"] = tuple((name, seconds) for name, seconds in fields["phases"])
+        if fields.get("adapters") is not None:
+            fields["adapters"] = tuple(fields["adapters"])
         return known_fields(cls, fields)
 
 

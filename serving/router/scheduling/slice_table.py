@@ -128,6 +128,9 @@ class SliceTable:
         self._looks_at_text = affinity is Affinity.PREFIX
         self._routers = routers
         self._in_flight: Counter[str] = Counter()
+        self._lacking: defaultdict[str, int] = defaultdict(
+            int
+        )  # by adapter, slices whose engine does not have it
         self._slow: set[str] = set()
 
     def update(self, entries: Iterable[SliceRecord], now_s: float) -> None:
@@ -201,17 +204,14 @@ class SliceTable:
         self, model: str, tried: Collection[str] = (), request: InferenceRequest | None = None
     ) -> SliceRecord:
         """The slice for a request, by its text where `request` is given; raises NoSliceError with the reason."""
-        pools = self._able(model, tried)
+        asked = request.fields.get("model") if request else None
+        adapter = asked if isinstance(asked, str) and asked in self.adapters else None
+        pools = self._able(model, tried, self._lacking.get(adapter, 0) if adapter else 0)
         if not pools:
-            raise NoSliceError(self.why_none(model))
+            raise NoSliceError(self.why_none(model, adapter))
         trace = prefix_index.NOTHING
         if request and self._looks_at_text:
-            asked = request.fields.get("model")
-            trace = prefix_index.trace(
-                request,
-                asked if isinstance(asked, str) and asked in self.adapters else None,
-                self._shared_key,
-            )
+            trace = prefix_index.trace(request, adapter, self._shared_key)
         able = 0
         for _, slices in pools:
             able |= slices
@@ -267,9 +267,11 @@ class SliceTable:
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]
 
-    def _able(self, model: str, tried: Collection[str]) -> list[tuple[_Pool, int]]:
-        """The pools to choose from, and in each the slices: the first pool with room, or all where none has any."""
-        out = 0
+    def _able(self, model: str, tried: Collection[str], out: int) -> list[tuple[_Pool, int]]:
+        """The pools to choose from, and in each the slices: the first pool with room, or all where none has any.
+
+        `out` has further slices that are left out.
+        """
         for replica in tried:
             if slice_ := self._slices.get(replica):
                 out |= slice_.bit
@@ -363,6 +365,10 @@ class SliceTable:
         if rank not in model.pools:
             model.pools = dict(sorted({**model.pools, rank: _Pool()}.items()))
         pool = slice_.pool = model.pools[rank]
+        if entry.adapters is not None:
+            for adapter, of_model in self.adapters.items():
+                if of_model == entry.model and adapter not in entry.adapters:
+                    self._lacking[adapter] |= bit
         if entry.serves:
             pool.serving |= bit
             pool.homes.join(slice_.number, slice_.name)
@@ -378,6 +384,8 @@ class SliceTable:
             pool.homes.leave(slice_.number)
         pool.full &= out
         pool.taken &= out
+        for adapter in self._lacking:
+            self._lacking[adapter] &= out
         slice_.full = slice_.taken = False
 
     def _reckon(self, slice_: _Slice) -> None:
@@ -411,8 +419,8 @@ class SliceTable:
             self._reckon(slow)
         self._slow = set(weights)
 
-    def why_none(self, model: str) -> str:
-        """Why a model has no slice that serves."""
+    def why_none(self, model: str, adapter: str | None = None) -> str:
+        """Why a model has no slice that serves, or none with this adapter."""
         reasons, comes_back = [], False
         for entry in self.entries(model):
             where = f"one on slice {entry.slice or '?'}"
@@ -420,6 +428,9 @@ class SliceTable:
                 reasons.append(f"{where} was lost ({entry.reason})")
             elif entry.state is SliceState.STARTING:
                 reasons.append(f"{where} is {entry.phase}")
+                comes_back = True
+            elif entry.serves and adapter and adapter not in (entry.adapters or ()):
+                reasons.append(f"{where} does not have the adapter {adapter!r} yet")
                 comes_back = True
             elif entry.serves:
                 reasons.append(f"{where} has just failed to answer")

@@ -182,6 +182,23 @@ def test_a_session_goes_back_to_its_slice_whatever_it_says(tied: dict[str, Any])
     assert found.choose(LLAMA, request=chat("two")).replica != first
 
 
+def test_an_adapter_that_was_added_is_asked_of_slices_alone_that_have_been_made_anew() -> None:
+    """While the change rolled, old slices answered that there is no such model."""
+    found = SliceTable({LLAMA: 2}, {LLAMA: SHAPE}, adapters={"sql": LLAMA, "law": LLAMA})
+    asked = InferenceRequest(LLAMA, "/v1/chat/completions", b"", {"model": "sql"})
+    found.update([entry("old", adapters=("law",), slice="slice-0")], 0.0)
+    with pytest.raises(NoSliceError, match="slice slice-0 does not have the adapter 'sql' yet; try again"):
+        found.choose(LLAMA, request=asked)
+    assert found.choose(LLAMA).replica == "old"
+    found.update([entry("old", adapters=("law",)), entry("new", adapters=("law", "sql"))], 0.5)
+    found.begin("new")
+    assert found.choose(LLAMA, request=asked).replica == "new"
+    assert found.choose(LLAMA).replica == "old"
+    found.update([entry("old", adapters=("law",))], 1.0)
+    found.update([entry("silent about adapters")], 1.5)
+    assert found.choose(LLAMA, request=asked).replica == "silent about adapters"
+
+
 def test_an_adapters_requests_go_where_it_is_on_the_chips_already() -> None:
     found = SliceTable({LLAMA: 1}, {LLAMA: SHAPE}, adapters={"sql": LLAMA})
     found.update([entry("a"), entry("b"), entry("c")], 0.0)
