@@ -135,9 +135,8 @@ class SliceReplica:
 
     async def _bring_up(self, server: EngineServer, ip: str, *, compares: bool) -> None:
         """Start the engine and look at it, which hangs where a host dies under it: the watch goes on till then."""
-        watch = partial(
-            first, self._hosts.lost, server.worker_died, partial(self._is_late, asyncio.get_running_loop())
-        )
+        late = partial(self._is_late, asyncio.get_running_loop())
+        watch = partial(first, self._hosts.lost, server.worker_died, late, self._leave_at_notice)
         with watched_in_a_thread(watch, partial(self._on, Event.LOST)):
             with _serves_log_kept():
                 await server.start()
@@ -304,6 +303,14 @@ class SliceReplica:
                 )
                 await asyncio.sleep(TIMINGS.engine_probe_s)
         self._on(Event.LOST, reason)
+
+    async def _leave_at_notice(self) -> str:
+        """Give a start up when a host is to go: that is no failure of the slice, as the host's end would be."""
+        reason, _ = await self._hosts.draining()
+        logger.warning("%s gives its start up: %s", self._plan.model.name, reason)
+        self._on(Event.NOTICE, reason)
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async def _notice(self) -> None:
         """Leave when a host is to go: finish what fits in the time.
@@ -501,7 +508,7 @@ def _within_last_words(tell: Callable[[], None]) -> None:
 
 
 def _planned(plan: Plan) -> dict[str, Any]:
-    """The record's figures of one chip; the plan's are per device."""
+    """What the plan says of the slice. The record's figures are of one chip, the plan's per device."""
     devices = plan.slice.hardware.devices_per_chip
     return {
         "chips_per_host": plan.slice.chips_per_host,
@@ -509,6 +516,7 @@ def _planned(plan: Plan) -> dict[str, Any]:
         "weight_bytes": devices * plan.fit.weight_bytes,
         "cache_bytes": devices * plan.fit.cache_bytes,
         "sequences": plan.most_sequences,
+        "adapters": plan.adapters,
     }
 
 

@@ -270,8 +270,12 @@ async def silent(
     actor: Any,
     first_s: float = TIMINGS.host_first_answer_s,
     later_s: float = TIMINGS.host_silent_s,
+    late_s: float = 1.0,
 ) -> str:
-    """Wait until a sentinel does not answer a ping for that long; returns which."""
+    """Wait until a sentinel does not answer a ping for that long; returns which.
+
+    A timeout that comes `late_s` late says that this process stood still itself, and nothing of the host: it is asked again.
+    """
     patience_s = first_s
     while True:
         asked = time.monotonic()
@@ -279,7 +283,9 @@ async def silent(
             async with asyncio.timeout(patience_s):
                 await asyncio.wrap_future(actor.ping.remote().future())
         except (TimeoutError, GetTimeoutError):
-            return f"host {host.worker_id} ({host.ip}) has not answered for {time.monotonic() - asked:.0f} s"
+            silent_s = time.monotonic() - asked
+            if silent_s - patience_s < late_s:
+                return f"host {host.worker_id} ({host.ip}) has not answered for {silent_s:.0f} s"
         except RayError as error:
             return f"host {host.worker_id} ({host.ip}) is gone ({type(error).__name__})"
         patience_s = later_s

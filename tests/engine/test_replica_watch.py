@@ -49,7 +49,7 @@ async def test_a_host_that_goes_while_a_started_engine_is_looked_at_is_noticed()
         looks.set()
         await never()
 
-    made = replica(_hosts=SimpleNamespace(lost=lost), _look_at_start=look)
+    made = replica(_hosts=SimpleNamespace(lost=lost, draining=never), _look_at_start=look)
     server: Any = SimpleNamespace(start=start, worker_died=never, port=1)
     coming = asyncio.create_task(made._bring_up(server, "127.0.0.1", compares=False))
     await looks.wait()
@@ -57,6 +57,22 @@ async def test_a_host_that_goes_while_a_started_engine_is_looked_at_is_noticed()
         while not made.events:  # noqa: ASYNC110  another thread appends
             await asyncio.sleep(0.01)
     assert made.events == [(Event.LOST, "host 1 is gone")]
+    coming.cancel()
+
+
+async def test_a_start_on_a_host_that_is_to_go_is_given_up_and_no_failure() -> None:
+    """It went on until the host ended, which counted as a failure of the slice."""
+
+    async def draining() -> tuple[str, float]:
+        return "host 1 is to go", 30.0
+
+    made = replica(_hosts=SimpleNamespace(lost=never, draining=draining))
+    server: Any = SimpleNamespace(start=never, worker_died=never, port=1)
+    coming = asyncio.create_task(made._bring_up(server, "127.0.0.1", compares=False))
+    async with asyncio.timeout(5):
+        while not made.events:  # noqa: ASYNC110  another thread appends
+            await asyncio.sleep(0.01)
+    assert made.events == [(Event.NOTICE, "host 1 is to go")]
     coming.cancel()
 
 

@@ -1,5 +1,6 @@
 import asyncio
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -43,6 +44,27 @@ async def test_a_sentinel_that_takes_long_to_start_is_no_host_that_hangs_but_onc
     reason = await asyncio.wait_for(silent(HOST, sentinel, first_s=20, later_s=0.1), 10)
     assert sentinel.asked == 2
     assert reason == "host 1 (127.77.1.2) has not answered for 0 s"
+
+
+class Pausing(Sentinel):
+    """Answers at once, while the watcher's own event loop stands still; then never again."""
+
+    def future(self) -> "Future[None]":
+        if not self.asked:
+            asyncio.get_running_loop().call_soon(time.sleep, 0.6)
+        return super().future()
+
+
+@pytest.mark.unit
+async def test_a_watcher_that_stood_still_itself_asks_again() -> None:
+    """As on a VM that was paused: the slice was given up for the silence of a host that had answered."""
+    sentinel = Pausing(answer_s=0.1)
+    watching = asyncio.create_task(silent(HOST, sentinel, first_s=0.2, later_s=60, late_s=0.2))
+    async with asyncio.timeout(20):
+        while sentinel.asked < 2 and not watching.done():  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.01)
+    assert not watching.done()
+    watching.cancel()
 
 
 class Answering(Sentinel):
