@@ -4,7 +4,19 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+from python_multipart.multipart import parse_options_header
 from starlette.types import Receive
+
+from serving.errors import BadRequestError
+
+_CHARSETS = (b"utf-8", b"utf8", b"us-ascii", b"ascii")
+
+
+def check_form(content_type: str) -> None:
+    """Refuse a form in other charsets: Starlette takes whichever Python has, and punycode's megabyte takes a minute."""
+    _, options = parse_options_header(content_type)
+    if options.get(b"charset", _CHARSETS[0]).lower() not in _CHARSETS:
+        raise BadRequestError("The form names a charset that is not UTF-8; send it in UTF-8.")
 
 
 async def disconnected(receive: Receive) -> None:

@@ -19,6 +19,7 @@ from starlette.formparsers import MultiPartException
 from starlette.types import Message, Receive
 
 from serving import bounded_json, secret
+from serving.asgi import check_form
 from serving.batches import lines
 from serving.batches.desk import Desk
 from serving.batches.files import PIECE_BYTES, Folder
@@ -99,6 +100,7 @@ class Batches:
         too_large = TooLargeError(
             f"The file is larger than {self._spec.max_file_bytes} bytes, the most this service takes (batch.max_file_bytes)."
         )
+        check_form(request.headers.get("content-type", ""))
         limited = Request(
             request.scope, _limited(request.receive, self._spec.max_file_bytes + _FORM_BYTES, too_large)
         )
@@ -347,7 +349,7 @@ def _limited(receive: Receive, most_bytes: int, too_large: TooLargeError) -> Rec
 def _limit(asked: str | None, usual: int, most: int) -> int:
     if asked is None:
         return usual
-    if not asked.isdecimal() or not 1 <= int(asked[:9]) <= most:
+    if not re.fullmatch(r"\d{1,9}", asked) or not 1 <= int(asked) <= most:
         raise BadRequestError(f"limit is not a whole number from 1 to {most}.")
     return int(asked)
 

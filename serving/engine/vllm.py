@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving import environment, tracing
-from serving.engine import resume, stopped_answers, token_logprobs
+from serving.engine import refusals, resume, stopped_answers, token_logprobs
 from serving.engine.late_programs import Late, most
 from serving.engine.protocol import MOST_PIXELS
 from serving.engine.redaction import redacted, secrets_of
@@ -121,6 +121,7 @@ class VllmServer:
         resume.install(app.state)
         token_logprobs.install(self._engine)
         stopped_answers.install()
+        refusals.install(app)
         self._http = HttpServer(app, self._held.hosts[0].ip)
         self.port = self._http.port
         app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it

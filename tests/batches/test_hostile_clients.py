@@ -80,6 +80,25 @@ def test_a_body_of_a_batch_is_small(router: tuple[str, RouterCore]) -> None:
         assert nested.status_code == 400
 
 
+def test_a_form_in_a_charset_that_takes_a_minute_is_refused(tmp_path: Path) -> None:
+    field = b'--b\r\ncontent-disposition: form-data; name="%s"%s\r\n\r\n%s\r\n'
+    slow = field % (b"purpose", b"", b"-" + b"a" * 60_000)
+    form = slow + field % (b"file", b'; filename="f"', b"{}") + b"--b--\r\n"
+    with owner(folder(tmp_path)) as keeper:
+        address, token = keeper.place()
+        headers = {
+            "authorization": f"Bearer {token}",
+            "x-serving-key": "0" * 64,
+            "content-type": "multipart/form-data; boundary=b; charset=punycode",
+        }
+        answer = httpx.post(f"{address}/v1/files", content=form, headers=headers)
+        assert (answer.status_code, "UTF-8" in answer.json()["error"]["message"]) == (400, True)
+        del headers["content-type"]
+        for path in ("/v1/files", "/v1/batches"):
+            for limit in ("1".zfill(5000), "1" + "0" * 30):
+                assert httpx.get(f"{address}{path}?limit={limit}", headers=headers).status_code == 400
+
+
 def test_the_store_takes_no_large_body_either(tmp_path: Path) -> None:
     with owner(folder(tmp_path)) as keeper:
         address, token = keeper.place()

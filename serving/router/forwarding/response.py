@@ -27,6 +27,7 @@ _NO_ROUTE = b'{"detail":"Not Found"}'  # what vLLM's app says where its routes e
 _EVENTS = sse.MEDIA_TYPE.encode()
 # Of an answer in one piece so much is held, until it is whole: a client has nothing of it, and another slice may be asked.
 _MOST_HELD_BYTES = 4 << 20
+_TOO_LONG = b'{"message":"The engine refuses the request, and says so in more than 4 MiB."}'
 _PAUSED = b": paused\n\n"  # a comment, which clients skip
 
 
@@ -164,10 +165,8 @@ class Forwarding:
     async def _whole(self, stream: Stream) -> bool:
         """Send an answer that is no stream. Where it breaks off the client has nothing yet: false, ask another slice."""
         entry, response = stream.entry, stream.response
-        # One that is looked into has ids to be cut out.
-        most_bytes = sys.maxsize if self._looked_into else _MOST_HELD_BYTES
         try:
-            body = await response.read_if_within(most_bytes)
+            body = await self._held(response)
         except UpstreamError:
             self._dispatcher.broke(entry)
             error: ServingError = _lost(entry)
@@ -198,6 +197,17 @@ class Forwarding:
         self._client.start(response.status, [*returned(response), (b"content-length", b"%d" % len(body))])
         self._client.end(body)
         return True
+
+    async def _held(self, response: SliceResponse) -> bytes | None:
+        """A whole body; None where it is too long for that. Raises UpstreamError."""
+        if response.status < HTTPStatus.BAD_REQUEST:
+            # One that is looked into has ids to be cut out.
+            return await response.read_if_within(sys.maxsize if self._looked_into else _MOST_HELD_BYTES)
+        body = await response.read_if_within(_MOST_HELD_BYTES)
+        if body is None:  # vLLM repeats a wrong field for each type that it could have had
+            response.close()
+            return _TOO_LONG
+        return body
 
     async def _pass_on(self, stream: Stream) -> None:
         """Send a long answer in one piece as it comes. Where it breaks off it looks cut to its client."""

@@ -414,22 +414,22 @@ class Api:
         route = ROUTES[record.path]
         key, owner = visit.account.key, visit.owner
         body = await self._admission.bodies.read(request, visit, time.monotonic())
-        keeping = None
-        if is_form(request.headers, route):
-            read = self._looked_at(route, await form(request.headers, body), body, record, key)
-        else:
-            fields: dict[str, Any] | None = None
-            if route.path == responses.PATH:
-                fields = await self._parsing.run(partial(parse, body), len(body), owner)
-                record.model, record.question = self._table.resolve(fields.get("model")), body
-                whole, keeping = await self._following(visit, fields, body)
-                if whole is not body:  # with what came before it is read as if its client had sent it
-                    body, fields = whole, None
-            read = await self._parsing.run(
-                lambda: self._looked_at(route, parse(body) if fields is None else fields, body, record, key),
-                len(body),
-                owner,
-            )
+        keeping: Keeping | None = None
+        fields: dict[str, Any] | None = None
+        as_form = is_form(request.headers, route)
+        if route.path == responses.PATH:
+            fields = await self._parsing.run(partial(parse, body), len(body), owner)
+            record.model, record.question = self._table.resolve(fields.get("model")), body
+            whole, keeping = await self._following(visit, fields, body)
+            if whole is not body:  # with what came before it is read as if its client had sent it
+                body, fields = whole, None
+
+        def looked_at() -> _Read:
+            if as_form:
+                return self._looked_at(route, form(request.headers, body), body, record, key)
+            return self._looked_at(route, parse(body) if fields is None else fields, body, record, key)
+
+        read = await self._parsing.run(looked_at, len(body), owner)
         estimate = self._admission.estimate(visit, read.model, read.checked)
         inference = InferenceRequest.of(request, read.model, route.path, read.body, read.kept)
         if read.ignored or keeping:

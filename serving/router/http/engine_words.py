@@ -12,6 +12,7 @@ from serving.planning.engine_options import OF_SERVER, SETTABLE
 
 _LONGEST = 4000
 _MOST_PROBLEMS = 5
+_MOST_READ = 64  # problems of a request; each is parsed, and a request may have one for each of its values
 # vLLM's `exc.errors()`, a dictionary a line; everything from the input on goes.
 _VALIDATION = re.compile(r"\d+ validation errors?:\n")
 _INPUT = re.compile(r", 'input': .*", re.MULTILINE)
@@ -19,13 +20,14 @@ _INPUT = re.compile(r", 'input': .*", re.MULTILINE)
 _PYDANTIC = re.compile(r"\d+ validation errors? for .*\n")
 _DETAIL = re.compile(r" \[type=\w+, input_value=.*")
 _NO_TOOL_PARSER = re.compile(
-    r'("auto"|"required"|)(?: tool choice|function ".*"|) requires (?:--enable-auto-tool-choice and )?--tool-call-parser'
+    r'("auto"|"required"|)(?: tool choice|) requires (?:--enable-auto-tool-choice and )?--tool-call-parser'
 )
 _FLAG = re.compile(r"--([a-z][a-z0-9-]*[a-z0-9])")
 
 
 def in_our_words(message: str) -> str:
     """An error's message, as a client reads it."""
+    message = _INPUT.sub("}", message)  # first: it may have megabytes, and say anything
     if without_tools := _NO_TOOL_PARSER.search(message):
         asked = without_tools[1] or "a function's name"
         return (
@@ -36,12 +38,12 @@ def in_our_words(message: str) -> str:
         message = _sentence([*_listed(message)])
     elif _PYDANTIC.match(message):
         message = _sentence([*_printed(message)])
-    return _FLAG.sub(_key, _INPUT.sub("}", message))[:_LONGEST]
+    return _FLAG.sub(_key, message)[:_LONGEST]
 
 
 def _listed(message: str) -> Iterator[str]:
-    for line in message.splitlines()[1:]:
-        text = _INPUT.sub("}", line.strip())
+    for line in message.splitlines()[1 : 1 + _MOST_READ]:
+        text = line.strip()
         try:
             problem = ast.literal_eval(text)
             yield _problem([str(part) for part in problem["loc"]], str(problem["msg"]))

@@ -4,6 +4,7 @@ Engines remember nothing. The router puts the earlier part of a conversation int
 `previous_response_id`, and keeps what comes back (serving.router.http.response_store), where the YAML names a store.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ def following(fields: Mapping[str, Any], previous: Kept) -> tuple[bytes, bytes]:
 def listed(items: bytes, query: Mapping[str, str]) -> bytes:
     """A page of a response's input items, the latest first unless `order` is asc; raises BadRequestError."""
     limit = query.get("limit", str(_USUAL))
-    if not limit.isdecimal() or not 1 <= int(limit[:9]) <= _MOST:
+    if not re.fullmatch(r"\d{1,9}", limit) or not 1 <= int(limit) <= _MOST:
         raise BadRequestError(f"limit is not a whole number from 1 to {_MOST}.")
     if (order := query.get("order", "desc")) not in ("asc", "desc"):
         raise BadRequestError("order is neither asc nor desc.")

@@ -139,7 +139,7 @@ ROUTES: dict[str, Route] = {
         ),
         Route(
             "/v1/responses",
-            work.chat,
+            work.response,
             "OpenAI's Responses",
             {"input": _CONTENT, "max_output_tokens": _COUNT},
             ("input",),
@@ -147,7 +147,7 @@ ROUTES: dict[str, Route] = {
         ),
         Route(
             "/v1/messages",
-            work.chat,
+            work.message,
             "Anthropic's Messages",
             {"messages": _MESSAGES, "max_tokens": _COUNT, "stream": {"type": "boolean"}},
             ("messages", "max_tokens"),

@@ -7,14 +7,15 @@ in one object is refused: router and engine must not read two requests in one bo
 
 import math
 import re
-from collections.abc import AsyncGenerator, Collection, Mapping
-from typing import Any, NamedTuple, Self
+from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
+from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from serving import bounded_json
+from serving.asgi import check_form
 from serving.bounded_json import SMALL_BYTES
 from serving.config import RouterSpec
 from serving.engine.protocol import CONTINUED, MOST_PIXELS, sampling_holders
@@ -25,6 +26,8 @@ from serving.router.http.images import pixels
 from serving.router.http.routes import Route
 from serving.router.http.work import IMAGE, Work, texts
 
+T = TypeVar("T")
+
 # No tokenizer we serve has a longer token (Llama 3: 128 spaces), so that a longer text can't fit whatever it says.
 _LONGEST_TOKEN_CHARS = 128
 # vLLM compares every stop text with every new piece of every answer.
@@ -32,6 +35,8 @@ _MOST_STOPS = 64
 _LONGEST_STOP_CHARS = 1024
 _MOST_BIASES = 1024
 _MOST_TOOLS = 512
+# Parts of a form: the head of each takes a millisecond and more to read, here and in an engine.
+_MOST_FILES, _MOST_FIELDS = 4, 64
 _WHOLE_NUMBERS = (
     "n",
     "best_of",
@@ -125,25 +130,38 @@ def _check_types(fields: dict[str, Any]) -> None:
             raise BadRequestError(f"{_short(name)} is a number that no computer keeps; send a smaller one.")
 
 
-async def form(headers: Headers, body: bytes) -> dict[str, Any]:
+def form(headers: Headers, body: bytes) -> dict[str, Any]:
     """The fields of a form that are no files; raises BadRequestError."""
 
     async def once() -> AsyncGenerator[bytes, None]:
         yield body
         yield b""
 
+    check_form(headers["content-type"])
+    parser = MultiPartParser(headers, once(), max_files=_MOST_FILES, max_fields=_MOST_FIELDS)
+    parser.spool_max_size = len(body)  # a recording goes to no disk, and nothing waits for one
     try:
-        parts = await MultiPartParser(headers, once()).parse()
+        parts = _at_once(parser.parse())
     except (MultiPartException, KeyError) as error:
         raise BadRequestError(f"The request body is not a form: {error}") from None
     fields: dict[str, Any] = {name: value for name, value in parts.multi_items() if isinstance(value, str)}
-    await parts.close()
+    _at_once(parts.close())
     for name in _WHOLE_NUMBERS:
         if name in fields:
             if not re.fullmatch(r"\d{1,9}", fields[name]):
                 raise BadRequestError(f"{name} is {_short(fields[name])}; send a whole number.")
             fields[name] = int(fields[name])
     return fields
+
+
+def _at_once(work: Coroutine[Any, Any, T]) -> T:
+    """What a coroutine returns that waits for nothing."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        returned: T = done.value
+        return returned
+    raise AssertionError("it waits")
 
 
 class Checked(NamedTuple):

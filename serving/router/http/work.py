@@ -12,6 +12,8 @@ Fields = Mapping[str, Any]
 
 # vLLM's max_tokens of a completion that names none.
 _COMPLETION_TOKENS = 16
+# The fields that bound a chat's answer. Those that bound other routes' answers vLLM passes over, and so must whoever counts.
+_OF_CHAT = ("max_completion_tokens", "max_tokens")
 # The key under which `texts` has the data of an Anthropic picture.
 IMAGE = "image source"
 _ARGUMENTS = "arguments"  # of a tool call: its template writes all of it into the prompt
@@ -46,17 +48,28 @@ Extractor = Callable[[Fields, int], Work]
 
 def chat(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001  every extractor takes both
     """One conversation."""
-    return _generating(fields, 1)
+    return _generating(fields, 1, *_OF_CHAT)
+
+
+def response(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """One conversation of the Responses API."""
+    return _generating(fields, 1, "max_output_tokens")
+
+
+def message(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
+    """One conversation of Anthropic's."""
+    return _generating(fields, 1, "max_tokens")
 
 
 def chats(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
     """A list of conversations."""
-    return _generating(fields, _conversations(fields))
+    return _generating(fields, _conversations(fields), *_OF_CHAT)
 
 
 def completion(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
     """Prompts as texts, as token ids or as embeddings."""
-    work = _generating(fields, _items(fields.get("prompt")) + _items(fields.get("prompt_embeds")))
+    prompts = _items(fields.get("prompt")) + _items(fields.get("prompt_embeds"))
+    work = _generating(fields, prompts, "max_tokens")
     if work.output_tokens is not None:
         return work
     return Work(work.prompts, work.answers, _COMPLETION_TOKENS)
@@ -93,24 +106,35 @@ def rendering(fields: Fields, body_bytes: int) -> Work:  # noqa: ARG001
 def speech(fields: Fields, body_bytes: int) -> Work:
     """A file of audio, by its size: a form's fields say nothing of its length."""
     pieces = min(_MOST_PIECES, max(1, -(-body_bytes // _AUDIO_BYTES)))
-    most = _asked(fields, "max_completion_tokens", "max_tokens")
-    return Work(pieces, _answers(fields), most)
+    return Work(pieces, _answers(fields), _asked(fields, "max_completion_tokens"))
 
 
 def anything(fields: Fields, body_bytes: int) -> Work:
-    """The most that any of the JSON routes would make of these fields."""
-    extractors = (
-        chat,
-        chats,
-        completion,
-        scoring,
-        reading("input", "texts", "images", "inputs", "data"),
-        reading("text_1", "text_2"),
-        reading("data_1", "data_2"),
-        reading("queries", "query", "documents", "items"),
-    )
-    found = [extract(fields, body_bytes) for extract in extractors]
-    return max(found, key=lambda work: (work.sequences, work.output_tokens is None, work.output_tokens or 0))
+    """The most that any of the JSON routes would make of these fields. vLLM writes before it reads, where it may do either."""
+    writes = [
+        extract(fields, body_bytes)
+        for name, extract in (
+            ("messages", chats),
+            ("prompt", completion),
+            ("prompt_embeds", completion),
+            ("items", scoring),
+        )
+        if name in fields
+    ]
+    reads = [
+        extract(fields, body_bytes)
+        for extract in (
+            reading("input", "texts", "images", "inputs", "data"),
+            reading("text_1", "text_2"),
+            reading("data_1", "data_2"),
+            reading("queries", "query", "documents", "items"),
+        )
+    ]
+    prompts = max(work.sequences for work in (*writes, *reads))
+    if not writes:
+        return Work(prompts, generates=False)
+    bounds = [work.output_tokens for work in writes if work.output_tokens is not None]
+    return Work(prompts, output_tokens=max(bounds) if len(bounds) == len(writes) else None)
 
 
 def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
@@ -139,9 +163,8 @@ def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:
             todo.extend((holder, name, item) for item in value)
 
 
-def _generating(fields: Fields, prompts: int) -> Work:
-    most = _asked(fields, "max_completion_tokens", "max_tokens", "max_output_tokens")
-    return Work(max(1, prompts), _answers(fields), most)
+def _generating(fields: Fields, prompts: int, *bounds: str) -> Work:
+    return Work(max(1, prompts), _answers(fields), _asked(fields, *bounds))
 
 
 def _answers(fields: Fields) -> int:

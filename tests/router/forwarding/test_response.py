@@ -333,3 +333,31 @@ async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(
         assert client.got == LONG
         record.end()
         assert (record.outcome, record.prompt_tokens, record.output_tokens) == ("ok", 7, 9)
+
+
+@pytest.mark.http
+async def test_a_refusal_of_any_length_is_a_short_one(serve: Serve) -> None:
+    """vLLM repeats a wrong field once for each type that it could have had: a router held, joined and read all of it."""
+    sent = 0
+
+    async def engine(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        writer.write(
+            b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+            % (1 << 30)
+        )
+        with contextlib.suppress(ConnectionError):
+            while sent < 1 << 30:
+                writer.write(b"x" * (1 << 18))
+                await writer.drain()
+                sent += 1 << 18
+        writer.close()
+
+    dispatcher, client = await serve(engine), Client()
+    asked = InferenceRequest("m", "/v1/completions", b"{}", {"prompt": "x"})
+    async with asyncio.timeout(20):
+        await Forwarding(dispatcher, asked).run(client)
+    assert client.ended
+    assert b"refuses the request" in client.got
+    assert len(client.got) < 1000
+    assert sent < 64 << 20

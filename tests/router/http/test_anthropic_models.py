@@ -41,7 +41,10 @@ def test_a_page_of_the_list_is_what_was_asked_for(query: dict[str, str], shown: 
 
 
 @pytest.mark.unit
-@pytest.mark.parametrize("query", [{"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"after_id": "secret"}])
+@pytest.mark.parametrize(
+    "query",
+    [{"limit": limit} for limit in ("0", "1001", "x", "1".zfill(5000), "²")] + [{"after_id": "secret"}],
+)
 def test_a_page_that_does_not_exist_is_refused_without_the_client_s_words(query: dict[str, str]) -> None:
     with pytest.raises(BadRequestError, match=r"limit is not|names no model") as refused:
         page(CARDS, query)

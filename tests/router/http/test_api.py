@@ -221,7 +221,9 @@ def test_a_body_that_can_not_be_read_is_a_400_that_says_why(address: str, body: 
     assert len(error["message"]) < 300
 
 
-@pytest.mark.parametrize("boundary", ["", "; boundary=x"])
+@pytest.mark.parametrize(
+    "boundary", ["", "; boundary=x", *(f"; boundary=a; charset={name}" for name in ("punycode", "undefined"))]
+)
 def test_a_form_that_can_not_be_read_is_a_400(address: str, boundary: str) -> None:
     headers = {"content-type": f"multipart/form-data{boundary}"}
     answer = http.post(f"{address}/v1/audio/transcriptions", content=b"no form", headers=headers)

@@ -1,3 +1,4 @@
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -28,6 +29,23 @@ def test_tools_of_a_model_without_a_parser_name_the_key_of_the_yaml(says: str, a
         f"tool_choice is {asked}, and this model has no tool parser: set engine.tool_call_parser in its YAML, or send "
         'tool_choice "none".'
     )
+
+
+def test_a_long_message_is_read_at_once() -> None:
+    """The place of a function's name was searched for from each `function "` of a client's text: a megabyte took a minute."""
+    quoted = 'function "' * 100_000
+    began_s = time.thread_time()
+    said = in_our_words(listed(problem("body", "temperature", says="No number", input=quoted)))
+    assert said == "The request is not valid: temperature: No number."
+    in_our_words(quoted)
+    in_our_words(listed(*(problem("body", at) for at in range(20_000))))
+    assert time.thread_time() - began_s < 1
+
+
+def test_a_client_s_text_is_not_taken_for_the_engine_s() -> None:
+    text = "requires --tool-call-parser"
+    said = in_our_words(listed(problem("body", "temperature", says="No number", input=text)))
+    assert said == "The request is not valid: temperature: No number."
 
 
 def test_these_are_the_installed_vllm_s_own_words() -> None:

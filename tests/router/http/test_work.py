@@ -41,6 +41,11 @@ TALK = [{"role": "user", "content": "Hello"}]
         ("/inference/v1/generate", {"token_ids": [1], "sampling_params": {"max_tokens": None}}, 1, None),
         ("/v1/responses", {"input": "a", "max_output_tokens": 5}, 1, 5),
         ("/v1/responses", {"input": [{"role": "user", "content": "a"}] * 9}, 1, None),
+        # What bounds an answer on another route bounds none here.
+        ("/v1/chat/completions", {"messages": TALK, "max_output_tokens": 1}, 1, None),
+        ("/v1/chat/completions/batch", {"messages": [TALK], "max_output_tokens": 1}, 1, None),
+        ("/v1/completions", {"prompt": "a", "max_completion_tokens": 1}, 1, 16),
+        ("/v1/responses", {"input": "a", "max_tokens": 1}, 1, None),
         ("/v1/messages", {"messages": TALK, "max_tokens": 4}, 1, 4),
         ("/v1/messages/count_tokens", {"messages": TALK * 7}, 1, 0),
         ("/v1/embeddings", {"input": ["a"] * 300}, 300, 0),
@@ -63,6 +68,8 @@ TALK = [{"role": "user", "content": "Hello"}]
         ("/invocations", {"prompt": ["a"] * 7, "max_tokens": 3, "sampling_params": {}}, 7, 3),
         ("/invocations", {"query": "a", "documents": ["b"] * 70}, 71, 0),
         ("/invocations", {"messages": TALK}, 1, None),
+        ("/invocations", {"messages": TALK, "documents": ["a"] * 9}, 9, None),
+        ("/invocations", {"prompt": "a", "documents": ["a"] * 9, "max_tokens": 5}, 9, 5),
     ],
 )
 def test_a_route_s_work_is_what_vllm_makes_of_its_fields(
