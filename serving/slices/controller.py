@@ -377,6 +377,10 @@ class SliceDeployments:
         )
         return _Counted(roll, serving_old, starting_old)
 
+    def _has_old(self, state: Any) -> bool:
+        counted = self._count(state)
+        return bool(counted.serving_old or counted.starting_old)
+
     def _waits(self, replica: Any, now_s: float) -> bool:
         """Whether a replica that starts still lacks hardware."""
         if replica.actor_node_id is not None:
@@ -393,7 +397,8 @@ class SliceDeployments:
     def _publish(self, state: Any) -> None:
         """Keep the deployment's record of its roll while there is one, for the status document."""
         rollout = None
-        if state._surge_rollout_in_progress():
+        # Serve takes a replica that recovers for one of a roll.
+        if state._surge_rollout_in_progress() and self._has_old(state):
             stopped = state._terminally_failed() or self._is_tried_again(state)
             rollout = deployed.rollout(state, self._count(state).roll, stopped=stopped)
         if state._id in self._looked and rollout == self._published.get(state._id):

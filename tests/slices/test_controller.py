@@ -90,6 +90,15 @@ def test_a_roll_that_ended_while_no_controller_ran_is_shown_no_more() -> None:
     assert there.rollouts == {}
 
 
+def test_slices_that_a_controller_finds_in_their_start_are_no_roll() -> None:
+    there = serving(3, hardware=4)
+    llama = there.deployed()
+    llama.move(llama.replicas(ReplicaState.RUNNING)[:1], ReplicaState.RECOVERING)
+    llama.state._in_transition = True
+    there.run(5)
+    assert there.rollouts == {}
+
+
 def test_load_that_moves_about_does_not_keep_the_roll_waiting() -> None:
     """The clock was restarted at every look at which another slice was the cheapest."""
     there = serving(10, hardware=10, start_s=60)
