@@ -42,7 +42,7 @@ from serving.slices import stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
 from serving.slices.placement import session_logs, slices_left_out
-from serving.slices.quarantine import WRONG_TOKENS, until
+from serving.slices.quarantine import WRONG_TOKENS, may_be_taken_out, until
 from serving.slices.quarantine import failed as failed_start
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
@@ -58,6 +58,7 @@ class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
 
     _start: StartRecord | None = None  # what its workers found
+    _overruled = False  # it was found wrong, and told so
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None, *, compares: bool = False
@@ -325,13 +326,13 @@ class SliceReplica:
 
     async def _verdict(self) -> None:
         """Wait until a router or another slice finds that this one gives wrong tokens, where anybody looks for that."""
-        replica, reason = self._record.record.replica, ""
+        reason = ""
         while not reason:
             await asyncio.sleep(TIMINGS.verdict_look_s)
             if not self._judged:
                 continue
             with contextlib.suppress(Exception):  # the head restarts
-                reason = await asyncio.to_thread(self._store.verdict, replica)
+                reason = await asyncio.to_thread(self._found_wrong)
         self._wrong = True
         # Routers take off what they can, and suspect no request of ending the slice.
         changes = {"state": SliceState.DRAINING, "phase": "draining", "reason": reason}
@@ -339,6 +340,23 @@ class SliceReplica:
             await asyncio.to_thread(partial(self._record.update, **changes))
         await asyncio.sleep(2 * TIMINGS.beat_s)
         self._on(Event.WRONG, reason)
+
+    def _found_wrong(self) -> str:
+        """Why the slice is to go for wrong tokens; empty where nobody said so, or too many have gone for that."""
+        own = self._record.record
+        reason = self._store.verdict(own.replica)
+        if not reason:
+            return ""
+        snapshot = self._store.read(own.application)
+        if may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, time.time()):
+            return reason
+        if not self._overruled:
+            logger.error(
+                "%s on slice %s serves on though %s: too many slices are out for that already",
+                *(own.model, own.slice, reason),
+            )
+        self._overruled = True
+        return ""
 
     async def _look_at_start(self, *, compares: bool) -> None:
         """What is to be known of the engine before it serves; raises WrongTokensError."""

@@ -14,6 +14,9 @@ FAILURES = 2
 FIRST_S = 60.0
 LONGEST_S = 3600.0
 WRONG_TOKENS = 8  # failures that wrong tokens count for: the longest time at once, for a diagnosis
+# Slices of an application and type that may be out for wrong tokens, beside the first. Slices that fall into two groups, as on
+# hosts of two versions of libtpu, would take each other out until few are left: 38 of 50.
+_MOST_WRONG = 0.2
 # Of a slice that has not been tried since: it may be gone. On GKE a new one has the name of the one that it replaces.
 FORGOTTEN_S = 24 * 3600.0
 
@@ -55,6 +58,7 @@ def failed(
         version=version,
         replica=own.replica,
         application=own.application,
+        wrong=counts == WRONG_TOKENS,
     )
 
 
@@ -76,6 +80,19 @@ def quarantined(known: Iterable[SliceFailures], now: float) -> list[SliceFailure
     return sorted(
         (record for record in known if until(record) > now), key=lambda record: (record.slice, record.host)
     )
+
+
+def may_be_taken_out(
+    own: SliceRecord, known: Iterable[SliceFailures], entries: Iterable[SliceRecord], now: float
+) -> bool:
+    """Whether a slice that was found to give wrong tokens goes: not where many have gone for that already."""
+    out = {
+        record.slice
+        for record in quarantined(known, now)
+        if record.wrong and (record.application, record.pod_type) == (own.application, own.pod_type)
+    }
+    serving = sum(entry.serves and entry.deployment == own.deployment for entry in entries)
+    return len(out) < max(1, _MOST_WRONG * (serving + len(out)))
 
 
 def of_hosts_there(known: Iterable[SliceFailures], hosts: Collection[tuple[str, str]]) -> list[SliceFailures]:

@@ -285,7 +285,7 @@ class SliceFailures:
     """Failures one after the other on one host of a slice, the last of them at `at`, seconds since 1970.
 
     `replica` is the one that failed last, `pod_type` the slice's as Ray names it. `version` is the engine's where the
-    engine may be at fault, and empty where the host is.
+    engine may be at fault, and empty where the host is. `wrong`: the last was wrong tokens.
     """
 
     slice: str
@@ -297,6 +297,7 @@ class SliceFailures:
     version: str
     replica: str
     application: str = ""
+    wrong: bool = False
 
 
 @dataclass(frozen=True)

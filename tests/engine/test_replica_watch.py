@@ -1,6 +1,7 @@
 """A replica goes on watching its slice whatever fails beside it; engine, hosts and store are stand-ins."""
 
 import asyncio
+import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,7 +9,8 @@ import pytest
 
 from serving.engine.lifecycle import Event
 from serving.engine.replica import SliceReplica
-from serving.state.records import SliceState
+from serving.slices.quarantine import WRONG_TOKENS
+from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -102,9 +104,9 @@ async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_
 ) -> None:
     """Routers would suspect the requests there of having ended it, and try them one at a time."""
     happened: list[Any] = []
-    record = SimpleNamespace(replica="r")
+    record = SliceRecord("r", "llama", SliceState.SERVING, "", "")
     made = replica(
-        _store=SimpleNamespace(verdict=lambda _: "other tokens"),
+        _store=SimpleNamespace(verdict=lambda _: "other tokens", read=lambda _: Snapshot()),
         _record=SimpleNamespace(record=record, update=lambda **changes: happened.append(changes["state"])),
         _judged=True,
     )
@@ -112,6 +114,27 @@ async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_
     monkeypatch.setattr("serving.engine.replica.TIMINGS", SimpleNamespace(verdict_look_s=0.0, beat_s=0.0))
     await made._verdict()
     assert happened == [SliceState.DRAINING, Event.WRONG]
+
+
+def test_a_slice_found_wrong_serves_on_where_too_many_are_out_for_that(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def out(name: str) -> SliceFailures:
+        return SliceFailures(
+            name, "h", "v6e-8", WRONG_TOKENS, time.time(), "other tokens", "", name, wrong=True
+        )
+
+    fleet = tuple(
+        SliceRecord(f"r{at}", "llama", SliceState.SERVING, "", "", pod_type="v6e-8") for at in range(9)
+    )
+    snapshot = Snapshot(slices=fleet, slice_failures=(out("a"),))
+    store = SimpleNamespace(verdict=lambda _: "it gave other tokens", read=lambda _: snapshot)
+    made = replica(_store=store, _record=SimpleNamespace(record=fleet[0]))
+    assert made._found_wrong() == "it gave other tokens"
+    snapshot = Snapshot(slices=fleet[:8], slice_failures=(out("a"), out("b")))
+    for _ in range(3):
+        assert made._found_wrong() == ""
+    assert caplog.text.count("serves on though it gave other tokens: too many slices are out") == 1
 
 
 async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
