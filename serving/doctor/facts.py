@@ -118,8 +118,9 @@ class Facts:
         return any(told.simulated for _, told in self.seen) or any(entry.simulated for entry in self.records)
 
     def plans_of(self, host: TpuHost) -> list[Plan]:
-        """The plans whose slices the host may be of."""
-        return [plan for plan in self.plans if is_of([host], plan.slice)]
+        """The plans whose slices the host may be of; those that it lacks no chip for, if there are any."""
+        plans = [plan for plan in self.plans if is_of([host], plan.slice)]
+        return [plan for plan in plans if plan.slice.chips_per_host == host.chips] or plans
 
     def runs_engine(self, host: TpuHost) -> bool:
         """Whether a replica holds the host's slice: then its engine has the chips, the memory and the files."""

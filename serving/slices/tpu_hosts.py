@@ -71,9 +71,14 @@ def by_slice(hosts: Iterable[TpuHost]) -> dict[str, list[TpuHost]]:
 
 
 def is_of(hosts: Sequence[TpuHost], shape: Slice) -> bool:
-    """Whether these hosts are of a slice of this shape. Hosts that are missing, or lack a chip, do not matter."""
-    return all(host.pod_type == shape.pod_type for host in hosts) and all(
-        host.topology in ("", shape.topology) for host in hosts
+    """Whether these hosts are of a slice of this shape. Hosts that are missing, or lack a chip, do not matter; chips beyond the
+    machine's do: a v6e 2x4 of one host has the pod type and topology of one of two.
+    """
+    return all(
+        host.pod_type == shape.pod_type
+        and host.topology in ("", shape.topology)
+        and host.chips <= shape.chips_per_host
+        for host in hosts
     )
 
 

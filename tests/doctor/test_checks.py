@@ -15,6 +15,7 @@ from serving.doctor.versions import IMAGE, SIMULATED
 from serving.planning import plan
 from serving.planning.host_memory import loads_whole
 from serving.slices.preflight import Facts as Preflight
+from serving.slices.tpu_hosts import TpuHost
 from serving.state.records import (
     SliceFailures,
     SliceRecord,
@@ -455,6 +456,29 @@ def test_a_redis_is_named_without_its_password() -> None:
     (finding,) = result(facts, "control store").findings
     assert "redis:6379" in finding.said
     assert "pass" not in finding.said
+
+
+def of_one_host(facts: Facts) -> Facts:
+    """With a slice of eight chips in one host, which Ray types and labels as the one of two hosts."""
+    alone = TpuHost("c0", "10.0.2.0", 700, "c", 0, "v6e-8", "2x4", 8, is_head=True)
+    devices = tuple(f"/dev/vfio/{chip}" for chip in range(8))
+    environment = {**told(0).environment, "TPU_NAME": "c", "TPU_WORKER_HOSTNAMES": "c-0"}
+    says = replace(told(0), devices=devices, environment=environment)
+    return replace(facts, hosts=[*facts.hosts, alone], told={**facts.told, "c0": says})
+
+
+def test_slices_of_one_chip_count_and_topology_are_told_apart_by_their_hosts() -> None:
+    spec = llama().model
+    one = plan(spec.model_copy(update={"slice": spec.slice.model_copy(update={"hosts": 1})}))
+    both = of_one_host(healthy())
+    for plans in ([llama(), one], [one, llama()]):
+        facts = replace(both, plans=plans, models={"": [llama().model.name]})
+        for check in ("webhook", "slices", "chips", "pools"):
+            assert [found.verdict for found in result(facts, check).findings] == [Verdict.OK] * len(
+                result(facts, check).findings
+            ), check
+    (found,) = result(both, "slices").findings
+    assert "slice c (v6e-8, topology 2x4) is of no pool of the YAML" in found.said
 
 
 def test_every_check_has_a_fault() -> None:
