@@ -142,7 +142,7 @@ class Batches:
         return JSONResponse(_file(await self._file_of(key, fields["id"])))
 
     async def list_files(self, request: Request) -> Response:
-        query = request.query_params
+        query = _query(request)
         limit = _limit(query.get("limit"), 10_000, 10_000)
         if (order := query.get("order", "desc")) not in ("asc", "desc"):
             raise BadRequestError("order is neither asc nor desc.")
@@ -210,10 +210,9 @@ class Batches:
         return JSONResponse(_batch(await self._batch_of(key, name)))
 
     async def list_batches(self, request: Request) -> Response:
-        limit = _limit(request.query_params.get("limit"), 20, 100)
-        rows = await self.ledger.batches(
-            _key(request), after_id=request.query_params.get("after"), limit=limit
-        )
+        query = _query(request)
+        limit = _limit(query.get("limit"), 20, 100)
+        rows = await self.ledger.batches(_key(request), after_id=query.get("after"), limit=limit)
         return _page([_batch(row) for row in rows], limit)
 
     async def batch(self, request: Request, name: str) -> Response:
@@ -251,13 +250,13 @@ class Batches:
         return writing.bytes
 
     async def _file_of(self, key: str, name: str) -> Row[Any]:
-        row = await self.ledger.file(key, name, self._calendar())
+        row = await self.ledger.file(key, _text(name), self._calendar())
         if row is None:
             raise UnknownFileError("No file of this id is there, or it is another key's.")
         return row
 
     async def _batch_of(self, key: str, name: str) -> Row[Any]:
-        row = await self.ledger.batch(key, name)
+        row = await self.ledger.batch(key, _text(name))
         if row is None:
             raise UnknownBatchError("No batch of this id is there, or it is another key's.")
         return row
@@ -308,6 +307,15 @@ async def _form(request: Request) -> FormData:
         if isinstance(error.__cause__ or error.__context__, MultiPartException):
             raise BadRequestError("The request body is no form with a file.") from None
         raise
+
+
+def _query(request: Request) -> dict[str, str]:
+    return {name: _text(value) for name, value in request.query_params.items()}
+
+
+def _text(asked: str) -> str:
+    """Without zero bytes, which no text of PostgreSQL has, and no id."""
+    return asked.replace("\0", "\ufffd")
 
 
 async def _fields(request: Request) -> dict[str, Any]:

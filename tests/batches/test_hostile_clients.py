@@ -9,9 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 from support.batches import filling_router, folder, owner
+from support.postgres import postgres
 from support.servers import until
 from support.simulated_engine import serving
 
+from serving.config import StoreSpec
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile, new
 
@@ -127,3 +129,19 @@ def test_a_download_counts_for_its_key_until_it_ends(router: tuple[str, RouterCo
 def _open(core: RouterCore) -> int:
     """Requests of the hostile key that are under way."""
     return core.admission._accounts["evil"].open
+
+
+@pytest.mark.slow
+def test_a_zero_byte_is_in_no_id(tmp_path: Path) -> None:
+    """PostgreSQL takes none in a text: a client's was a 507."""
+    with postgres() as url, owner(StoreSpec(database=url, files=str(tmp_path))) as keeper:
+        address, token = keeper.place()
+        shown = {"authorization": f"Bearer {token}", "x-serving-key": "0" * 64}
+        with httpx.Client(base_url=address, headers=shown, timeout=20) as store:
+            for path in ("/v1/files/%00", "/v1/batches/%00"):
+                assert store.get(path).status_code == 404
+            for path in ("/v1/files?after=%00", "/v1/batches?after=%00"):
+                assert store.get(path).status_code == 400
+            assert store.get("/v1/files?purpose=%00").json()["data"] == []
+            asked = {"endpoint": "/v1/embeddings", "completion_window": "1h", "input_file_id": "\0"}
+            assert store.post("/v1/batches", json=asked).status_code == 404

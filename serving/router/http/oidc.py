@@ -182,7 +182,7 @@ class Oidc:
                 "The token's claims are none that this service lets in (router.oidc.rules)."
             )
         subject = claims[self._spec.name]
-        if not isinstance(subject, str) or not subject:
+        if not isinstance(subject, str) or not subject or not subject.isprintable():
             raise UnauthorizedError(f"The token's claim {self._spec.name!r} is no name.")
         digest = hashlib.sha256(f"{self._spec.issuer}\0{subject}".encode()).hexdigest()
         sha256 = digest[: -len(_MARK)] + _MARK

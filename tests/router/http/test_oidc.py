@@ -128,6 +128,8 @@ async def test_a_token_of_a_curve_s_key_lets_in_too(issuer: Issuer) -> None:
         ({"iss": "https://elsewhere.example"}, "is not one of"),
         ({"sub": None}, "has no claim 'sub'"),
         ({"sub": ""}, "neither a key nor a good token|is no name"),
+        ({"sub": "a\ud800"}, "is no name"),
+        ({"sub": "a\nb\x1b[2J"}, "is no name"),
         ({"exp": "soon"}, "neither a key nor a good token"),
         ({"exp": []}, "neither a key nor a good token"),
         ({"nbf": 4e9}, "neither a key nor a good token"),
