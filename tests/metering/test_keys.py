@@ -2,7 +2,7 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -233,3 +233,19 @@ def test_a_revoked_key_is_out_though_the_calendar_was_put_back(store: str, capsy
         return found
 
     assert asyncio.run(looked()) == [1, 0]
+
+
+@pytest.mark.unit
+def test_a_stored_key_of_another_version_keeps_no_other_from_being_revoked() -> None:
+    keys = KeyFile(None, stored=True)
+    told: list[tuple[str, Mapping[str, Any]]] = []
+    keys.tell = lambda what, fields: told.append((what, fields))
+    first, other = "a" * 64, "b" * 64
+    keys.take("1", [entry("first", first), entry("other", other, dogs_per_day=3)])
+    keys.refresh()
+    assert [key.name for key in keys.ring.keys] == ["first"]
+    assert told[0][0] == "keys_refused"
+    assert "stored key 'other': dogs_per_day" in told[0][1]["problem"]
+    keys.take("2", [entry("other", other, dogs_per_day=3)])
+    keys.refresh()
+    assert keys.ring.keys == ()

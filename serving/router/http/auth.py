@@ -206,7 +206,12 @@ class KeyFile:
         """The keys that the store has now; they are in force with the next refresh."""
         keys, hashes = [], {}
         for entry in entries:
-            key = Key.model_validate({name: value for name, value in entry.items() if name != "hashes"})
+            try:
+                key = Key.model_validate({name: value for name, value in entry.items() if name != "hashes"})
+            except ValidationError as error:  # written by another version
+                why = "; ".join(_explain(dict(problem)) for problem in error.errors(include_input=False))
+                self.tell("keys_refused", {"problem": f"stored key {entry['name']!r}: {why}"})
+                continue
             keys.append(key)
             hashes.update(dict.fromkeys(entry["hashes"], key.sha256))
         self._stored, self._hashes, self.version, self._taken = tuple(keys), hashes, version, True
