@@ -38,6 +38,7 @@ _ALIVE_S = 5.0  # a router has asked within this time
 _LEAST_LEFT_S = 60.0  # what is late is due in a minute
 _UPLOAD_S = 3600.0  # of one file, at most
 _LONGEST_WAIT_S = 60.0  # of lines whose key is over its budget: the operator may raise it
+_UNREAD_S = 10.0  # before lines that could not be read are looked for again
 _TRIES = 5  # of a line on which engines or slices fail
 _READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
 _AHEAD = 200  # lines of a batch that are looked up at once
@@ -47,13 +48,17 @@ _OUTPUT, _ERRORS = "output_file_id", "error_file_id"
 
 @dataclass
 class _Work:
-    """A batch in progress, as far as it is handed out. `behind`: by models asked for, the last line that was looked up."""
+    """A batch in progress, as far as it is handed out. `behind`: by models asked for, the last line that was looked up.
+
+    `waits_until_s`: after its lines could not be read.
+    """
 
     batch: Row[Any]
     ahead: dict[frozenset[str], deque[ToDo]] = field(default_factory=dict)
     behind: dict[frozenset[str], int] = field(default_factory=dict)
     nothing: set[frozenset[str]] = field(default_factory=set)
     file: Any = None
+    waits_until_s: float = -math.inf
 
     def returned(self) -> None:
         """Lines came back: look from the start again."""
@@ -164,26 +169,7 @@ class Desk:
         for result in results:
             by_batch.setdefault(result["batch"], []).append(result)
         for name, of_batch in by_batch.items():
-            final, kept = [], None
-            for result in of_batch:
-                held = name, result["line"]
-                if result.get("wait_s") is not None:
-                    self._wait(name, result["wait_s"])
-                    continue
-                if result["again"]:
-                    self._tries[held] += 1
-                if not result["again"] or self._tries[held] >= _TRIES:
-                    final.append(result)
-            if final:
-                names = await self._ledger.custom_ids(name, [result["line"] for result in final])
-                texts = await asyncio.to_thread(_results, name, final, names)
-                kept = await self._ledger.commit(name, texts, self._calendar())
-            # What is not kept is still to do, if the batch is still this process's.
-            again = len(final) < len(of_batch) or kept is None
-            for result in of_batch:
-                self._out.pop((name, result["line"]), None)
-            if again and (work := self._works.get(name)):
-                work.returned()
+            await self._keep(name, of_batch)
 
     async def read(self, batch: Row[Any]) -> None:
         """Give every line of a batch's input a row, from where an earlier try has ended."""
@@ -307,6 +293,31 @@ class Desk:
         while self._busy:
             await asyncio.gather(*self._busy.values())
 
+    async def _keep(self, name: str, of_batch: Sequence[Mapping[str, Any]]) -> None:
+        """Results of one batch."""
+        final, failed, kept = [], [], None
+        for result in of_batch:
+            held = name, result["line"]
+            if result.get("wait_s") is not None:
+                self._wait(name, result["wait_s"])
+            elif not result["again"]:
+                final.append(result)
+            elif held in self._out:  # else it was brought before, and its answer was lost
+                failed.append(held)
+                if self._tries[held] + 1 >= _TRIES:
+                    final.append(result)
+        if final:
+            names = await self._ledger.custom_ids(name, [result["line"] for result in final])
+            texts = await asyncio.to_thread(_results, name, final, names)
+            kept = await self._ledger.commit(name, texts, self._calendar())
+        # What is not kept is still to do, if the batch is still this process's.
+        again = len(final) < len(of_batch) or kept is None
+        self._tries.update(failed)
+        for result in of_batch:
+            self._out.pop((name, result["line"]), None)
+        if again and (work := self._works.get(name)):
+            work.returned()
+
     async def _due(self, batches: Sequence[Row[Any]], now_s: float) -> dict[str, float]:
         """Lines a second at which each batch is done in time, by the model of its next line."""
         rates: Counter[str] = Counter()
@@ -395,7 +406,7 @@ class Desk:
         given: Sequence[Mapping[str, Any]],
     ) -> list[dict[str, Any]]:
         """Lines of a batch beside those that are `given`. What is wrong with one batch holds up no other."""
-        if most <= 0:
+        if most <= 0 or self._clock() < work.waits_until_s:
             return []
         left_bytes = _MOST_TAKEN_BYTES - sum(len(line["body"]) for line in given)
         try:
@@ -404,6 +415,7 @@ class Desk:
             logger.error("batch %s waits: %s", work.batch.id, error.message)  # noqa: TRY400  the message says it all
         except Exception:
             logger.exception("batch %s waits", work.batch.id)
+        work.waits_until_s = self._clock() + _UNREAD_S
         work.returned()
         return []
 

@@ -91,26 +91,20 @@ class Table:
         again: bool = False,
         wait_s: float | None = None,
     ) -> None:
-        await self.desk.commit(
-            [
-                {
-                    "batch": batch,
-                    "line": number,
-                    "status": status,
-                    "request_id": "r",
-                    "body": "{}",
-                    "again": again,
-                    "wait_s": wait_s,
-                }
-                for batch, number in lines
-            ]
-        )
+        await self.desk.commit([brought(held, status, again=again, wait_s=wait_s) for held in lines])
 
     async def batch(self, name: str, key: str = KEY) -> Any:
         return await self.ledger.batch(key, name)
 
     def results(self, file: str | None) -> list[Any]:
         return [json.loads(text) for text in b"".join(self.folder.pieces(file)).splitlines()] if file else []
+
+
+def brought(
+    held: tuple[str, int], status: int, *, again: bool = False, wait_s: float | None = None
+) -> dict[str, Any]:
+    fields = {"status": status, "request_id": "r", "body": "{}", "again": again, "wait_s": wait_s}
+    return {"batch": held[0], "line": held[1], **fields}
 
 
 @asynccontextmanager
@@ -668,3 +662,43 @@ async def test_a_full_disk_is_told_in_a_line_a_beat(tmp_path: Path, caplog: pyte
         (record,) = caplog.records
         assert "disk is full" in record.getMessage()
         assert record.exc_info is None
+
+
+async def test_a_result_that_is_brought_again_and_again_is_one_try(tmp_path: Path) -> None:
+    """As on a full disk, and where the store's answer was lost."""
+    async with table(tmp_path) as some:
+        await some.add("a", lines(2))
+        failed, good = await some.take("r")
+        commit = some.ledger.commit
+
+        async def full(*_: Any) -> None:
+            raise StorageError("The database can't be written (database or disk is full).")
+
+        results = [brought(failed, 500, again=True), brought(good, 200)]
+        some.ledger.commit = full  # type: ignore[method-assign]
+        for _ in range(10):
+            with pytest.raises(StorageError):
+                await some.desk.commit(results)
+        some.ledger.commit = commit  # type: ignore[method-assign]
+        for _ in range(10):
+            await some.desk.commit(results)
+        batch = await some.batch("a")
+        assert (batch.completed, batch.failed) == (1, 0)
+        assert await some.take("r") == [failed]
+
+
+async def test_a_batch_whose_input_is_gone_while_it_runs_is_told_of_now_and_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(2))
+        file = tmp_path / "store" / "files" / "file-a"
+        kept = file.rename(tmp_path / "elsewhere")
+        for _ in range(20):
+            assert await some.take("r") == []
+        assert [record.getMessage() for record in caplog.records if "waits" in record.getMessage()] == [
+            "batch a waits: A file can't be read (No such file or directory)."
+        ]
+        kept.rename(file)
+        some.now_s += 15
+        assert await some.take("r") == [("a", 1), ("a", 2)]
