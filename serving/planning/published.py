@@ -230,7 +230,6 @@ _CODER = {
     "gpu_memory_utilization": 0.95,
     "kv_cache_dtype": "fp8",
 }
-_GUIDES = "a guide to v7x, not by Google"
 _RIGS = "https://github.com/xbill9/gemma4-dev"
 
 HELD = (
@@ -300,47 +299,6 @@ HELD = (
             "max_num_batched_tokens": 16384,
             "gpu_memory_utilization": 0.9,
             "block_size": 256,
-        },
-    ),
-    Published(
-        "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8",
-        "v7x 2x2x1",
-        _GUIDES,
-        "2026-04",
-        {
-            (1024, 1024, 1): 48,
-            (1024, 1024, 4): 177,
-            (1024, 1024, 16): 602,
-            (1024, 1024, 64): 1478,
-            (1024, 8192, 16): 621,
-            (1024, 8192, 64): 1623,
-            (8192, 1024, 4): 162,
-            (8192, 1024, 16): 483,
-            (8192, 1024, 64): 943,
-        },
-        {**_CODER, "enable_expert_parallel": True},
-    ),
-    Published(
-        "Qwen/Qwen3.5-397B-A17B-FP8",
-        "v7x 2x2x1",
-        _GUIDES,
-        "2026-04",
-        {
-            (1024, 1024, 1): 48.6,
-            (1024, 1024, 4): 182,
-            (1024, 1024, 16): 622,
-            (1024, 1024, 64): 1383,
-            (1024, 1024, 128): 1969,
-        },
-        {
-            "max_model_len": 4096,
-            "max_num_seqs": 256,
-            "max_num_batched_tokens": 4096,
-            "gpu_memory_utilization": 0.9,
-            "kv_cache_dtype": "fp8",
-            "block_size": 256,
-            "enable_expert_parallel": True,
-            "limit_mm_per_prompt": {"image": 0, "video": 0},
         },
     ),
     *(
