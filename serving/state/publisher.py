@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from serving.state.records import SliceRecord
@@ -47,15 +47,31 @@ class Publisher:
         self._thread.start()
 
     def update(self, **changes: Any) -> None:
-        """Change fields and write at once; does nothing after `close`."""
+        """Change fields and write at once; does nothing after `close`.
+
+        Where the store can't be written, the next beat writes the change: no start or leave fails for it.
+        """
         with self._lock:
             if self._stopped.is_set():
                 return
-            fields = {**self.load(), **changes, "beat": self.record.beat + 1}
+            fields = {**self._load_at(changes), **changes, "beat": self.record.beat + 1}
             if changes.get("state", self.record.state) is not self.record.state:
                 fields["since"] = time.time()
             self.record = dataclasses.replace(self.record, **fields)
-            self._store.put_slice(self.record)
+            try:
+                self._store.put_slice(self.record)
+            except Exception:
+                logger.exception("the slice's record can't be written; the next beat tries again")
+
+    def _load_at(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The load, which may be read from the store; a change is told without it."""
+        try:
+            return self.load()
+        except Exception:
+            if not changes:
+                raise
+            logger.exception("the slice's load can't be read; the next beat tries again")
+            return {}
 
     def close(self) -> None:
         """Stop, and take the record out of the store."""
@@ -70,4 +86,4 @@ class Publisher:
                 self._beaten(self.record)
             except Exception:
                 # If the thread ended here, every router would call the slice lost, though it serves.
-                logger.exception("the slice's record can't be written; the next beat tries again")
+                logger.exception("the slice's load can't be told; the next beat tries again")
