@@ -35,6 +35,8 @@ _MOST_STOPS = 64
 _LONGEST_STOP_CHARS = 1024
 _MOST_BIASES = 1024
 _MOST_TOOLS = 512
+# An engine tries each against every type that it may have: 65,000 items of `/v1/responses` stand its HTTP process still for 4 s.
+_MOST_MESSAGES = 8192
 # Parts of a form: the head of each takes a millisecond and more to read, here and in an engine.
 _MOST_FILES, _MOST_FIELDS = 4, 64
 _WHOLE_NUMBERS = (
@@ -196,6 +198,10 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
             f"encoding_format bytes describes each of the {work.sequences} results in one header; send at most "
             f"{_MOST_BYTES_RESULTS} inputs at a time, or ask for base64."
         )
+    for name in ("messages", "input"):
+        value = fields.get(name)
+        if isinstance(value, list) and len(value) > _MOST_MESSAGES and isinstance(value[0], dict):
+            raise BadRequestError(f"{name} has {len(value)} entries; send at most {_MOST_MESSAGES}.")
     _check_token_ids(fields, plan.fit.max_model_len)
     media_chars = _check_texts(fields, body, work.prompts, plan)
     if body.lstrip().startswith(b"{"):

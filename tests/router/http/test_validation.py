@@ -108,6 +108,8 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ),
         ("/rerank", {"query": "a", "documents": ["b"] * 10_000}, "makes 10001 sequences.* at most 4096"),
         ("/v2/embed", {"texts": ["b"] * 10_000}, "makes 10000 sequences"),
+        ("/v1/responses", {"input": [{}] * 10_000}, "input has 10000 entries; send at most 8192"),
+        ("/v1/chat/completions", {"messages": [{}] * 10_000}, "messages has 10000 entries"),
         # Routers took an answer with too long a head for a slice that breaks off, and left out one after the other.
         (
             "/v1/embeddings",
