@@ -8,10 +8,12 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from support import quick_http as http
 from support.one_engine import MODEL
@@ -31,6 +33,7 @@ USAGE = {"include_usage": True, "continuous_usage_stats": True}
 ASKS: dict[str, InferenceRequest] = {
     "chat": ask(CHAT, messages=STORY, **GREEDY, stream_options=USAGE),
     "chat's logprobs": ask(CHAT, messages=STORY, **GREEDY, logprobs=True, top_logprobs=2),
+    "the tokens' logprobs alone": ask(CHAT, messages=STORY, **GREEDY, logprobs=True),
     "completions": ask(COMPLETIONS, prompt="A slice is", **GREEDY, logprobs=1, stream_options=USAGE),
     "ids": ask(COMPLETIONS, prompt=[5, 99, 300], **GREEDY, min_tokens=30, return_token_ids=True),
 }
@@ -148,6 +151,27 @@ def test_a_stop_string_over_the_cut_is_found(address: str) -> None:
         assert joined(continued(address, asked, [cut])) == joined(whole), cut
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_it_gives_the_logprobs_of_the_answer_s_tokens_alone(address: str, *, stream: bool) -> None:
+    """tpu-inference 0.26 computes none for `logprobs` 0, and each such request got a 500."""
+    asked = {**GREEDY, "max_tokens": 3, "stream": stream}
+    chat = http.post(address + CHAT, json={**asked, "messages": STORY, "logprobs": True}, timeout=60)
+    text = http.post(address + COMPLETIONS, json={**asked, "prompt": "A slice", "logprobs": 0}, timeout=60)
+    if stream:
+        chats, texts = (
+            [json.loads(event[6:])["choices"][0]["logprobs"] for event in events_of(answer.content)[:-1]]
+            for answer in (chat, text)
+        )
+    else:
+        chats, texts = ([answer.json()["choices"][0]["logprobs"]] for answer in (chat, text))
+    tokens = [token for each in chats if each for token in each["content"]]
+    assert [token["top_logprobs"] for token in tokens] == [[], [], []]
+    assert all(token["logprob"] < 0 for token in tokens)
+    values = [value for each in texts for value in each["token_logprobs"]]
+    assert len(values) == 3
+    assert all(value < 0 for value in values)
+
+
 def test_ids_that_are_none_are_refused(address: str) -> None:
     fields = {**ASKS["chat"].fields, "vllm_xargs": {"continued_token_ids": ["x"]}}
     answer = http.post(address + CHAT, json=fields)
@@ -188,3 +212,41 @@ def test_its_span_is_a_child_of_who_asked(engine: tuple[str, Collector]) -> None
     (span,) = (one for one in collector.spans if one.trace_id.hex() == trace)
     assert (span.name, span.parent_span_id.hex()) == ("llm_request", parent)
     assert said(span)["gen_ai.usage.completion_tokens"] == 3
+
+
+def test_answers_that_it_is_stopped_in_the_middle_of_are_errors(address: str) -> None:
+    """The last test here: this engine answers no more. They ended as if they were complete, with status 200."""
+    long = {"model": MODEL, "max_tokens": 1500, "messages": STORY}
+    asked = {
+        CHAT: {**long, "ignore_eos": True, "stream": True},
+        COMPLETIONS: {"model": MODEL, "prompt": "A slice", "max_tokens": 1500, "ignore_eos": True},
+        "/v1/messages": {**long, "stream": True},
+        "/v1/responses": {"model": MODEL, "input": "A story", "max_output_tokens": 1500, "ignore_eos": True},
+    }
+    answers: dict[str, tuple[int, bytes]] = {}
+    begun = threading.Event()
+
+    def read(path: str) -> None:
+        with http.stream("POST", address + path, json=asked[path], timeout=60) as answer:
+            got = b""
+            for data in answer.iter_raw():
+                got += data
+                if path == CHAT and got.count(b"data: ") > 3:
+                    begun.set()
+        answers[path] = answer.status_code, got
+
+    reading = [threading.Thread(target=read, args=[path]) for path in asked]
+    for thread in reading:
+        thread.start()
+    assert begun.wait(60)
+    core = next(
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "EngineCore" in " ".join(child.cmdline())
+    )
+    core.terminate()
+    for thread in reading:
+        thread.join(60)
+    assert b'"code": 500' in answers[CHAT][1][-300:]
+    assert b"event: error\n" in answers["/v1/messages"][1]
+    assert answers[COMPLETIONS][0] == answers["/v1/responses"][0] == 500
