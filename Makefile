@@ -32,8 +32,9 @@ test-quick: install
 test-cluster: install
 	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
 
+# Two at a time, for these wait more than they work. All that borrow one cluster are one worker's.
 test-slow: install
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
 
 test-all: test test-slow
 
