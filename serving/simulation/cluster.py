@@ -381,6 +381,7 @@ class SimulatedCluster:
             "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{self._haproxy}/metrics.sock",
             "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
             "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
         }
