@@ -176,7 +176,7 @@ FAULTS = (
     Fault(
         "corrupt",
         "a slice gives wrong tokens; of three, one of five greedy answers asked again",
-        lambda _, victim: _tell(victim, corrupt=True),
+        lambda trial, victim: _tell(trial, victim, corrupt=True),
         slices=3,
     ),
     Fault("controller", "SIGKILL to the Serve controller", _kill_controller, takes_slice=False),
