@@ -32,7 +32,7 @@ test-quick: install
 test-cluster: install
 	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
 
-# Two at a time, for these wait more than they work. All that borrow one cluster are one worker's.
+# Two at a time, for these wait more than they work; each worker has its cluster, and takes the next test when it has one left.
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
 

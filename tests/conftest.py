@@ -61,19 +61,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that borrow slices come last, the same slices one after the other: the fewest hosts are started.
 
-    Such a module says in BORROWS what it borrows; the order is for speed alone. Where workers share the tests by group, one has
-    all such modules with real engines, one all others of them, and every module that borrows nothing is a group of its own.
+    Such a module says in BORROWS what it borrows; the order is for speed alone.
     """
-    items.sort(key=_borrows)
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-
-
-def _borrows(item: pytest.Item) -> str:
-    return getattr(getattr(item, "module", None), "BORROWS", "")
-
-
-def _group(item: pytest.Item) -> str:
-    if not _borrows(item):
-        return str(item.path)
-    return "engines" if item.get_closest_marker("engine") else "slices"
+    items.sort(key=lambda item: getattr(getattr(item, "module", None), "BORROWS", ""))
