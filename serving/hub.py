@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-from serving.planning.checkpoints import QUANTIZATION_FILE, unknown
+from serving.planning.checkpoints import QUANTIZATION_FILE, unknown, with_quantization
 
 _FETCH_S = 5.0  # a plan answers or says why not while someone watches
 
@@ -15,11 +15,7 @@ def config_of(model: str) -> dict[str, Any]:
     if os.environ.get("HF_HUB_OFFLINE") == "1":
         raise unknown(model, "HF_HUB_OFFLINE=1 forbids to ask Hugging Face")
     config = _read(model, "config.json")
-    if config.get("quantization_config") is None and (
-        beside := _read(model, QUANTIZATION_FILE, needed=False)
-    ):
-        return {**config, "quantization_config": beside}
-    return config
+    return with_quantization(config, lambda: _read(model, QUANTIZATION_FILE, needed=False) or None)
 
 
 def _read(model: str, name: str, *, needed: bool = True) -> dict[str, Any]:

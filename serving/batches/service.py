@@ -35,6 +35,7 @@ from serving.errors import (
     UnknownBatchError,
     UnknownFileError,
 )
+from serving.paging import limit_of, newest_first
 
 _FORM_BYTES = 64 << 10  # of a form beside its file
 _LEAST_EXPIRY_S = 3600
@@ -143,16 +144,14 @@ class Batches:
 
     async def list_files(self, request: Request) -> Response:
         query = _query(request)
-        limit = _limit(query.get("limit"), 10_000, 10_000)
-        if (order := query.get("order", "desc")) not in ("asc", "desc"):
-            raise BadRequestError("order is neither asc nor desc.")
+        limit, newest = limit_of(query.get("limit"), 10_000, 10_000), newest_first(query.get("order"))
         rows = await self.ledger.files(
             _key(request),
             self._calendar(),
             purpose=query.get("purpose"),
             after_id=query.get("after"),
             limit=limit,
-            newest=order == "desc",
+            newest=newest,
         )
         return _page([_file(row) for row in rows], limit)
 
@@ -211,7 +210,7 @@ class Batches:
 
     async def list_batches(self, request: Request) -> Response:
         query = _query(request)
-        limit = _limit(query.get("limit"), 20, 100)
+        limit = limit_of(query.get("limit"), 20, 100)
         rows = await self.ledger.batches(_key(request), after_id=query.get("after"), limit=limit)
         return _page([_batch(row) for row in rows], limit)
 
@@ -352,14 +351,6 @@ def _limited(receive: Receive, most_bytes: int, too_large: TooLargeError) -> Rec
         return message
 
     return limited
-
-
-def _limit(asked: str | None, usual: int, most: int) -> int:
-    if asked is None:
-        return usual
-    if not re.fullmatch(r"\d{1,9}", asked) or not 1 <= int(asked) <= most:
-        raise BadRequestError(f"limit is not a whole number from 1 to {most}.")
-    return int(asked)
 
 
 def _metadata(given: Any) -> dict[str, str] | None:

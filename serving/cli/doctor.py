@@ -21,7 +21,7 @@ from serving import hub
 from serving.cli.status import add_address, address_of
 from serving.config import load
 from serving.errors import ConfigError, SimulationError
-from serving.planning.service import plan_service
+from serving.planning.service import every_plan
 
 if TYPE_CHECKING:
     from serving.doctor.examination import Result
@@ -57,8 +57,7 @@ def _doctor(options: Namespace) -> int:
     console = Console()
     try:
         deployment = load(Path(options.yaml))
-        services = [plan_service(config, hub.config_of) for config in deployment.services.values()]
-        plans = [plan for models in services for pools in models for plan in pools]
+        plans = every_plan(deployment.services.values(), hub.config_of)
     except ConfigError as error:
         Console(stderr=True).print(f"serving: {error.message}", markup=False, highlight=False, soft_wrap=True)
         return UNREADABLE

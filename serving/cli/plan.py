@@ -26,7 +26,7 @@ from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.plan import Plan, plan
 from serving.planning.prices import check as check_prices
-from serving.planning.service import check, plan_service
+from serving.planning.service import check, every_plan
 from serving.planning.shapes import shape_of
 from serving.planning.summary import candidate_summary, summary
 from serving.scaling.sizing import offers, read_workload
@@ -173,7 +173,7 @@ def manifest_file(
         deployment = load(Path(path))
         name, service = _only(deployment)
         gke = service.gke.model_copy(update={"image": image}) if image else service.gke
-        plans = [entry for pools in plan_service(service, hub.config_of) for entry in pools]
+        plans = every_plan([service], hub.config_of)
         app = application(
             name,
             gke,

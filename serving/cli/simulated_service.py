@@ -16,7 +16,7 @@ from rich.status import Status
 from serving import config, environment, hub
 from serving.errors import ServingError, SimulationError
 from serving.planning import Plan
-from serving.planning.service import plan_service
+from serving.planning.service import every_plan
 from serving.simulation.cluster import SimulatedCluster, cache_directory
 from serving.state.gcs import Store, show_token
 from serving.state.records import SliceRecord, SliceState
@@ -91,8 +91,7 @@ def running(
     Raises ServingError where the YAML, the port or the start is at fault.
     """
     deployment = config.load(path)
-    services = [plan_service(service, hub.config_of) for service in deployment.services.values()]
-    plans = [plan for models in services for pools in models for plan in pools]
+    plans = every_plan(deployment.services.values(), hub.config_of)
     shapes = _shapes(plans, spare)
     SimulatedCluster.refuse_running(directory)  # whose port is most likely the YAML's
     refuse_busy_port(deployment.port)

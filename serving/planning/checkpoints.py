@@ -14,9 +14,8 @@ from typing import Any
 from serving.errors import PlanError
 from serving.planning.known_models import CONFIGS, EMBED
 
-QUANTIZATION_FILE = (
-    "hf_quant_config.json"  # where modelopt before 0.31 wrote what is `quantization_config` now
-)
+# Where modelopt before 0.31 wrote what is `quantization_config` now.
+QUANTIZATION_FILE = "hf_quant_config.json"
 # From a Hugging Face id to its config.json; raises PlanError.
 Hub = Callable[[str], dict[str, Any]]
 
@@ -50,10 +49,14 @@ def _local(folder: Path) -> dict[str, Any]:
 
 
 def _whole(path: Path) -> dict[str, Any]:
+    beside = path.parent / QUANTIZATION_FILE
+    return with_quantization(_read_json(path), lambda: _read_json(beside) if beside.exists() else None)
+
+
+def with_quantization(config: dict[str, Any], beside: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
     """A config with the quantisation that stands in a file beside it, as vLLM reads them (transformers_utils/config.py)."""
-    config, beside = _read_json(path), path.parent / QUANTIZATION_FILE
-    if config.get("quantization_config") is None and beside.exists():
-        return {**config, "quantization_config": _read_json(beside)}
+    if config.get("quantization_config") is None and (found := beside()) is not None:
+        return {**config, "quantization_config": found}
     return config
 
 

@@ -1,6 +1,6 @@
 """A service as a whole: every model on each of its pools, and what keeps them from being one service."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from serving.config import ServiceConfig
 from serving.errors import ConfigError, PlanError
@@ -15,6 +15,11 @@ def plan_service(config: ServiceConfig, hub: Hub = no_hub) -> list[list[Plan]]:
     plans = [[plan(pool, hub) for pool in model.per_pool()] for model in config.models]
     check(config, plans)
     return plans
+
+
+def every_plan(services: Iterable[ServiceConfig], hub: Hub = no_hub) -> list[Plan]:
+    """Of all models of these services on all their pools; raises as `plan_service` does."""
+    return [made for config in services for pools in plan_service(config, hub) for made in pools]
 
 
 def check(config: ServiceConfig, plans: Sequence[Sequence[Plan]]) -> None:

@@ -35,15 +35,13 @@ _ALL_OF_IT = (
 # Fields without which any chat's answer can go on elsewhere.
 _MAY_DIVIDE = frozenset(
     (
-        *(
-            "n",
-            "use_beam_search",
-            "structured_outputs",
-            "response_format",
-            "tool_choice",
-            "modalities",
-            "echo",
-        ),
+        "n",
+        "use_beam_search",
+        "structured_outputs",
+        "response_format",
+        "tool_choice",
+        "modalities",
+        "echo",
         "truncate_prompt_tokens",
     )
 ) | frozenset(_ALL_OF_IT)

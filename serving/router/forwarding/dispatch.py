@@ -342,9 +342,7 @@ class Dispatcher:
 
     def answered(self, entry: SliceRecord, request: InferenceRequest, tries: Tries) -> None:
         """The slice answered well: blame those that answered this request with an error."""
-        if self.suspects.remembers:
-            name = fingerprint(request)
-            self.trials.end(name, self.suspects.answered(name, whole=not request.streams))
+        self._acquit(request, whole=not request.streams)
         self.breaker.answered(entry.replica)
         for replica in tries.accused - {entry.replica}:
             self.breaker.failed(replica, time.monotonic(), broken=False)
@@ -352,14 +350,18 @@ class Dispatcher:
 
     def finished(self, request: InferenceRequest) -> None:
         """The client of a stream has its end."""
-        if self.suspects.remembers:
-            name = fingerprint(request)
-            self.trials.end(name, self.suspects.answered(name, whole=True))
+        self._acquit(request, whole=True)
 
     async def close(self) -> None:
         self._watching.cancel()
         self.sentinel.close()
         await self._upstream.close()
+
+    def _acquit(self, request: InferenceRequest, *, whole: bool) -> None:
+        """The request has its first token, or its whole answer."""
+        if self.suspects.remembers:
+            name = fingerprint(request)
+            self.trials.end(name, self.suspects.answered(name, whole=whole))
 
     async def _watch(self) -> None:
         while True:

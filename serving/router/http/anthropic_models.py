@@ -1,11 +1,11 @@
 """The list of models as Anthropic's clients read it: `GET /v1/models` with the header `anthropic-version`. Pure."""
 
-import re
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from serving.errors import BadRequestError
+from serving.paging import limit_of
 
 # Every request of Anthropic's clients has it, and no request of OpenAI's.
 VERSION = "anthropic-version"
@@ -27,10 +27,7 @@ def card(name: str, created_s: float, max_model_len: int | None) -> dict[str, An
 
 def page(cards: Sequence[dict[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
     """The part of the list that `limit`, `after_id` and `before_id` ask for; raises BadRequestError."""
-    limit = query.get("limit", str(_USUAL))
-    if not re.fullmatch(r"\d{1,9}", limit) or not 1 <= int(limit) <= _MOST:
-        raise BadRequestError(f"limit is not a whole number from 1 to {_MOST}.")
-    most, names = int(limit), [card["id"] for card in cards]
+    most, names = limit_of(query.get("limit"), _USUAL, _MOST), [card["id"] for card in cards]
     first, last = 0, len(cards)
     if "after_id" in query:
         first = _place(names, "after_id", query) + 1

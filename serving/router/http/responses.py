@@ -4,7 +4,6 @@ Engines remember nothing. The router puts the earlier part of a conversation int
 `previous_response_id`, and keeps what comes back (serving.router.http.response_store), where the YAML names a store.
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from pydantic_core import from_json, to_json
 
 from serving.errors import BadRequestError, PreviousResponseError
+from serving.paging import limit_of, newest_first
 
 PATH = "/v1/responses"
 _USUAL, _MOST = 20, 100  # items of one answer, as OpenAI's
@@ -70,20 +70,17 @@ def following(fields: Mapping[str, Any], previous: Kept) -> tuple[bytes, bytes]:
 
 def listed(items: bytes, query: Mapping[str, str]) -> bytes:
     """A page of a response's input items, the latest first unless `order` is asc; raises BadRequestError."""
-    limit = query.get("limit", str(_USUAL))
-    if not re.fullmatch(r"\d{1,9}", limit) or not 1 <= int(limit) <= _MOST:
-        raise BadRequestError(f"limit is not a whole number from 1 to {_MOST}.")
-    if (order := query.get("order", "desc")) not in ("asc", "desc"):
-        raise BadRequestError("order is neither asc nor desc.")
+    most = limit_of(query.get("limit"), _USUAL, _MOST)
+    latest_first = newest_first(query.get("order"))
     named = _named(from_json(items))
-    if order == "desc":
+    if latest_first:
         named.reverse()
     ids = [item["id"] for item in named]
     if (after := query.get("after")) is not None:
         if after not in ids:
             raise BadRequestError("after names no item of this response.")
         named = named[ids.index(after) + 1 :]
-    page = named[: int(limit)]
+    page = named[:most]
     return to_json(
         {
             "object": "list",
