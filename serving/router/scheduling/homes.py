@@ -43,8 +43,8 @@ class Homes:
             return None
         for probe in _PROBES:
             place = conversation * probe % _RING
-            index = bisect_left(places, place) % len(places)
-            distance = (places[index] - place) % _RING
+            index = bisect_left(places, place)
+            distance = places[index] - place
             if distance < least and among >> self._slices[index] & 1:
                 home, least = self._slices[index], distance
         return home
@@ -53,7 +53,9 @@ class Homes:
         stays = [point for point in self._ring if point[1] not in self._left] if self._left else self._ring
         new = [(name * point % _RING, number) for number, name in self._joined.items() for point in _POINTS]
         self._ring = sorted(stays + new)  # almost sorted already: 1 ms for 1,000 slices
-        self._places = [place for place, _ in self._ring]
-        self._slices = [number for _, number in self._ring]
+        # Behind the last place the ring begins again.
+        once_round = [*self._ring, *((place + _RING, number) for place, number in self._ring[:1])]
+        self._places = [place for place, _ in once_round]
+        self._slices = [number for _, number in once_round]
         self._joined.clear()
         self._left.clear()

@@ -13,9 +13,8 @@ from array import array
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 from serving.router.http.protocol import InferenceRequest
 
@@ -28,7 +27,6 @@ _OPENING_LETTERS = 1024  # tell apart conversations that begin with the same ins
 _SESSION_HEADER = b"x-session-id"
 _SESSION_FIELDS = ("prompt_cache_key", "user")
 _SIZES = 8  # blocks from one doubling of the text to the next
-_END = object()
 _MOST_LEFT = 256  # slices whose numbers may wait until no name has them any more
 
 
@@ -45,9 +43,8 @@ def _ends() -> Iterator[int]:
 _ENDS = tuple(_ends())
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What of a request slices may hold already. `marks`, its session and its adapter, also tie it to a slice.
+class Trace(NamedTuple):
+    """What of a request slices may hold already: blocks of its text, its session and its adapter.
 
     `home` is the same in every router, 0 where nothing tells this conversation from others.
     """
@@ -59,8 +56,11 @@ class Trace:
     home: int = 0
 
     @property
-    def marks(self) -> tuple[int, ...]:
-        return tuple(mark for mark in (self.session, self.adapter) if mark is not None)
+    def names(self) -> tuple[int, ...]:
+        """All that slices are remembered by."""
+        if self.session is None and self.adapter is None:
+            return self.blocks
+        return (*self.blocks, *(mark for mark in (self.session, self.adapter) if mark is not None))
 
 
 NOTHING = Trace()
@@ -187,12 +187,14 @@ class PrefixIndex:
 
         Each slice of the set `among` comes once, unless it was sent none of the blocks.
         """
-        high = len(names)
+        young, old, high = self._young, self._old, len(names)
+        among &= self._known
         while among:
             low, holders = 0, 0
             while low < high:
                 middle = (low + high + 1) // 2
-                if having := self.holders(names[middle - 1]) & among:
+                name = names[middle - 1]
+                if having := (young.get(name, 0) | old.get(name, 0)) & among:
                     low, holders = middle, having
                 else:
                     high = middle - 1
@@ -200,10 +202,6 @@ class PrefixIndex:
                 return
             yield low, holders
             among &= ~holders
-
-    def add(self, number: int, sent: Trace) -> None:
-        """Note that a slice was sent a prompt."""
-        self.put(number, (*sent.blocks[: self._half - len(sent.marks)], *sent.marks))
 
     def drop(self, number: int, names: Sequence[int]) -> None:
         """A slice has these names no more."""
@@ -238,7 +236,7 @@ class PrefixIndex:
 
 def _session(request: InferenceRequest) -> bytes:
     for name, value in request.headers:
-        if name.lower() == _SESSION_HEADER and value:
+        if name == _SESSION_HEADER and value:
             return value
     for field in _SESSION_FIELDS:
         session = request.fields.get(field)
@@ -249,55 +247,55 @@ def _session(request: InferenceRequest) -> bytes:
 
 def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
     """A request's text in the order that chat templates write it, and what tells its conversation from others."""
-    before = [fields[name] for name in ("tools", "system", "instructions") if fields.get(name)]
+    read = [fields[name] for name in ("tools", "system", "instructions") if fields.get(name)]
     messages = fields.get("messages") or fields.get("input")
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
         prompt = fields.get("prompt") or messages or ""
-        return _pieces([*before, prompt], _MOST_BYTES), _opening(prompt)
-    said = messages[:_MOST_VALUES]
-    asked = next((one["content"] for one in said if _is_user(one) and one.get("content")), "")
-    return _pieces([*before, _in_template_s_order(said)], _MOST_BYTES), _opening(asked)
-
-
-def _is_user(message: Any) -> bool:
-    return isinstance(message, dict) and message.get("role") == "user"
+        return _pieces([*read, prompt], _MOST_BYTES), _opening(prompt)
+    asked: Any = None  # of the user, first
+    for message in messages[:_MOST_VALUES]:
+        if isinstance(message, dict):
+            role, content = message.get("role"), message.get("content")
+            read += (role, content, message.get("tool_calls"))
+            if role == "user" and not asked:
+                asked = content
+    return _pieces(read, _MOST_BYTES), _opening(asked)
 
 
 def _opening(text: Any) -> bytes:
     return b"\0".join(_pieces([text], _OPENING_LETTERS))[:_OPENING_LETTERS]
 
 
-def _in_template_s_order(messages: Sequence[Any]) -> Iterator[Any]:
-    for message in messages:
-        if isinstance(message, dict):
-            yield from (message.get("role"), message.get("content"), message.get("tool_calls"))
-
-
 def _pieces(values: Iterable[Any], most_bytes: int) -> list[bytes]:
     """The texts and token ids of JSON values at any depth, with the names they stand under, until there is enough of them."""
     pieces: list[bytes] = []
     todo, left = [iter(values)], _MOST_VALUES
-    while todo and left and most_bytes > 0:
-        value = next(todo[-1], _END)
-        left -= 1
-        if value is _END:
-            todo.pop()
-        elif isinstance(value, dict):
-            todo.append(itertools.chain.from_iterable(value.items()))
-        elif isinstance(value, str) or (isinstance(value, list) and value and isinstance(value[0], int)):
-            piece = _bytes(value, most_bytes)
+    while todo:
+        for value in todo[-1]:
+            if not left or most_bytes <= 0:
+                return pieces
+            left -= 1
+            if isinstance(value, str):
+                piece = value[:most_bytes].encode(errors="surrogatepass")
+            elif isinstance(value, dict):
+                todo.append(itertools.chain.from_iterable(value.items()))
+                break
+            elif not isinstance(value, list):
+                continue
+            elif value and isinstance(value[0], int):
+                piece = _packed(value[: -(-most_bytes // TOKEN_BYTES)])
+            else:
+                todo.append(iter(value))
+                break
             pieces.append(piece)
             most_bytes -= len(piece)
-        elif isinstance(value, list | Iterator):
-            todo.append(iter(value))
+        else:
+            todo.pop()
     return pieces
 
 
-def _bytes(value: str | list[int], most_bytes: int) -> bytes:
-    """A text or token ids."""
-    if isinstance(value, str):
-        return value[:most_bytes].encode(errors="surrogatepass")
+def _packed(tokens: list[int]) -> bytes:
     try:
-        return array("I", value[: -(-most_bytes // TOKEN_BYTES)]).tobytes()
+        return array("I", tokens).tobytes()
     except (OverflowError, TypeError):
         return b""

@@ -12,7 +12,7 @@ Numbers of slices stand in columns (bit_columns), so that a choice among 1,000 s
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -109,9 +109,11 @@ def _cheapest(within: int, cost: BitColumn, saved: Saved) -> tuple[int, Choice]:
     return best, choice
 
 
-def _worths(marks: Iterable[tuple[int, int]], within: int) -> list[tuple[int, int]]:
+def _worths(marks: Sequence[tuple[int, int]], within: int) -> list[tuple[int, int]]:
     """What having some of the marks is worth, and the slices that have at least those; the most first, nothing last."""
     worths = [(0, within)]
+    if not marks:
+        return worths
     for worth, marked in marks:
         worths += [(worth + other, marked & slices) for other, slices in worths if marked & slices]
     return sorted(worths, key=lambda pair: -pair[0])

@@ -68,6 +68,7 @@ class _Slice:
     prefill_before: int = 0
     pace: float | None = None
     weight: float = 1.0
+    seats: float = math.inf
     full: bool = False
     taken: bool = False
     pool: _Pool = field(default_factory=_Pool)
@@ -128,8 +129,9 @@ class SliceTable:
         self._looks_at_text = affinity is Affinity.PREFIX
         self._routers = routers
         self._in_flight: Counter[str] = Counter()
-        # By adapter, slices whose engine does not have it.
-        self._lacking: defaultdict[str, int] = defaultdict(int)
+        self._lacking: defaultdict[str, int] = defaultdict(
+            int
+        )  # by adapter, slices whose engine does not have it
         self._slow: set[str] = set()
 
     def update(self, entries: Iterable[SliceRecord], now_s: float) -> None:
@@ -202,7 +204,10 @@ class SliceTable:
     def choose(
         self, model: str, tried: Collection[str] = (), request: InferenceRequest | None = None
     ) -> SliceRecord:
-        """The slice for a request, by its text where `request` is given; raises NoSliceError with the reason."""
+        """The slice for a request, by its text where `request` is given; raises NoSliceError with the reason.
+
+        `begin` then counts it there.
+        """
         asked = request.fields.get("model") if request else None
         adapter = asked if isinstance(asked, str) and asked in self.adapters else None
         pools = self._able(model, tried, self._lacking.get(adapter, 0) if adapter else 0)
@@ -218,11 +223,11 @@ class SliceTable:
         chosen = self._numbered[_one_of(choice.slices, trace.home)]
         unread = trace.tokens - choice.saved * UNIT_TOKENS
         if unread > 0:
-            chosen.prefill += unread
-            self._reckon(chosen)
+            chosen.prefill += unread  # is reckoned with as the request begins
         if trace is not prefix_index.NOTHING:
-            self._index.add(chosen.number, trace)
-            news = self._sends.note(chosen.number, (*trace.blocks, *trace.marks), self._now_s)
+            names = trace.names
+            self._index.put(chosen.number, names)
+            news = self._sends.note(chosen.number, names, self._now_s)
             if news and self._shared_key:
                 self.news.put(sharing.Sent(chosen.entry.replica, tuple(news), tokens=max(0, unread)))
         return chosen.entry
@@ -327,6 +332,7 @@ class SliceTable:
         if entry.cache_age_s > 0:
             before_s = self._now_s - entry.cache_age_s - sharing.RENEWED_S
             self._index.drop(slice_.number, self._sends.gone(slice_.number, before_s, _MOST_DROPPED))
+        slice_.seats = entry.sequences or self._seats.get((entry.model, entry.pool)) or math.inf
         self._loads.waiting.set(slice_.number, math.ceil(waiting))
         full = scoring.is_full(waiting, entry.kv_usage)
         if new or entry.state is not last.state or entry.pool != last.pool:
@@ -391,14 +397,12 @@ class SliceTable:
         """Work out what a slice has to do."""
         # Every router reads the same report and evens out only its share of that load. If each evened out all of it,
         # all routers would choose the slice that was idle last.
-        entry, own = slice_.entry, self._in_flight.get(slice_.entry.replica, 0)
-        requests = own + slice_.others / self._routers
-        load = int(REQUEST * requests * slice_.weight)
+        own = self._in_flight.get(slice_.entry.replica, 0)
+        load = int(REQUEST * (own + slice_.others / self._routers) * slice_.weight)
         unread = _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
         self._loads.load.set(slice_.number, load)
         self._loads.cost.set(slice_.number, load + int(unread) // UNIT_TOKENS)
-        seats: float = entry.sequences or self._seats.get((entry.model, entry.pool)) or math.inf
-        taken = own + slice_.others >= seats
+        taken = own + slice_.others >= slice_.seats
         if taken != slice_.taken:
             slice_.taken = taken
             slice_.pool.taken ^= slice_.bit

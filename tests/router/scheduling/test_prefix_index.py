@@ -34,7 +34,7 @@ def alike(one: str, other: str) -> int:
 def shared(one: Trace, other: Trace) -> int:
     index = PrefixIndex(1000)
     number = index.join()
-    index.add(number, one)
+    index.put(number, one.names)
     return matched(index, number, other.blocks)
 
 
@@ -157,7 +157,7 @@ def test_the_index_holds_no_more_than_it_may_and_no_block_without_those_before_i
     for which, text in sent:
         # Prompts as chains: a block's name stands for all of the text up to it.
         chain = tuple(hash(text[: end + 1]) for end in range(len(text)))
-        index.add(numbers[which], Trace(blocks=chain))
+        index.put(numbers[which], chain[: most // 2])
         assert index.size <= most
         known = matched(index, numbers[which], chain)
         assert known == min(len(chain), most // 2)
@@ -179,7 +179,7 @@ def test_every_slice_comes_with_the_longest_beginning_it_was_sent_the_longest_fi
         return tuple(hash(text[: end + 1]) for end in range(len(text)))
 
     for which, text in sent:
-        index.add(numbers[which], Trace(blocks=chain(text)))
+        index.put(numbers[which], chain(text))
     found = [
         (count, number)
         for count, holders in index.matches(chain(asked), 0b011111)
@@ -199,7 +199,7 @@ def test_the_same_memory_holds_the_same_prompts_whatever_the_number_of_slices() 
     index = PrefixIndex(4000)
     numbers = [index.join() for _ in range(1000)]
     for number in numbers:
-        index.add(number, Trace(blocks=(number, -number - 1)))
+        index.put(number, (number, -number - 1))
     assert all(matched(index, number, (number, -number - 1)) == 2 for number in numbers)
 
 
@@ -207,7 +207,7 @@ def test_a_beginning_that_all_slices_were_sent_is_kept_once() -> None:
     index = PrefixIndex(1000)
     numbers = [index.join() for _ in range(100)]
     for number in numbers:
-        index.add(number, Trace(blocks=tuple(range(50))))
+        index.put(number, tuple(range(50)))
     assert index.size == 50
     assert list(index.matches(range(50), (1 << 100) - 1)) == [(50, (1 << 100) - 1)]
 
@@ -217,7 +217,7 @@ def test_what_was_asked_for_least_lately_is_forgotten_first() -> None:
     number = index.join()
     hot, once, newcomer = (tuple(range(start, start + 4)) for start in (0, 100, 200))
     for chain in (hot, once, hot, newcomer):
-        index.add(number, Trace(blocks=chain))
+        index.put(number, chain)
     assert [matched(index, number, chain) for chain in (hot, once, newcomer)] == [4, 0, 4]
 
 
@@ -225,7 +225,7 @@ def test_nothing_is_remembered_of_a_slice_that_is_gone() -> None:
     index = PrefixIndex(100)
     gone, stays = index.join(), index.join()
     for number in (gone, stays):
-        index.add(number, Trace(blocks=(1, 2), session=3))
+        index.put(number, (1, 2, 3))
     index.leave(gone)
     assert list(index.matches((1, 2), 0b11)) == [(2, 1 << stays)]
     assert index.holders(3) == 1 << stays
@@ -236,6 +236,6 @@ def test_a_new_slice_gets_no_number_whose_blocks_are_still_remembered() -> None:
     for _ in range(2000):
         number = index.join()
         assert not index.holders(1) >> number & 1
-        index.add(number, Trace(blocks=(1,)))
+        index.put(number, (1,))
         index.leave(number)
     assert number < 1000  # and numbers do not grow with all slices that ever were

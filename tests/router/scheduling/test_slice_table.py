@@ -171,7 +171,7 @@ def test_what_a_lost_slice_had_is_forgotten_with_it() -> None:
     [
         {"user": "7"},
         {"prompt_cache_key": "7"},
-        {"headers": ((b"X-Session-Id", b"7"),)},
+        {"headers": ((b"x-session-id", b"7"),)},
     ],
 )
 def test_a_session_goes_back_to_its_slice_whatever_it_says(tied: dict[str, Any]) -> None:
