@@ -51,7 +51,8 @@ def without_effect(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _has(fields: Mapping[str, Any], name: str) -> bool:
-    return any(holder.get(name) is not None for holder in sampling_holders(fields))
+    sampling = fields.get("sampling_params")
+    return fields.get(name) is not None or (isinstance(sampling, dict) and sampling.get(name) is not None)
 
 
 def _allowed_token_ids(fields: Mapping[str, Any], hosts: int) -> bool:  # noqa: ARG001

@@ -13,4 +13,4 @@ MOST_PIXELS = 64 << 20
 def sampling_holders(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
     """What of a request may hold sampling parameters: itself, and on vLLM's token routes its `sampling_params`."""
     sampling = fields.get("sampling_params")
-    return (fields, sampling) if isinstance(sampling, Mapping) else (fields,)
+    return (fields, sampling) if isinstance(sampling, dict) else (fields,)

@@ -49,8 +49,9 @@ def install(answer: Callable[[Request, Downstream], Awaitable[None]]) -> None:
             _warn(str(error))
         else:
             if relay:
-                # The server's task has not yet begun, and so not read it.
-                server.config.http = partial(Door, relay)
+                server.config.http = partial(
+                    Door, relay
+                )  # the server's task has not yet begun, and so not read it
         return task, server
 
     setattr(replica, _START, start_with_door)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import openai
 import pytest
 from support import quick_http as http
@@ -102,8 +103,6 @@ def test_openai_s_client_goes_on_from_a_stored_response(service: str) -> None:
 
 
 def test_anthropic_s_client_gets_a_message_whole_and_streamed(service: str) -> None:
-    import anthropic
-
     api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
     asked: dict[str, Any] = {
         "model": MODEL,
@@ -127,8 +126,6 @@ def test_anthropic_s_client_gets_a_message_whole_and_streamed(service: str) -> N
 
 
 def test_anthropic_s_client_counts_tokens_and_hears_what_was_wrong(service: str) -> None:
-    import anthropic
-
     api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
     talk: list[Any] = [{"role": "user", "content": "Tell me a story"}]
     counted = api.messages.count_tokens(model=MODEL, messages=talk).input_tokens

@@ -173,7 +173,7 @@ class Transcript:
         return events
 
     def _take_tokens(self, events: bytes) -> bytes | None:
-        """The fast path of nearly all events: one token, nothing else. None for others."""
+        """The fast path of nearly all events: one token, nothing else; the stream's end may follow. None for others."""
         if _NO_DELTA in events or (self._has_tools and not self._indivisible and _CALLS in events):
             return None
         if self._indivisible and _PROMPT in events:  # several answers begin one after the other
@@ -185,8 +185,10 @@ class Transcript:
             all_ids.append(ids)
             pieces.append(head)
             head, mark, rest = rest.partition(_IDS)
-        if len(all_ids) != sse.count(events):
+        done = events.endswith(sse.DONE)
+        if len(all_ids) != sse.count(events) - done:
             return None
+        self.done = done
         for ids in all_ids:
             if ids:
                 self._ids += ids

@@ -326,16 +326,16 @@ class Api:
         visit, inference, estimate = await self._accept(request, record)
         return OverAsgi(partial(self._carry, visit, inference, estimate, record))
 
-    async def relay(self, request: Request, client: Downstream) -> None:
+    def relay(self, request: Request, client: Downstream) -> Awaitable[None]:
         """The same outside of any ASGI app, from the request's headers to the answer's end. Cancelled where the client goes."""
-        await self._relayed(request, client, self._accept)
+        return self._relayed(request, client, self._accept)
 
-    async def fill(self, request: Request, sha256: str, client: Downstream, times: int = 0) -> None:
+    def fill(self, request: Request, sha256: str, client: Downstream, times: int = 0) -> Awaitable[None]:
         """Answer a request that the key of this hash left here, if there is a free seat for it.
 
         `times`: how often it has been given up for other requests.
         """
-        await self._relayed(request, client, partial(self._accept_left, sha256, times))
+        return self._relayed(request, client, partial(self._accept_left, sha256, times))
 
     async def _relayed(
         self,
@@ -456,21 +456,21 @@ class Api:
             body = salted(route.path, body, fields, key)
         return _Read(model, body, kept(fields), checked, ignored)
 
-    async def _carry(
+    def _carry(
         self,
         visit: Visit,
         inference: InferenceRequest,
         estimate: Estimate,
         record: RequestRecord,
         client: Downstream,
-    ) -> None:
+    ) -> Awaitable[None]:
         """Answer an accepted request, once it is admitted."""
         run: _Run = Forwarding(self._dispatcher, inference, record).run
         if inference.ignored:
             run = partial(_telling, inference.ignored, run)
         if inference.keeping:
             run = partial(self._keep, run, inference.keeping)
-        await self._admission.admit(visit, inference, estimate, record, client, run)
+        return self._admission.admit(visit, inference, estimate, record, client, run)
 
     async def _of_stored(self, request: Request, name: str, look: Callable[[Kept], bytes]) -> Response:
         """What `look` finds in a stored response, as JSON."""

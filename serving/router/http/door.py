@@ -216,9 +216,9 @@ class Exchange(RequestResponseCycle):
 
     async def _run(self) -> None:
         relay, began_s = self._door.relay, time.monotonic()
-        scope, self._id = with_id(
-            {**self.scope, "method": "POST", "path": self._path, "root_path": "", "query_string": self._query}
-        )
+        scope: Any = self.scope  # of this request alone
+        scope.update(method="POST", path=self._path, root_path="", query_string=self._query)
+        scope, self._id = with_id(scope)
         relay.began()
         ended_by: BaseException | None = None
         try:

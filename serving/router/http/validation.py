@@ -121,9 +121,11 @@ def _check_types(fields: dict[str, Any]) -> None:
     """Check the fields that the router counts with. vLLM would take "16" for 16, past every limit here."""
     for name in _WHOLE_NUMBERS:
         value = fields.get(name)
+        if value is None:
+            continue
         if isinstance(value, float) and value.is_integer():
             fields[name] = int(value)  # JSON takes 16.0 for an integer
-        elif value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        elif isinstance(value, bool) or not isinstance(value, int):
             raise BadRequestError(f"{name} is {_kind(value)}; send a whole number.")
     if not isinstance(streams := fields.get("stream"), bool | None):
         raise BadRequestError(f"stream is {_kind(streams)}; send true or false.")
@@ -291,8 +293,10 @@ def _check_entries(fields: Mapping[str, Any], name: str, most: int) -> None:
 def _check_token_ids(fields: Mapping[str, Any], max_model_len: int) -> None:
     for name in ("prompt", "input", "tokens", "token_ids", "prompt_token_ids"):
         prompt = fields.get(name)
-        several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-        for item in prompt if several and isinstance(prompt, list) else [prompt]:
+        if not isinstance(prompt, list):
+            continue
+        several = prompt and isinstance(prompt[0], str | list)
+        for item in prompt if several else [prompt]:
             if isinstance(item, list) and item and isinstance(item[0], int) and len(item) > max_model_len:
                 raise BadRequestError(
                     f"{name} has {len(item)} tokens; the context of this model is {max_model_len}."
@@ -463,6 +467,6 @@ def kept(fields: Mapping[str, Any]) -> dict[str, Any]:
     if fields.get("structured_outputs"):
         slim["structured_outputs"] = True
     form = fields.get("response_format")
-    if isinstance(form, Mapping) and form != {"type": "text"}:
+    if isinstance(form, dict) and form != {"type": "text"}:
         slim["response_format"] = {"type": form.get("type")}
     return slim

@@ -173,7 +173,7 @@ def _answers(fields: Fields) -> int:
 
 def _asked(fields: Fields, *names: str) -> int | None:
     """The most output tokens that these fields ask for; None where none of them does."""
-    counts = [min(fields[name], _MOST_TOKENS) for name in names if _is_count(fields.get(name))]
+    counts = [min(fields[name], _MOST_TOKENS) for name in names if name in fields and _is_count(fields[name])]
     return max(counts, default=None)
 
 

@@ -117,8 +117,8 @@ class Journal:
         if record.preemptions:
             recorder.add(table.PREEMPTIONS, record.preemptions, model)
             recorder.add(table.PAUSED_SECONDS, record.paused_s, model)
-        if record.router_s is not None:
-            recorder.observe(table.ROUTER, record.router_s, model)
+        if (router_s := record.router_s) is not None:
+            recorder.observe(table.ROUTER, router_s, model)
             recorder.observe(table.QUEUE, record.queued_s, model)
         if record.outcome == "ok":  # an error's times would hide how long answers take
             self._time(record)
@@ -130,14 +130,14 @@ class Journal:
         ttft_s = record.first_s - record.arrived_s if record.streamed and record.first_s else None
         if ttft_s is not None:
             recorder.observe(table.TTFT, ttft_s, model, pool)
-            if record.slice_ttft_s is not None:
-                recorder.observe(table.SLICE_TTFT, record.slice_ttft_s, model, pool)
-        if record.inter_token_s is not None:
-            recorder.observe(table.INTER_TOKEN, record.inter_token_s, model, pool)
+            if (slice_ttft_s := record.slice_ttft_s) is not None:
+                recorder.observe(table.SLICE_TTFT, slice_ttft_s, model, pool)
+        if (inter_token_s := record.inter_token_s) is not None:
+            recorder.observe(table.INTER_TOKEN, inter_token_s, model, pool)
             recorder.observe(table.LONGEST_GAP, record.longest_gap_s, model, pool)
         if slo := self._slos.get(model):
             self._judge(model, "ttft", ttft_s, slo.ttft_s)
-            self._judge(model, "itl", record.inter_token_s, slo.itl_s)
+            self._judge(model, "itl", inter_token_s, slo.itl_s)
 
     def _judge(self, model: str, target: str, took_s: float | None, most_s: float | None) -> None:
         if took_s is not None and most_s is not None:

@@ -205,6 +205,7 @@ class RequestRecord:
         """Look for token counts in the last bytes, where no part has told them."""
         if self._tail and None in (self.prompt_tokens, self.output_tokens, self.cached_tokens):
             self._read_usage()
+            self._before = self._tail = b""
 
     def _read_usage(self) -> None:
         if self.streamed:
@@ -249,13 +250,13 @@ def outcome_of(error: ServingError) -> str:
 
 
 def outcome_of_status(status: int) -> str:
+    if 0 < status < HTTPStatus.BAD_REQUEST:
+        return "ok"
     if status in {HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
         return "refused"
     if status == _CLIENT_CLOSED_REQUEST:
         return "cancelled"
-    if HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR:
-        return "client_error"
-    return "error" if status >= HTTPStatus.INTERNAL_SERVER_ERROR or not status else "ok"
+    return "client_error" if 0 < status < HTTPStatus.INTERNAL_SERVER_ERROR else "error"
 
 
 @dataclass

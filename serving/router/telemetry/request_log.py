@@ -62,32 +62,35 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         fields["code"] = record.code
     if record.leases:
         fields["slice"] = record.slice
-        fields["pool"] = record.leases[-1].pool
-        fields["slices"] = [lease.slice for lease in record.leases] if len(record.leases) > 1 else None
-    fields |= {
-        "prompt_tokens": record.prompt_tokens,
-        "output_tokens": record.output_tokens,
-        "queued_s": record.queued_s or None,
-        "router_s": record.router_s,
-        "ttft_s": record.first_s - record.arrived_s if record.first_s else None,
-        "slice_ttft_s": record.slice_ttft_s if record.first_s else None,
-        "inter_token_s": record.inter_token_s,
-        "longest_gap_s": record.longest_gap_s or None,
-        "total_s": record.ended_s - record.arrived_s,
-        "retries": record.retries or None,
-        "continuations": record.continuations or None,
-        "preemptions": record.preemptions or None,
-        "paused_s": record.paused_s or None,
-        "trace_id": record.trace_id or None,
-    }
+        fields["pool"] = record.pool
+        if len(record.leases) > 1:
+            fields["slices"] = [lease.slice for lease in record.leases]
+    if record.prompt_tokens is not None:
+        fields["prompt_tokens"] = record.prompt_tokens
+    if record.output_tokens is not None:
+        fields["output_tokens"] = record.output_tokens
+    times = (
+        ("queued_s", record.queued_s or None),
+        ("router_s", record.router_s),
+        ("ttft_s", record.first_s - record.arrived_s if record.first_s else None),
+        ("slice_ttft_s", record.slice_ttft_s if record.first_s else None),
+        ("inter_token_s", record.inter_token_s),
+        ("longest_gap_s", record.longest_gap_s or None),
+        ("total_s", record.ended_s - record.arrived_s),
+        ("paused_s", record.paused_s or None),
+    )
+    fields.update((name, round(seconds, 6)) for name, seconds in times if seconds is not None)
+    rare = (
+        ("retries", record.retries),
+        ("continuations", record.continuations),
+        ("preemptions", record.preemptions),
+        ("trace_id", record.trace_id),
+    )
+    fields.update(pair for pair in rare if pair[1])
     if record.answer is not None:
         fields["question"] = _text(record.question)
         fields["answer"] = _text(b"".join(record.answer))
-    return {
-        key: round(value, 6) if isinstance(value, float) else value
-        for key, value in fields.items()
-        if value is not None
-    }
+    return fields
 
 
 def _text(raw: bytes) -> str:
