@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from serving import config, serve_keys
+from serving import config
+from serving.config import serve_keys
 from serving.errors import ConfigError
 
 pytestmark = pytest.mark.unit

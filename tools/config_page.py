@@ -1,4 +1,4 @@
-"""Every key that `args` of a YAML may have, from the pydantic models of serving/config.py."""
+"""Every key that `args` of a YAML may have, from the pydantic models of serving/config/."""
 
 import inspect
 import types
@@ -33,7 +33,7 @@ def page() -> str:
         lines = ["| key | type | default | bounds | what it is |", "|---|---|---|---|---|"]
         for name, field in spec.model_fields.items():
             if not field.description:
-                raise LookupError(f"{spec.__name__}.{name} in serving/config.py has no description")
+                raise LookupError(f"{spec.__name__}.{name} in serving/config/ has no description")
             cells = [
                 f"`{name}`",
                 _type(field.annotation),

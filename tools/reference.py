@@ -14,7 +14,7 @@ from tools import cli_page, config_page, errors_page, http_api_page, operator_pa
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 # Page: what it is made of, and what makes it.
 PAGES: dict[str, tuple[str, Callable[[], str]]] = {
-    "config.md": ("serving/config.py", config_page.page),
+    "config.md": ("serving/config/", config_page.page),
     "redeploy.md": ("what serving/app.py builds", redeploy_page.page),
     "cli.md": ("the parser of the `serving` command", cli_page.page),
     "metrics.md": ("serving/metrics/table.py", operator_pages.metrics),

@@ -1,0 +1,76 @@
+"""The deployments/*.yaml as a whole, which is Serve's. Pure but for the reading."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from serving.config import serve_keys
+from serving.config.service import ServiceConfig, parse
+from serving.errors import ConfigError
+
+# The application builder, as `import_path` of an application names it.
+IMPORT_PATH = "serving.app:build"
+
+
+@dataclass(frozen=True)
+class DeploymentFile:
+    """A deployments/*.yaml: its services by application, the port Serve opens, and the parsed document."""
+
+    path: Path
+    port: int
+    services: dict[str, ServiceConfig]
+    document: dict[str, Any]
+
+    def route_prefix(self, name: str) -> str:
+        """The path below which an application is served, as Serve's config file has it."""
+        application = next(
+            entry for entry in self.document["applications"] if str(entry.get("name", "default")) == name
+        )
+        return str(application.get("route_prefix") or "/")
+
+
+def load(path: Path) -> DeploymentFile:
+    """Read our applications from a Serve config file; raises ConfigError."""
+    raw = _read(path)
+    serve_keys.check(str(path), raw, serve_keys.FILE, ServiceConfig.model_fields)
+    services = {}
+    for application in raw["applications"]:
+        if application.get("import_path") != IMPORT_PATH:
+            continue  # another project's application
+        name = str(application.get("name", "default"))
+        where = f"{path}, application {name}"
+        serve_keys.check(where, application, serve_keys.APPLICATION, ServiceConfig.model_fields)
+        try:
+            services[name] = parse(application.get("args") or {})
+        except ConfigError as error:
+            raise ConfigError(f"{where}: {error.message}") from None
+    if not services:
+        raise ConfigError(
+            f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
+        )
+    return DeploymentFile(path, _port(path, raw.get("http_options") or {}), services, raw)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        raw = yaml.safe_load(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    applications = raw.get("applications") if isinstance(raw, dict) else None
+    if not isinstance(applications, list) or not applications:
+        raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
+    if not all(isinstance(application, dict) for application in applications):
+        raise ConfigError(f"{path}: applications: each is a mapping with import_path and args")
+    return dict(raw)
+
+
+def _port(path: Path, http_options: Any) -> int:
+    port = http_options.get("port", 8000) if isinstance(http_options, dict) else http_options
+    if not isinstance(port, int) or not isinstance(http_options, dict):
+        raise ConfigError(f"{path}: http_options.port: a number is needed (got {port!r})")
+    serve_keys.check(f"{path}, http_options", http_options, serve_keys.HTTP, ())
+    return port
