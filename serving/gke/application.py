@@ -1,5 +1,6 @@
 """One application as Kubernetes needs it: names within their limits, its pools, and where each host's weights come from."""
 
+import hashlib
 import posixpath
 import re
 from collections import Counter
@@ -19,6 +20,7 @@ _LONGEST_NAME_OF_HOSTS = 50 - len("-xxxxx-headless")
 # GKE's limit of a node pool's name. Host names, which end at 63, are made of the group's name and two numbers.
 _LONGEST_POOL = 40
 _LONGEST_ACCOUNT = 50
+_LONGEST_LABEL = 63
 _MODEL_LETTERS = 30
 _IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")
 # What the webhook sets for TPUs in each pod, and what keys of the YAML set.
@@ -43,11 +45,24 @@ _NOT_IN_ENV = {
 
 @dataclass(frozen=True)
 class Pool:
-    """A worker group: its name, the plan of one slice, and what its hosts store."""
+    """A worker group: its name, the plan of one slice, and what its hosts store.
+
+    Applications that share a GKE cluster may serve one model: what is not within the RayService is named by `owned`.
+    """
 
     name: str
     plan: Plan
     storage: Storage
+    owned: str
+
+    @property
+    def node_pool(self) -> str:
+        """Name of its node pools, before their number."""
+        return _within(_LONGEST_POOL - len("-99"), self.owned, _shape(self.plan))
+
+    @property
+    def compute_class(self) -> str:
+        return _within(_LONGEST_LABEL, self.owned, _shape(self.plan))
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,7 @@ class Application:
     @property
     def head_pool(self) -> str:
         """Name of the head's node pool, within GKE's limit."""
-        return f"{self.label[: _LONGEST_POOL - 5].rstrip('-')}-head"
+        return _within(_LONGEST_POOL, f"{_owner(self.label, self.gke)}-head", "-head")
 
     @property
     def head_account(self) -> str:
@@ -158,7 +173,7 @@ def application(
         gke=gke,
         router=router,
         pools=tuple(
-            Pool(pool, plan, storage)
+            Pool(pool, plan, storage, f"{_owner(label, gke)}-{pool}")
             for pool, plan, storage in zip(_pool_names(plans), plans, storages, strict=True)
         ),
         store=store,
@@ -214,7 +229,7 @@ def _pool_names(plans: Sequence[Plan]) -> list[str]:
     taken: Counter[str] = Counter()
     names = []
     for plan in plans:
-        shape = f"-{plan.slice.generation}-{plan.slice.topology}"
+        shape = _shape(plan)
         room = min(_MODEL_LETTERS, _LONGEST_POOL - len(shape) - len("-p9-99"))
         name = _slug(plan.model.name)[:room].strip("-") + shape
         if not name[0].isalpha():
@@ -223,6 +238,23 @@ def _pool_names(plans: Sequence[Plan]) -> list[str]:
         names.append(f"{name}-p{taken[name] + 1}" if taken[name] else name)
         taken[name] += 1
     return names
+
+
+def _shape(plan: Plan) -> str:
+    return f"-{plan.slice.generation}-{plan.slice.topology}"
+
+
+def _owner(label: str, gke: GkeSpec) -> str:
+    """The application among all of the GKE cluster: names of two namespaces may be equal."""
+    return label if gke.namespace == "default" else f"{gke.namespace}-{label}"
+
+
+def _within(most: int, name: str, end: str) -> str:
+    """The name, or its beginning, a mark of all of it and the given end where it has too many characters."""
+    if len(name) <= most:
+        return name
+    mark = hashlib.sha256(name.encode()).hexdigest()[:6]
+    return f"{name[: most - len(mark) - len(end) - 1].rstrip('-')}-{mark}{end}"
 
 
 def _slug(name: str) -> str:

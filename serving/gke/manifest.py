@@ -4,6 +4,7 @@ A pool is a worker group and a slice is one of its replicas, of `numOfHosts` pod
 together. The head has no TPU and carries the router. What only `gcloud` can make stands in comments on top.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -18,6 +19,10 @@ from serving.tpu import POD_TYPE_LABEL
 RAY_VERSION = "2.60.0"
 
 _IDLE_S = 600  # a slice takes minutes to get and to load
+# What kubectl and KubeRay take for a boolean or a number where PyYAML sees text, and writes no quotes: y, 0o17, 08, 1e3.
+_NO_TEXT_IN_GO = re.compile(
+    r"[yYnN]|[-+]?(0_*[oOxX][\da-fA-F_]+|([\d_]+\.?[\d_]*|\.[\d_]+)([eE]_*[-+]?[\d_]+)?)"
+)
 # Limits of Ray's autoscaler that hold for pods and are wrong for slices:
 _AUTOSCALER = {
     # Ray asks for 10 pods at once; the part of a slice among them is ordered nowhere.
@@ -68,7 +73,7 @@ def _objects(app: Application, serve_config: str) -> Iterator[dict[str, Any]]:
             yield nodepools.compute_class(pool, app.gke)
     for pool in app.pools:
         if nodepools.needs_network_claims(pool.plan, app.gke):
-            yield nodepools.network_claims(pool.name, app.namespace)
+            yield nodepools.network_claims(pool.owned, app.namespace)
     yield from access.objects(app)
     if app.gke.control_store == OWN_REDIS:
         yield from redis.objects(app)
@@ -139,7 +144,8 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _block(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _NO_TEXT_IN_GO.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _block)

@@ -71,7 +71,7 @@ def compute_class(pool: Pool, gke: GkeSpec) -> dict[str, Any]:
     return {
         "apiVersion": "cloud.google.com/v1",
         "kind": "ComputeClass",
-        "metadata": {"name": pool.name},
+        "metadata": {"name": pool.compute_class},
         "spec": {
             "nodePoolAutoCreation": {"enabled": True},
             **networks,
@@ -100,7 +100,7 @@ def node_selector(pool: Pool) -> dict[str, str]:
         "cloud.google.com/gke-tpu-topology": plan.slice.topology,
     }
     if falls_back(plan):
-        return selector | {"cloud.google.com/compute-class": pool.name}
+        return selector | {"cloud.google.com/compute-class": pool.compute_class}
     # A v6e 2x4 is one host of eight chips or two of four. Half of the larger machine would take the smaller one's pods.
     selector["node.kubernetes.io/instance-type"] = plan.slice.machine_type
     if spec.reservation:
@@ -142,12 +142,12 @@ def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
     least = 0 if spec.capacity[0] is CapacityType.FLEX_START else counts.min
     if hosts == 1:
         size = f" --num-nodes={least} --enable-autoscaling --min-nodes={least} --max-nodes={counts.max}"
-        return [command.format(pool=pool.name, shape="") + size]
+        return [command.format(pool=pool.node_pool, shape="") + size]
     shape = (
         f" --placement-policy={pool.name}" if needs_policy(plan) else f" --tpu-topology={plan.slice.topology}"
     )
     return [
-        command.format(pool=f"{pool.name}-{index}", shape=shape)
+        command.format(pool=f"{pool.node_pool}-{index}", shape=shape)
         + (
             f" --num-nodes={hosts}"
             if index < least

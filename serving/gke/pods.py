@@ -139,7 +139,7 @@ def host(app: Application, pool: Pool) -> dict[str, Any]:
         ],
     }
     if claims:
-        spec["resourceClaims"] = [{"name": "nics", "resourceClaimTemplateName": pool.name}]
+        spec["resourceClaims"] = [{"name": "nics", "resourceClaimTemplateName": pool.owned}]
     return {
         "metadata": {
             "labels": {"app": app.label, **_host_index(pool)},

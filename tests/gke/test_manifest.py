@@ -775,6 +775,18 @@ def test_keys_that_would_hide_a_whole_folder_are_refused() -> None:
         objects(router=RouterSpec(keys_file="/keys.yaml"))
 
 
+@pytest.mark.parametrize(
+    "text", ["y", "N", "08", "0o17", "1e3", "12E05", ".5e3", "+1e3", "1_0", "-_08", "0_x8"]
+)
+def test_text_stays_text_for_kubectl_and_kuberay(text: str) -> None:
+    """Go's YAML sees booleans and numbers where PyYAML writes no quotes."""
+    rendered = render(
+        application("app", GkeSpec(image="image", env={"A": text}), [planned()]), {"args": {"b": text}}
+    )
+    assert rendered.count(f" value: '{text}'\n") == 1
+    assert rendered.count(f" b: '{text}'\n") == 1
+
+
 # Kustomize.
 
 

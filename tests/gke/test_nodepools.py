@@ -1,7 +1,9 @@
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from serving import config
 from serving.config import GkeSpec, ModelSpec
@@ -31,12 +33,12 @@ def planned(generation: str, topology: str, replicas: Any = 1, **slice_: Any) ->
 
 
 def pool(of: Plan, gke: GkeSpec = GKE) -> Pool:
-    return Pool("pool", of, storage_of(of, gke))
+    return Pool("pool", of, storage_of(of, gke), "app-pool")
 
 
 def test_each_multi_host_slice_is_a_node_pool_of_its_own() -> None:
     lines = nodepools.gcloud_lines(pool(planned("v6e", "4x4", {"min": 1, "max": 2})), GKE)
-    assert [line.split()[4] for line in lines] == ["pool-0", "pool-1"]
+    assert [line.split()[4] for line in lines] == ["app-pool-0", "app-pool-1"]
     assert all("--tpu-topology=4x4" in line and "--machine-type=ct6e-standard-4t" in line for line in lines)
     assert lines[0].endswith("--num-nodes=4")
     assert lines[1].endswith("--num-nodes=0 --enable-autoscaling --min-nodes=0 --max-nodes=4")
@@ -113,7 +115,7 @@ def test_a_fallback_keeps_the_topology_and_the_order() -> None:
     assert [way.get("spot") for way in priorities] == [None, None, True, False]
     assert priorities[1]["flexStart"] == {"enabled": True}
     assert nodepools.gcloud_lines(pool(several), GKE) == []
-    assert nodepools.node_selector(pool(several))["cloud.google.com/compute-class"] == "pool"
+    assert nodepools.node_selector(pool(several))["cloud.google.com/compute-class"] == "app-pool"
 
 
 def test_the_head_s_node_is_made_first() -> None:
@@ -150,6 +152,39 @@ def test_no_two_node_pools_have_one_name() -> None:
     names = [line.split()[5] for line in text.splitlines() if "node-pools create" in line]
     assert len(names) == 5
     assert len(set(names)) == len(names)
+
+
+def names_in_the_cluster(name: str, **gke: Any) -> set[str]:
+    """What applications of one GKE cluster share, or one namespace of it, by name."""
+    ways = planned("v6e", "2x4", {"min": 1, "max": 3}, hosts=2, capacity=["spot", "on-demand"])
+    app = application(
+        name,
+        GKE.model_copy(update=gke | {"dranet": True}),
+        [ways, planned("v6e", "4x4"), planned("v6e", "1x1")],
+    )
+    text = render(app, {})
+    made = {f"{entry['kind']} {entry['metadata']['name']}" for entry in yaml.safe_load_all(text)}
+    pools = {line.split()[5] for line in text.splitlines() if "node-pools create" in line}
+    assert all(re.fullmatch(r"[a-z][a-z0-9-]{,39}", pool) for pool in pools)
+    assert len(made) == text.count("\nkind: ")
+    return made | pools
+
+
+def test_two_applications_of_one_model_share_no_name() -> None:
+    """Nor does one in two namespaces, in what has none."""
+    names = ["app", "app-2", f"{'a' * 32}-1", f"{'a' * 32}-2"]
+    found = [names_in_the_cluster(name) for name in names]
+    elsewhere = names_in_the_cluster("app", namespace="prod")
+    found.append({kept for kept in elsewhere if " " not in kept or kept.startswith("ComputeClass")})
+    assert sum(map(len, found)) == len(set().union(*found))
+
+
+def test_a_short_name_is_whole_and_a_long_one_ends_in_its_shape() -> None:
+    assert "app-head" in names_in_the_cluster("app")
+    assert "prod-app-head" in names_in_the_cluster("app", namespace="prod")
+    marked = {name for name in names_in_the_cluster("a" * 35) if re.match(r"a+-[0-9a-f]{6}-", name)}
+    ends = {re.sub(r"a+-[0-9a-f]{6}", "", name) for name in marked}
+    assert ends == {"-v6e-4x4-0", "-v6e-1x1"}
 
 
 def test_v7x_over_hosts_takes_a_workload_policy_instead_of_a_topology() -> None:
