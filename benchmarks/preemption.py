@@ -124,35 +124,41 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([HEAD, *(f"| {' | '.join(row.cells())} |" for row in rows)])
 
 
-def planned() -> Plan:
+def planned(seats: int) -> Plan:
     spec = {
         "name": MODEL,
         "model": "meta-llama/Llama-3.3-70B-Instruct",
         "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
         "queue": {"wait_s": 120},
-        "engine": {"max_num_seqs": SEATS, "max_model_len": 8192},
+        "engine": {"max_num_seqs": seats, "max_model_len": 8192},
     }
     return plan(ModelSpec.model_validate(spec))
 
 
-async def serve() -> None:
+async def serve(seats: int) -> None:
     """One engine: print its port, end with the input."""
-    server = SimulatorServer(planned(), nowhere())
+    server = SimulatorServer(planned(seats), nowhere())
     await server.start()
     print(server.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.kill()
 
 
-async def route(upstreams: Sequence[str], keys: Path, most: int) -> None:
-    """A router before these engines: print its port, end with the input."""
+async def route(
+    upstreams: Sequence[str], keys: Path | None, most: int, seats: int, place: tuple[str, str] | None = None
+) -> None:
+    """A router before these engines, and a store at `place`: print its port, end with the input."""
 
     async def no_metrics() -> str:
         return ""
 
-    found = planned()
+    async def find() -> tuple[str, str]:
+        assert place is not None  # noqa: S101  nobody asks where there is none
+        return place
+
+    found = planned(seats)
     spec = RouterSpec.model_validate({"preemption": {"most": most}})
-    core = RouterCore([found], spec, auth.KeyFile(keys), no_metrics)
+    core = RouterCore([found], spec, auth.KeyFile(keys), no_metrics, store=find if place else None)
 
     async def beat() -> None:
         for number in itertools.count():
@@ -178,6 +184,9 @@ async def route(upstreams: Sequence[str], keys: Path, most: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     server = uvicorn.Server(config)
     beating = [asyncio.create_task(beat()), asyncio.create_task(core.admission.run())]
+    if core.usage and core.filler:
+        await core.usage.start()
+        beating.append(asyncio.create_task(core.filler.run()))
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     print(listener.getsockname()[1], flush=True)
     await until_input_ends(dict)
@@ -294,13 +303,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of load, with and without")
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--route", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--store", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--seats", type=int, default=SEATS, help=argparse.SUPPRESS)
     parser.add_argument("--keys", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--most", type=int, default=2, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.engine:
-        uvloop.run(serve())
+        uvloop.run(serve(options.seats))
     elif options.route:
-        uvloop.run(route(options.route, options.keys, options.most))
+        uvloop.run(route(options.route, options.keys, options.most, options.seats, options.store))
     else:
         rows = [
             play(name, most, options.seconds)

@@ -226,6 +226,17 @@ class UnknownFileError(ServingError):
     kind = "invalid_request_error"
 
 
+class RangeError(ServingError):
+    """A `Range` asks for bytes that a file does not have.
+
+    Ask for its size first, with HEAD.
+    """
+
+    status = HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE
+    code = "range_not_satisfiable"
+    kind = "invalid_request_error"
+
+
 class UnknownBatchError(ServingError):
     """No batch of this id is there for this key.
 

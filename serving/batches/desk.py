@@ -196,12 +196,11 @@ class Desk:
                 return
             if not await self._ledger.add_lines(batch.id, rows, read_bytes):
                 return
-        now_s = self._calendar()
         after = await self._ledger.batch(batch.key, batch.id)
         if after and not after.total:
             await self._break(batch, "empty_file", "The file has no line.")
         else:
-            await self._ledger.happen(batch.id, Event.READ, now_s)
+            await self._ledger.read(batch.id, self._calendar())
 
     async def assemble(self, batch: Row[Any]) -> None:
         """Write the files of results, and end the batch with them."""
@@ -526,7 +525,8 @@ def _result(batch: str, result: Mapping[str, Any], custom_id: str | None) -> Res
     except (ValueError, RecursionError):
         body = result["body"]
     text = lines.answered(batch, result["line"], custom_id, result["status"], result["request_id"], body)
-    return Result(batch, result["line"], text, is_error=result["status"] >= 400)
+    is_error = result["status"] >= 400
+    return Result(batch, result["line"], text, is_error=is_error, usage=lines.usage(body))
 
 
 def _skip(file: Any) -> int:

@@ -55,13 +55,15 @@ class Folder:
                 file.seek(start)
             return file
 
-    def pieces(self, name: str) -> Iterator[bytes]:
-        """Raises StorageError, at once where the file is not there."""
-        file = self.read(name)
+    def pieces(self, name: str, part: range) -> Iterator[bytes]:
+        """These bytes of a file; raises StorageError, at once where the file is not there."""
+        file = self.read(name, part.start)
 
         def pieces() -> Iterator[bytes]:
+            left_bytes = len(part)
             with file, _translated("read"):
-                while piece := file.read(PIECE_BYTES):
+                while piece := file.read(min(PIECE_BYTES, left_bytes)):
+                    left_bytes -= len(piece)
                     yield piece
 
         return pieces()

@@ -4,8 +4,9 @@ Whatever dies between two transactions, the rows say what is to be done next. A 
 whoever owns the batch, while the batch is in progress.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sqlalchemy import Row, delete, func, insert, or_, select, update
@@ -55,6 +56,7 @@ class Result:
     line: int
     text: str
     is_error: bool
+    usage: Mapping[str, int] = field(default_factory=dict)
 
 
 class Ledger:
@@ -83,10 +85,11 @@ class Ledger:
             return True
 
     async def store_file(self, name: str, size_bytes: int) -> None:
-        """The content is there."""
+        """The content is there. Raises StorageError where the row no longer is."""
         async with self._database.write() as connection:
             change = update(FILES).where(FILES.c.id == name, FILES.c.state == UPLOADING)
-            await connection.execute(change.values(state=STORED, bytes=size_bytes))
+            if not (await connection.execute(change.values(state=STORED, bytes=size_bytes))).rowcount:
+                raise StorageError("The file was swept before it was whole; send it again.")
 
     async def file(self, key: str, name: str, now_s: float) -> Row[Any] | None:
         """A key's own, unless it has expired."""
@@ -157,6 +160,7 @@ class Ledger:
                     completed=0,
                     failed=0,
                     owned_until_s=0.0,
+                    usage={},
                 )
             )
             return True
@@ -199,6 +203,18 @@ class Ledger:
                 return None
             await self._move(connection, batch, event, now_s, errors=errors)
             return (await connection.execute(select(BATCHES).where(BATCHES.c.id == name))).one()
+
+    async def read(self, name: str, now_s: float) -> None:
+        """Every line of a batch's input has a row."""
+        models = select(LINES.c.model).where(LINES.c.batch_id == name, LINES.c.model.is_not(None)).distinct()
+        async with self._database.write() as connection:
+            batch = await self._locked(connection, name)
+            if batch is None:
+                return
+            asked = list(await connection.scalars(models.limit(2)))
+            model = asked[0] if len(asked) == 1 else None
+            await connection.execute(update(BATCHES).where(BATCHES.c.id == name).values(model=model))
+            await self._move(connection, batch, Event.READ, now_s)
 
     async def add_lines(self, name: str, lines: Sequence[NewLine], read_bytes: int) -> bool:
         """Lines of input up to `read_bytes`. False where the batch is no longer this process's to read, or they are there."""
@@ -295,6 +311,7 @@ class Ledger:
                 return None
             kept: set[int] = set()
             completed = failed = 0
+            usage = Counter[str](batch.usage)
             for result in results:
                 done = await connection.execute(
                     update(LINES)
@@ -305,10 +322,15 @@ class Ledger:
                     kept.add(result.line)
                     failed += result.is_error
                     completed += not result.is_error
+                    usage.update(result.usage)
             await connection.execute(
                 update(BATCHES)
                 .where(BATCHES.c.id == name)
-                .values(completed=BATCHES.c.completed + completed, failed=BATCHES.c.failed + failed)
+                .values(
+                    completed=BATCHES.c.completed + completed,
+                    failed=BATCHES.c.failed + failed,
+                    usage=None if batch.usage is None else dict(usage),
+                )
             )
             if batch.completed + batch.failed + len(kept) >= batch.total:
                 await self._move(connection, batch, Event.DONE, now_s)

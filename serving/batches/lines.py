@@ -87,6 +87,26 @@ def refused(batch: str, line: int, custom_id: str | None, code: str, message: st
     return _line(batch, line, custom_id, None, {"code": code, "message": message, "line": line})
 
 
+def usage(answer: Any) -> dict[str, int]:
+    """The tokens of an answer by OpenAI's names of a batch's usage, whichever endpoint gave it."""
+    told = _of(answer, "usage")
+    of_read = _of(told, "input_tokens_details", "prompt_tokens_details")
+    of_written = _of(told, "output_tokens_details", "completion_tokens_details")
+    counts = {
+        "input_tokens": _of(told, "input_tokens", "prompt_tokens"),
+        "cached_tokens": _of(of_read, "cached_tokens"),
+        "output_tokens": _of(told, "output_tokens", "completion_tokens"),
+        "reasoning_tokens": _of(of_written, "reasoning_tokens"),
+    }
+    return {name: count if type(count) is int else 0 for name, count in counts.items()}
+
+
+def _of(fields: Any, *names: str) -> Any:
+    """The first of these fields that is there."""
+    given = fields if isinstance(fields, dict) else {}
+    return next((given[name] for name in names if given.get(name) is not None), None)
+
+
 def _fields(text: bytes) -> dict[str, Any]:
     try:
         return bounded_json.read(text.removeprefix(_BYTE_ORDER_MARK).strip(), "This line")

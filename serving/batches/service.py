@@ -8,7 +8,9 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from http import HTTPStatus
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -20,7 +22,7 @@ from starlette.types import Message, Receive
 
 from serving import bounded_json, secret
 from serving.asgi import check_form
-from serving.batches import lines
+from serving.batches import lines, ranges
 from serving.batches.desk import Desk
 from serving.batches.files import PIECE_BYTES, Folder
 from serving.batches.ledger import Ledger
@@ -29,6 +31,7 @@ from serving.config import BatchSpec, StoreSpec
 from serving.database.database import Database
 from serving.errors import (
     BadRequestError,
+    RangeError,
     RateLimitError,
     StorageError,
     TooLargeError,
@@ -72,6 +75,7 @@ class Batches:
             ("/v1/files/{name}", self.file, "GET"),
             ("/v1/files/{name}", self.delete_file, "DELETE"),
             ("/v1/files/{name}/content", self.content, "GET"),
+            ("/v1/files/{name}/content", self.content, "HEAD"),
             ("/v1/batches", self.create, "POST"),
             ("/v1/batches", self.list_batches, "GET"),
             ("/v1/batches/{name}", self.batch, "GET"),
@@ -91,7 +95,7 @@ class Batches:
         await self.desk.close()
 
     async def upload(self, request: Request) -> Response:
-        key, now_s = _key(request), self._calendar()
+        key = _key(request)
         full = TooLargeError(
             f"This key's files have {self._spec.max_key_bytes} bytes already (batch.max_key_bytes), or are {_MOST_FILES}; "
             "delete some."
@@ -114,6 +118,7 @@ class Batches:
                 raise BadRequestError("purpose has to be batch: this service keeps files for batches alone.")
             if (file.size or 0) > self._spec.max_file_bytes:
                 raise too_large
+            now_s = self._calendar()  # a slow client's file is as old as its end
             expires_s = now_s + self._expiry(
                 form.get("expires_after[anchor]"), form.get("expires_after[seconds]")
             )
@@ -168,10 +173,23 @@ class Batches:
 
     async def content(self, request: Request, name: str) -> Response:
         row = await self._file_of(_key(request), name)
-        pieces = await asyncio.to_thread(self._folder.pieces, name)
-        return StreamingResponse(
-            pieces, media_type="application/octet-stream", headers={"content-length": str(row.bytes)}
-        )
+        status, size = HTTPStatus.OK, row.bytes
+        headers = {"accept-ranges": "bytes", "content-type": "application/octet-stream"}
+        try:
+            # No answer has a validator, so none is what If-Range names.
+            asked = None if "if-range" in request.headers else request.headers.get("range")
+            if part := ranges.part(asked, size):
+                status = HTTPStatus.PARTIAL_CONTENT
+                headers["content-range"] = f"bytes {part.start}-{part.stop - 1}/{size}"
+        except RangeError as error:
+            headers = {"content-range": f"bytes */{size}"}
+            return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
+        part = part or range(size)
+        headers["content-length"] = str(len(part))
+        if request.method == "HEAD":
+            return Response(status_code=status, headers=headers)
+        pieces = await asyncio.to_thread(self._folder.pieces, name, part)
+        return StreamingResponse(pieces, status_code=status, headers=headers)
 
     async def create(self, request: Request) -> Response:
         key, now_s = _key(request), self._calendar()
@@ -407,6 +425,7 @@ def _batch(row: Row[Any]) -> dict[str, Any]:
         "errors": row.errors,
         "input_file_id": row.input_file_id,
         "completion_window": row.completion_window,
+        "model": row.model,
         "status": State(row.state).told,
         "output_file_id": row.output_file_id,
         "error_file_id": row.error_file_id,
@@ -420,5 +439,18 @@ def _batch(row: Row[Any]) -> dict[str, Any]:
         "cancelling_at": since(State.CANCELLING),
         "cancelled_at": since(State.CANCELLED),
         "request_counts": {"total": row.total, "completed": row.completed, "failed": row.failed},
+        "usage": None if row.usage is None else _usage(Counter(row.usage)),
         "metadata": row.metadata,
+    }
+
+
+def _usage(tokens: Mapping[str, int]) -> dict[str, Any]:
+    """The tokens of a batch's answers, in OpenAI's shape."""
+    read, written = tokens["input_tokens"], tokens["output_tokens"]
+    return {
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": tokens["cached_tokens"]},
+        "output_tokens": written,
+        "output_tokens_details": {"reasoning_tokens": tokens["reasoning_tokens"]},
+        "total_tokens": read + written,
     }

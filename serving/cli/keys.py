@@ -145,7 +145,7 @@ def _with_table(options: argparse.Namespace, do: Callable[[Any], Awaitable[Any]]
     from serving.metering.keys import KeyTable
 
     async def opened() -> Any:
-        database = await Database.open(database_at(options.store))
+        database = await Database.open(database_at(options.store), migrates=False)
         try:
             return await do(KeyTable(database))
         finally:

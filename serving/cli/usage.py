@@ -84,7 +84,7 @@ async def _sums(where: str, by: Sequence[str], first: str, last: str) -> list[li
     from serving.database.database import Database
     from serving.metering.ledger import Ledger
 
-    database = await Database.open(where)
+    database = await Database.open(where, migrates=False)
     try:
         return [list(row) for row in await Ledger(database).by(by, first, last)]
     finally:

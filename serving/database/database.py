@@ -14,6 +14,7 @@ from typing import Any
 
 from alembic import command
 from alembic.config import Config
+from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy import Connection, event, text
@@ -44,15 +45,19 @@ class Database:
         self.where = where  # without a password
 
     @classmethod
-    async def open(cls, where: str) -> "Database":
+    async def open(cls, where: str, *, migrates: bool = True) -> "Database":
         """`where`: the path of an SQLite file, or postgresql://USER@HOST/NAME. Raises ConfigError.
 
-        PostgreSQL's password comes from PGPASSWORD or PGPASSFILE.
+        PostgreSQL's password comes from PGPASSWORD or PGPASSFILE. `migrates`: whether the schema of an older version is
+        brought up to date, after which that version can't open it any more.
         """
         engine, name = _engine(where)
         try:
             async with engine.connect() as connection, _writing(connection):
-                await connection.run_sync(_migrate)
+                await connection.run_sync(_migrate, older=migrates)
+        except ConfigError as error:
+            await engine.dispose()
+            raise ConfigError(f"store: {name} {error.message}") from None
         except (OSError, SQLAlchemyError) as error:
             await engine.dispose()
             raise ConfigError(f"store: {name} can't be opened ({_reason(error)}); {_mend(where)}") from None
@@ -145,11 +150,17 @@ async def _writing(connection: AsyncConnection) -> AsyncIterator[None]:
         yield
 
 
-def _migrate(connection: Connection) -> None:
+def _migrate(connection: Connection, *, older: bool) -> None:
+    """Raises ConfigError for a schema of an older version where those are to stay."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:number)"), {"number": _MIGRATING})
     config = _alembic()
     config.attributes["connection"] = connection
+    current = MigrationContext.configure(connection).get_current_revision()
+    if not older and current and current < version():
+        raise ConfigError(
+            "is of an older version of this service, which may be running: use that version's `serving`, or start this version first"
+        )
     command.upgrade(config, "head")
 
 

@@ -32,7 +32,8 @@ FILES = Table(
 )
 
 # `times`: when each state began. `read_bytes`: how much of the input has rows in `lines`. `owner` works on the batch until
-# `owned_until_s`, unless it says again that it does.
+# `owned_until_s`, unless it says again that it does. `model`: of all its good lines, where they have one. `usage`: the tokens of its
+# answers, as `lines.usage` has them.
 BATCHES = Table(
     "batches",
     METADATA,
@@ -56,6 +57,8 @@ BATCHES = Table(
     Column("output_expires_after_s", BigInteger),
     Column("owner", String(80)),
     Column("owned_until_s", Double, nullable=False),
+    Column("model", Text),
+    Column("usage", JSON(none_as_null=True)),
     Index("batches_of_key", "key", "created_s", "id"),
     Index("batches_by_state", "state", "created_s"),
 )

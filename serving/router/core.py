@@ -104,7 +104,8 @@ class RouterCore:
         self.log = log
         self.audit = audit
         self.spans = spans
-        self.table = _table(plans, spec, application)
+        rates = _rates(plans, prices or {})
+        self.table = _table(plans, spec, application, rates)
         self.neighbours: Neighbours | None = None
         self._shares = _shares(spec)
         self.dispatcher = Dispatcher(
@@ -116,7 +117,7 @@ class RouterCore:
         )
         self._kept = KeptFiles(store) if store else None
         # A name of this process: one that starts anew numbers its flushes anew.
-        meter = Meter(f"{name}-{uuid.uuid4().hex}"[-80:], _rates(plans, prices or {})) if store else None
+        meter = Meter(f"{name}-{uuid.uuid4().hex}"[-80:], rates) if store else None
         self.usage = UsageLoop(meter, self._kept, keys) if meter and self._kept else None
         self.admission = AdmissionController(spec, plans, self.table, keys, meter=meter)
         self.latency = RecentLatency()
@@ -339,7 +340,9 @@ def _shared_key(application: str) -> bytes:
     return blake2b(secret.of_this_process().encode(), key=application.encode()[:64], digest_size=32).digest()
 
 
-def _table(plans: Sequence[Plan], spec: RouterSpec, application: str) -> SliceTable:
+def _table(
+    plans: Sequence[Plan], spec: RouterSpec, application: str, rates: Mapping[tuple[str, str], Rate]
+) -> SliceTable:
     wanted: Counter[str] = Counter()
     shapes: dict[str, list[str]] = {}
     pools: dict[str, list[str]] = {}
@@ -355,5 +358,6 @@ def _table(plans: Sequence[Plan], spec: RouterSpec, application: str) -> SliceTa
         affinity=spec.affinity,
         routers=spec.replicas,
         shared_key=_shared_key(application) if _shares(spec) else b"",
-        seats={(plan.model.name, plan.pool): plan.most_sequences for plan in plans},
+        seats={of: rate.sequences for of, rate in rates.items()},
+        dollars={of: rate.dollars_per_hour / rate.sequences for of, rate in rates.items()},
     )

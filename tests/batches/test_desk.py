@@ -11,8 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from sqlalchemy import select, text
+from fastapi import FastAPI
+from sqlalchemy import select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from support.batches import KEY, folder, line
 from support.simulated_engine import MODEL
@@ -24,8 +26,9 @@ from serving.batches.lifecycle import Event, State
 from serving.batches.service import Batches
 from serving.config import BatchSpec
 from serving.database.database import Database
-from serving.database.tables import FILES
+from serving.database.tables import BATCHES, FILES
 from serving.errors import StorageError
+from serving.secret import KEY_HEADER
 
 pytestmark = pytest.mark.unit
 OTHER = "1" * 64
@@ -97,7 +100,7 @@ class Table:
         return await self.ledger.batch(key, name)
 
     def results(self, file: str | None) -> list[Any]:
-        return [json.loads(text) for text in b"".join(self.folder.pieces(file)).splitlines()] if file else []
+        return [json.loads(text) for text in self.folder.read(file).read().splitlines()] if file else []
 
 
 def brought(
@@ -109,7 +112,10 @@ def brought(
 
 @asynccontextmanager
 async def table(
-    path: Path, make_ledger: Callable[[Database, str], Ledger] = Ledger, **limits: Any
+    path: Path,
+    make_ledger: Callable[[Database, str], Ledger] = Ledger,
+    models: Sequence[str] = (MODEL,),
+    **limits: Any,
 ) -> AsyncIterator[Table]:
     store = folder(path)
     database = await Database.open(store.database_at)
@@ -119,7 +125,7 @@ async def table(
         ledger,
         kept,
         BatchSpec(**limits),
-        [MODEL],
+        models,
         1 << 20,
         clock=lambda: made[0].now_s if made else 0.0,
         calendar=lambda: made[0].now_s if made else 0.0,
@@ -198,6 +204,34 @@ async def test_a_new_desk_hears_first_what_routers_have(tmp_path: Path) -> None:
         taken = (await later.take("b", WANTS, []))["lines"]
         assert [row["line"] for row in taken] == [5, 6]
         await later.close()
+
+
+async def test_tokens_of_a_line_count_once_and_those_of_no_line_are_none(tmp_path: Path) -> None:
+    answer = {
+        "usage": {"prompt_tokens": 5, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 3}}
+    }
+    async with table(tmp_path) as desk:
+        await desk.add("one", lines(3))
+        taken = await desk.take("a")
+        for held in (taken[0], taken[0], taken[1]):
+            await desk.desk.commit([{**brought(held, 200), "body": json.dumps(answer)}])
+        await desk.bring(taken[2:], status=400)
+        batch = await desk.batch("one")
+        tokens = {"input_tokens": 10, "cached_tokens": 6, "output_tokens": 4, "reasoning_tokens": 0}
+        assert (batch.model, batch.usage) == (MODEL, tokens)
+
+
+async def test_a_batch_of_several_models_has_none_and_one_of_an_older_version_no_usage(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path, models=(MODEL, "other")) as desk:
+        await desk.add("one", [line("a"), line("b", model="other"), "malformed"])
+        assert (await desk.batch("one")).model is None
+        await desk.add("old", lines(2))
+        async with desk.ledger._database.write() as connection:
+            await connection.execute(update(BATCHES).where(BATCHES.c.id == "old").values(usage=None))
+        await desk.bring(await desk.take("a"))
+        assert (await desk.batch("old")).usage is None
 
 
 async def test_what_another_try_may_mend_is_tried_five_times(tmp_path: Path) -> None:
@@ -471,6 +505,36 @@ async def test_the_next_process_of_a_store_that_was_killed_takes_what_routers_ha
         assert (await some.batch("a")).completed == 4
         await after.close()
         await database.close()
+
+
+async def test_a_slow_client_s_file_is_as_old_as_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep took a file whose upload had lasted for an hour for one that never became whole, and its client got a 404."""
+    store, now_s = folder(tmp_path), [1000.0]
+    database = await Database.open(store.database_at)
+    batches = Batches(database, store, BatchSpec(), [MODEL], 1 << 20, calendar=lambda: now_s[0])
+    app, loop, close = FastAPI(), asyncio.get_running_loop(), Writing.close
+    app.include_router(batches.routes())
+
+    def swept_meanwhile(writing: Writing) -> None:
+        asyncio.run_coroutine_threadsafe(batches.desk.sweep(), loop).result()
+        close(writing)
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        now_s[0] += 2 * 3600
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="f"\r\n\r\nx\r\n--b--\r\n'
+
+    monkeypatch.setattr(Writing, "close", swept_meanwhile)
+    headers = {KEY_HEADER: KEY, "content-type": "multipart/form-data; boundary=b"}
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app), base_url="http://x", headers=headers
+    ) as http:
+        made = (await http.post("/v1/files", content=slow())).json()
+        assert made["created_at"] == now_s[0]
+        assert (await http.get(f"/v1/files/{made['id']}/content")).content == b"x"
+    await database.close()
 
 
 async def test_a_result_that_is_not_kept_leaves_its_line_to_do(tmp_path: Path) -> None:

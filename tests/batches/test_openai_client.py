@@ -81,6 +81,13 @@ def test_a_batch_has_one_result_a_line_and_malformed_lines_fail_alone(address: s
     counts = batch.request_counts
     assert (counts.total, counts.completed, counts.failed) == (20, 15, 5)
     answered = results(api, batch.output_file_id)
+    of_lines = [row["response"]["body"]["usage"] for row in answered]
+    assert batch.model == MODEL
+    assert (batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens) == tuple(
+        sum(usage[name] for usage in of_lines)
+        for name in ("prompt_tokens", "completion_tokens", "total_tokens")
+    )
+    assert batch.usage.output_tokens == 4 * len(answered)
     assert [row["custom_id"] for row in answered] == [
         f"r{at}" for at in range(20) if at not in (3, 5, 7, 9, 11)
     ]
@@ -132,6 +139,32 @@ def test_files_can_be_listed_page_by_page_and_deleted(address: str) -> None:
     with pytest.raises(openai.NotFoundError, match="No file of this id"):
         api.files.retrieve(names[0])
     assert [entry.id for entry in api.files.list(order="asc")] == names[1:]
+
+
+def test_a_part_of_a_file_can_be_asked_for_and_its_size(address: str) -> None:
+    """What a broken download goes on with."""
+    api = client(address)
+    text = line("a").encode()
+    name = upload(api, [line("a")])
+    with api.files.with_streaming_response.content(name, extra_headers={"Range": "bytes=10-"}) as answer:
+        assert answer.status_code == 206
+        assert b"".join(answer.iter_bytes(7)) == text[10:]
+    url, last = f"{address}/v1/files/{name}/content", len(text) - 1
+    for asked, part in (("bytes=0-0", text[:1]), ("bytes=-5", text[-5:]), (f"bytes=5-{2 * last}", text[5:])):
+        answer = http.get(url, headers={"Range": asked})
+        assert (answer.status_code, answer.content) == (206, part)
+        start = text.index(part)
+        assert answer.headers["content-range"] == f"bytes {start}-{start + len(part) - 1}/{len(text)}"
+    answer = http.get(url, headers={"Range": f"bytes={len(text)}-"})
+    assert (answer.status_code, answer.headers["content-range"]) == (416, f"bytes */{len(text)}")
+    assert answer.json()["error"]["code"] == "range_not_satisfiable"
+    for headers in ({"Range": "bytes=0-1,3-4"}, {"Range": "bytes=0-1", "If-Range": '"other"'}):
+        answer = http.get(url, headers=headers)
+        assert (answer.status_code, answer.content) == (200, text)
+    answer = http.request("HEAD", url)
+    assert (answer.status_code, answer.content) == (200, b"")
+    assert (answer.headers["content-length"], answer.headers["accept-ranges"]) == (str(len(text)), "bytes")
+    assert http.request("HEAD", f"{address}/v1/files/none/content").status_code == 404
 
 
 def test_a_batch_that_is_cancelled_keeps_what_it_has(address: str) -> None:

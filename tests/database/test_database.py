@@ -12,9 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
-from sqlalchemy import Connection, func, insert, select, text
+from alembic.script import ScriptDirectory
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Connection,
+    Double,
+    MetaData,
+    String,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+)
 from support.postgres import postgres
 
 from serving.database import database as door
@@ -113,6 +128,62 @@ async def test_a_database_of_a_newer_version_is_not_touched(where: str) -> None:
         )
     await database.close()
 
+
+REVISIONS = [script.revision for script in ScriptDirectory.from_config(door._alembic()).walk_revisions()]
+
+
+@pytest.mark.parametrize("revision", REVISIONS)
+async def test_a_database_of_any_earlier_version_keeps_its_rows(where: str, revision: str) -> None:
+    database = await Database.open(where)
+    async with database.write() as connection:
+        await connection.run_sync(downgrade, revision)
+        of_then = await connection.run_sync(add_rows)
+    await database.close()
+    database = await Database.open(where)
+    async with database.read() as connection:
+        assert await connection.run_sync(differences) == []
+        for name, columns in of_then.items():
+            query = select(*(METADATA.tables[name].c[column] for column in columns))
+            rows = [dict(row._mapping) for row in await connection.execute(query)]
+            assert columns in rows, name
+    await database.close()
+
+
+async def test_who_only_looks_leaves_a_database_of_an_older_version_to_that_version(where: str) -> None:
+    """A newer `serving usage` would else keep the running service from its own store at its next start."""
+    database = await Database.open(where)
+    async with database.write() as connection:
+        await connection.run_sync(downgrade, "0003")
+    with pytest.raises(ConfigError, match="older version"):
+        await Database.open(where, migrates=False)
+    async with database.read() as connection:
+        assert await connection.scalar(text("SELECT version_num FROM alembic_version")) == "0003"
+    await (await Database.open(where)).close()
+    await (await Database.open(where, migrates=False)).close()
+    await database.close()
+
+
+def downgrade(connection: Connection, revision: str) -> None:
+    config = door._alembic()
+    config.attributes["connection"] = connection
+    command.downgrade(config, revision)
+
+
+def add_rows(connection: Connection) -> dict[str, dict[str, Any]]:
+    """A row in each table that there is at this version; what is in it, by table."""
+    there = MetaData()
+    there.reflect(connection)
+    added = {}
+    for name, table in there.tables.items():
+        if name != "alembic_version":
+            newest = METADATA.tables[name].c
+            added[name] = {column.name: VALUES[type(newest[column.name].type)] for column in table.columns}
+            connection.execute(delete(table))
+            connection.execute(insert(table).values(added[name]))
+    return added
+
+
+VALUES: dict[type, Any] = {String: "1", Text: "text", BigInteger: 7, Double: 1.5, JSON: {"some": ["json"]}}
 
 WRITER = """
 import asyncio, sys

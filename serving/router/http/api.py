@@ -159,6 +159,7 @@ class Api:
             ("/health", self.health),
             ("/status.json", self.status),
             ("/metrics", self.metrics),
+            ("/v1/files/{name}/content", self.file_content),
         )
         for path, endpoint in heads:  # FastAPI adds no HEAD to a GET; load balancers probe with it
             app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
@@ -432,8 +433,9 @@ class Api:
         read = await self._parsing.run(looked_at, len(body), owner)
         estimate = self._admission.estimate(visit, read.model, read.checked)
         inference = InferenceRequest.of(request, read.model, route.path, read.body, read.kept)
-        if read.ignored or keeping:
-            inference = replace(inference, ignored=tuple(sorted(read.ignored)), keeping=keeping)
+        if read.ignored or keeping or visit.fills:
+            ignored = tuple(sorted(read.ignored))
+            inference = replace(inference, ignored=ignored, keeping=keeping, fills=visit.fills)
         return inference, estimate
 
     def _looked_at(
@@ -619,7 +621,7 @@ def _takes(path: str) -> str:
     if takes := _KEPT_PATHS.get(path.rstrip("/")):
         return takes
     for kind, after in (
-        ("/v1/files/", {"": "GET, DELETE", "content": "GET"}),
+        ("/v1/files/", {"": "GET, DELETE", "content": "GET, HEAD"}),
         ("/v1/batches/", {"": "GET", "cancel": "POST"}),
     ):
         if path.startswith(kind):

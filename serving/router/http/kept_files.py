@@ -25,9 +25,9 @@ from serving.router.http.bodies import BodyReader
 
 logger = logging.getLogger("ray.serve")
 
-# Of a client's headers, those that say how to read its body.
-_PASSED = ("content-type", "content-length")
-_RETURNED = ("content-type", "content-length")
+# Of a client's headers, those that say how to read its body, and what of a file it wants.
+_PASSED = ("content-type", "content-length", "range", "if-range")
+_RETURNED = ("content-type", "content-length", "content-range", "accept-ranges")
 _TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_connect=5, sock_read=300)
 _FILES = "/v1/files"
 _MOST_TRANSFERS = 16  # of files of one key, in one router
@@ -107,7 +107,7 @@ class KeptFiles:
         async with AsyncExitStack() as ending:
             ending.enter_context(self._transfer(owner))
             answer = await send()
-            if answer.status != HTTPStatus.OK:
+            if answer.status not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 return await self._whole(answer)
             download = Download(answer, self._unread_s)
             download.ending.push_async_callback(ending.pop_all().aclose)

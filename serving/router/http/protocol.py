@@ -18,7 +18,7 @@ _SAGEMAKER = b"x-amzn-sagemaker-"
 class InferenceRequest:
     """A POST for one model. `body` goes to the slice as it came, `headers` without credentials and what steers an engine;
     `fields` are those of the parsed body that the router looks at. `ignored`: parameters of the client that no engine heeds.
-    `keeping`: what to keep the answer with.
+    `keeping`: what to keep the answer with. `fills`: only a free seat is for it.
     """
 
     model: str
@@ -29,6 +29,7 @@ class InferenceRequest:
     headers: tuple[tuple[bytes, bytes], ...] = ()
     ignored: tuple[str, ...] = ()
     keeping: Keeping | None = None
+    fills: bool = False
 
     @property
     def streams(self) -> bool:

@@ -102,12 +102,13 @@ class SliceTable:
         routers: int = 1,
         shared_key: bytes = b"",
         seats: Mapping[tuple[str, str], int] | None = None,
+        dollars: Mapping[tuple[str, str], float] | None = None,
     ) -> None:
         """For each model: how many slices it starts with, and their shape in words.
 
         `adapters`: the model of each. `pools`: each model's pool keys, the preferred first. `routers`: how many share the
         requests. `shared_key`: under which they tell each other what they sent; empty where they do not. `seats`: sequences
-        that a slice runs at once, by model and pool.
+        that a slice runs at once, by model and pool. `dollars`: what one of these costs an hour.
         """
         self._seats = seats or {}
         self.shapes = shapes
@@ -116,6 +117,7 @@ class SliceTable:
         self._ranks = {
             (model, pool): rank for model, keys in (pools or {}).items() for rank, pool in enumerate(keys)
         }
+        self._dollars = {(of[0], self._ranks[of]): cost for of, cost in (dollars or {}).items()}
         self._missing_since: dict[str, float] = {}
         self._slices: dict[str, _Slice] = {}
         self._numbered: dict[int, _Slice] = {}
@@ -210,7 +212,8 @@ class SliceTable:
         """
         asked = request.fields.get("model") if request else None
         adapter = asked if isinstance(asked, str) and asked in self.adapters else None
-        pools = self._able(model, tried, self._lacking.get(adapter, 0) if adapter else 0)
+        fills = request is not None and request.fills
+        pools = self._able(model, tried, self._lacking.get(adapter, 0) if adapter else 0, fills=fills)
         if not pools:
             raise NoSliceError(self.why_none(model, adapter))
         trace = prefix_index.NOTHING
@@ -271,16 +274,19 @@ class SliceTable:
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]
 
-    def _able(self, model: str, tried: Collection[str], out: int) -> list[tuple[_Pool, int]]:
+    def _able(self, model: str, tried: Collection[str], out: int, *, fills: bool) -> list[tuple[_Pool, int]]:
         """The pools to choose from, and in each the slices: the first pool with room, or all where none has any.
 
-        `out` has further slices that are left out.
+        `out` has further slices that are left out. The first pool of what only `fills` a seat is the cheapest.
         """
         for replica in tried:
             if slice_ := self._slices.get(replica):
                 out |= slice_.bit
         pools = []
-        for pool in self._models[model].pools.values():
+        ranked: Iterable[tuple[int, _Pool]] = self._models[model].pools.items()
+        if fills:
+            ranked = sorted(ranked, key=lambda entry: self._dollars.get((model, entry[0]), math.inf))
+        for _, pool in ranked:
             if able := pool.serving & ~out:
                 if able & ~pool.full & ~pool.taken:
                     return [(pool, able & ~pool.taken)]

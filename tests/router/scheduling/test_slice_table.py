@@ -340,6 +340,19 @@ def test_missing_slices_are_counted_from_when_they_went() -> None:
     assert found.wanted(31.0)[0].missing_for_s == 1.0
 
 
+def test_what_only_fills_a_seat_goes_to_the_cheapest_pool_that_has_one() -> None:
+    pools = ("first", "cheap", "dear")
+    dollars = {(LLAMA, pool): cost for pool, cost in zip(pools, (2.0, 1.0, 3.0), strict=True)}
+    seats = dict.fromkeys(dollars, 1)
+    found = SliceTable({LLAMA: 1}, {LLAMA: SHAPE}, pools={LLAMA: pools}, seats=seats, dollars=dollars)
+    found.update([entry(pool, pool=pool) for pool in pools], 0.0)
+    line = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": "a"}, fills=True)
+    assert found.choose(LLAMA, (), dataclasses.replace(line, fills=False)).replica == "first"
+    for replica in ("cheap", "first", "dear"):
+        assert found.choose(LLAMA, (), line).replica == replica
+        found.begin(replica)
+
+
 def test_a_slice_whose_seats_are_taken_gets_no_request_that_another_has_a_seat_for() -> None:
     """A cache, or less to read, is not worth the engine's queue."""
     wanted = {LLAMA: 1}
