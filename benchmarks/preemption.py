@@ -194,6 +194,8 @@ async def route(
     await serving
     for task in beating:
         task.cancel()
+    if core.usage:
+        await core.usage.close()
     await core.close()
 
 
