@@ -32,7 +32,7 @@ def running(leases: Leases) -> Iterator[Service]:
         leases,
         slices=SLICES,
         engine="simulated",
-        startup="load=0.5,compile=0.5",
+        startup="load=3",  # a slice says twice a second what it is at
         slice=one_chip,
         replicas=SLICES,
         stall_s=3,
@@ -46,7 +46,7 @@ def test_every_slice_serves_and_says_that_it_is_simulated(running: Service) -> N
     for entry in entries:
         assert entry.simulated
         phases = dict(entry.phases)
-        assert {"loading weights", "compiling"} <= phases.keys()
+        assert "loading weights" in phases
         print(f"{entry.slice}: {phases}")
     card = http.get(f"{running.address}/v1/models").json()["data"][0]
     assert card["simulated"]
