@@ -60,6 +60,7 @@ _DETOKENIZER = "vllm.v1.engine.detokenizer:"
 _CHAT = "vllm.entrypoints.openai.chat_completion."
 _COMPLETION = "vllm.entrypoints.openai.completion."
 _WORKER = "tpu_inference.worker.tpu_worker:"
+_RUNNER = "tpu_inference.runner.tpu_runner:TPUModelRunner"
 _RPA = "tpu_inference.kernels.ragged_paged_attention.v3."
 _SERVE = "ray.serve._private."
 
@@ -89,7 +90,7 @@ _ENGINE = (
     ),
     Name(
         f"{_ASYNC_LLM}.generate",
-        "is replaced: it asks for one logprob where a request asks for the token's own alone",
+        "is replaced: it looks at the sampling parameters at once, and asks for one logprob where a request asks for the token's own alone",
         "prompt, sampling_params, request_id, *, prompt_text=, lora_request=, tokenization_kwargs=, trace_headers=, priority=, data_parallel_rank=, reasoning_ended=, reasoning_parser_kwargs=",
     ),
     Name(
@@ -216,7 +217,7 @@ _ENGINE = (
         "adds the methods by which workers tell what they found",
     ),
     *_members(
-        "tpu_inference.runner.tpu_runner:TPUModelRunner",
+        _RUNNER,
         ("mesh", "kv_cache_config", "model"),
         "is what a worker tells of its start",
     ),
@@ -230,6 +231,65 @@ _ENGINE = (
         ("req_id", "prompt_token_ids"),
         "is what a worker tells of a step that compiled a program",
     ),
+)
+
+_GRAMMARS = (
+    Name("vllm.sampling_params:SamplingParams.structured_outputs", "is a request's grammar"),
+    Name(
+        "vllm.v1.engine.input_processor:InputProcessor._validate_params",
+        "tells a client's mistakes before an answer begins",
+        "params, supported_tasks",
+    ),
+    Name(
+        "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._generate_with_builtin_tools",
+        "is replaced: it looks at the sampling parameters before it is read",
+        "request_id, engine_input, sampling_params, context, lora_request=, priority=, trace_headers=, reasoning_parser_kwargs=",
+    ),
+    *_members(
+        "vllm.entrypoints.anthropic.serving:AnthropicServingMessages",
+        ("create_messages", "count_tokens"),
+        "is replaced: a client's mistake is no failure of the engine",
+    ),
+    Name(
+        "vllm.entrypoints.serve.engine.serving:BaseServing.create_error_response",
+        "makes the error of a client's mistake",
+    ),
+    Name(f"{_ASYNC_LLM}.input_processor", "looks at sampling parameters"),
+    Name(
+        "vllm.sampling_params:StructuredOutputsParams.all_constraints_none",
+        "tells whether there is one",
+        "",
+    ),
+    *_members(
+        "vllm.v1.core.sched.output:GrammarOutput",
+        ("structured_output_request_ids", "grammar_bitmask"),
+        "has the masks of a step, in the scheduler's order",
+    ),
+    Name(
+        "vllm.v1.core.sched.output:SchedulerOutput.scheduled_spec_decode_tokens",
+        "tells how many masks and rows of logits a request has",
+    ),
+    Name(
+        f"{_RUNNER}.sample_tokens",
+        "is replaced: it keeps what was drafted for the requests of a step",
+        "grammar_output",
+    ),
+    Name(
+        "tpu_inference.runner.structured_decoding_manager:StructuredDecodingManager.prepare_structured_decoding_input",
+        "is replaced: it lays the masks of grammars out by the rows of logits",
+        "logits, grammar_output",
+    ),
+    *_members(
+        _RUNNER,
+        ("execute_model_state", "grammar_bitmask_cpu", "input_batch", "structured_decode_arange"),
+        "tells the rows of logits and the size of a mask",
+    ),
+    *_members(
+        "tpu_inference.runner.input_batch:InputBatch",
+        ("req_ids", "num_reqs"),
+        "has the requests of a step in the order of their logits",
+    ),
+    Name("tpu_inference.utils:device_array", "puts masks on the devices", "mesh, *args, sharding=, **kwargs"),
 )
 
 _RESUME = (
@@ -669,4 +729,4 @@ _COMPILER: tuple[Name, ...] = (
     Name("vllm.v1.core.kv_cache_utils:get_kv_cache_configs", "sizes the cache as an engine does"),
 )
 
-NAMES: tuple[Name, ...] = (*_ENGINE, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_COMPILER, *_RAY)
+NAMES: tuple[Name, ...] = (*_ENGINE, *_GRAMMARS, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_COMPILER, *_RAY)

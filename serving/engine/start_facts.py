@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
+from serving.engine import grammar_rows
 from serving.engine.compilation_watch import COMPILED
 from serving.engine.late_programs import Compilations, Step, step_of
 from serving.state.records import WorkerStart
@@ -86,6 +87,10 @@ class StartFacts:
                 precompiles=os.environ.get("SKIP_JAX_PRECOMPILE", "0") in ("", "0"),
             )
         )
+
+    def serving_lay_out_grammars(self) -> None:
+        """Have this worker lay out masks of grammars right, before it has any."""
+        grammar_rows.install()
 
     def serving_late_programs(self) -> dict[str, Any]:
         """Late as plain data: what this worker has compiled since the first call."""

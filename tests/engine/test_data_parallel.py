@@ -46,3 +46,12 @@ def test_a_killed_replica_lets_the_chips_go_and_the_slice_serves_again(running: 
     )
     after = running.post("/v1/completions", prompt="one two", max_tokens=8, temperature=0)
     assert after.json()["choices"][0]["text"] == before.json()["choices"][0]["text"]
+
+
+def test_a_grammar_is_refused_and_ends_no_engine(running: Service) -> None:
+    """Its schedulers' processes take no request whose grammar is being compiled."""
+    running.until_serving(1)
+    refused = running.post("/v1/completions", prompt="one", structured_outputs={"choice": ["a", "b"]})
+    assert refused.status_code == 400
+    assert "parallel.data" in refused.json()["error"]["message"]
+    assert running.post("/v1/completions", prompt="one", max_tokens=2).is_success

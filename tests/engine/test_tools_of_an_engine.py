@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,50 @@ def test_a_model_that_has_to_call_a_tool_does_so_with_arguments_that_fit(address
     (call, *_) = ask(address, tool_choice=choice)["tool_calls"]
     assert call["function"]["name"] == "add"
     assert json.loads(call["function"]["arguments"])["a"] <= COUNT["maximum"]
+
+
+def test_requests_with_grammars_side_by_side_keep_their_own(address: str) -> None:
+    """The engine takes masks in the order of its scheduler, which is not that of the requests' ids."""
+
+    def choose(number: int) -> bool:
+        choices = [f"alpha {number} " * 2, f"beta {number} " * 2]
+        fields = {"tools": None, "structured_outputs": {"choice": choices}, "temperature": 1}
+        with_name = {"x-request-id": f"choice-{9 - number}"}  # the last to come is the first by its id
+        answer = http.post(
+            f"{address}{CHAT}",
+            json={
+                "model": MODEL,
+                "messages": [{"role": "user", "content": "Choose"}],
+                "max_tokens": 60,
+                **fields,
+            },
+            headers=with_name,
+            timeout=60,
+        )
+        return answer.status_code == 200 and answer.json()["choices"][0]["message"]["content"] in choices
+
+    with ThreadPoolExecutor(6) as pool:
+        assert all(pool.map(choose, range(6)))
+
+
+MISTAKES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}], "logit_bias": {"999999": 1}},
+    "/v1/completions": {"prompt": "x", "structured_outputs": {"regex": "("}},
+    "/v1/responses": {"input": "x", "logit_bias": {"999999": 1}},
+    "/v1/messages": {"messages": [{"role": "user", "content": "x " * 3000}], "max_tokens": 4},
+}
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("path", MISTAKES)
+def test_a_client_s_mistake_is_a_400_and_no_failure_of_its_slice(
+    service: str, path: str, streams: bool
+) -> None:
+    answer = http.post(
+        f"{service}{path}", json={"model": MODEL, "stream": streams, **MISTAKES[path]}, timeout=60
+    )
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,49 @@
+"""What a client did wrong is told as such, before its answer has begun.
+
+vLLM 0.26 looks at sampling parameters when an answer is read for the first time. By then a stream has its 200: on `/v1/responses`
+its connection is cut, which to a router is a slice that broke off, and elsewhere the error is an event. And its `/v1/messages`
+tells every mistake, as a prompt that is too long, as a 500 of the engine's. Here parameters are looked at before, and a mistake
+is a 400 on every route.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from serving.engine import grammar_refusal
+
+
+def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
+    """Teach this to an AsyncLLM and to an app that vLLM built; `state` is its app.state.
+
+    `tasks` are the engine's; `no_grammars`: why it takes no grammars, where it takes none.
+    """
+
+    def check(sampling_params: Any) -> None:
+        grammar_refusal.check(sampling_params, no_grammars)
+        engine.input_processor._validate_params(sampling_params, tasks)  # noqa: SLF001  nothing public does it alone
+
+    engine.generate = _checked(engine.generate, check)
+    if responses := getattr(state, "openai_serving_responses", None):
+        generate = responses._generate_with_builtin_tools  # noqa: SLF001
+        responses._generate_with_builtin_tools = _checked(generate, check)  # noqa: SLF001
+    if messages := getattr(state, "anthropic_serving_messages", None):
+        messages.create_messages = _told(messages.create_messages, messages)
+        messages.count_tokens = _told(messages.count_tokens, messages)
+
+
+def _checked(generate: Any, check: Callable[[Any], None]) -> Any:
+    def checking(*arguments: Any, **options: Any) -> Any:
+        check(options["sampling_params"] if "sampling_params" in options else arguments[1])
+        return generate(*arguments, **options)
+
+    return checking
+
+
+def _told(answer: Any, serving: Any) -> Any:
+    async def telling(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await answer(*arguments, **options)
+        except Exception as error:  # noqa: BLE001  vLLM's own door would make a 500 of each; this knows the client's
+            return serving.create_error_response(error)
+
+    return telling

@@ -1,0 +1,77 @@
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from serving.engine import client_mistakes
+
+pytestmark = pytest.mark.unit
+
+TASKS = ("generate",)
+
+
+def validated(params: Any, tasks: Any) -> None:
+    assert tasks is TASKS
+    if params.temperature < 0:
+        raise ValueError("temperature must be non-negative")
+
+
+def params(temperature: float) -> Any:
+    return SimpleNamespace(temperature=temperature, structured_outputs=None)
+
+
+async def answers(*arguments: Any, **options: Any) -> Any:
+    """vLLM's generators: what is wrong with a request shows when they are read."""
+    yield arguments, options
+
+
+class Messages:
+    def create_error_response(self, error: Exception) -> tuple[str, str]:
+        return "error", str(error)
+
+    async def create_messages(self, request: str, **_: Any) -> str:
+        if request == "too long":
+            raise ValueError("the prompt is too long")
+        return request
+
+    count_tokens = create_messages
+
+
+@pytest.fixture
+def app() -> Any:
+    engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
+    state = SimpleNamespace(
+        openai_serving_responses=SimpleNamespace(_generate_with_builtin_tools=answers),
+        anthropic_serving_messages=Messages(),
+    )
+    client_mistakes.install(engine, state, TASKS, "")
+    return SimpleNamespace(engine=engine, **vars(state))
+
+
+def test_wrong_parameters_are_refused_before_an_answer_is_read(app: Any) -> None:
+    for temperature in (-1.0, 1.0):
+        for call in (
+            lambda params: app.engine.generate("prompt", params, "id"),
+            lambda params: app.engine.generate(prompt="prompt", sampling_params=params, request_id="id"),
+            lambda params: app.openai_serving_responses._generate_with_builtin_tools(
+                request_id="id", sampling_params=params
+            ),
+        ):
+            if temperature < 0:
+                with pytest.raises(ValueError, match="non-negative"):
+                    call(params(temperature))
+            else:
+                assert call(params(temperature)).__anext__
+
+
+def test_a_mistake_in_a_message_is_told_as_vllm_s_other_routes_tell_it(app: Any) -> None:
+    messages = app.anthropic_serving_messages
+    for ask in (messages.create_messages, messages.count_tokens):
+        assert asyncio.run(ask("too long", raw_request=None)) == ("error", "the prompt is too long")
+        assert asyncio.run(ask("hello")) == "hello"
+
+
+def test_an_app_without_these_routes_is_left_as_it_is() -> None:
+    engine = SimpleNamespace(generate=answers, input_processor=None)
+    client_mistakes.install(engine, SimpleNamespace(openai_serving_responses=None), TASKS, "")
