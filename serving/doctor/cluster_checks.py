@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from serving.doctor.deployed_check import manifest
 from serving.doctor.facts import Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
+from serving.doctor.pods_check import pods
 from serving.doctor.versions import locked
 from serving.planning import Plan
 from serving.slices.tpu_hosts import WEBHOOK, counted, is_of, lacks, listed, nameless
@@ -183,7 +184,9 @@ def endpoints(facts: Facts) -> list[Finding]:
         return [not_looked_at(facts.endpoints)]
     findings = []
     for entry in facts.endpoints:
-        if not entry.ready:
+        if not entry.there:
+            findings.append(not_yet(f"no Service {entry.service}"))
+        elif not entry.ready:
             findings.append(
                 failed(
                     f"Service {entry.service} has no ready address: clients reach nobody",
@@ -261,6 +264,7 @@ CLUSTER: Sequence[Check] = (
     Check("slices", "Every slice that has joined has all its hosts, with all their chips.", slices),
     Check("pools", "There are as many whole slices as `replicas.min` asks for.", pools),
     Check("control store", "Ray's control store outlives the head.", control_store),
+    Check("pods", "The pods of head and slices run in Kubernetes, and why not.", pods),
     Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),
     Check("manifest", "RayService and RayCluster are what the YAML renders.", manifest),
     Check("service", "As many slices serve as are wanted, and why not.", service),

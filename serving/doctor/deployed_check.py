@@ -19,6 +19,8 @@ def manifest(facts: Facts) -> list[Finding]:
     deployed = facts.deployed
     if isinstance(deployed, str):
         return [not_looked_at(deployed)]
+    if not deployed.kuberay:
+        return [failed("Kubernetes knows no RayServices", "install KubeRay (docs/guides/gke.md, step 2)")]
     if deployed.service is None:
         return [not_yet(f"no RayService {deployed.label} in the namespace {deployed.namespace}")]
     findings = _problems(deployed)

@@ -49,6 +49,7 @@ class Endpoints:
     service: str
     ready: tuple[str, ...] = ()
     heads: tuple[str, ...] = ()
+    there: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Deployed:
     """What Kubernetes has of the application in the namespace, by its label.
 
     `wanted` is the RayService that the YAML renders, `service` the one that is there, `clusters` the RayClusters that KubeRay made of it,
-    `pods` those of head and slices.
+    `pods` those of head and slices. `kuberay` is whether Kubernetes knows RayServices.
     """
 
     label: str
@@ -65,6 +66,7 @@ class Deployed:
     service: Mapping[str, Any] | None
     clusters: tuple[Mapping[str, Any], ...] = ()
     pods: tuple[Mapping[str, Any], ...] = ()
+    kuberay: bool = True
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
             heads = _kubectl(namespace, "pods", f"app={label},ray.io/node-type=head")
         except ConfigError as error:
             return error.message
-        except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+        except (OSError, ValueError) as error:
             return f"kubectl reaches no cluster ({error})"
         found.append(endpoints_of(label, slices, heads))
     return found
@@ -46,7 +46,8 @@ def endpoints_of(service: str, slices: Mapping[str, Any], heads: Mapping[str, An
         for address in endpoint["addresses"]
     ]
     pods = [pod.get("status", {}).get("podIP", "") for pod in heads["items"]]
-    return Endpoints(service, tuple(sorted(ready)), tuple(filter(None, pods)))
+    # Kubernetes keeps an EndpointSlice of every Service that selects pods, if an empty one.
+    return Endpoints(service, tuple(sorted(ready)), tuple(filter(None, pods)), there=bool(slices["items"]))
 
 
 def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | str:
@@ -57,14 +58,18 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
         return "a manifest is of one application, and the file has several"
     ((name, config),) = deployment.services.items()
     namespace = config.gke.namespace
+    kuberay = True
     try:
         label = label_of(name)
-        services = _kubectl(namespace, "rayservices.ray.io", f"app={label}")["items"]
-        clusters = _kubectl(namespace, "rayclusters.ray.io", f"app={label}")["items"]
+        try:
+            services = _kubectl(namespace, "rayservices.ray.io", f"app={label}")["items"]
+            clusters = _kubectl(namespace, "rayclusters.ray.io", f"app={label}")["items"]
+        except _NoSuchKindError:
+            services, clusters, kuberay = [], [], False
         pods = _kubectl(namespace, "pods", f"app={label},ray.io/node-type in (head,worker)")["items"]
     except ConfigError as error:
         return error.message
-    except (OSError, ValueError, subprocess.TimeoutExpired) as error:
+    except (OSError, ValueError) as error:
         return f"kubectl can't tell ({error})"
     service = next((entry for entry in services if entry["metadata"]["name"] == label), None)
     gke = config.gke if config.gke.image else config.gke.model_copy(update={"image": _image(service)})
@@ -73,7 +78,7 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
     except ConfigError as error:
         return error.message
     wanted = ray_service(app, deployment.document)
-    return Deployed(label, namespace, wanted, service, tuple(clusters), tuple(pods))
+    return Deployed(label, namespace, wanted, service, tuple(clusters), tuple(pods), kuberay)
 
 
 def _image(service: Mapping[str, Any] | None) -> str:
@@ -85,26 +90,19 @@ def _image(service: Mapping[str, Any] | None) -> str:
         return _ANY_IMAGE
 
 
+class _NoSuchKindError(ValueError):
+    """The cluster has no objects of the kind: who defines it is not installed."""
+
+
 def _kubectl(namespace: str, kind: str, selector: str) -> Any:
     """Raises ValueError with the last line of kubectl's own words."""
-    done = subprocess.run(
-        [
-            "kubectl",
-            "get",
-            kind,
-            "-n",
-            namespace,
-            "-l",
-            selector,
-            "-o",
-            "json",
-            f"--request-timeout={_KUBECTL_S // 2}s",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=_KUBECTL_S,
-        check=False,
-    )
+    limit = f"--request-timeout={_KUBECTL_S // 2}s"
+    command = ["kubectl", "get", kind, "-n", namespace, "-l", selector, "-o", "json", limit]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_KUBECTL_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise ValueError(f"it gave no answer in {_KUBECTL_S} s") from None
     if done.returncode:
-        raise ValueError((done.stderr.strip().splitlines() or ["it failed"])[-1])
+        said = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise (_NoSuchKindError if "the server doesn't have a resource type" in said else ValueError)(said)
     return json.loads(done.stdout)

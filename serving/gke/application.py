@@ -245,8 +245,8 @@ def _shape(plan: Plan) -> str:
 
 
 def _owner(label: str, gke: GkeSpec) -> str:
-    """The application among all of the GKE cluster: names of two namespaces may be equal."""
-    return label if gke.namespace == "default" else f"{gke.namespace}-{label}"
+    """The application among all of the GKE cluster: names of two namespaces may be equal. A letter is first, as GKE asks for."""
+    return label if gke.namespace == "default" else f"{label}-{gke.namespace}"
 
 
 def _within(most: int, name: str, end: str) -> str:

@@ -45,6 +45,15 @@ def preflight_of_worker_1(**changes: Any) -> Facts:
     return on_worker_1(has=replace(told(1).has, **changes))
 
 
+def waiting(reason: str) -> dict[str, Any]:
+    """A pod whose container waits."""
+    status = {"name": "ray-head", "state": {"waiting": {"reason": reason, "message": "because"}}}
+    return {
+        "metadata": {"name": "llama-head", "labels": {}},
+        "status": {"phase": "Pending", "containerStatuses": [status]},
+    }
+
+
 def everywhere(**changes: Any) -> Facts:
     facts = healthy()
     return replace(
@@ -256,6 +265,12 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         lambda: replace(healthy(), head=replace(head(), environment={})),
         "in the head's memory",
         Verdict.WARNING,
+    ),
+    "an image that can't be pulled": (
+        "pods",
+        lambda: replace(healthy(), deployed=replace(as_rendered(), pods=(waiting("ErrImagePull"),))),
+        "llama-head: ray-head: ErrImagePull: because",
+        Verdict.FAILED,
     ),
     "a Service without a door": (
         "endpoints",

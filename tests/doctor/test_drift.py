@@ -212,9 +212,19 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     monkeypatch.setenv("PATH", str(tmp_path))
     assert deployed(deployment, plans) == "kubectl is not here"
     kubectl = tmp_path / "kubectl"
-    kubectl.write_text("#!/bin/sh\necho 'the server has no resource type rayservices' >&2\nexit 1\n")
+    kubectl.write_text("#!/bin/sh\necho 'rayservices are forbidden' >&2\nexit 1\n")
     kubectl.chmod(0o755)
-    assert deployed(deployment, plans) == "kubectl can't tell (the server has no resource type rayservices)"
+    assert deployed(deployment, plans) == "kubectl can't tell (rayservices are forbidden)"
+    kubectl.write_text(
+        "#!/bin/sh\n"
+        'case "$*" in\n'
+        """*ray.io\\ -n*) echo "error: the server doesn't have a resource type \\"rayservices\\"" >&2; exit 1;;\n"""
+        """*) echo '{"items": []}';;\n"""
+        "esac\n"
+    )
+    asked = deployed(deployment, plans)
+    assert isinstance(asked, Deployed)
+    assert not asked.kuberay
     answers = {}
     for kind, items in {
         "rayservices": [of_kuberay(wanted())],

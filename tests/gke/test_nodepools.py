@@ -174,14 +174,14 @@ def test_two_applications_of_one_model_share_no_name() -> None:
     """Nor does one in two namespaces, in what has none."""
     names = ["app", "app-2", f"{'a' * 32}-1", f"{'a' * 32}-2"]
     found = [names_in_the_cluster(name) for name in names]
-    elsewhere = names_in_the_cluster("app", namespace="prod")
+    elsewhere = names_in_the_cluster("app", namespace="7th")
     found.append({kept for kept in elsewhere if " " not in kept or kept.startswith("ComputeClass")})
     assert sum(map(len, found)) == len(set().union(*found))
 
 
 def test_a_short_name_is_whole_and_a_long_one_ends_in_its_shape() -> None:
     assert "app-head" in names_in_the_cluster("app")
-    assert "prod-app-head" in names_in_the_cluster("app", namespace="prod")
+    assert "app-7th-head" in names_in_the_cluster("app", namespace="7th")
     marked = {name for name in names_in_the_cluster("a" * 35) if re.match(r"a+-[0-9a-f]{6}-", name)}
     ends = {re.sub(r"a+-[0-9a-f]{6}", "", name) for name in marked}
     assert ends == {"-v6e-4x4-0", "-v6e-1x1"}

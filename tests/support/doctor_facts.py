@@ -61,7 +61,8 @@ def as_rendered(**found: Any) -> Deployed:
     cluster = {"headGroupSpec": {"rayStartParams": {"num-cpus": "0"}}, "workerGroupSpecs": []}
     service = {"metadata": {"name": "llama"}, "spec": {"rayClusterConfig": cluster}}
     own = {"metadata": {"name": "llama-abcde"}, "spec": cluster | found}
-    return Deployed("llama", "default", service, service, (own,))
+    pod = {"metadata": {"name": "llama-head", "labels": {}}, "status": {"phase": "Running"}}
+    return Deployed("llama", "default", service, service, (own,), (pod,))
 
 
 def healthy(workers: int = 2) -> Facts:

@@ -1,0 +1,64 @@
+"""The check of the application's pods in Kubernetes: why one does not run, before Ray on it could say anything."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.doctor.facts import Facts
+from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, together, warning
+from serving.slices.tpu_hosts import counted
+
+_GUIDE = "docs/guides/gke.md"
+# What a container that comes up waits for.
+_COMES = ("PodInitializing", "ContainerCreating")
+_REMEDIES = {
+    "ImagePullBackOff": f"see the image's name, and whether the nodes' service account may read it ({_GUIDE}, step 3)",
+    "ErrImagePull": f"see the image's name, and whether the nodes' service account may read it ({_GUIDE}, step 3)",
+    "InvalidImageName": "see gke.image, or --image of `serving manifest`",
+    "CreateContainerConfigError": f"make the secret in the pods' namespace ({_GUIDE}, step 4)",
+}
+
+
+def pods(facts: Facts) -> list[Finding]:
+    """Whether all pods of head and slices run."""
+    deployed = facts.deployed
+    if isinstance(deployed, str):
+        return [not_looked_at(deployed)]
+    live = [pod for pod in deployed.pods if not pod["metadata"].get("deletionTimestamp")]
+    if not live:
+        return [not_yet(f"no pod of {deployed.label} in the namespace {deployed.namespace}")]
+    starting = [pod for pod in live if not _runs(pod)]
+    found = [(pod["metadata"]["name"], _trouble(pod, deployed.namespace)) for pod in starting]
+    if starting and not any(finding for _, finding in found):
+        return [not_yet(f"{len(starting)} of {counted(len(live), 'pod')} start")]
+    return together(found, f"{counted(len(live), 'pod')} of head and slices run")
+
+
+def _runs(pod: Mapping[str, Any]) -> bool:
+    status = pod.get("status") or {}
+    return status.get("phase") == "Running" and all(
+        "running" in (container.get("state") or {}) for container in status.get("containerStatuses") or ()
+    )
+
+
+def _trouble(pod: Mapping[str, Any], namespace: str) -> Finding | None:
+    """What keeps a pod from running, by Kubernetes; nothing of one that comes up."""
+    status, look = pod.get("status") or {}, f"kubectl describe pod -n {namespace}"
+    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+        name, state = container["name"], container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if (reason := waiting.get("reason")) and reason not in _COMES:
+            said = f"{name}: {reason}: {waiting.get('message') or 'without a message'}"
+            return failed(said, _REMEDIES.get(reason, f"see `{look}` and the container's log"))
+        if ended.get("exitCode"):
+            said = f"{name} ended with status {ended['exitCode']} ({ended.get('reason') or 'Error'})"
+            return failed(said, f"see `kubectl logs -n {namespace} POD -c {name}`")
+    for condition in status.get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            remedy = f"wait for a node that is ordered; else see the manifest's `gcloud` lines, quota and zone ({_GUIDE}, steps 5 and 6)"
+            return warning(f"no node: {condition.get('message') or condition.get('reason')}", remedy)
+    if status.get("phase") == "Failed":
+        return failed(
+            f"{status.get('reason') or 'it failed'}: {status.get('message') or 'without a message'}",
+            f"see `{look}`",
+        )
+    return None

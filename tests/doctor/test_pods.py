@@ -1,0 +1,103 @@
+"""Why pods do not run, by what Kubernetes says of them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from support.doctor_facts import as_rendered, healthy
+
+from serving.doctor.cluster_checks import endpoints
+from serving.doctor.deployed_check import manifest
+from serving.doctor.facts import Endpoints
+from serving.doctor.findings import Finding, Verdict
+from serving.doctor.pods_check import pods
+
+pytestmark = pytest.mark.unit
+
+
+def pod(name: str, phase: str = "Pending", *, deleted: bool = False, **status: Any) -> dict[str, Any]:
+    metadata = {"name": name, "labels": {}} | ({"deletionTimestamp": "now"} if deleted else {})
+    return {"metadata": metadata, "status": {"phase": phase, **status}}
+
+
+def container(**state: Any) -> list[dict[str, Any]]:
+    return [{"name": "ray-worker", "state": state}]
+
+
+def found(*made: dict[str, Any]) -> list[Finding]:
+    return pods(replace(healthy(), deployed=replace(as_rendered(), pods=made)))
+
+
+UNSCHEDULED = {"type": "PodScheduled", "status": "False", "message": "0/3 nodes are available"}
+NO_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "hf-token" not found'}
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "said", "remedy"),
+    [
+        (
+            {"containerStatuses": container(waiting=NO_SECRET)},
+            Verdict.FAILED,
+            'ray-worker: CreateContainerConfigError: secret "hf-token" not found',
+            "make the secret",
+        ),
+        (
+            {"initContainerStatuses": container(waiting={"reason": "ImagePullBackOff"})},
+            Verdict.FAILED,
+            "ray-worker: ImagePullBackOff: without a message",
+            "service account may read it",
+        ),
+        (
+            {
+                "phase": "Running",
+                "containerStatuses": container(terminated={"exitCode": 137, "reason": "OOMKilled"}),
+            },
+            Verdict.FAILED,
+            "ray-worker ended with status 137 (OOMKilled)",
+            "kubectl logs -n default POD -c ray-worker",
+        ),
+        (
+            {"conditions": [UNSCHEDULED]},
+            Verdict.WARNING,
+            "no node: 0/3 nodes are available",
+            "quota and zone",
+        ),
+        (
+            {
+                "phase": "Failed",
+                "reason": "Evicted",
+                "message": "The node was low on resource: ephemeral-storage.",
+            },
+            Verdict.FAILED,
+            "Evicted: The node was low on resource",
+            "kubectl describe pod -n default",
+        ),
+    ],
+)
+def test_a_pod_that_does_not_run_is_told_with_its_reason(
+    status: dict[str, Any], verdict: Verdict, said: str, remedy: str
+) -> None:
+    well = pod("c", "Running", containerStatuses=container(running={}))
+    (finding,) = found(pod("a", **status), pod("b", **status), well)
+    assert finding.verdict is verdict
+    assert finding.said.startswith(f"a, b: {said}")
+    assert remedy in finding.remedy
+
+
+def test_pods_that_come_up_are_too_early_to_tell() -> None:
+    comes = container(waiting={"reason": "ContainerCreating"})
+    (finding,) = found(
+        pod("a", containerStatuses=comes),
+        pod("b", "Running"),
+        pod("c", deleted=True, conditions=[UNSCHEDULED]),
+    )
+    assert (finding.verdict, finding.said) == (Verdict.NOT_YET, "1 of 2 pods start")
+    assert [finding.verdict for finding in found()] == [Verdict.NOT_YET]
+
+
+def test_a_cluster_without_kuberay_fails_and_one_without_the_service_is_early() -> None:
+    bare = replace(as_rendered(), service=None, clusters=(), pods=(), kuberay=False)
+    facts = replace(healthy(), deployed=bare, endpoints=[Endpoints("llama", there=False)])
+    (finding,) = manifest(facts)
+    assert (finding.verdict, finding.said) == (Verdict.FAILED, "Kubernetes knows no RayServices")
+    assert [finding.verdict for finding in endpoints(facts)] == [Verdict.NOT_YET]
