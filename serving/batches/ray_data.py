@@ -64,9 +64,8 @@ def asked(corpus_: Corpus, url: str, key: str | None, most: int) -> Iterator[lis
                 "url": url,
                 "model": corpus_.model,
                 "most": math.ceil(most / actors),
-                "key": SecretStr(key)
-                if key
-                else None,  # Ray Data tells its dashboard what operators are made of
+                # Ray Data tells its dashboard what operators are made of.
+                "key": SecretStr(key) if key else None,
             },
             num_cpus=0,
             scheduling_strategy=NodeAffinitySchedulingStrategy(

@@ -29,9 +29,8 @@ def install(app: Any) -> None:
         return await tell(request, RequestValidationError(_brief(error.errors())))
 
     app.exception_handlers[RequestValidationError] = tell_briefly
-    app.middleware_stack = (
-        app.build_middleware_stack()
-    )  # vLLM's app has one already, with the handlers of then
+    # vLLM's app has one already, with the handlers of then.
+    app.middleware_stack = app.build_middleware_stack()
 
 
 def fail_fast(schema: Any) -> None:

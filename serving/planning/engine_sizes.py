@@ -64,9 +64,8 @@ class EngineSizes:
     weight_format: str
     cache_itemsize: int
     quantization: Quantization | None
-    expert_format: (
-        str | None
-    )  # in which experts are stored whatever the checkpoint's format is; None: the checkpoint's
+    # In which experts are stored whatever the checkpoint's format is; None: the checkpoint's.
+    expert_format: str | None
     loads_full_size: bool  # weights lie in HBM at full size before they are quantised
     towers: bool
     whole_towers: bool  # each device holds the encoders whole and works on pictures of its own
@@ -108,9 +107,8 @@ def engine_sizes(
         or (shape.quantization is not None and not _loads_in_jax(shape.quantization, shape.architecture))
         or (shape.architecture in NOT_STREAMED and _streamed(engine, model))
         or bool(engine.get("enable_lora"))  # tpu-inference's own models have no adapters (get_flax_model)
-        or (
-            draft is not None and not draft_in_jax
-        )  # target and draft have to be of one implementation (Eagle3Proposer)
+        # Target and draft have to be of one implementation (Eagle3Proposer).
+        or (draft is not None and not draft_in_jax)
         or draft_layers > 0
         or engine.get("convert")
         == "classify"  # of poolers, tpu-inference's own models have that of embeddings alone

@@ -49,9 +49,8 @@ def install(answer: Callable[[Request, Downstream], Awaitable[None]]) -> None:
             _warn(str(error))
         else:
             if relay:
-                server.config.http = partial(
-                    Door, relay
-                )  # the server's task has not yet begun, and so not read it
+                # The server's task has not yet begun, and so not read it.
+                server.config.http = partial(Door, relay)
         return task, server
 
     setattr(replica, _START, start_with_door)

@@ -140,9 +140,8 @@ class SliceDeployments:
         self._states: weakref.WeakSet[Any] = weakref.WeakSet()
         self._handovers: dict[Any, _Handover] = {}  # of pools that the YAML no longer has
         self._published: dict[Any, Rollout] = {}
-        self._looked: set[Any] = (
-            set()
-        )  # deployments of which the store has nothing from a controller before this one
+        # Deployments of which the store has nothing from a controller before this one.
+        self._looked: set[Any] = set()
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
     def made(self, state: Any) -> None:

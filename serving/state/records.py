@@ -99,9 +99,8 @@ class SliceRecord:
         """The record under another beat: `load` has the fields BEATING. Ten times as quick as dataclasses.replace."""
         record = object.__new__(type(self))
         record.__dict__.update(self.__dict__)
-        record.__dict__.update(
-            zip(BEATING, load, strict=False)
-        )  # another version's load may have more, or less
+        # Another version's load may have more, or less.
+        record.__dict__.update(zip(BEATING, load, strict=False))
         return record
 
     @classmethod

@@ -274,9 +274,8 @@ class _Connection(asyncio.Protocol):
     # asyncio's
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(
-            "asyncio.Transport", transport
-        )  # uvloop's, on which Serve runs routers, is of no such class
+        # uvloop's, on which Serve runs routers, is of no such class.
+        self.transport = cast("asyncio.Transport", transport)
         connection = transport.get_extra_info("socket")
         for level, option, value in _KEEPALIVE:
             connection.setsockopt(level, option, value)

@@ -131,9 +131,8 @@ class SliceTable:
         self._looks_at_text = affinity is Affinity.PREFIX
         self._routers = routers
         self._in_flight: Counter[str] = Counter()
-        self._lacking: defaultdict[str, int] = defaultdict(
-            int
-        )  # by adapter, slices whose engine does not have it
+        # By adapter, slices whose engine does not have it.
+        self._lacking: defaultdict[str, int] = defaultdict(int)
         self._slow: set[str] = set()
 
     def update(self, entries: Iterable[SliceRecord], now_s: float) -> None:
