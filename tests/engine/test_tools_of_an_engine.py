@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from support import quick_http as http
@@ -148,6 +147,8 @@ def test_openai_s_client_goes_on_from_a_stored_response(service: str) -> None:
 
 
 def test_anthropic_s_client_gets_a_message_whole_and_streamed(service: str) -> None:
+    import anthropic
+
     api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
     asked: dict[str, Any] = {
         "model": MODEL,
@@ -171,6 +172,8 @@ def test_anthropic_s_client_gets_a_message_whole_and_streamed(service: str) -> N
 
 
 def test_anthropic_s_client_counts_tokens_and_hears_what_was_wrong(service: str) -> None:
+    import anthropic
+
     api = anthropic.Anthropic(base_url=service, api_key="none", max_retries=0)
     talk: list[Any] = [{"role": "user", "content": "Tell me a story"}]
     counted = api.messages.count_tokens(model=MODEL, messages=talk).input_tokens

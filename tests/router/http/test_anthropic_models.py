@@ -1,9 +1,8 @@
 """Anthropic's own client on the router: models, ids of requests, errors."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
 import openai
 import pytest
 from support import quick_http as http
@@ -12,6 +11,9 @@ from support.simulated_engine import MODEL
 
 from serving.errors import BadRequestError
 from serving.router.http.anthropic_models import card, page
+
+if TYPE_CHECKING:
+    import anthropic
 
 CARDS = [card(name, 0.0, 512) for name in "abcde"]
 
@@ -57,7 +59,9 @@ def address(request: pytest.FixtureRequest) -> Iterator[str]:
         yield running.address
 
 
-def client(address: str, **options: Any) -> anthropic.Anthropic:
+def client(address: str, **options: Any) -> "anthropic.Anthropic":
+    import anthropic
+
     return anthropic.Anthropic(base_url=address, api_key="none", max_retries=0, **options)
 
 
@@ -74,6 +78,8 @@ def test_anthropic_s_client_lists_models_and_openai_s_still_does(address: str) -
 
 @pytest.mark.http
 def test_anthropic_s_client_reads_the_id_and_kind_of_every_error(address: str) -> None:
+    import anthropic
+
     named = client(address, default_headers={"x-request-id": "job-7"})
     message: Any = {"role": "user", "content": "Hello"}
     with pytest.raises(anthropic.NotFoundError) as unknown:
