@@ -83,22 +83,25 @@ class Fleet:
         self.arrived += rate - self.due
         self.expected += self.due
         self.queue += rate
-        done = min(self.queue, 10.0 * self.serving)
+        serving = self.serving
+        done = min(self.queue, 10.0 * serving)
         self.queue -= done
         self.finished += done
+        running = done / serving + self.filling if serving else 0.0
+        tokens = round(100 * running)
         for at, each in enumerate(self.slices):
             self.slices[at] = [
                 replace(
                     entry,
-                    running=done / self.serving + self.filling,  # type: ignore[arg-type]  # a mean
-                    prompt_tokens=entry.prompt_tokens + round(100 * (done / self.serving + self.filling)),
-                    output_tokens=entry.output_tokens + round(100 * (done / self.serving + self.filling)),
+                    running=running,  # type: ignore[arg-type]  # a mean
+                    prompt_tokens=entry.prompt_tokens + tokens,
+                    output_tokens=entry.output_tokens + tokens,
                 )
                 if entry.serves
                 else entry
                 for entry in each
             ]
-        filling = self.filling * self.serving
+        filling = self.filling * serving
         self.filled += filling
         demand = Demand(
             "r",
