@@ -32,9 +32,9 @@ test-quick: install
 test-cluster: install
 	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
 
-# Two at a time, for these wait more than they work; each worker has its cluster, and takes the next test when it has one left.
+# Two at a time, for these wait more than they work; each worker has its cluster, and one of them all real engines.
 test-slow: install
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m slow $(ARGS)
 
 test-all: test test-slow
 

@@ -3,10 +3,11 @@ import shutil
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from support.leases import Leases
@@ -56,6 +57,19 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and (made := item.config.stash.get(_LEASES, None)):
         made.spoilt = True
     return report
+
+
+class _EnginesTogether(LoadScopeScheduling):
+    """`--dist loadscope` deals out modules, and all of tests/engine as one: its modules share real engines, which start slowly."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        module = nodeid.partition("::")[0]
+        return "tests/engine" if module.startswith("tests/engine/") else module
+
+
+@pytest.hookimpl(optionalhook=True)  # of xdist, which may be off
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return _EnginesTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
