@@ -8,6 +8,7 @@ import hmac
 import json
 import os
 import secrets
+from collections.abc import Iterable
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -51,15 +52,23 @@ def headers(secret: str) -> dict[str, str]:
     return {_HEADER: f"Bearer {secret}"} if secret else {}
 
 
+def is_shown(shown: Iterable[tuple[bytes, bytes]], secret: str) -> bool:
+    """Whether these headers of a request, with names in lower case, have the secret; where there is none, any have it."""
+    if not secret:
+        return True
+    expected = headers(secret)[_HEADER].encode()
+    return any(name == _NAME and hmac.compare_digest(value, expected) for name, value in shown)
+
+
 class Guard:
     """An ASGI app that lets through who shows the secret, and everybody to /health."""
 
     def __init__(self, app: ASGIApp, secret: str) -> None:
         self._app = app
-        self._expected = headers(secret)[_HEADER].encode()
+        self._secret = secret
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or scope["path"] == _OPEN or self._is_shown(scope):
+        if scope["type"] == "lifespan" or scope["path"] == _OPEN or is_shown(scope["headers"], self._secret):
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
@@ -72,12 +81,6 @@ class Guard:
                 }
             )
             await send({"type": "http.response.body", "body": _REFUSAL})
-
-    def _is_shown(self, scope: Scope) -> bool:
-        for name, value in scope["headers"]:
-            if name == _NAME:
-                return hmac.compare_digest(value, self._expected)
-        return False
 
 
 def guarded(app: ASGIApp, secret: str) -> ASGIApp:

@@ -10,6 +10,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import uvicorn
@@ -20,6 +21,7 @@ from serving import secret
 from serving.config import StoreSpec
 from serving.database.database import Database
 from serving.errors import ServingError
+from serving.strangers import GuardedHttp, Strangers
 
 logger = logging.getLogger("ray.serve")
 
@@ -70,6 +72,7 @@ class Owner:
             log_level="warning",
             lifespan="off",
             timeout_keep_alive=_KEEP_ALIVE_S,
+            http=partial(GuardedHttp, Strangers(), self._token),  # type: ignore[arg-type]  # a class or what makes one
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve(sockets=[self._listener]))

@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import uvicorn
@@ -17,6 +18,7 @@ from serving.engine.late_programs import Late
 from serving.slices.held_slice import HeldSlice
 from serving.slices.preflight import Needs
 from serving.state.records import WorkerStart
+from serving.strangers import GuardedHttp, Strangers
 
 logger = logging.getLogger("ray.serve")
 
@@ -124,6 +126,7 @@ class HttpServer:
                 interface="asgi3",
                 access_log=False,
                 timeout_keep_alive=_KEEP_ALIVE_S,
+                http=partial(GuardedHttp, Strangers(), ours),  # type: ignore[arg-type]  # a class or what makes one
             )
         )
         self._serving: asyncio.Task[None] | None = None

@@ -531,7 +531,9 @@ class _Reader:
         """Once a beat: end the answer where its client has kept it waiting for too long."""
         elapsed_s, self._looked_s = now_s - self._looked_s, now_s
         read, self._sent_bytes = self._record.sent_bytes - self._sent_bytes, self._record.sent_bytes
-        waited_s = elapsed_s if self._client.paused else 0.0
+        waited_s = 0.0
+        if self._client.paused:
+            waited_s, self._record.held_up = elapsed_s, True
         self._behind_s = max(0.0, self._behind_s + waited_s - read / _SLOWEST_READER_BYTES_PER_S)
         if self._behind_s > UNREAD_S and not self._cut:
             self._cut = True

@@ -81,22 +81,31 @@ def used_tokens(
 ) -> tuple[float, float]:
     """Tokens that a request used of its prompt and its answer, however it ended: at a hang-up what was written until then.
 
-    Without the engine's own count an event of a stream is a token. What an engine refused costs nothing. `longest`: tokens
-    that an answer to which the request sets no bound may come to. `now_s` is of the record's clock.
+    Without the engine's own count an event of a stream is a token. Of a stream that its client held up and left the engine
+    wrote more than came here. What an engine refused costs nothing. `longest`: tokens that an answer to which the request
+    sets no bound may come to. `now_s` is of the record's clock.
     """
     record.read_usage()
     if not record.leases:
         return 0.0, 0.0
+    work = estimate.work
+
+    def in_time(seconds: float) -> float:
+        most = longest if work.output_tokens is None else work.output_tokens
+        each = usage.written_tokens(record.model, seconds)
+        return max(0.0, min(most, each)) * work.sequences if work.generates else 0.0
+
     prompt = estimate.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
     uncounted = record.outcome == "cancelled" and record.output_tokens is None
     if record.first_s and not uncounted:
-        refused = HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR
-        return (0.0, 0.0) if refused else (prompt, _written(record, estimate.work))
+        if HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR:
+            return 0.0, 0.0
+        unseen = record.streamed and record.held_up and record.outcome
+        return prompt, max(
+            _written(record, work), in_time(now_s - record.first_s - record.paused_s) if unseen else 0.0
+        )
     if uncounted:
-        work = estimate.work
-        each = usage.written_tokens(record.model, (record.first_s or now_s) - record.leases[-1].at_s)
-        most = longest if work.output_tokens is None else work.output_tokens
-        return prompt, max(0.0, min(most, each)) * work.sequences if work.generates else 0.0
+        return prompt, in_time((record.first_s or now_s) - record.leases[-1].at_s)
     return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0, 0.0
 
 

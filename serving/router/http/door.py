@@ -19,6 +19,7 @@ from serving.router.http import sse
 from serving.router.http.downstream import Downstream, Headers, Source
 from serving.router.http.envelope import ID_HEADER, Shape, id_headers, with_id
 from serving.router.http.routes import ROUTES, Dialect, dialect_of
+from serving.strangers import Strangers
 
 logger = logging.getLogger("ray.serve")
 
@@ -33,7 +34,7 @@ class Relay:
 
     `prefix` stands before the paths of the routes. A request with one of the headers `left_out` goes to the ASGI app. `began`
     and `ended` hear of every request; `ended` gets the path, the seconds that it took, and what it was ended by, if not by its
-    answer.
+    answer. `strangers` are the connections without a whole head yet.
     """
 
     answer: Callable[[Request, Downstream], Awaitable[None]]
@@ -41,6 +42,7 @@ class Relay:
     left_out: frozenset[bytes] = frozenset()
     began: Callable[[], None] = lambda: None
     ended: Callable[[str, float, BaseException | None], None] = lambda _path, _seconds, _error: None
+    strangers: Strangers = field(default_factory=Strangers)
     paths: Mapping[bytes, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +66,10 @@ class Door(HttpToolsProtocol):
 
     # asyncio's
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self.relay.strangers.came(transport)
+
     def data_received(self, data: bytes) -> None:
         self._came_on = False
         super().data_received(data)
@@ -76,6 +82,7 @@ class Door(HttpToolsProtocol):
                 )
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.relay.strangers.left(self.transport)
         super().connection_lost(exc)
         self.pipeline.clear()
         if self.answering:
@@ -111,6 +118,7 @@ class Door(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        self.relay.strangers.left(self.transport)
         self._moved()
         path, _, query = self.url.partition(b"?")
         route = self.relay.paths.get(path)

@@ -9,8 +9,9 @@ from serving.router.http.responses import Keeping
 
 # A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
-# vLLM's copy of an engine to go to, and SageMaker's adapter and session: the router chooses these.
-_KEPT_BACK = frozenset((*_CREDENTIALS, b"x-data-parallel-rank"))
+# vLLM's copy of an engine to go to, and SageMaker's adapter and session: the router chooses these. For the last vLLM collects all of
+# its metrics with each answer, and shows them to the client.
+_KEPT_BACK = frozenset((*_CREDENTIALS, b"x-data-parallel-rank", b"endpoint-load-metrics-format"))
 _SAGEMAKER = b"x-amzn-sagemaker-"
 
 

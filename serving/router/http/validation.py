@@ -73,10 +73,11 @@ _CONTENT = (
     "text_2",
 )
 # Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client, how
-# many frames and pixels are made of media, and tensors of media that go into the engine as they come.
+# many frames and pixels are made of media, and tensors of media that go into the engine as they come. With the messages of
+# gpt-oss's format an engine repeats a client's own objects behind its usage, where keys are charged by it.
 _STEERING = (
     *("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background"),
-    *("media_io_kwargs", "mm_processor_kwargs", "features"),
+    *("media_io_kwargs", "mm_processor_kwargs", "features", "enable_response_messages"),
 )
 _STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
 _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")

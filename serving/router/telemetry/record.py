@@ -54,6 +54,7 @@ class RequestRecord:
     key: str = NO_KEY
     sequences: int = 1  # answers that a stream has side by side
     streamed: bool = False
+    held_up: bool = False  # whether its client was seen not to read: an engine writes on meanwhile
     status: int = 0
     outcome: str = ""
     code: str = ""

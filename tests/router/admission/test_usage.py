@@ -56,6 +56,22 @@ def test_who_takes_the_beginning_of_a_whole_answer_pays_until_then() -> None:
     assert charged(UNBOUND, short_answers(), first_s=15.0, status=200, output_tokens=7) == (5, 7)
 
 
+@pytest.mark.parametrize(
+    ("work", "held_up", "written"),
+    [(UNBOUND, True, 270), (UNBOUND, False, 7), (Work(1, 2, 100), True, 200), (Work(1, 1, 5), True, 7)],
+)
+def test_who_does_not_read_a_stream_and_leaves_pays_what_was_written_meanwhile(
+    work: Work, held_up: bool, written: int
+) -> None:
+    stream = {"first_s": 11.0, "status": 200, "streamed": True, "output_tokens": 7, "prompt_tokens": 5}
+    assert charged(work, short_answers(), held_up=held_up, **stream) == (5, written)
+
+
+def test_who_reads_a_stream_late_but_to_its_end_pays_what_was_counted() -> None:
+    read = record(first_s=11.0, status=200, streamed=True, held_up=True, output_tokens=7, prompt_tokens=5)
+    assert used_tokens(read, Estimate(UNBOUND, 5, 256, 261), short_answers(), CONTEXT, now_s=20.0) == (5, 7)
+
+
 @pytest.mark.parametrize(("work", "written"), [(UNBOUND, 100), (Work(1, generates=False), 0)])
 def test_an_answer_that_nobody_counts_is_not_free(work: Work, written: int) -> None:
     """That of speech has its seconds for usage."""

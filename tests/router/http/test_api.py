@@ -338,7 +338,12 @@ def test_a_path_that_has_no_row_reaches_no_engine_however_it_is_written(address:
 
 
 def test_headers_that_steer_an_engine_stay_at_the_router() -> None:
-    steering = {"X-data-parallel-rank": "1", "X-Amzn-SageMaker-Adapter-Identifier": "other", "X-Other": "a"}
+    steering = {
+        "X-data-parallel-rank": "1",
+        "Endpoint-Load-Metrics-Format": "TEXT",
+        "X-Amzn-SageMaker-Adapter-Identifier": "other",
+        "X-Other": "a",
+    }
     request = SimpleNamespace(headers=Headers(headers=steering), scope={})
     assert InferenceRequest.of(request, LLAMA, CHAT, b"", {}).headers == ((b"x-other", b"a"),)
 

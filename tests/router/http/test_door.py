@@ -23,6 +23,7 @@ from serving.errors import BadRequestError
 from serving.router.http.door import Door, Relay
 from serving.router.http.downstream import Downstream, OverAsgi, respond
 from serving.router.http.errors import error_response
+from serving.strangers import Strangers
 
 pytestmark = pytest.mark.http
 
@@ -527,3 +528,28 @@ def test_whatever_is_sent_the_door_says_what_uvicorn_says(
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
 
     asyncio.run(run())
+
+
+async def test_a_connection_without_a_whole_head_counts_as_a_strangers_and_is_cut_off() -> None:
+    async def never(_request: Request, _client: Downstream) -> None:
+        raise AssertionError
+
+    relay = Relay(never, strangers=Strangers(within_s=1.5))
+
+    async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    with asgi_server(app, http=partial(Door, relay), lifespan="off") as address:
+        host, port = address.removeprefix("http://").split(":")
+        whole, cut = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        whole[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+        cut[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n")
+        async with asyncio.timeout(30):
+            with suppress(ConnectionError):
+                assert not await cut[0].read()
+            assert b"200 OK" in await whole[0].readuntil(b"\r\n\r\n")
+            whole[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+            assert b"200 OK" in await whole[0].readline()
+        for _, writer in (whole, cut):
+            writer.close()

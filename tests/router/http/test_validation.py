@@ -151,6 +151,11 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         (CHAT, {"messages": TALK, "priority": -1}, "priority is not a client's"),
         (CHAT, {"messages": TALK, "vllm_xargs": {"continued_token_ids": [1]}}, "continued_token_ids is not"),
         (
+            "/v1/responses",
+            {"input": "hello", "enable_response_messages": True},
+            "enable_response_messages is not",
+        ),
+        (
             CHAT,
             {"messages": TALK, "media_io_kwargs": {"video": {"num_frames": -1}}},
             "media_io_kwargs is not",
