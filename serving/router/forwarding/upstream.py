@@ -369,7 +369,7 @@ class Upstream:
     """Connections to slices, kept for the next request."""
 
     def __init__(self, connect_timeout_s: float) -> None:
-        self._secret = secret.headers(secret.of_this_process())
+        self._secret = _encoded(secret.headers(secret.of_this_process()))
         self._connect_timeout_s = connect_timeout_s
         self._idle: dict[str, deque[_Connection]] = {}
         self._open: set[_Connection] = set()
@@ -384,7 +384,7 @@ class Upstream:
         target = _quoted(request.path)  # as it came: no /v1/.. is resolved on the way
         if request.query:
             target += b"?" + request.query.encode("utf-8", "surrogateescape")
-        ours = {**carried, **self._secret}
+        ours = {**_encoded(carried), **self._secret} if carried else self._secret
         head = _head(b"POST", target, entry.address, request.headers, ours, body)
         response = await self._ask(entry.address, head, body)
         if response.status == HTTPStatus.UNAUTHORIZED:  # a client would take it for a word on its own key
@@ -479,16 +479,15 @@ def _head(
     target: bytes,
     address: str,
     headers: Iterable[tuple[bytes, bytes]],
-    ours: Mapping[str, str],
+    ours: Mapping[bytes, bytes],
     body: bytes,
 ) -> bytes:
     """A request's head: the client's headers, except where the router sets its own."""
-    dropped = _HOP_BY_HOP | {name.encode() for name in ours} if ours else _HOP_BY_HOP
     lines = [method + b" " + target + b" HTTP/1.1"]
-    lines += [f"{name}: {value}".encode() for name, value in ours.items()]
+    lines += [name + b": " + value for name, value in ours.items()]
     hosted = False
     for name, value in headers:
-        if name not in dropped:
+        if name not in _HOP_BY_HOP and name not in ours:
             hosted = hosted or name == b"host"
             lines.append(name + b": " + value)
     if not hosted:
@@ -496,6 +495,10 @@ def _head(
     if method == b"POST":
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _encoded(headers: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {name.encode(): value.encode() for name, value in headers.items()}
 
 
 @lru_cache(maxsize=256)
