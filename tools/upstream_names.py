@@ -289,6 +289,13 @@ _GRAMMARS = (
         ("req_ids", "num_reqs"),
         "has the requests of a step in the order of their logits",
     ),
+    Name(
+        "tpu_inference.runner.input_batch:InputBatch.add_request",
+        "is replaced: a greedy request gets a temperature that drafted tokens can be checked by",
+        "request, req_index=, dp_rank=",
+    ),
+    Name("tpu_inference.runner.input_batch:InputBatch.req_id_to_index", "is a request's row in a batch"),
+    Name("tpu_inference.runner.input_batch:InputBatch.temperature_cpu", "has the temperatures of a batch"),
     Name("tpu_inference.utils:device_array", "puts masks on the devices", "mesh, *args, sharding=, **kwargs"),
 )
 

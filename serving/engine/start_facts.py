@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from vllm.v1.core.kv_cache_utils import get_kv_cache_capacity
 
-from serving.engine import grammar_rows
+from serving.engine import grammar_rows, greedy_drafts
 from serving.engine.compilation_watch import COMPILED
 from serving.engine.late_programs import Compilations, Step, step_of
 from serving.state.records import WorkerStart
@@ -88,9 +88,10 @@ class StartFacts:
             )
         )
 
-    def serving_lay_out_grammars(self) -> None:
-        """Have this worker lay out masks of grammars right, before it has any."""
+    def serving_mend(self) -> None:
+        """Have this worker do right what tpu-inference does not, before it has a request."""
         grammar_rows.install()
+        greedy_drafts.install()
 
     def serving_late_programs(self) -> dict[str, Any]:
         """Late as plain data: what this worker has compiled since the first call."""

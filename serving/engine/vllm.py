@@ -116,7 +116,7 @@ class VllmServer:
             await self._cache.follow()
         self.max_model_len = config.model_config.max_model_len
         tasks = await self._engine.get_supported_tasks()
-        await self._engine.collective_rpc("serving_lay_out_grammars")
+        await self._engine.collective_rpc("serving_mend")
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
         resume.install(app.state)
