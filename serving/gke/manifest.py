@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from serving.config import ON_DISK, OWN_REDIS
-from serving.gke import access, nodepools, pods, redis
+from serving.gke import access, nodepools, pods, redis, serve_config
 from serving.gke.application import Application
 from serving.tpu import POD_TYPE_LABEL
 
@@ -43,18 +43,13 @@ _MEMBER = (
 def render(app: Application, document: dict[str, Any]) -> str:
     """The manifest of an application as text; `document` is Serve's config file."""
     head = f"# {app.name}: serving manifest FILE | kubectl apply -f -\n{_before(app)}"
-    return head + "".join(f"---\n{_text(resource)}" for resource in _objects(app, _text(document)))
-
-
-def ray_service(app: Application, document: dict[str, Any]) -> dict[str, Any]:
-    """The RayService among the manifest's objects."""
-    return _ray_service(app, _text(document))
+    return head + "".join(f"---\n{_text(resource)}" for resource in _objects(app, document))
 
 
 def kustomize(app: Application, document: dict[str, Any]) -> dict[str, str]:
     """The same objects as a base for kustomize: file names to texts, one file a kind."""
     files: dict[str, str] = {}
-    for resource in _objects(app, _text(document)):
+    for resource in _objects(app, document):
         file = f"{resource['kind'].lower()}.yaml"
         files[file] = f"{files[file]}---\n" if file in files else ""
         files[file] += _text(resource)
@@ -67,7 +62,7 @@ def kustomize(app: Application, document: dict[str, Any]) -> dict[str, str]:
     return {"kustomization.yaml": head + _before(app) + _text(base), **files}
 
 
-def _objects(app: Application, serve_config: str) -> Iterator[dict[str, Any]]:
+def _objects(app: Application, document: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for pool in app.pools:
         if nodepools.falls_back(pool.plan):
             yield nodepools.compute_class(pool, app.gke)
@@ -77,7 +72,7 @@ def _objects(app: Application, serve_config: str) -> Iterator[dict[str, Any]]:
     yield from access.objects(app)
     if app.gke.control_store == OWN_REDIS:
         yield from redis.objects(app)
-    yield _ray_service(app, serve_config)
+    yield ray_service(app, document)
 
 
 def _before(app: Application) -> str:
@@ -155,7 +150,8 @@ def _text(document: dict[str, Any]) -> str:
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, width=120)
 
 
-def _ray_service(app: Application, serve_config: str) -> dict[str, Any]:
+def ray_service(app: Application, document: dict[str, Any]) -> dict[str, Any]:
+    """The RayService among the manifest's objects."""
     queue = app.gke.kueue_queue
     metadata: dict[str, Any] = {"name": app.label, "namespace": app.namespace, "labels": {"app": app.label}}
     if queue:
@@ -170,7 +166,7 @@ def _ray_service(app: Application, serve_config: str) -> dict[str, Any]:
             # KubeRay's own choice, NewCluster, takes as many slices again while an image changes, and waits for ever
             # where there are none. A changed serveConfigV2 is rolled out slice by slice without it.
             "upgradeStrategy": {"type": "None"},
-            "serveConfigV2": serve_config,
+            "serveConfigV2": _text(serve_config.rendered(app, document)),
             "rayClusterConfig": {
                 "rayVersion": RAY_VERSION,
                 # Ray's processes and its REST API ask for a token, which KubeRay makes.

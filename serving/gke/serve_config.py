@@ -1,4 +1,4 @@
-"""What of Serve's own options, beside `args`, can't work in the manifest's pods."""
+"""Serve's own options, beside `args`: what of them can't work in the manifest's pods, and what the load balancer asks for."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +17,10 @@ _TAKEN = {
     9101: "HAProxy's metrics",
     10001: "Ray's clients",
 }
+# Serve gives its routers the first of these ports, Ray its workers the others.
+_RANGES = {range(30000, 31001): "a router of Serve's", range(10002, 20000): "a worker of Ray's"}
+# Google's load balancers keep connections for 600 s, and answer 502 where one that they take is being closed.
+_KEPT_S, _KEEP_S = 600, 620
 _LOOPBACK = ("localhost", "127.", "::1")
 _HOOK, _INSTALL = "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", "serving.slices.placement.install"
 _CERTIFICATES = ("SERVING_TLS_CERT", "SERVING_TLS_KEY")
@@ -29,9 +33,16 @@ def check(app: Application, document: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"http_options.host is {host}, where nobody outside the head's pod gets in; set host: 0.0.0.0"
         )
-    if app.port in _TAKEN:
+    owners = {**{port: owner for ports, owner in _RANGES.items() for port in ports}, **_TAKEN}
+    if owner := owners.get(app.port):
         raise ConfigError(
-            f"http_options.port is {app.port}, which {_TAKEN[app.port]} has in the head's pod; take another, as 8000"
+            f"http_options.port is {app.port}, which {owner} has in the head's pod; take another, as 8000"
+        )
+    kept_s = (document.get("http_options") or {}).get("keep_alive_timeout_s")
+    if app.gke.gateway and isinstance(kept_s, int) and kept_s <= _KEPT_S:
+        raise ConfigError(
+            f"http_options.keep_alive_timeout_s is {kept_s}, and Google's load balancer of gke.gateway keeps connections for {_KEPT_S} s: "
+            f"requests would meet closed ones; leave it out, or take {_KEEP_S}"
         )
     variables = _controller_variables(document)
     if named := [variable for variable in _CERTIFICATES if variable in variables]:
@@ -44,6 +55,16 @@ def check(app: Application, document: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"nothing has Serve place whole slices; set controller_options.runtime_env.env_vars.{_HOOK}: {_INSTALL}"
         )
+
+
+def rendered(app: Application, document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document, whose door keeps connections for longer than a load balancer in front of it does."""
+    if not app.gke.gateway:
+        return dict(document)
+    return {
+        **document,
+        "http_options": {"keep_alive_timeout_s": _KEEP_S, **(document.get("http_options") or {})},
+    }
 
 
 def _controller_variables(document: Mapping[str, Any]) -> Mapping[str, Any]:

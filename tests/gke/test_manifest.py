@@ -11,8 +11,8 @@ from support.manifests import objects_of, pod_templates, problems
 from serving import tracing
 from serving.config import GkeSpec, ModelSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
-from serving.gke import serve_config
-from serving.gke.application import application
+from serving.gke import manifest, serve_config
+from serving.gke.application import Application, application
 from serving.gke.manifest import kustomize, render
 from serving.planning import Plan, plan
 
@@ -678,6 +678,9 @@ TLS = {"controller_options": {"runtime_env": {"env_vars": {"SERVING_TLS_CERT": "
         ({"http_options": {"host": "localhost"}}, 8000, "host is localhost"),
         ({}, 8265, "port is 8265, which Ray's dashboard has"),
         ({}, 6379, "port is 6379, which Ray's control store has"),
+        ({}, 10001, "port is 10001, which Ray's clients has"),
+        ({}, 30000, "port is 30000, which a router of Serve's has"),
+        ({}, 12000, "port is 12000, which a worker of Ray's has"),
         (TLS, 8000, "sets SERVING_TLS_CERT, and the head's pod holds no certificate"),
         ({"controller_options": {"runtime_env": None}}, 8000, f"IMPORT_PATH: {INSTALL}"),
     ],
@@ -686,6 +689,32 @@ def test_what_serve_can_not_do_in_the_pods_is_refused(document: dict[str, Any], 
     app = application("app", GkeSpec(image="image"), [planned()], port=port)
     with pytest.raises(ConfigError, match=says):
         serve_config.check(app, HOOK | document)
+
+
+def test_the_door_keeps_connections_for_longer_than_google_s_load_balancer() -> None:
+    """Else the load balancer takes one that is being closed, and answers 502."""
+    gateway = {"hostname": "llm.example.com", "certificate_secret": "tls"}
+    behind = application("app", GkeSpec.model_validate({"image": "image", "gateway": gateway}), [planned()])
+    alone = application("app", GkeSpec(image="image"), [planned()])
+
+    def rendered(app: Application, **options: Any) -> Any:
+        service = manifest.ray_service(app, {"http_options": {"port": 8000} | options})
+        return yaml.safe_load(service["spec"]["serveConfigV2"])["http_options"]
+
+    assert rendered(alone) == {"port": 8000}
+    assert rendered(behind) == {"port": 8000, "keep_alive_timeout_s": 620}
+    assert rendered(behind, keep_alive_timeout_s=900)["keep_alive_timeout_s"] == 900
+    short = HOOK | {"http_options": {"keep_alive_timeout_s": 90}}
+    serve_config.check(alone, short)
+    with pytest.raises(ConfigError, match="keep_alive_timeout_s is 90, and Google's load balancer"):
+        serve_config.check(behind, short)
+
+
+@pytest.mark.parametrize(("port", "opened"), [(443, "443"), (8000, None)])
+def test_a_low_port_may_be_opened_by_who_is_not_root(port: int, opened: str | None) -> None:
+    head, _ = pods(objects(port=port))
+    values = [sysctl["value"] for sysctl in head["spec"]["securityContext"].get("sysctls", ())]
+    assert values == ([opened] if opened else [])
 
 
 def test_slices_of_one_host_are_whole_without_the_hook() -> None:
