@@ -31,7 +31,9 @@ def table(routers: int = 2) -> SliceTable:
 
 
 def ask(of: SliceTable, text: str) -> str:
-    return of.choose(MODEL, (), prompt(text)).replica
+    chosen = of.choose(MODEL, (), prompt(text)).replica
+    of.begin(chosen)
+    return chosen
 
 
 def known(of: SliceTable) -> set[tuple[str, int]]:
