@@ -6,6 +6,7 @@ that keeps batches knows from every question which lines this router has.
 """
 
 import asyncio
+import json
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -20,7 +21,14 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from serving.config import BatchSpec
-from serving.errors import BudgetError, GaveWayError, PoisonousRequestError, RateLimitError, StoreAwayError
+from serving.errors import (
+    BudgetError,
+    GaveWayError,
+    PoisonousRequestError,
+    RateLimitError,
+    StoreAwayError,
+    TooLargeError,
+)
 from serving.router.admission.controller import AdmissionController
 from serving.router.forwarding.dispatch import failed
 from serving.router.http.api import Api
@@ -35,6 +43,8 @@ _BEAT_S = 0.5
 _LEAST_S = 0.05  # between two questions
 _LAST_S = 3.0  # for the last words to the store, which may end with this router
 _MOST_BROUGHT_BYTES = 8 << 20  # of results at once; one alone may be longer
+# Of one line: vectors and logprobs of many answers have hundreds of megabytes, and a router has many lines at once.
+_MOST_ANSWER_BYTES = 32 << 20
 _AHEAD = 32  # lines of a model that are here before their seat is free, at most
 
 
@@ -54,16 +64,24 @@ class Line:
 
 
 class Answer:
-    """A Downstream that keeps the whole answer."""
+    """A Downstream that keeps the whole answer. One of more than `most_bytes` is `too_long`, and ends the task that answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, answering: asyncio.Task[Any], most_bytes: int = _MOST_ANSWER_BYTES) -> None:
+        self.too_long = False
         self.retry_after_s: float | None = None
         self.source: Source | None = None
         self.more_headers: Callable[[], RawHeaders] | None = None
         self.status = 0
-        self.body = b""
         self.over = False
         self.paused = False
+        self._answering = answering
+        self._most_bytes = most_bytes
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self._pieces)
 
     @property
     def started(self) -> bool:
@@ -75,14 +93,30 @@ class Answer:
         self.retry_after_s = float(said) if said.isdigit() else None
 
     def write(self, data: bytes) -> None:
-        self.body += data
+        self._bytes += len(data)
+        if self._bytes <= self._most_bytes:
+            self._pieces.append(data)
+        elif not self.too_long:
+            self.too_long = True
+            self._pieces.clear()
+            self._answering.cancel()
 
     def end(self, data: bytes = b"") -> None:
-        self.body += data
+        if data:
+            self.write(data)
         self.over = True
 
     def cut(self) -> None:
         """Nothing does: this client reads at once."""
+
+    def refuse(self) -> None:
+        """Say in the place of an answer that it is too long."""
+        error = TooLargeError(
+            f"The answer has more than {self._most_bytes >> 20} MiB, the most of a line of a batch; ask for fewer inputs, answers or "
+            "logprobs."
+        )
+        self.status, self.over = int(error.status), True
+        self._pieces = [json.dumps(error.openai_body()).encode()]
 
 
 class Filler:
@@ -199,9 +233,17 @@ class Filler:
         return max(0, of_model - self._admission.filling(model))
 
     async def _answer(self, line: Line, model: str) -> None:
-        answer = Answer()
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  a coroutine runs in a task
+        answer = Answer(task)
         request_id = f"{line.batch}-{line.line}"
-        await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
+        try:
+            await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
+        except asyncio.CancelledError:
+            if not answer.too_long or task.uncancel():
+                raise
+        if answer.too_long:
+            answer.refuse()
         if answer.status == GaveWayError.status and GaveWayError.code.encode() in answer.body:
             self._given_up[line.held] += 1
         if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:

@@ -1,11 +1,12 @@
-"""What routers are told of the lines that are due, with `batch.may_scale`."""
+"""What a router does with lines of batches: what it is told of those that are due, and how long an answer may be."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from serving.config import BatchSpec
-from serving.router.filler import Filler
+from serving.router.filler import Answer, Filler, Line
 from serving.router.scheduling.slice_table import SliceTable
 
 pytestmark = pytest.mark.unit
@@ -54,3 +55,42 @@ async def test_a_batch_of_a_model_that_the_yaml_no_longer_has_keeps_no_other_fro
     await filler.step()
     assert admission.rates == {"llama": 3.0}
     assert [line.batch for line in filler._waiting["llama"]] == ["b"]
+
+
+class Floods:
+    """An engine whose answer has no end."""
+
+    pieces = 0
+
+    async def fill(self, _request: Any, _key: str, client: Answer, _times: int) -> None:
+        client.start(200, [])
+        while True:
+            client.write(bytes(1 << 20))
+            self.pieces += 1
+            await asyncio.sleep(0)
+
+
+async def test_the_answer_to_a_line_is_no_longer_than_a_router_can_hold_and_fails_the_line_alone() -> None:
+    admission: Any = NoSeats()
+    keeper: Any = Keeper()
+    api: Any = Floods()
+    filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
+    async with asyncio.timeout(20):
+        await asyncio.create_task(filler._answer(Line("b", 1, "k", "/v1/embeddings", b"{}"), "llama"))
+    assert api.pieces < 40
+    result = filler._results["b", 1]
+    assert (result["status"], result["again"]) == (413, False)
+    assert "more than 32 MiB" in result["body"]
+
+
+async def test_a_line_that_is_dropped_is_not_answered() -> None:
+    admission: Any = NoSeats()
+    keeper: Any = Keeper()
+    api: Any = Floods()
+    filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
+    answering = asyncio.create_task(filler._answer(Line("b", 1, "k", "/v1/embeddings", b"{}"), "llama"))
+    await asyncio.sleep(0)
+    answering.cancel()
+    await asyncio.wait([answering], timeout=20)
+    assert answering.cancelled()
+    assert not filler._results

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import jiter
 from fastapi import Request
+from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -29,6 +30,7 @@ logger = logging.getLogger("ray.serve")
 _PASSED = ("content-type", "content-length", "range", "if-range")
 _RETURNED = ("content-type", "content-length", "content-range", "accept-ranges")
 _TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_connect=5, sock_read=300)
+_JSON = {"content-type": "application/json"}
 _FILES = "/v1/files"
 _MOST_TRANSFERS = 16  # of files of one key, in one router
 _MOST_FIELDS_BYTES = 64 << 10  # of what is no file
@@ -118,7 +120,8 @@ class KeptFiles:
         try:
             if self._own is None:
                 self._own = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
-            async with await self._ask(self._own, "POST", path, {}, None, dict(fields)) as answer:
+            body = to_json(dict(fields))  # results of lines have megabytes
+            async with await self._ask(self._own, "POST", path, _JSON, body) as answer:
                 if answer.status != HTTPStatus.OK:
                     raise StoreAwayError(f"The store answers {answer.status}: {(await answer.text())[:300]}")
                 return jiter.from_json(await answer.read())  # some MB of lines, each one text
@@ -171,7 +174,6 @@ class KeptFiles:
         path: str,
         headers: Mapping[str, str],
         data: "_Pieces | bytes | None" = None,
-        fields: dict[str, Any] | None = None,
     ) -> aiohttp.ClientResponse:
         try:
             if self._place is None:
@@ -183,7 +185,6 @@ class KeptFiles:
                 address + path,
                 headers={**headers, **secret.headers(token)},
                 data=data,
-                json=fields,
                 allow_redirects=False,
             )
         except Exception as error:  # noqa: BLE001  whatever finding it raises

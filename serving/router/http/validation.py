@@ -37,6 +37,8 @@ _MOST_BIASES = 1024
 _MOST_TOOLS = 512
 # An engine tries each against every type that it may have: 65,000 items of `/v1/responses` stand its HTTP process still for 4 s.
 _MOST_MESSAGES = 8192
+# Parts of all of them: 60,000 of a chat take half a second, also those of a request that is refused then.
+_MOST_PARTS = 8192
 # Parts of a form: the head of each takes a millisecond and more to read, here and in an engine.
 _MOST_FILES, _MOST_FIELDS = 4, 64
 _WHOLE_NUMBERS = (
@@ -202,9 +204,7 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
             f"{_MOST_BYTES_RESULTS} inputs at a time, or ask for base64."
         )
     for name in ("messages", "input"):
-        value = fields.get(name)
-        if isinstance(value, list) and len(value) > _MOST_MESSAGES and isinstance(value[0], dict):
-            raise BadRequestError(f"{name} has {len(value)} entries; send at most {_MOST_MESSAGES}.")
+        _check_messages(name, fields.get(name))
     _check_token_ids(fields, plan.fit.max_model_len)
     media_chars = _check_texts(fields, body, work.prompts, plan)
     if body.lstrip().startswith(b"{"):
@@ -289,6 +289,30 @@ def _check_entries(fields: Mapping[str, Any], name: str, most: int) -> None:
     value = fields.get(name)
     if isinstance(value, Mapping | list) and len(value) > most:
         raise BadRequestError(f"{name} has {len(value)} entries; send at most {most}.")
+
+
+def _check_messages(name: str, value: Any) -> None:
+    """`value`: messages, or conversations of them, or anything else that stands there."""
+    if not isinstance(value, list):
+        return
+    messages = [
+        message
+        for entry in value
+        for message in (entry if isinstance(entry, list) else (entry,))
+        if isinstance(message, dict)
+    ]
+    parts = [part for message in messages for part in _parts(message)]
+    count = len(parts) + sum(
+        len(_parts(part)) for part in parts if isinstance(part, dict)
+    )  # of a tool's result
+    for what, found, most in (("entries", len(messages), _MOST_MESSAGES), ("parts", count, _MOST_PARTS)):
+        if found > most:
+            raise BadRequestError(f"{name} has {found} {what}; send at most {most}.")
+
+
+def _parts(message: Mapping[str, Any]) -> list[Any]:
+    content = message.get("content")
+    return content if isinstance(content, list) else []
 
 
 def _check_token_ids(fields: Mapping[str, Any], max_model_len: int) -> None:

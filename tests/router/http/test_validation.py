@@ -110,6 +110,9 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ("/v2/embed", {"texts": ["b"] * 10_000}, "makes 10000 sequences"),
         ("/v1/responses", {"input": [{}] * 10_000}, "input has 10000 entries; send at most 8192"),
         ("/v1/chat/completions", {"messages": [{}] * 10_000}, "messages has 10000 entries"),
+        ("/v1/chat/completions/batch", {"messages": [[{}] * 5_000] * 2}, "messages has 10000 entries"),
+        (CHAT, {"messages": [{"content": [{}] * 5_000}] * 2}, "messages has 10000 parts; send at most 8192"),
+        ("/v1/messages", {"messages": [{"content": [{"content": [{}] * 9}] * 1_000}]}, "has 10000 parts"),
         # Routers took an answer with too long a head for a slice that breaks off, and left out one after the other.
         (
             "/v1/embeddings",
