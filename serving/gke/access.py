@@ -115,18 +115,19 @@ def only_from_ours(app: Application, name: str, labels: dict[str, str]) -> dict[
 
 def _disruption_budgets(app: Application) -> Iterator[dict[str, Any]]:
     """Who drains nodes leaves the head, and of each pool the slices that always serve, whole."""
-    yield _disruption_budget(app, f"{app.label}-head", _head(app), 1)
+    yield disruption_budget(app, f"{app.label}-head", _head(app), 1)
     for pool in app.pools:
         if pods := pool.plan.model.replicas.min * pool.plan.slice.hosts:
             labels = {"app": app.label, "ray.io/group": pool.name}
-            yield _disruption_budget(app, _budget_name(app, pool), labels, pods)
+            yield disruption_budget(app, _budget_name(app, pool), labels, pods)
 
 
 def _budget_name(app: Application, pool: Pool) -> str:
     return f"{app.label}-{pool.name}"
 
 
-def _disruption_budget(app: Application, name: str, labels: dict[str, str], pods: int) -> dict[str, Any]:
+def disruption_budget(app: Application, name: str, labels: dict[str, str], pods: int) -> dict[str, Any]:
+    """Who drains nodes leaves so many of the pods with these labels."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",

@@ -20,6 +20,8 @@ _PURCHASE_FLAGS = {
 }
 # The label that starts GKE's network driver for claims (DRANET) on a node.
 _DRANET = "cloud.google.com/gke-networking-dra-driver"
+# Keeps pods that are to run on demand, as other applications', off nodes that are cheaper and go, or that are reserved.
+_TAINT = "tpu-serving/capacity"
 _CAPACITY_LABELS = {
     CapacityType.SPOT: ("cloud.google.com/gke-spot", "true"),
     CapacityType.FLEX_START: ("cloud.google.com/gke-flex-start", "true"),
@@ -114,6 +116,14 @@ def node_selector(pool: Pool) -> dict[str, str]:
     )
 
 
+def tolerations(pool: Pool) -> list[dict[str, str]]:
+    """What lets a pool's pods on its own nodes. GKE adds by itself what a ComputeClass takes."""
+    (first, *others) = pool.plan.model.slice.capacity
+    if others or first is CapacityType.ON_DEMAND:
+        return []
+    return [{"key": _TAINT, "operator": "Equal", "value": first.value, "effect": "NoSchedule"}]
+
+
 def _reservation(reservation: str) -> dict[str, str]:
     """Its name, and the project of one that another project shares, each of which is a label of the nodes."""
     project, _, name = reservation.removeprefix("projects/").rpartition("/reservations/")
@@ -131,6 +141,9 @@ def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
     plan = pool.plan
     spec, hosts, counts = plan.model.slice, plan.slice.hosts, plan.model.replicas
     purchase = _PURCHASE_FLAGS[spec.capacity[0]].format(reservation=spec.reservation)
+    purchase += "".join(
+        f" --node-taints={taint['key']}={taint['value']}:{taint['effect']}" for taint in tolerations(pool)
+    )
     networks = (
         f" --accelerator-network-profile=auto --node-labels={_DRANET}=true"
         if needs_network_claims(plan, gke)

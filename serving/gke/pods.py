@@ -138,6 +138,8 @@ def host(app: Application, pool: Pool) -> dict[str, Any]:
             *(_weights_volumes(app, pool, read_only=False) if app.gke.weights_bucket else []),
         ],
     }
+    if tolerations := nodepools.tolerations(pool):
+        spec["tolerations"] = tolerations
     if claims:
         spec["resourceClaims"] = [{"name": "nics", "resourceClaimTemplateName": pool.owned}]
     return {

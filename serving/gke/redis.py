@@ -31,9 +31,11 @@ def password(app: Application) -> dict[str, str]:
 
 
 def objects(app: Application) -> Iterator[dict[str, Any]]:
-    """A Service, a StatefulSet with a disk, and who may reach it."""
+    """A Service, a StatefulSet with a disk, who may reach it, and that it stays where nodes are drained."""
     labels = {"app": name(app)}
     yield access.only_from_ours(app, name(app), labels)
+    # Ray's control store ends with its Redis, and the head with it.
+    yield access.disruption_budget(app, name(app), labels, 1)
     yield {
         "apiVersion": "v1",
         "kind": "Service",

@@ -522,6 +522,10 @@ def test_what_serves_is_not_put_away_for_other_work() -> None:
     found = objects(planned(replicas={"min": 2, "max": 3}), planned(replicas={"min": 0, "max": 3}))
     budgets = {each["metadata"]["name"]: each["spec"] for each in found["PodDisruptionBudget"]}
     assert budgets.pop("app-head")["minAvailable"] == 1
+    assert budgets.pop("app-redis") == {
+        "minAvailable": 1,
+        "selector": {"matchLabels": found["StatefulSet"][0]["spec"]["template"]["metadata"]["labels"]},
+    }
     (pool,) = budgets.values()
     assert pool["minAvailable"] == 2 * 4
     assert pool["selector"]["matchLabels"]["ray.io/group"].endswith("v6e-4x4")

@@ -68,6 +68,17 @@ def test_nodes_are_bought_and_found_in_one_way(
     bought = planned("v6e", "4x4", **slice_)
     assert all(flag in line for line in nodepools.gcloud_lines(pool(bought), GKE))
     assert label in nodepools.node_selector(pool(bought)).items()
+    taint = f" --node-taints=tpu-serving/capacity={slice_['capacity']}:NoSchedule"
+    assert all(taint in line for line in nodepools.gcloud_lines(pool(bought), GKE))
+    (tolerated,) = nodepools.tolerations(pool(bought))
+    assert (tolerated["key"], tolerated["value"]) == ("tpu-serving/capacity", slice_["capacity"])
+
+
+def test_pods_that_are_to_run_on_demand_keep_off_nodes_that_go() -> None:
+    several = planned("v6e", "4x4", capacity=["spot", "on-demand"])
+    for plain in (planned("v6e", "4x4"), several):
+        assert nodepools.tolerations(pool(plain)) == []
+        assert not any("taints" in line for line in nodepools.gcloud_lines(pool(plain), GKE))
 
 
 @pytest.mark.parametrize("topology", ["2x2", "4x4"])
