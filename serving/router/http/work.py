@@ -5,8 +5,7 @@ Each function is sane whatever types the fields have: the engine refuses a wrong
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 Fields = Mapping[str, Any]
 
@@ -25,8 +24,7 @@ _AUDIO_BYTES = 120 << 10
 _MOST_PIECES = 20
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What a request asks of an engine.
 
     `prompts` are read and each is answered `answers` times, with at most `output_tokens` a time; None: with as many as the
