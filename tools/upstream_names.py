@@ -237,7 +237,7 @@ _GRAMMARS = (
     Name("vllm.sampling_params:SamplingParams.structured_outputs", "is a request's grammar"),
     Name(
         "vllm.v1.engine.input_processor:InputProcessor._validate_params",
-        "tells a client's mistakes before an answer begins",
+        "is replaced: it tells a client's mistakes before an answer begins, and once",
         "params, supported_tasks",
     ),
     Name(

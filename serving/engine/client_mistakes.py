@@ -11,17 +11,28 @@ from typing import Any
 
 from serving.engine import grammar_refusal
 
+_CHECKED = "serving_checked"  # an attribute of sampling parameters, which a copy lacks
+
 
 def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
     """Teach this to an AsyncLLM and to an app that vLLM built; `state` is its app.state.
 
     `tasks` are the engine's; `no_grammars`: why it takes no grammars, where it takes none.
     """
+    validate = engine.input_processor._validate_params  # noqa: SLF001  nothing public does it alone
 
     def check(sampling_params: Any) -> None:
-        grammar_refusal.check(sampling_params, no_grammars)
-        engine.input_processor._validate_params(sampling_params, tasks)  # noqa: SLF001  nothing public does it alone
+        if not hasattr(sampling_params, _CHECKED):
+            grammar_refusal.check(sampling_params, no_grammars)
+            validate(sampling_params, tasks)
+            setattr(sampling_params, _CHECKED, True)
 
+    def unless_checked(params: Any, supported_tasks: Any) -> None:
+        """A schema of some hundred values takes 5 ms to look at."""
+        if not hasattr(params, _CHECKED):
+            validate(params, supported_tasks)
+
+    engine.input_processor._validate_params = unless_checked  # noqa: SLF001
     engine.generate = _checked(engine.generate, check)
     if responses := getattr(state, "openai_serving_responses", None):
         generate = responses._generate_with_builtin_tools  # noqa: SLF001

@@ -72,6 +72,17 @@ def test_a_mistake_in_a_message_is_told_as_vllm_s_other_routes_tell_it(app: Any)
         assert asyncio.run(ask("hello")) == "hello"
 
 
+def test_parameters_are_looked_at_once(app: Any) -> None:
+    once = params(1.0)
+    app.engine.generate("prompt", once, "id")
+    once.temperature = -1.0  # what a second look would find
+    app.engine.generate("prompt", once, "id")
+    look = app.engine.input_processor._validate_params
+    look(once, TASKS)
+    with pytest.raises(ValueError, match="non-negative"):
+        look(params(-1.0), TASKS)
+
+
 def test_an_app_without_these_routes_is_left_as_it_is() -> None:
-    engine = SimpleNamespace(generate=answers, input_processor=None)
+    engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
     client_mistakes.install(engine, SimpleNamespace(openai_serving_responses=None), TASKS, "")
