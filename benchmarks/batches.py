@@ -50,7 +50,7 @@ class Load:
     per_s: float = 8.0
     words: int = 200
     tokens: int = 100
-    lines: int = 20_000
+    lines: int = 4000
     line_words: int = 500
     line_tokens: int = 300
 
@@ -117,6 +117,22 @@ def report(turns: Sequence[Turn], seconds: float) -> str:
     return "\n".join(rows)
 
 
+def lines_of(load: Load) -> bytes:
+    """The file of a batch."""
+    draw = random.Random(0)
+    fixed = {"model": load.model, "max_tokens": load.line_tokens, "ignore_eos": True}
+    lines = (
+        {
+            "custom_id": str(number),
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {**fixed, "prompt": words(draw, load.line_words)},
+        }
+        for number in range(load.lines)
+    )
+    return "\n".join(map(json.dumps, lines)).encode()
+
+
 class Api:
     """Files and batches of the router at an address."""
 
@@ -124,25 +140,10 @@ class Api:
         self._session = session
         self._address = address
 
-    async def begin(self, load: Load) -> str:
+    async def begin(self, lines: bytes) -> str:
         """Upload a batch, and begin it; its id."""
-        draw = random.Random(0)
-        lines = (
-            {
-                "custom_id": str(number),
-                "method": "POST",
-                "url": "/v1/completions",
-                "body": {
-                    "model": load.model,
-                    "prompt": words(draw, load.line_words),
-                    "max_tokens": load.line_tokens,
-                    "ignore_eos": True,
-                },
-            }
-            for number in range(load.lines)
-        )
         form = aiohttp.FormData({"purpose": "batch"})
-        form.add_field("file", "\n".join(map(json.dumps, lines)).encode(), filename="in.jsonl")
+        form.add_field("file", lines, filename="in.jsonl")
         file = await self._send("POST", "/v1/files", data=form)
         fields = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         return str((await self._send("POST", "/v1/batches", json=fields))["id"])
@@ -164,11 +165,12 @@ async def play(
 ) -> list[Turn]:
     # Without, with, with, without: what grows or shrinks all the time touches both alike.
     played = [Turn(with_batch=number % 4 in (1, 2)) for number in range(turns)]
+    lines = lines_of(load)
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(300)) as session:
         api = Api(session, address)
         for number, turn in enumerate(played):
-            batch = await api.begin(load) if turn.with_batch else None
+            batch = await api.begin(lines) if turn.with_batch else None
             while batch and not await api.answered(batch):  # noqa: ASYNC110  only asking tells
                 await asyncio.sleep(0.1)
             await asyncio.sleep(settled_s)

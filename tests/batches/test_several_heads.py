@@ -91,5 +91,5 @@ async def test_a_batch_of_a_head_that_dies_is_ended_by_the_other(
     batch = await second.ledger.batch(KEY, "batch")
     assert batch
     assert (batch.state, batch.completed, batch.failed) == (State.COMPLETED, 6, 0)
-    rows = b"".join(folder.pieces(batch.output_file_id)).splitlines()
+    rows = folder.read(batch.output_file_id).readlines()
     assert [json.loads(row)["custom_id"] for row in rows] == [f"r{at}" for at in range(6)]
