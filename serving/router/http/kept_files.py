@@ -29,8 +29,10 @@ logger = logging.getLogger("ray.serve")
 # Of a client's headers, those that say how to read its body, and what of a file it wants.
 _PASSED = ("content-type", "content-length", "range", "if-range")
 _RETURNED = ("content-type", "content-length", "content-range", "accept-ranges")
-_TIMEOUT = aiohttp.ClientTimeout(total=None, connect=10, sock_connect=5, sock_read=300)
 _JSON = {"content-type": "application/json"}
+_CONNECT_S = 5.0
+_TRANSFER_S = 300.0  # of a client's question: a file is on its way to a bucket
+_ANSWER_S = 30.0  # of a question of the router's own: a host that is gone closes no connection
 _FILES = "/v1/files"
 _MOST_TRANSFERS = 16  # of files of one key, in one router
 _MOST_FIELDS_BYTES = 64 << 10  # of what is no file
@@ -76,9 +78,11 @@ class KeptFiles:
         *,
         find_s: float = _FIND_S,
         unread_s: float = _UNREAD_S,
+        answer_s: float = _ANSWER_S,
     ) -> None:
         self._find = find
         self._find_s = find_s
+        self._answer_s = answer_s
         self._unread_s = unread_s
         self._place: tuple[str, str] | None = None
         # Clients' transfers take no connection from the router's own questions.
@@ -119,7 +123,7 @@ class KeptFiles:
         """A question of the router's own. Raises StoreAwayError."""
         try:
             if self._own is None:
-                self._own = aiohttp.ClientSession(timeout=_TIMEOUT, auto_decompress=False)
+                self._own = aiohttp.ClientSession(timeout=_timeout(self._answer_s), auto_decompress=False)
             body = to_json(dict(fields))  # results of lines have megabytes
             async with await self._ask(self._own, "POST", path, _JSON, body) as answer:
                 if answer.status != HTTPStatus.OK:
@@ -163,7 +167,7 @@ class KeptFiles:
         if self._clients is None:
             connector = aiohttp.TCPConnector(limit=0)  # each key has its own limit
             self._clients = aiohttp.ClientSession(
-                connector=connector, timeout=_TIMEOUT, auto_decompress=False
+                connector=connector, timeout=_timeout(_TRANSFER_S), auto_decompress=False
             )
         return self._clients
 
@@ -205,6 +209,12 @@ class KeptFiles:
             logger.warning("the store can't be reached: %s", str(error) or "nobody knows where it is")
         self._is_away = True
         return StoreAwayError("The store can't be reached now; try again shortly.")
+
+
+def _timeout(answer_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(
+        total=None, connect=2 * _CONNECT_S, sock_connect=_CONNECT_S, sock_read=answer_s
+    )
 
 
 class _Pieces:

@@ -52,3 +52,25 @@ async def test_a_store_that_nobody_finds_is_away_after_a_while() -> None:
     with pytest.raises(StoreAwayError):
         await kept.call("/lines/take", {})
     await kept.close()
+
+
+async def test_a_store_whose_host_is_gone_is_away_within_its_time() -> None:
+    """Nothing closes its connections: routers waited for five minutes, and batches with them."""
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(silent, "127.0.0.1")
+    host, port = server.sockets[0].getsockname()
+
+    async def find() -> tuple[str, str]:
+        return f"http://{host}:{port}", "token"
+
+    kept = KeptFiles(find, answer_s=0.05)
+    async with asyncio.timeout(20):
+        with pytest.raises(StoreAwayError):
+            await kept.call("/lines/take", {})
+    await kept.close()
+    server.close()
+    await server.wait_closed()
