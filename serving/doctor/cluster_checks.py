@@ -4,7 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from serving.doctor.deployed_check import manifest
-from serving.doctor.facts import Facts, HostFacts
+from serving.doctor.facts import Deployed, Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
 from serving.doctor.pods_check import pods
 from serving.doctor.versions import locked
@@ -18,6 +18,12 @@ _GUIDE = "docs/guides/gke.md"
 
 def ray_version(facts: Facts) -> list[Finding]:
     if isinstance(facts.cluster, str):
+        deployed = facts.deployed
+        if isinstance(deployed, Deployed) and deployed.service:
+            on_the_head = f"kubectl exec -i HEAD -n {deployed.namespace} -c ray-head -- serving doctor /dev/stdin < FILE"
+            return [
+                not_looked_at(f"{facts.cluster}; the one in Kubernetes is asked on its head: {on_the_head}")
+            ]
         return [failed(facts.cluster, "start the cluster, or name another with --address or RAY_ADDRESS")]
     cluster, here = facts.cluster, facts.here
     wanted = locked(simulated=facts.simulated)["ray"]

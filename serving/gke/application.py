@@ -58,7 +58,7 @@ class Pool:
     @property
     def node_pool(self) -> str:
         """Name of its node pools, before their number."""
-        return _within(_LONGEST_POOL - len("-99"), self.owned, _shape(self.plan))
+        return _within(_LONGEST_POOL - len("-999"), self.owned, _shape(self.plan))
 
     @property
     def compute_class(self) -> str:

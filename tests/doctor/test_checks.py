@@ -194,7 +194,7 @@ def test_where_the_time_of_a_start_went_is_said() -> None:
 FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
     "no cluster": (
         "ray",
-        lambda: replace(healthy(), cluster="nobody listens"),
+        lambda: replace(healthy(), cluster="nobody listens", deployed=replace(as_rendered(), service=None)),
         "nobody listens",
         Verdict.FAILED,
     ),

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from support.doctor_facts import as_rendered, healthy
 
-from serving.doctor.cluster_checks import endpoints
+from serving.doctor.cluster_checks import endpoints, ray_version
 from serving.doctor.deployed_check import manifest
 from serving.doctor.facts import Endpoints
 from serving.doctor.findings import Finding, Verdict
@@ -101,3 +101,11 @@ def test_a_cluster_without_kuberay_fails_and_one_without_the_service_is_early() 
     (finding,) = manifest(facts)
     assert (finding.verdict, finding.said) == (Verdict.FAILED, "Kubernetes knows no RayServices")
     assert [finding.verdict for finding in endpoints(facts)] == [Verdict.NOT_YET]
+
+
+def test_where_kubernetes_alone_is_reached_ray_is_asked_on_the_head() -> None:
+    """The status of a healthy service is 0 there too."""
+    (finding,) = ray_version(replace(healthy(), cluster="nobody listens"))
+    assert finding.verdict is Verdict.NOT_LOOKED_AT
+    assert "nobody listens; " in finding.said
+    assert "kubectl exec -i HEAD -n default -c ray-head -- serving doctor" in finding.said
