@@ -329,9 +329,11 @@ def without_ids(whole: bytes) -> bytes:
 
 
 def _without_ids(event: bytes) -> bytes:
-    head, mark, rest = event.partition(_IDS)
-    plain = head + _NO_IDS + rest.partition(b"]")[2] if mark else event
-    return _PROMPT_IDS.sub(_NO_PROMPT_IDS, plain)
+    for ids, no_ids in ((_IDS, _NO_IDS), (_PROMPT, _NO_PROMPT_IDS)):
+        head, mark, rest = event.partition(ids)
+        if mark:
+            event = head + no_ids + rest.partition(b"]")[2]
+    return event
 
 
 def _finishes(body: dict[str, Any]) -> bool:

@@ -30,7 +30,8 @@ class BitColumn:
 
     def set(self, slice_number: int, value: int) -> None:
         """Numbers beyond 2^24 count as 2^24, negative ones as 0."""
-        value = min(max(value, 0), _MOST)
+        if not 0 <= value <= _MOST:
+            value = _MOST if value > 0 else 0
         changed = self._values.get(slice_number, 0) ^ value
         if not changed:
             return

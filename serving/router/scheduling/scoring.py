@@ -12,7 +12,7 @@ Numbers of slices stand in columns (bit_columns), so that a choice among 1,000 s
 import itertools
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,12 +45,12 @@ class Saved(NamedTuple):
     """What slices are thought to have of a request, in units. `matches`: how much of its prompt, and the slices that have so
     much, each slice once, the most first. `marks`: what its session or its adapter is worth, and the slices with it.
 
-    `home`: the slice thought to have as much as `at_home`; of equals it is chosen.
+    `home` finds the slice thought to have as much as `at_home`; of equals it is chosen.
     """
 
     matches: Iterable[tuple[int, int]] = ()
     marks: tuple[tuple[int, int], ...] = ()
-    home: int | None = None
+    home: Callable[[], int | None] = lambda: None
     at_home: int = 0
 
 
@@ -65,7 +65,9 @@ def choose(able: int, loads: Loads, saved: Saved) -> Choice:
     """The best of a set of slices that is not empty."""
     within = _within(able, loads)
     best, choice = _cheapest(within, loads.cost, saved)
-    home = saved.home
+    if not saved.at_home and choice.slices.bit_count() == 1:
+        return choice  # wherever its home is
+    home = saved.home()
     if home is not None and within >> home & 1:
         if saved.at_home and loads.cost[home] - saved.at_home <= best:
             return Choice(1 << home, saved.at_home)

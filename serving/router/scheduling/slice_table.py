@@ -306,7 +306,7 @@ class SliceTable:
                 for worth, mark in ((_SESSION_TOKENS, trace.session), (_ADAPTER_TOKENS, trace.adapter))
                 if (holders := index.holders(mark) & able)
             ),
-            home=first.homes.of(trace.home, of_first) if trace.home else None,
+            home=lambda: first.homes.of(trace.home, of_first) if trace.home else None,
             at_home=0
             if self._shared_key
             else int((1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens) // UNIT_TOKENS,

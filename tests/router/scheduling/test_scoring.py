@@ -46,7 +46,7 @@ def saved(given_: list[Candidate], home: int | None = None, at_home: int = 0) ->
     levels = sorted({candidate.matched for candidate in given_} - {0}, reverse=True)
     both = having("marks", SESSION + ADAPTER)
     marks = ((SESSION, having("marks", SESSION) | both), (ADAPTER, having("marks", ADAPTER) | both))
-    return Saved([(tokens, having("matched", tokens)) for tokens in levels], marks, home, at_home)
+    return Saved([(tokens, having("matched", tokens)) for tokens in levels], marks, lambda: home, at_home)
 
 
 def chosen(given_: list[Candidate], home: int | None = None, at_home: int = 0) -> dict[int, int]:
