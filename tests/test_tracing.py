@@ -154,6 +154,18 @@ def test_what_the_client_did_wrong_is_no_error_of_the_server_and_a_broken_stream
     assert said(root)["error.type"] == error.code
 
 
+def test_a_path_that_there_is_not_gives_no_span_its_name(collector: Collector) -> None:
+    spans = router_spans()
+    record = RequestRecord("/of/strangers", on_end=spans.end)
+    spans.begin(record, {})
+    record.failed(BadRequestError("x"))
+    record.end()
+    spans.close()
+    (root,) = (span for span in collector.spans if span.name != "admission")
+    assert root.name == "POST"
+    assert "/of/strangers" not in said(root).values()
+
+
 def test_retries_and_continuations_are_spans_of_their_own(collector: Collector) -> None:
     spans = router_spans()
     record = RequestRecord(CHAT, on_end=spans.end)

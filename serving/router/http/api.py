@@ -510,7 +510,9 @@ class Api:
 
     def _unknown_response(self) -> UnknownResponseError:
         if self._responses:
-            return UnknownResponseError("No response of this id is stored here, or it is another key's.")
+            return UnknownResponseError(
+                "No response of this id is stored here (none of more than 1 MiB is), or it is another key's."
+            )
         return UnknownResponseError("This service stores no responses (router.responses_store).")
 
     async def _following(
@@ -527,7 +529,7 @@ class Api:
             previous = await self._kept_response(visit, before, 2 * most_bytes)
             if previous is None:
                 raise PreviousResponseError(
-                    "The response of previous_response_id is not stored here, or it is another key's; send the whole "
+                    "The response of previous_response_id is not stored here (none of more than 1 MiB is), or it is another key's; send the whole "
                     "conversation in input."
                     if self._responses
                     else "This service stores no responses (router.responses_store); send the whole conversation in input."

@@ -12,12 +12,14 @@ _OVER = (b"event: response.completed\n", b"event: response.incomplete\n")
 _WHOLE = ("completed", "incomplete")
 _LENGTH = b"content-length"
 _EVENTS = sse.MEDIA_TYPE.encode()
+# A megabyte takes 35 ms to parse, here and with every request that follows it, and only logprobs make an answer longer.
+_MOST_BYTES = 1 << 20
 
 
 class Keeper(PassesOn):
     """Notes the response on its way to `client`, and holds its end back until `finish`.
 
-    So a client that has the end finds the response kept.
+    So a client that has the end finds the response kept. One that is too long goes on as it comes, and is not.
     """
 
     def __init__(self, client: Downstream, previous_id: str) -> None:
@@ -28,6 +30,7 @@ class Keeper(PassesOn):
         self._streams = False
         self._passes = False
         self._held: list[bytes] = []
+        self._held_bytes = 0
         self._over = False
 
     def start(self, status: int, headers: Headers) -> None:
@@ -41,21 +44,22 @@ class Keeper(PassesOn):
             self._head = status, headers
 
     def write(self, data: bytes) -> None:
-        if self._passes:
-            self.client.write(data)
-            return
         data = data.replace(_NONE_BEFORE, self._before)
-        if self._streams and not self._held and not any(mark in data for mark in _OVER):
+        if self._passes or (self._streams and not self._held and not any(mark in data for mark in _OVER)):
             self.client.write(data)
         else:
             self._held.append(data)
+            self._held_bytes += len(data)
+            if self._held_bytes > _MOST_BYTES:
+                self._let_go()
 
     def end(self, data: bytes = b"") -> None:
+        if data and not self._passes:
+            self.write(data)
+            data = b""
         if self._passes:
             self.client.end(data)
         else:
-            if data:
-                self.write(data)
             self._over = True
             self.response = self._read(b"".join(self._held))
 
@@ -68,6 +72,15 @@ class Keeper(PassesOn):
             self.client.start(status, [*kept, (_LENGTH, b"%d" % len(body))])
         if self._over:
             self.client.end(body)
+
+    def _let_go(self) -> None:
+        self._passes = True
+        if self._head:
+            status, headers = self._head
+            self._head = None
+            self.client.start(status, [header for header in headers if header[0] != _LENGTH])
+        self.client.write(b"".join(self._held))
+        self._held.clear()
 
     def _read(self, held: bytes) -> dict[str, Any] | None:
         if self._streams:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
 _NS = 1_000_000_000
+_NO_ROUTE = "POST"  # the name of a span whose path is none of ours: strangers choose it
 
 
 class RequestSpans:
@@ -33,8 +34,9 @@ class RequestSpans:
     def begin(self, record: RequestRecord, headers: Mapping[str, str]) -> None:
         """Start the root span, under the client's span where the client sent one."""
         parent = self._context.extract({name: headers[name] for name in tracing.HEADERS if name in headers})
+        name = record.path if record.path in ROUTES else _NO_ROUTE
         span = self._tracer.start_span(
-            record.path, parent, self._otel.SpanKind.SERVER, start_time=round(record.arrived_at * _NS)
+            name, parent, self._otel.SpanKind.SERVER, start_time=round(record.arrived_at * _NS)
         )
         carried: dict[str, str] = {}
         self._context.inject(carried, self._otel.set_span_in_context(span))
@@ -47,7 +49,8 @@ class RequestSpans:
         if span.is_recording():
             route = ROUTES.get(record.path)
             operation = route.operation if route else None
-            span.update_name(f"{operation or record.path} {record.model}")
+            if route:
+                span.update_name(f"{operation or route.path} {record.model}")
             span.set_attributes(_attributes(record, operation))
             if _broken(record):
                 span.set_status(self._otel.StatusCode.ERROR, record.code or record.outcome)
@@ -113,7 +116,7 @@ def _attributes(record: RequestRecord, operation: str | None) -> dict[str, Any]:
         "gen_ai.usage.output_tokens": record.output_tokens,
         "gen_ai.response.time_to_first_chunk": record.first_s - record.arrived_s if record.first_s else None,
         "http.request.method": "POST",
-        "http.route": record.path,
+        "http.route": record.path if record.path in ROUTES else None,
         "http.response.status_code": int(record.status) or int(HTTPStatus.INTERNAL_SERVER_ERROR),
         "error.type": record.code or (record.outcome if record.outcome != "ok" else None),
         "serving.request_id": record.request_id,
