@@ -9,8 +9,6 @@ is a 400 on every route.
 from collections.abc import Callable
 from typing import Any
 
-from serving.engine import grammar_refusal
-
 _CHECKED = "serving_checked"  # an attribute of sampling parameters, which a copy lacks
 
 
@@ -23,7 +21,7 @@ def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
 
     def check(sampling_params: Any) -> None:
         if not hasattr(sampling_params, _CHECKED):
-            grammar_refusal.check(sampling_params, no_grammars)
+            _check_grammar(sampling_params, no_grammars)
             validate(sampling_params, tasks)
             setattr(sampling_params, _CHECKED, True)
 
@@ -40,6 +38,16 @@ def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
     if messages := getattr(state, "anthropic_serving_messages", None):
         messages.create_messages = _told(messages.create_messages, messages)
         messages.count_tokens = _told(messages.count_tokens, messages)
+
+
+def _check_grammar(sampling_params: Any, no_grammars: str) -> None:
+    """Whichever field or tool parser a grammar is from, here it is in one place."""
+    grammar = sampling_params.structured_outputs
+    if no_grammars and grammar is not None and not grammar.all_constraints_none():
+        raise ValueError(
+            "No grammar can bind an answer here (structured_outputs, response_format, a required or strict tool): "
+            f"{no_grammars}. Leave it out."
+        )
 
 
 def _checked(generate: Any, check: Callable[[Any], None]) -> Any:

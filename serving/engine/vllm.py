@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving import environment, tracing
-from serving.engine import client_mistakes, grammar_refusal, refusals, resume, stopped_answers, token_logprobs
+from serving.engine import client_mistakes, refusals, resume, stopped_answers, token_logprobs
 from serving.engine.late_programs import Late, most
 from serving.engine.protocol import MOST_PIXELS
 from serving.engine.redaction import redacted, secrets_of
@@ -121,7 +121,7 @@ class VllmServer:
         await init_app_state(self._engine, app.state, args, tasks)
         resume.install(app.state)
         token_logprobs.install(self._engine)
-        client_mistakes.install(self._engine, app.state, tasks, grammar_refusal.reason(self._plan))
+        client_mistakes.install(self._engine, app.state, tasks, self._plan.no_grammars)
         stopped_answers.install()
         refusals.install(app)
         self._http = HttpServer(app, self._held.hosts[0].ip)

@@ -6,6 +6,7 @@
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -82,6 +83,11 @@ class Plan:
     def most_sequences(self) -> int:
         """Sequences the slice runs at once: `max_num_seqs` for each group of devices that schedules apart."""
         return self.sizes.sequences * separate_batches(self.layout)
+
+    @property
+    def no_grammars(self) -> str:
+        """Why engines of this plan take no requests with a grammar; empty where they do."""
+        return no_grammars(self.engine, self.layout)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -193,7 +199,11 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
             "parallel.attention_data"
         )
     adapters.adapters(spec.engine)
-    notes = (*unheeded(spec.engine, shape, sizes), *_routing_notes(shape, sizes))
+    notes = (
+        *unheeded(spec.engine, shape, sizes),
+        *_routing_notes(shape, sizes),
+        *_grammar_notes(spec.engine, layout),
+    )
     return _Drawn(slice_, shape, sizes, layout, (*reasons, *notes))
 
 
@@ -212,6 +222,30 @@ def _routing_notes(shape: ModelShape, sizes: EngineSizes) -> list[str]:
             f"experts are chosen from all {shape.experts.groups} groups, not from the best, as tpu-inference 0.26 runs vLLM's models"
         ]
     return []
+
+
+def _grammar_notes(engine: Mapping[str, Any], layout: Layout) -> list[str]:
+    why = no_grammars(engine, layout)
+    return (
+        [f"requests with a grammar (response_format, required and strict tools) are refused: {why}"]
+        if why
+        else []
+    )
+
+
+def no_grammars(engine: Mapping[str, Any], layout: Layout) -> str:
+    """Why an engine takes no requests with a grammar; empty where it does. Read in tpu-inference 0.26.0 and tried.
+
+    With several schedulers (core/sched/dp_scheduler.py) requests go to processes, and a grammar that is being compiled goes to none:
+    EngineCore ends. `enable_continue_decode` draws tokens ahead of the grammar, which then rejects them (upstream: tpu-inference#3463).
+    """
+    if separate_batches(layout) > 1:
+        return (
+            "tpu-inference 0.26 ends on them with data parallelism (parallel.data, parallel.attention_data)"
+        )
+    if (engine.get("additional_config") or {}).get("enable_continue_decode"):
+        return "tpu-inference 0.26 fails on them with additional_config.enable_continue_decode"
+    return ""
 
 
 def _fitted(spec: ModelSpec, drawn: _Drawn, compiled: Workspace | None) -> Plan:

@@ -83,6 +83,27 @@ def test_parameters_are_looked_at_once(app: Any) -> None:
         look(params(-1.0), TASKS)
 
 
+GRAMMARS = {
+    "none": None,
+    "empty": SimpleNamespace(all_constraints_none=lambda: True),
+    "one": SimpleNamespace(all_constraints_none=lambda: False),
+}
+
+
+@pytest.mark.parametrize("no_grammars", ["", "they end it"])
+@pytest.mark.parametrize("name", GRAMMARS)
+def test_a_grammar_is_refused_only_where_the_engine_takes_none(name: str, no_grammars: str) -> None:
+    engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
+    client_mistakes.install(engine, SimpleNamespace(), TASKS, no_grammars)
+    asked = params(1.0)
+    asked.structured_outputs = GRAMMARS[name]
+    if name == "one" and no_grammars:
+        with pytest.raises(ValueError, match="they end it"):
+            engine.generate("prompt", asked, "id")
+    else:
+        assert engine.generate("prompt", asked, "id").__anext__
+
+
 def test_an_app_without_these_routes_is_left_as_it_is() -> None:
     engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
     client_mistakes.install(engine, SimpleNamespace(openai_serving_responses=None), TASKS, "")

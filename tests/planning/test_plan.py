@@ -60,6 +60,22 @@ def test_kv_heads_are_said_to_be_copied() -> None:
     assert plan(spec(LLAMA_8B, "v6e", "2x4", slice={"hosts": 2})).reasons[1:] == ()
 
 
+@pytest.mark.parametrize(
+    ("asked", "named"),
+    [
+        ({}, ""),
+        ({"parallel": {"data": 2, "tensor": 2}}, "parallel.data"),
+        ({"parallel": {"attention_data": 2}}, "parallel.attention_data"),
+        ({"engine": {"additional_config": {"enable_continue_decode": True}}}, "enable_continue_decode"),
+    ],
+)
+def test_a_plan_says_that_its_engines_take_no_grammars(asked: dict[str, Any], named: str) -> None:
+    found = plan(spec(LLAMA_8B, "v6e", "2x2", **asked))
+    assert bool(found.no_grammars) == bool(named)
+    assert named in found.no_grammars
+    assert any("grammar" in reason for reason in found.reasons) == bool(named)
+
+
 def test_a_plan_keeps_what_was_asked_and_crosses_processes() -> None:
     asked = spec(LLAMA_8B, "v6e", "4x4", engine={"max_model_len": 4096})
     found = plan(asked)
