@@ -39,6 +39,7 @@ KNOWN = {
     "expert_layers": (40e-6, 0.8),
     "collectives": (8e-6, 0.7),
     "answers": (8e-6, 0.8),
+    "untuned": (3e-6, 0.3),
     "weights_s": (1 / 0.75, 0.2),
     "cache_s": (2.0, 0.5),
     "products_s": (1 / 0.6, 0.4),
@@ -46,6 +47,7 @@ KNOWN = {
     "links_s": (1 / 0.6, 0.5),
     "rows_s": (1.0, 0.8),
     "groups_s": (1.0, 0.8),
+    "sampled_s": (1.0, 0.2),
 }
 NEW = "2026-05"  # since when published runs are of engines like this one's
 NOISE = 0.2  # of a published rate: other versions, other days
@@ -101,7 +103,9 @@ def rows(all_published: Sequence[Published] = PUBLISHED) -> list[Row]:
             held = sequence_bytes(plan_.shape, plan_.sizes, plan_.layout, prompt + answer // 2)
             fits = int(plan_.fit.cache_bytes / held) * separate_batches(plan_.layout)
             sequences = max(1, min(load, plan_.most_sequences, fits))
-            parts = per_answer_token(engine, prompt=prompt, answer=answer, sequences=sequences)
+            parts = per_answer_token(
+                engine, prompt=prompt, answer=answer, sequences=sequences, sampled=published.sampled
+            )
             found.append(Row(published, plan_, (prompt, answer, load), tokens_per_s, parts, sequences))
     return found
 

@@ -197,7 +197,8 @@ def _speed(speed: dict[str, Any]) -> str:
         return f"{least:,} to {most:,} prompt tokens/s; it writes no tokens"
     low, high = speed["output_tokens_per_s_range"]
     return (
-        f"{low:,} to {high:,} output tokens/s, {speed['output_tokens_per_s']:,} in the middle: {speed['sequences']} sequences of "
+        f"{low:,} to {high:,} output tokens/s; {speed['output_tokens_per_s']:,} by greedy requests, "
+        f"{speed['sampled_tokens_per_s']:,} by those that sample: {speed['sequences']} sequences of "
         f"{speed['prompt_tokens']}+{speed['answer_tokens']} tokens, a step of {speed['step_s'] * 1e3:.1f} ms, "
         f"prefill {speed['prefill_tokens_per_s']:,} tokens/s"
     )

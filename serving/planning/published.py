@@ -27,6 +27,7 @@ class Published:
     engine: Mapping[str, Any] = field(default_factory=dict)
     parallel: Mapping[str, int | str] = field(default_factory=dict)
     floor: bool = False
+    sampled: bool = False  # as the model's generation_config says, not greedily: what `vllm bench serve` asks for since 2026
 
     @property
     def family(self) -> str:
@@ -44,11 +45,14 @@ _FAMILIES = {
     "meta-llama/Llama-3.3-70B-Instruct": "Llama 3",
     "google/gemma-3-27b-it": "Gemma 3",
     "google/gemma-4-31B-it": "Gemma 4",
+    "google/gemma-4-12B-it": "Gemma 4",
     "google/gemma-4-E2B-it": "Gemma 4 E",
+    "google/gemma-4-E4B-it": "Gemma 4 E",
     "Qwen/Qwen3-4B": "Qwen3",
     "Qwen/Qwen3-32B": "Qwen3",
     "Qwen/Qwen3-30B-A3B": "Qwen3 MoE",
     "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": "Qwen3 MoE",
+    "Qwen/Qwen3.5-27B": "Qwen3.5",
     "Qwen/Qwen3.5-397B-A17B-FP8": "Qwen3.5 MoE",
 }
 
@@ -112,6 +116,7 @@ PUBLISHED = (
             "gpu_memory_utilization": 0.9,
             "kv_cache_dtype": "fp8",
         },
+        sampled=True,
     ),
     Published(
         "Qwen/Qwen3-32B",
@@ -232,6 +237,24 @@ _CODER = {
 }
 _RIGS = "https://github.com/xbill9/gemma4-dev"
 
+
+def _sweep(model: str, max_model_len: int, rates: Mapping[int, tuple[float, ...]]) -> Published:
+    """One model of a sweep over prompts and 1, 8, 32 and 64 users on one v6e chip, all with answers of 128 tokens."""
+    return Published(
+        model,
+        "v6e 1x1",
+        f"{_RIGS} 2026-07-25-vllm-sweep-v6e1",
+        "2026-07",
+        {
+            (prompt, 128, users): rate
+            for prompt, of_prompt in rates.items()
+            for users, rate in zip((1, 8, 32, 64), of_prompt, strict=True)
+        },
+        {"max_model_len": max_model_len, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.9},
+        sampled=True,
+    )
+
+
 HELD = (
     Published(
         "Qwen/Qwen3-32B",
@@ -331,6 +354,7 @@ HELD = (
             (32000, 128, 16): 230,
         },
         {"max_model_len": 32768, "max_num_batched_tokens": 4096},
+        sampled=True,
     ),
     Published(
         "google/gemma-4-E2B-it",
@@ -349,6 +373,7 @@ HELD = (
             (8192, 128, 64): 346,
         },
         {"max_model_len": 16384, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.92},
+        sampled=True,
     ),
     Published(
         "google/gemma-4-31B-it",
@@ -357,5 +382,30 @@ HELD = (
         "2026-08",
         {(32, 128, 256): 2031},
         {"max_model_len": 32768},
+        sampled=True,
+    ),
+    _sweep(
+        "google/gemma-4-E2B-it",
+        65536,
+        {128: (212, 1244, 1777, 2452), 2048: (202, 1153, 1555, 2096), 8192: (183, 885, 1098, 1567)},
+    ),
+    _sweep(
+        "google/gemma-4-E4B-it",
+        65536,
+        {128: (111, 798, 1396, 2063), 2048: (106, 682, 1145, 1643), 8192: (90, 397, 404, 404)},
+    ),
+    _sweep(
+        "google/gemma-4-12B-it",
+        8192,
+        {128: (45, 347, 924, 939), 512: (45, 312, 473, 473), 2048: (43, 136, 134, 134)},
+    ),
+    Published(
+        "Qwen/Qwen3.5-27B",  # of Qwen3.8-27B, whose layers are the same
+        "v6e 2x2",
+        "https://github.com/AI-Hypercomputer/tpu-recipes/pull/276",
+        "2026-08",
+        {(1024, 1024, 64): 1870},
+        {"max_model_len": 16384, "kv_cache_dtype": "fp8"},
+        sampled=True,
     ),
 )

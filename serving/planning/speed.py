@@ -25,6 +25,16 @@ _SMALLEST_BUCKET = 16  # tpu-inference pads the tokens of a step to powers of tw
 # A grouped product waits for its expert's weights, and takes this long if they come sooner.
 _EXPERT_FLOOR_S = 4e-6
 _ROW_COPIES = 4  # times that a row of experts is moved: gathered, through both products, combined
+# Sampling looks for the bounds of top_k and top_p bit by bit, each bit a sum over all float32 logits, on every device
+# (layers/common/binary_search.py). Sequences are lanes there: libtpu's compiler pads arrays that don't stay on the chip to 128,
+# and reads and writes the logits some 28 times beside. Gemma 4 26B on v6e took 6.08 ms for 32 sequences and 0.55 ms for 16
+# (tpu-inference PR 3452); this is 6.0 and 1.0 ms at peak.
+_SEARCH_PASSES, _OTHER_PASSES = 66, 28
+_LANES = 128
+_ON_CHIP_BYTES = 1 << 24
+_FEWEST_SAMPLED = 8  # tpu-inference pads the sequences of a step to powers of two from here
+_WIDEST_TUNED_HEAD = 256
+_NARROW_HEAD = 64  # has a kernel of its own, with block sizes of its own
 
 
 @dataclass(frozen=True)
@@ -36,6 +46,7 @@ class Parts:
     expert_layers: float = 0.0  # routing and sorting of a layer with experts
     collectives: float = 0.0  # latency of all-reduces, by the levels of a tree over the devices
     answers: float = 0.0  # tokens that the host gives to clients
+    untuned: float = 0.0  # sequences that attention takes one after the other, by layers without tuned blocks
     weights_s: float = 0.0
     cache_s: float = 0.0
     products_s: float = 0.0
@@ -43,6 +54,7 @@ class Parts:
     links_s: float = 0.0
     rows_s: float = 0.0  # rows of experts moved
     groups_s: float = 0.0  # grouped products of experts too small to hide their start
+    sampled_s: float = 0.0  # bounds of top_k and top_p
 
     def __add__(self, other: "Parts") -> "Parts":
         return Parts(*(mine + others for mine, others in zip(astuple(self), astuple(other), strict=True)))
@@ -58,18 +70,20 @@ PARTS = tuple(part.name for part in fields(Parts))
 
 # Seconds of what is counted, and the time of the rest over its time at peak.
 COSTS = Parts(
-    steps=0.00244,
-    layers=1.54e-5,
-    expert_layers=4.3e-5,
-    collectives=7.69e-6,
-    answers=8.14e-6,
-    weights_s=1.27,
-    cache_s=1.43,
-    products_s=2.25,
-    attention_s=3.71,
-    links_s=1.77,
-    rows_s=1.18,
-    groups_s=1.86,
+    steps=0.00199,
+    layers=1.53e-05,
+    expert_layers=4.8e-05,
+    collectives=7.97e-06,
+    answers=7.5e-06,
+    untuned=3.07e-06,
+    weights_s=1.24,
+    cache_s=1.55,
+    products_s=1.77,
+    attention_s=3.88,
+    links_s=1.82,
+    rows_s=1.29,
+    groups_s=1.92,
+    sampled_s=1.03,
 )
 # Ranges, as factors. Nine of ten published rates are within the first of what the fit to all of them says, and within the
 # second of what a fit to other families says. Generations without a published rate get half as much again.
@@ -79,9 +93,9 @@ SPREAD_GENERATION = 1.5
 # Experts that are cut over devices: tuned blocks of one kernel alone gave half as much again (tpu-inference PR 1745), and rates
 # are up to 2.2 times what is planned.
 SPREAD_CUT_EXPERTS = 2.2
-# Architectures whose own rates are further apart. Gemma 4 E2B was measured as it samples by itself (top_k and top_p over 262,144
-# logits a sequence), which a step here leaves out; Qwen3-32B with kernels that are off by default.
-_WIDER = {("Gemma4ForConditionalGeneration", "v6e"): 1.9, ("Qwen3ForCausalLM", "v7x"): 1.7}
+# Architectures whose own rates are further apart: Gemma 4's E models read long prompts up to 1.7 times as fast as planned, and
+# Qwen3-32B was measured with kernels that are off by default.
+_WIDER = {("Gemma4ForConditionalGeneration", "v6e"): 1.75, ("Qwen3ForCausalLM", "v7x"): 1.7}
 
 
 @dataclass(frozen=True)
@@ -97,9 +111,13 @@ class Speed:
 
 @dataclass(frozen=True)
 class Rate:
-    """Output tokens a second of a slice under a steady load, and the range that the true rate should be in."""
+    """Output tokens a second of a slice under a steady load, and the range that the true rate should be in.
+
+    The rate is of greedy requests, as most that are published; the range reaches down to requests that sample.
+    """
 
     tokens_per_s: float
+    sampled_tokens_per_s: float
     low: float
     high: float
     sequences: int
@@ -145,13 +163,20 @@ def predict(
 
 def rate(engine: Engine, *, prompt: int, answer: int, sequences: int) -> Rate:
     """The rate at which `sequences` in flight are answered; as each ends, another begins."""
-    spent = per_answer_token(engine, prompt=prompt, answer=answer, sequences=sequences)
-    tokens_per_s = engine.layout.data / spent.seconds(COSTS)
+    greedy, sampled = (
+        engine.layout.data
+        / per_answer_token(
+            engine, prompt=prompt, answer=answer, sequences=sequences, sampled=sampled
+        ).seconds(COSTS)
+        for sampled in (False, True)
+    )
     off = spread(engine)
-    return Rate(tokens_per_s, tokens_per_s / off, tokens_per_s * off, sequences)
+    return Rate(greedy, sampled, sampled / off, greedy * off, sequences)
 
 
-def per_answer_token(engine: Engine, *, prompt: int, answer: int, sequences: int) -> Parts:
+def per_answer_token(
+    engine: Engine, *, prompt: int, answer: int, sequences: int, sampled: bool = False
+) -> Parts:
     """What one output token of one copy of the model costs, its share of the prompt included.
 
     Every step writes a token of all sequences, and prompts ride along as others end: by chance none, one or several in a
@@ -166,7 +191,14 @@ def per_answer_token(engine: Engine, *, prompt: int, answer: int, sequences: int
     decodes, context = 1 / steps, prompt + answer // 2
     cost = Parts()
     for share, tokens in _prompts_of_a_step(prompt_tokens / steps, unit, room):
-        one = step(engine, decodes=decodes, context=context, prompt_tokens=tokens, prompt=prompt)
+        one = step(
+            engine,
+            decodes=decodes,
+            context=context,
+            prompt_tokens=tokens,
+            prompt=prompt,
+            sampled=sampled,
+        )
         cost = cost + one.times(share * steps)
     return cost
 
@@ -191,9 +223,18 @@ def _prompts_of_a_step(mean: float, unit: float, room: float) -> list[tuple[floa
 
 
 def step(
-    engine: Engine, *, decodes: float = 0.0, context: int = 0, prompt_tokens: float = 0.0, prompt: int = 0
+    engine: Engine,
+    *,
+    decodes: float = 0.0,
+    context: int = 0,
+    prompt_tokens: float = 0.0,
+    prompt: int = 0,
+    sampled: bool = False,
 ) -> Parts:
-    """A step of one copy: `decodes` sequences of `context` tokens write one each, and `prompt_tokens` of prompts are read."""
+    """A step of one copy: `decodes` sequences of `context` tokens write one each, and `prompt_tokens` of prompts are read.
+
+    `sampled`: some request has a temperature, which makes the engine sample for all of them.
+    """
     shape, sizes, layout = engine.shape, engine.sizes, engine.layout
     row, devices = engine.slice.hardware, layout.width * layout.pipeline
     hbm = row.hbm_bytes_per_s / row.devices_per_chip * devices
@@ -220,6 +261,7 @@ def step(
         expert_layers=expert_layers,
         collectives=collectives,
         answers=decodes,
+        untuned=decodes / layout.attention_groups * _untuned_layers(shape),
         weights_s=read / hbm,
         cache_s=_cache_bytes(engine, decodes, context, prompt_tokens, prompt) / hbm,
         products_s=products_s,
@@ -227,6 +269,7 @@ def step(
         links_s=links_s,
         rows_s=rows_s,
         groups_s=groups_s,
+        sampled_s=_sampled_s(engine, decodes) if sampled and decodes else 0.0,
     )
 
 
@@ -321,6 +364,29 @@ def _cache_bytes(engine: Engine, decodes: float, context: int, prompt_tokens: fl
         state = state_bytes(shape, sizes, layout) / (sizes.sequences + 1)
         read += 2 * state * (decodes + chunks)
     return read * share
+
+
+def _untuned_layers(shape: ModelShape) -> int:
+    """Layers whose attention takes a sequence in the kernel's default blocks, 2,048 tokens at once whatever its length.
+
+    tpu-inference 0.26 has tuned blocks for no window and no head beyond 256 (ragged_paged_attention/v3/tuned_block_sizes.py).
+    """
+    return sum(
+        kind.count
+        for kind in shape.attention
+        if kind.head_dim > _NARROW_HEAD and (kind.window or kind.head_dim > _WIDEST_TUNED_HEAD)
+    )
+
+
+def _sampled_s(engine: Engine, sequences: float) -> float:
+    """Seconds at peak to look for top_k and top_p of a step's sequences; devices that share a sequence all do the same."""
+    row, shape = engine.slice.hardware, engine.shape
+    a_group = sequences / engine.layout.attention_groups
+    padded = min(max(_FEWEST_SAMPLED, 1 << (math.ceil(a_group) - 1).bit_length()), engine.sizes.sequences)
+    on_chip = 4 * padded * shape.vocab_size <= _ON_CHIP_BYTES
+    lanes = padded if on_chip else _LANES * math.ceil(padded / _LANES)
+    read = 4 * shape.vocab_size * (_SEARCH_PASSES * lanes + _OTHER_PASSES * padded)
+    return read / (row.hbm_bytes_per_s / row.devices_per_chip)
 
 
 def _attend_s(engine: Engine, tokens: float, context: int) -> float:

@@ -154,6 +154,7 @@ def _speed(plan: Plan) -> dict[str, Any]:
         "step_s": predicted.step_s,
         "decode_tokens_per_s": round(predicted.decode_tokens_per_s),
         "output_tokens_per_s": round(rate.tokens_per_s),
+        "sampled_tokens_per_s": round(rate.sampled_tokens_per_s),
         "output_tokens_per_s_range": [round(rate.low), round(rate.high)],
     }
 
@@ -170,15 +171,17 @@ def _measured(plan: Plan) -> list[dict[str, Any]]:
     for published in speed.measured_for(plan.shape, plan.sizes, plan.slice):
         for (prompt, answer, load), measured in published.rates.items():
             sequences = sequences_at_once(plan, prompt, answer, load)
-            predicted = speed.rate(engine, prompt=prompt, answer=answer, sequences=sequences)
+            rate = speed.rate(engine, prompt=prompt, answer=answer, sequences=sequences)
+            predicted = rate.sampled_tokens_per_s if published.sampled else rate.tokens_per_s
             rows.append(
                 {
                     "prompt_tokens": prompt,
                     "answer_tokens": answer,
                     "sequences": load,
                     "output_tokens_per_s": measured,
-                    "predicted_tokens_per_s": round(predicted.tokens_per_s),
-                    "off_by": round(predicted.tokens_per_s / measured - 1, 2),
+                    "sampled": published.sampled,
+                    "predicted_tokens_per_s": round(predicted),
+                    "off_by": round(predicted / measured - 1, 2),
                     "source": published.source,
                 }
             )

@@ -125,3 +125,33 @@ def test_a_table_of_embeddings_for_each_layer_is_looked_up_and_not_read() -> Non
     assert found.low < 203 < found.high
     read = step(engine_of(alone), decodes=1, context=128).weights_s
     assert read < 0.6 * alone.fit.weight_bytes / alone.slice.hardware.hbm_bytes_per_s
+
+
+def test_sampling_takes_as_long_as_was_measured() -> None:
+    """Gemma 4 26B on v6e-8: 6.08 ms for 32 sequences, 1.105 for two parts of 16 (tpu-inference PR 3452)."""
+    engine = engine_of(planned("google/gemma-4-26B-A4B-it", "v6e 2x4"))
+
+    def seconds(sequences: int, *, sampled: bool = True) -> float:
+        return step(engine, decodes=sequences, context=1024, sampled=sampled).sampled_s * COSTS.sampled_s
+
+    assert seconds(32) == pytest.approx(6.08e-3, rel=0.1)
+    assert seconds(32) == pytest.approx(seconds(128), rel=0.5)  # lanes that are padded cost as much
+    assert 0.5e-3 < seconds(16) < 1.1e-3
+    assert (
+        seconds(32, sampled=False) == step(engine, prompt_tokens=512, prompt=512, sampled=True).sampled_s == 0
+    )
+
+
+def test_a_range_reaches_from_requests_that_sample_to_greedy_ones() -> None:
+    engine = engine_of(planned("google/gemma-4-31B-it", "v6e 2x2"))
+    found = rate(engine, prompt=128, answer=128, sequences=128)
+    assert found.low < found.sampled_tokens_per_s < 0.95 * found.tokens_per_s < found.high
+
+
+def test_layers_with_a_window_take_sequences_in_untuned_blocks() -> None:
+    windows = engine_of(planned("google/gemma-3-27b-it", "v6e 2x4"))
+    assert step(windows, decodes=100, context=1024).untuned == 100 * 52
+    wide = engine_of(planned("google/gemma-4-31B-it", "v6e 2x2"))  # 50 windows, 10 heads of 512
+    assert step(wide, decodes=100, context=1024).untuned == 100 * 60
+    for tuned in (llama_70b(), planned("openai/gpt-oss-120b", "v7x 1x1x1")):
+        assert step(engine_of(tuned), decodes=100, context=1024).untuned == 0
