@@ -62,7 +62,7 @@ def test_the_table_says_where_the_hbm_goes_and_what_it_costs(tmp_path: Path, con
         assert words in text
     for words in (
         "sequences of 8,192",
-        "in the middle: ",
+        "those that sample: ",
         "a million output tokens",
         "on-demand",
     ):

@@ -76,10 +76,10 @@ def test_more_requests_take_more_slices() -> None:
 
 
 def test_a_target_that_a_shape_misses_leaves_it_without_slices() -> None:
-    found = offers(model(slo={"itl_s": 0.03}), LOAD, {})
+    found = offers(model(slo={"itl_s": 0.02}), LOAD, {})
     missed = [offer for offer in found if offer.slices is None]
     assert missed
-    assert all("slo.itl_s is 0.03 s, a request alone takes" in offer.missed for offer in missed)
+    assert all("slo.itl_s is 0.02 s, a request alone takes" in offer.missed for offer in missed)
     assert any(offer.slices for offer in found)
 
 
