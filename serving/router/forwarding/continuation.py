@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Any, Self
 
+from pydantic_core import to_json
+
 from serving.engine.protocol import CONTINUED
 from serving.router.http import sse
 from serving.router.http.protocol import InferenceRequest
@@ -281,7 +283,7 @@ class Transcript:
         ids = [*extra.get(CONTINUED, ()), *json.loads(b"[" + self._ids[:-1] + b"]")]
         fields["vllm_xargs"] = {**extra, CONTINUED: ids}
         fields["return_token_ids"] = True
-        return json.dumps(fields).encode()
+        return to_json(fields)
 
 
 def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
@@ -312,7 +314,7 @@ def _indivisible(fields: Mapping[str, Any], *, chat: bool) -> str:
 def with_ids(request: InferenceRequest) -> bytes:
     """The body as it came, but asking for token ids."""
     if b'"return_token_ids"' in request.body:  # with any value, null too: the last of two would count
-        return json.dumps({**request.all_fields(), "return_token_ids": True}).encode()
+        return to_json({**request.all_fields(), "return_token_ids": True})
     before, _, after = request.body.partition(b"{")
     return before + b'{"return_token_ids":true,' + after
 

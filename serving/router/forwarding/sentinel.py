@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Collection
 from http import HTTPStatus
 
+from pydantic_core import to_json
+
 from serving.engine.answer_check import MOST_TOKENS, Answer, Ask, Case, Wrong, again, is_greedy, read
 from serving.router.forwarding.ledger import Ledger
 from serving.router.forwarding.upstream import Upstream, UpstreamError
@@ -79,7 +81,7 @@ class Sentinel:
     async def _look(self, request: InferenceRequest, entry: SliceRecord, tokens: tuple[int, ...]) -> None:
         case = Case({entry.replica: Answer(tokens)})
         counts = self.counts.setdefault(entry.model, Checks())
-        body = json.dumps(again(request.all_fields(), len(tokens), chat=ROUTES[request.path].opens)).encode()
+        body = to_json(again(request.all_fields(), len(tokens), chat=ROUTES[request.path].opens))
         while isinstance(step := case.next(self._others(entry, case)), Ask):
             answer = await self._ask(step.replica, request, body)
             if answer is None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -452,7 +453,7 @@ class Api:
         ignored = known_faults.without_effect(fields) if generates else []
         if generates and seed.seeded(route, fields):
             fields = seed.without(fields, self._admission.spec.seed)
-            body = _json(fields)
+            body = to_json(fields)
             ignored.append("seed")
         if self._admission.spec.keys.isolated_cache:
             body = salted(route.path, body, fields, key)
@@ -595,10 +596,6 @@ class Api:
             "slices_ready": len(serving),
             "simulated": any(entry.simulated for entry in entries),
         }
-
-
-def _json(fields: Mapping[str, Any]) -> bytes:
-    return json.dumps(fields).encode("utf-8", "backslashreplace")
 
 
 async def _telling(ignored: Sequence[str], run: _Run, client: Downstream, seat: Seat) -> None:

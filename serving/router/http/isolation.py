@@ -8,9 +8,10 @@ sends is mixed in, so that a client can part its own users, and reaches nobody e
 import base64
 import hashlib
 import hmac
-import json
 from collections.abc import Mapping
 from typing import Any
+
+from pydantic_core import to_json
 
 from serving.errors import BadRequestError
 from serving.router.http.auth import Key
@@ -48,7 +49,7 @@ def salted(path: str, body: bytes, fields: Mapping[str, Any], key: Key) -> bytes
         raise BadRequestError(f"{FIELD} is no text; send a text or leave it out.")
     made = salt(key, asked or "")
     if FIELD in fields or not fields:
-        return json.dumps({**fields, FIELD: made}).encode("utf-8", "backslashreplace")
+        return to_json({**fields, FIELD: made})
     before, _, after = body.partition(b"{")
     return before + b'{"cache_salt":"' + made.encode() + b'",' + after
 

@@ -1,9 +1,10 @@
 """A client's request for a model: read once, then handed to admission, scheduling and forwarding. Pure."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
+
+import jiter
 
 from serving.router.http.responses import Keeping
 
@@ -39,7 +40,7 @@ class InferenceRequest:
     def all_fields(self) -> dict[str, Any]:
         """Every field of the body; whole numbers as the router reads them."""
         whole = {name: value for name, value in self.fields.items() if type(value) is int}
-        return {**json.loads(self.body), **whole} if self.body else dict(self.fields)
+        return {**jiter.from_json(self.body), **whole} if self.body else dict(self.fields)
 
     @classmethod
     def of(cls, request: Any, model: str, path: str, body: bytes, fields: Mapping[str, Any]) -> Self:

@@ -207,6 +207,14 @@ def test_a_stream_that_says_null_of_its_ids_is_asked_for_with_ids_all_the_same()
     assert json.loads(with_ids(asked))["return_token_ids"] is True
 
 
+def test_a_body_that_is_written_anew_is_no_longer_than_it_was_and_says_the_same() -> None:
+    fields = {"prompt": "é日" * 1000, "return_token_ids": False, "seed": 1 << 70, "temperature": 1e-3}
+    body = json.dumps(fields, ensure_ascii=False).encode()
+    asked = with_ids(InferenceRequest("llama", COMPLETIONS, body, fields))
+    assert len(asked) <= len(body)
+    assert json.loads(asked) == {**fields, "return_token_ids": True}
+
+
 def test_a_completion_that_begins_with_its_prompt_is_asked_for_without_ids() -> None:
     """vLLM's completions echo no text where ids are returned."""
     asked = ask(COMPLETIONS, prompt="Once upon", echo=True, max_tokens=5)
