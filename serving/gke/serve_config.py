@@ -1,5 +1,6 @@
 """Serve's own options, beside `args`: what of them can't work in the manifest's pods, and what the load balancer asks for."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,15 @@ _RANGES = {range(30000, 31001): "a router of Serve's", range(10002, 20000): "a w
 _KEPT_S, _KEEP_S = 600, 620
 _LOOPBACK = ("localhost", "127.", "::1")
 _HOOK, _INSTALL = "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", "serving.slices.placement.install"
+# By the key of `gke` that names the secret which they come from.
+_SECRETS = {
+    "HF_TOKEN": "gke.token_secret",
+    "PGPASSWORD": "gke.database_secret",
+    "SERVING_CLUSTER_SECRET": "gke.cluster_secret",
+    "SERVING_KEYS": "gke.keys_secret, with router.keys_file",
+    "OTEL_EXPORTER_OTLP_HEADERS": "gke.tracing_secret",
+}
+_PASSWORD = re.compile(r"\w+://([^/@]*:[^/@]+@|.*[?&]password=)")
 _CERTIFICATES = ("SERVING_TLS_CERT", "SERVING_TLS_KEY")
 
 
@@ -44,7 +54,8 @@ def check(app: Application, document: Mapping[str, Any]) -> None:
             f"http_options.keep_alive_timeout_s is {kept_s}, and Google's load balancer of gke.gateway keeps connections for {_KEPT_S} s: "
             f"requests would meet closed ones; leave it out, or take {_KEEP_S}"
         )
-    variables = _controller_variables(document)
+    _check_secrets(app, document)
+    variables = _variables(document.get("controller_options"))
     if named := [variable for variable in _CERTIFICATES if variable in variables]:
         raise ConfigError(
             f"controller_options sets {named[0]}, and the head's pod holds no certificate; leave it out, and let a load balancer "
@@ -67,8 +78,24 @@ def rendered(app: Application, document: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _controller_variables(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    variables: Any = document
-    for key in ("controller_options", "runtime_env", "env_vars"):
+def _check_secrets(app: Application, document: Mapping[str, Any]) -> None:
+    """A RayService is read by whoever may look at it, and KubeRay logs the whole of Serve's file."""
+    for options in (document.get("controller_options"), *(document.get("applications") or ())):
+        if named := [variable for variable in _SECRETS if variable in _variables(options)]:
+            raise ConfigError(
+                f"a runtime_env sets {named[0]}, which would stand in the RayService and in KubeRay's log; leave it out, "
+                f"and name a secret in {_SECRETS[named[0]]}"
+            )
+    database = app.store.database if app.store else None
+    if database and _PASSWORD.match(database):
+        raise ConfigError(
+            "store.database has a password, which would stand in the RayService and in KubeRay's log; leave it out, "
+            f"and name a secret in {_SECRETS['PGPASSWORD']}"
+        )
+
+
+def _variables(options: Any) -> Mapping[str, Any]:
+    variables = options
+    for key in ("runtime_env", "env_vars"):
         variables = variables.get(key) if isinstance(variables, Mapping) else None
     return variables if isinstance(variables, Mapping) else {}

@@ -695,10 +695,37 @@ def test_what_serve_can_not_do_in_the_pods_is_refused(document: dict[str, Any], 
         serve_config.check(app, HOOK | document)
 
 
+@pytest.mark.parametrize("place", ["controller_options", "applications"])
+def test_a_token_by_value_is_refused(place: str) -> None:
+    app = application("app", GkeSpec(image="image"), [planned()])
+    token: Any = {"runtime_env": {"env_vars": {"HF_TOKEN": "hf_x"}}}
+    document = HOOK | {place: token if place == "controller_options" else [token]}
+    with pytest.raises(ConfigError, match=r"sets HF_TOKEN, .* name a secret in gke\.token_secret"):
+        serve_config.check(app, document)
+
+
+def behind(database: str) -> Application:
+    store = StoreSpec(database=database, files="gs://b/x")
+    return application("app", GkeSpec(image="image"), [planned()], store=store)
+
+
+@pytest.mark.parametrize("database", ["postgresql://user:p%40ss@db:5432/n", "postgres://u@db/n?password=x"])
+def test_a_password_by_value_is_refused(database: str) -> None:
+    with pytest.raises(ConfigError, match=r"store\.database has a password, .*gke\.database_secret"):
+        serve_config.check(behind(database), HOOK)
+
+
+@pytest.mark.parametrize(
+    "database", ["postgresql://user@db:5432/n", "postgresql://db:5432/n", "postgresql://u@[::1]:5432/n"]
+)
+def test_a_database_without_a_password_is_taken(database: str) -> None:
+    serve_config.check(behind(database), HOOK)
+
+
 def test_the_door_keeps_connections_for_longer_than_google_s_load_balancer() -> None:
     """Else the load balancer takes one that is being closed, and answers 502."""
     gateway = {"hostname": "llm.example.com", "certificate_secret": "tls"}
-    behind = application("app", GkeSpec.model_validate({"image": "image", "gateway": gateway}), [planned()])
+    balanced = application("app", GkeSpec.model_validate({"image": "image", "gateway": gateway}), [planned()])
     alone = application("app", GkeSpec(image="image"), [planned()])
 
     def rendered(app: Application, **options: Any) -> Any:
@@ -706,12 +733,12 @@ def test_the_door_keeps_connections_for_longer_than_google_s_load_balancer() -> 
         return yaml.safe_load(service["spec"]["serveConfigV2"])["http_options"]
 
     assert rendered(alone) == {"port": 8000}
-    assert rendered(behind) == {"port": 8000, "keep_alive_timeout_s": 620}
-    assert rendered(behind, keep_alive_timeout_s=900)["keep_alive_timeout_s"] == 900
+    assert rendered(balanced) == {"port": 8000, "keep_alive_timeout_s": 620}
+    assert rendered(balanced, keep_alive_timeout_s=900)["keep_alive_timeout_s"] == 900
     short = HOOK | {"http_options": {"keep_alive_timeout_s": 90}}
     serve_config.check(alone, short)
     with pytest.raises(ConfigError, match="keep_alive_timeout_s is 90, and Google's load balancer"):
-        serve_config.check(behind, short)
+        serve_config.check(balanced, short)
 
 
 @pytest.mark.parametrize(("port", "opened"), [(443, "443"), (8000, None)])
