@@ -46,7 +46,14 @@ from serving.slices.quarantine import WRONG_TOKENS, may_be_taken_out, until
 from serving.slices.quarantine import failed as failed_start
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
-from serving.state.records import FIRST_REQUESTS, SliceRecord, SliceState, StartRecord, deployment
+from serving.state.records import (
+    FIRST_REQUESTS,
+    SliceRecord,
+    SliceState,
+    Snapshot,
+    StartRecord,
+    deployment,
+)
 from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
@@ -347,16 +354,23 @@ class SliceReplica:
         reason = self._store.verdict(own.replica)
         if not reason:
             return ""
-        snapshot = self._store.read(own.application)
-        if may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, time.time()):
+        if self._may_go(self._store.read(own.application)):
             return reason
+        self._tell_overruled(reason)
+        return ""
+
+    def _may_go(self, snapshot: Snapshot) -> bool:
+        own = self._record.record
+        return may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, time.time())
+
+    def _tell_overruled(self, reason: str) -> None:
+        own = self._record.record
         if not self._overruled:
             logger.error(
                 "%s on slice %s serves on though %s: too many slices are out for that already",
                 *(own.model, own.slice, reason),
             )
         self._overruled = True
-        return ""
 
     async def _look_at_start(self, *, compares: bool) -> None:
         """What is to be known of the engine before it serves; raises WrongTokensError."""
@@ -411,16 +425,19 @@ class SliceReplica:
             await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
 
     async def _compare_first_answer(self) -> None:
-        """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise."""
+        """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise.
+
+        Not where many slices are out for that already: a change of all hosts would keep every new slice from serving.
+        """
         own = self._record.record
         try:
-            entries = await asyncio.to_thread(self._store.slices, own.application)
+            snapshot = await asyncio.to_thread(self._store.read, own.application)
         except Exception:  # the head restarts: no reason to give up minutes of loading
             logger.exception("%s: its first answer is compared with nobody's", own.model)
             return
         same = [
             entry
-            for entry in entries
+            for entry in snapshot.slices
             if entry.serves and (entry.deployment, entry.version) == (own.deployment, own.version)
         ]
         addresses = {entry.replica: entry.address for entry in sorted(same, key=lambda entry: entry.running)}
@@ -431,7 +448,10 @@ class SliceReplica:
         others = " and ".join(slices[replica] for replica in found.others)
         reason = f"it answers a fixed prompt otherwise than slices {others}, twice"
         if found.replica == own.replica:
-            raise WrongTokensError(f"slice {own.slice} gives wrong tokens: {reason}")
+            if self._may_go(snapshot):
+                raise WrongTokensError(f"slice {own.slice} gives wrong tokens: {reason}")
+            self._tell_overruled(reason)
+            return
         with contextlib.suppress(Exception):  # as above; the next slice that starts finds the same
             await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
 

@@ -2,13 +2,16 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from serving.engine.answer_check import Wrong
 from serving.engine.lifecycle import Event
 from serving.engine.replica import SliceReplica
+from serving.errors import WrongTokensError
 from serving.slices.quarantine import WRONG_TOKENS
 from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot
 
@@ -137,10 +140,33 @@ def test_a_slice_found_wrong_serves_on_where_too_many_are_out_for_that(
     assert caplog.text.count("serves on though it gave other tokens: too many slices are out") == 1
 
 
+async def test_a_slice_that_starts_serves_where_too_many_are_out_for_wrong_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """New hosts that round otherwise: each start failed and took another slice for an hour, until none was left."""
+
+    async def wrong(_model: str, own: str, _others: Any) -> Wrong:
+        return Wrong(own, ("r0", "r1"))
+
+    monkeypatch.setattr("serving.engine.replica.wrong_at_start", wrong)
+    fleet = [
+        SliceRecord(f"r{at}", "llama", SliceState.SERVING, "", "", slice=f"s{at}", pod_type="v6e-8")
+        for at in range(3)
+    ]
+    own = replace(fleet[2], state=SliceState.STARTING)
+    made = replica(_record=SimpleNamespace(record=own), _address="http://own")
+    made._store = SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own)))
+    with pytest.raises(WrongTokensError, match="s0 and s1"):
+        await made._compare_first_answer()
+    out = SliceFailures("a", "h", "v6e-8", WRONG_TOKENS, time.time(), "other tokens", "", "a", wrong=True)
+    made._store = SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own), slice_failures=(out,)))
+    await made._compare_first_answer()
+
+
 async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
     """The model has been loaded for minutes by then."""
 
     def away(_: str) -> Any:
         raise ConnectionError("the head restarts")
 
-    await replica(_store=SimpleNamespace(slices=away))._compare_first_answer()
+    await replica(_store=SimpleNamespace(read=away))._compare_first_answer()
