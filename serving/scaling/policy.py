@@ -114,6 +114,10 @@ class PoolState:
         """Slices that will serve: those that are there, or of a pool whose starts fail those that serve."""
         return self.serving if self.failing else self.delivered
 
+    def overdue(self, now_s: float, patience_s: float) -> int:
+        """Orders that have waited longer than the pool's patience."""
+        return sum(now_s - at_s > patience_s for at_s in self.orders)
+
     def expected_lead_s(self, now_s: float) -> float:
         """From order to serving: the learned lead time, and at least what the oldest order has waited."""
         waited = now_s - min([*self.orders, *(at for _, at in self.starting)], default=now_s)
@@ -145,6 +149,7 @@ class PolicyState:
 class Decision:
     """Slices wanted, by pool, and why.
 
+    `asked`: those wanted if there were no budget, by pool; empty where `held`.
     `held`: the report could not be used; `short`: a limit keeps slices away; `failing`: no slice of some pool comes up.
     """
 
@@ -154,6 +159,7 @@ class Decision:
     state: PolicyState
     short: bool = False
     failing: bool = False
+    asked: tuple[int, ...] = ()
 
 
 def start(settings: Settings, wanted: Mapping[str, int] | None = None) -> PolicyState:
@@ -196,7 +202,11 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
         state = replace(state, traffic=traffic, first_s=now_s)
     capacities = _capacities(settings, state)
     state, need, why = _need(settings, state, report, sums, capacities, now_s)
-    wanted, limits, short = _fill(settings, state, report.room, need, capacities, now_s)
+    asked, limits, short = _fill(settings, state, need, capacities, now_s)
+    wanted = _within(settings, state, report.room, list(asked), [pool.min for pool in settings.pools])
+    if sum(wanted) < sum(asked):
+        short = True
+        limits.append(f"the budget allows {sum(wanted)} of {sum(asked)} slices")
     allowed = _beside(settings, state, report, wanted)
     if more := sum(wanted) - sum(allowed):
         limits.append(f"{more} more once slices of pools that were taken out have gone")
@@ -207,7 +217,13 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
     state = replace(state, pools=pools, in_full=tuple(wanted))
     failing = any(pool.failing for pool in pools)
     return Decision(
-        state.wanted, "; ".join([why, *limits]), held=False, state=state, short=short, failing=failing
+        state.wanted,
+        "; ".join([why, *limits]),
+        held=False,
+        state=state,
+        short=short,
+        failing=failing,
+        asked=tuple(asked),
     )
 
 
@@ -439,12 +455,11 @@ def _window(
 def _fill(
     settings: Settings,
     state: PolicyState,
-    room: Room,
     need: float,
     capacities: Sequence[Capacity],
     now_s: float,
 ) -> tuple[list[int], list[str], bool]:
-    """Slices by pool for a rate, remarks, and whether a limit binds. The preferred pools fill first."""
+    """Slices by pool for a rate, remarks, and whether `replicas.max` binds. The preferred pools fill first."""
     rates = [pool_capacity.requests_per_s for pool_capacity in capacities]
     least = [pool.min for pool in settings.pools]
     if now_s - state.first_s < settings.cool_down_s:
@@ -478,11 +493,6 @@ def _fill(
             )
     if short := missing > NOT_WORTH * rates[0]:
         remarks.append(f"{missing:.2g} requests/s above what replicas.max can take")
-    before_cut = sum(wanted)
-    wanted = _within(settings, state, room, wanted, [pool.min for pool in settings.pools])
-    if sum(wanted) < before_cut:
-        short = True
-        remarks.append(f"the budget allows {sum(wanted)} of {before_cut} slices")
     return wanted, remarks, short
 
 

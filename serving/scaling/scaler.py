@@ -17,6 +17,7 @@ import ray
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import DECISIONS
 from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, aligned, decide, start
+from serving.scaling.sharing import Share, given
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
 from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState
@@ -42,6 +43,7 @@ class _Model:
     announced: dict[str, int] = field(default_factory=dict)  # by pool key
     hold: bool = False
     failing: bool = False
+    share: Share | None = None  # of the budget, at the last decision
     short_s: float = -math.inf  # when a limit kept slices away last
 
     @property
@@ -164,10 +166,13 @@ class Scaler:
             for model in self._models.values():
                 self._hold(model, problem)
             return
-        for model in list(self._models.values()):
+        gives = given(
+            {name: model.share for name, model in self._models.items() if model.share and not model.hold}
+        )
+        for name, model in list(self._models.items()):
             if model.called:
                 try:
-                    self._decide(model, entries, demands, now_s)
+                    self._decide(model, entries, demands, gives.get(name, (0.0, 0.0)), now_s)
                 except Exception as error:
                     logger.exception("scaling of %s failed; it keeps its slices", model.settings.model)
                     self._hold(model, f"scaling failed ({type(error).__name__})")
@@ -182,20 +187,33 @@ class Scaler:
             self._unsaved |= len(kept) < len(self._models)
             self._models = kept
 
-    def _decide(self, model: _Model, entries: list[SliceRecord], demands: list[Demand], now_s: float) -> None:
+    def _decide(
+        self,
+        model: _Model,
+        entries: list[SliceRecord],
+        demands: list[Demand],
+        gives: tuple[float, float],
+        now_s: float,
+    ) -> None:
+        """`gives`: slices and dollars an hour of the room that it leaves to models that lack them."""
         settings = model.settings
         with self._lock:
             targets = dict(model.targets)
         state = aligned(settings, model.state, targets) if model.state else start(settings, targets)
+        room = self._room(settings.model).less(*gives)
         report = Report(
             [entry for entry in entries if entry.model == settings.model],
             [demand for demand in demands if demand.model == settings.model],
-            self._room(settings.model),
+            room,
             self._leaving,
         )
         decision = decide(settings, state, report, now_s)
         with self._lock:
             model.state = decision.state
+        if not decision.held:
+            pools = zip(settings.pools, decision.state.pools, strict=True)
+            late = [known.overdue(now_s, pool.patience_s) for pool, known in pools]
+            model.share = Share(settings.pools, room, decision.asked, decision.state.in_full, late)
         self._tell(model, decision)
 
     def _room(self, model: str) -> Room:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,8 +30,10 @@ class Cluster:
     process_s: float = 0.0  # from hardware to a process on it
     now_s: float = 0.0
     broken: set[str] = field(default_factory=set)  # versions that fail to start
+    closed: set[str] = field(default_factory=set)  # pools that deliver nothing
     records: list[SliceRecord] = field(default_factory=list)
     rollouts: dict[str, Rollout] = field(default_factory=dict)
+    asked: dict[str, str] = field(default_factory=dict)  # versions of rolls that are to be tried again
     deployments: dict[str, "Deployed"] = field(default_factory=dict)
     deleted: list[str] = field(default_factory=list)
     stopped: list[str] = field(default_factory=list)  # replicas of which it is kept that Serve stops them
@@ -86,6 +89,9 @@ class Cluster:
     def delete_rollout(self, rollout: Rollout) -> None:
         self.rollouts.pop(rollout.deployment, None)
 
+    def take_retry(self, rollout: Rollout) -> bool:
+        return self.asked.pop(rollout.deployment, "") == rollout.version
+
     def put_stop(self, replica: str) -> None:
         self.stopped.append(replica)
 
@@ -129,10 +135,20 @@ class Deployed:
         self.stopping: dict[str, float] = {}
         self.lowest = 0
         self.price = 0.0
+        self.pool, self.model = "", MODEL
         self._seen: set[str] = set()
 
-    def deploy(self, version: str, slices: int, pool: str = "pool", most: int = 0, **rollout: Any) -> None:
+    def deploy(
+        self,
+        version: str,
+        slices: int,
+        pool: str = "pool",
+        most: int = 0,
+        model: str = MODEL,
+        **rollout: Any,
+    ) -> None:
         """A number of slices, or with `most` at least so many."""
+        self.pool, self.model = pool, model
         self.price = self.cluster.prices.get(pool, 0.0)
         config = DeploymentConfig(
             num_replicas=None if most else slices,
@@ -141,7 +157,7 @@ class Deployed:
             user_config={
                 "version": version,
                 "pool": pool,
-                "name": MODEL,
+                "name": model,
                 "rollout": {"at_once": "10%", "spare": 1, "surge_s": 30, **rollout},
                 "model": {},
                 "budget": self.cluster.budget,
@@ -192,6 +208,7 @@ class Deployed:
                 self._seen.add(replica.replica_id.unique_id)
                 replica._start_time = self.cluster.now_s
                 replica._actor.graceful_stop = lambda: self.cluster.drain_s
+                replica._actor.reconfigure = partial(_reconfigured, replica)
         self.lowest = min(self.lowest, self.serving())
 
     def _stop(self) -> None:
@@ -205,7 +222,7 @@ class Deployed:
     def _start(self) -> None:
         for replica in self.replicas(ReplicaState.STARTING):
             name = replica.replica_id.unique_id
-            if name not in self.held and self.cluster.free > 0:
+            if name not in self.held and self.cluster.free > 0 and self.pool not in self.cluster.closed:
                 self.held[name] = self.cluster.now_s
             held_s = self.cluster.now_s - self.held.get(name, math.inf)
             if held_s >= self.cluster.process_s:
@@ -238,12 +255,19 @@ class Deployed:
         self.cluster.records.append(
             SliceRecord(
                 name,
-                MODEL,
+                self.model,
                 state,
                 "",
                 "",
+                pool=self.pool,
                 tag=name,
                 deployment=deployment(APPLICATION, self.id.name),
                 version=replica.version.code_version,
             )
         )
+
+
+def _reconfigured(replica: Any, version: Any, **_: Any) -> bool:
+    """A replica takes its new settings at once."""
+    replica._actor._version = version
+    return False

@@ -1,0 +1,82 @@
+"""What the models of one budget leave to one another, so that none starves. Pure.
+
+A model in use that has no slice gets its first one from the model that has most beyond its own. Orders that a pool did not
+deliver within its patience make room for what another model lacks. A model that gives keeps its `min`, and one slice.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from serving.scaling.capacity import Pool
+from serving.scaling.policy import Room
+
+_Cost = tuple[float, float]  # slices, dollars an hour
+_NOTHING: _Cost = (0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Share:
+    """One model's part of the budget, in slices by pool: those it asks for, those of them that `room` allows, and late orders."""
+
+    pools: Sequence[Pool]
+    room: Room
+    asked: Sequence[int]
+    wanted: Sequence[int]
+    late: Sequence[int]
+
+    @property
+    def has_none(self) -> bool:
+        return not sum(self.wanted)
+
+    @property
+    def lacks(self) -> _Cost:
+        """What the room lacks for all that it asks for; of a model that has no slice, for the first one."""
+        asked = list(self.asked)
+        if self.has_none and any(asked):
+            first = next(at for at, count in enumerate(asked) if count)
+            asked = [0] * len(asked)
+            asked[first] = 1
+        slices, dollars = _cost(self.pools, asked)
+        return (
+            0.0 if self.room.slices is None else max(0.0, slices - self.room.slices),
+            0.0 if self.room.dollars_per_hour is None else max(0.0, dollars - self.room.dollars_per_hour),
+        )
+
+    def spare(self, *, late: bool) -> _Cost:
+        """What it can give: all that it can do without, or of that its late orders alone."""
+        beyond = [max(0, count - pool.min) for count, pool in zip(self.wanted, self.pools, strict=True)]
+        if not self.has_none and sum(beyond) == sum(self.wanted):
+            beyond[beyond.index(max(beyond))] -= 1  # the one that it keeps
+        return _cost(
+            self.pools, [min(of_each) for of_each in zip(beyond, self.late, strict=True)] if late else beyond
+        )
+
+
+def given(shares: Mapping[str, Share]) -> dict[str, _Cost]:
+    """How many slices, and dollars an hour, each model that gives leaves to others."""
+    gives: dict[str, _Cost] = {}
+    for name, share in shares.items():
+        lacks = share.lacks
+        if lacks == _NOTHING:
+            continue
+        spare = {
+            other: _less(known.spare(late=not share.has_none), gives.get(other, _NOTHING))
+            for other, known in shares.items()
+            if other != name
+        }
+        giver = max(spare, key=lambda other: spare[other], default=name)
+        most = spare.get(giver, _NOTHING)
+        part = min(lacks[0], most[0]), min(lacks[1], most[1])
+        if part != _NOTHING and (part == lacks or not share.has_none):  # no slice stops unless that is enough
+            before = gives.get(giver, _NOTHING)
+            gives[giver] = before[0] + part[0], before[1] + part[1]
+    return gives
+
+
+def _cost(pools: Sequence[Pool], counts: Sequence[int]) -> _Cost:
+    pairs = zip(counts, pools, strict=True)
+    return float(sum(counts)), sum(count * pool.dollars_per_hour for count, pool in pairs)
+
+
+def _less(cost: _Cost, part: _Cost) -> _Cost:
+    return max(0.0, cost[0] - part[0]), max(0.0, cost[1] - part[1])

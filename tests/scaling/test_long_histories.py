@@ -1,0 +1,99 @@
+"""Two models of one budget through any history: load, losses, deploys, a store that is away, clocks, controllers that come back."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as examples
+from hypothesis import strategies as st
+from ray.serve._private.common import ReplicaState
+from support.controlled_fleet import RATE, ControlledFleet, Model, pool
+
+pytestmark = [
+    pytest.mark.unit,
+    pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20"),  # Ray's
+]
+
+Event = tuple[str, int, float]  # what happens, to which model, and a number whose meaning is the event's
+
+
+def happen(fleet: ControlledFleet, event: Event) -> None:
+    what, at, number = event
+    model = fleet.models[at % len(fleet.models)]
+    if what == "load":
+        model.rate = number
+    elif what == "losses":
+        serving = [
+            (each, replica) for each in fleet.of(model) for replica in each.replicas(ReplicaState.RUNNING)
+        ]
+        for each, replica in serving[: 1 + int(number) % 3]:
+            each.lose(replica)
+    elif what == "controller":
+        fleet.restart()
+    elif what == "stock-out":
+        fleet.cluster.closed ^= {model.pools[0].key}
+    elif what == "clock":
+        fleet.jumped_s += 3600 if number > 20 else -5
+    elif what == "store":
+        fleet.away_s = 3 * int(number) % 70
+    elif what == "silence":
+        fleet.silent |= {entry.replica: entry.beat for entry in fleet.records()[: int(number) % 3]}
+    else:
+        deploy(fleet, model, what, number)
+
+
+def deploy(fleet: ControlledFleet, model: Model, what: str, number: float) -> None:
+    if what == "engine":
+        model.version = f"version {number}"
+        fleet.cluster.broken ^= {model.version} if number > 45 else set()
+    elif what == "pools":
+        model.pools = tuple(replace(each, max=1 + int(number) % 6) for each in reversed(model.pools))
+    elif len(fleet.models) > 1:
+        fleet.models.remove(model)
+    else:
+        fleet.models.append(Model("third", (pool("y"), pool("z"))))
+    fleet.deploy()
+
+
+events = st.tuples(
+    st.sampled_from(
+        [
+            *("load", "load", "losses", "controller", "stock-out", "clock", "store"),
+            *("silence", "engine", "pools", "models"),
+        ]
+    ),
+    st.integers(0, 1),
+    st.sampled_from([0.0, 3.0, 20.0, 45.0, 90.0]),
+)
+histories = st.lists(st.tuples(events, st.sampled_from([1, 7, 40])), min_size=1, max_size=7)
+
+
+@examples(max_examples=4)
+@given(st.sampled_from([None, 3, 6]), st.sampled_from([4, 20]), histories)
+def test_after_any_history_the_needed_slices_serve_and_stay(
+    budget: int | None, hardware: int, history: Sequence[tuple[Event, int]]
+) -> None:
+    """Never above the budget; once the world is quiet, every model has what it needs and the limits give, and nothing moves."""
+    models = [Model("first", (pool("x"), pool("y"))), Model("second", (pool("x"),))]
+    fleet = ControlledFleet(models, hardware=hardware, budget=budget, start_s=5, drain_s=3)
+    for event, seconds in history:
+        happen(fleet, event)
+        fleet.run(seconds)
+    fleet.cluster.closed, fleet.cluster.broken, fleet.silent = set(), set(), {}
+    for model in fleet.models:
+        model.rate = min(model.rate, 45.0)
+    fleet.run(240)
+    moved = len(fleet.ended)
+    fleet.run(60)
+    assert max(slices for slices, _ in fleet.cluster.held) <= (budget or hardware * 9)
+    assert len(fleet.ended) == moved
+    assert sum(before != after for before, after in pairwise(fleet.targets[-60:])) <= 1
+    limit = min(hardware, budget or hardware)
+    serving = {model.name: fleet.serving(model) for model in fleet.models}
+    for model in fleet.models:
+        needed = min(math.ceil(model.rate / RATE), sum(each.max for each in model.pools))
+        assert serving[model.name] >= min(needed, 1)
+        assert serving[model.name] >= needed or sum(serving.values()) >= limit
