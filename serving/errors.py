@@ -291,9 +291,9 @@ class UnknownModelError(ServingError):
 
 
 class UnknownSliceError(ServingError):
-    """A command names a slice that it can do nothing for.
+    """A command names a slice, or asks for a stopped roll, that there is not.
 
-    Take one of the names in the message; `serving status` lists slices.
+    Take one of the names in the message; `serving status` lists slices and rolls.
     """
 
     code = "unknown_slice"

@@ -47,6 +47,7 @@ STATE_POINTS = (
     "scale_deployment_replicas",
 )
 DELETE_POINT = "_delete_deployment"
+_ASKED_S = 2.0  # how often the store is asked whether somebody wants a roll that stopped to be tried again
 _PROCESS_S = 2.0  # after which Ray is asked whether a replica without a process waits for hardware, or only for its process
 
 
@@ -77,6 +78,8 @@ class RolloutStore(Protocol):
     def put_rollout(self, rollout: Rollout) -> None: ...
 
     def delete_rollout(self, rollout: Rollout) -> None: ...
+
+    def take_retry(self, rollout: Rollout) -> bool: ...
 
     def put_stop(self, replica: str) -> None: ...
 
@@ -142,6 +145,7 @@ class SliceDeployments:
         self._published: dict[Any, Rollout] = {}
         # Deployments of which the store has nothing from a controller before this one.
         self._looked: set[Any] = set()
+        self._asked_s: dict[Any, float] = {}  # when the store was asked for retries, by deployment
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
     def made(self, state: Any) -> None:
@@ -219,6 +223,10 @@ class SliceDeployments:
     def scale(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         if state._id in self._retries and not self._retry(state):
             del self._retries[state._id]  # a version that comes back later begins anew
+        if self._is_asked_again(state):
+            self._retries.pop(state._id, None)
+            deployed.forget_failures(state)
+            logger.warning("%s rolls again, as somebody asked", state._id)
         requests = self._default["scale_deployment_replicas"](state, *args, **kwargs)
         told = state._id in self._looked and state._id not in self._published
         if (state._in_transition or not told) and self._ours(state):
@@ -275,6 +283,20 @@ class SliceDeployments:
             logger.warning("%s tries again to start slices", state._id)
         elif retry != before:
             logger.error("%s: no slice has started; tries again in %.0f s", state._id, retry.pause_s)
+
+    def _is_asked_again(self, state: Any) -> bool:
+        """Whether somebody asks that the deployment's roll, which has stopped, is tried again."""
+        rollout, now_s = self._published.get(state._id), self._clock()
+        if not (rollout and rollout.stopped) or now_s - self._asked_s.get(state._id, -math.inf) < _ASKED_S:
+            return False
+        self._asked_s[state._id] = now_s
+        try:
+            return self._store().take_retry(rollout)
+        except Exception:
+            logger.exception(
+                "the store can't be read; the next look tells whether %s is tried again", state._id
+            )
+            return False
 
     def _retry(self, state: Any) -> Retry | None:
         """What is known of starts of the deployment's version that failed."""

@@ -211,6 +211,17 @@ class Store:
     def delete_rollout(self, rollout: Rollout) -> None:
         self._delete(_key(rollout.application, "rollout", rollout.deployment))
 
+    def put_retry(self, rollout: Rollout) -> None:
+        """Ask that a roll that stopped is tried again."""
+        self._put(_retry_key(rollout.deployment), rollout.version.encode())
+
+    def take_retry(self, rollout: Rollout) -> bool:
+        """Whether somebody asked for that since the last look; of another version it means nothing."""
+        asked = self._get(_retry_key(rollout.deployment))
+        if asked is not None:
+            self._delete(_retry_key(rollout.deployment))
+        return asked == rollout.version.encode()
+
     def put_batches(self, application: str, batches: Sequence[BatchRecord]) -> None:
         """Say of every batch that is not over how far it is."""
         told = [dataclasses.asdict(batch) for batch in batches]
@@ -391,6 +402,10 @@ def _stop_key(replica: str) -> str:
 
 def _start_key(replica: str) -> str:
     return _key("", "start", replica)
+
+
+def _retry_key(deployment: str) -> str:
+    return _key("", "retry", deployment)
 
 
 def _release_key(deployment: str) -> str:

@@ -195,7 +195,8 @@ class Release:
 class Rollout:
     """A changed engine on its way through the slices of one deployment: `changed` of `slices` serve its version.
 
-    `failed` starts of the version ended in `reason`. `stopped`: too many failed, and old slices serve until somebody deploys.
+    `failed` starts of the version ended in `reason`. `stopped`: too many failed, and old slices serve until somebody
+    deploys, or asks that it is tried again.
     """
 
     application: str

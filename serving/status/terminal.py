@@ -108,7 +108,11 @@ def quarantine(quarantined: Sequence[QuarantinedStatus]) -> list[RenderableType]
 
 def _rollout(rollout: RolloutStatus, several: bool) -> Text:
     failed = f", {rollout.failed} starts failed: {rollout.reason}" if rollout.failed else ""
-    stopped = "; stopped, old slices serve until another deploy" if rollout.stopped else ""
+    stopped = (
+        "; stopped, old slices serve until another deploy or `serving slices retry`"
+        if rollout.stopped
+        else ""
+    )
     return Text(
         f"rollout of {_named(rollout.model, rollout.application, several)} on {rollout.pool}: {rollout.changed} of {rollout.slices} slices{failed}{stopped}",
         "red" if rollout.stopped else "yellow",

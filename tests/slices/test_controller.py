@@ -132,6 +132,27 @@ def test_a_version_that_cannot_start_stops_the_roll_says_so_and_is_undone_withou
     assert there.rollouts == {}
 
 
+def test_a_roll_that_stopped_goes_on_when_somebody_asks() -> None:
+    """Serve takes the same YAML, deployed once more, for done."""
+    there = serving(3, hardware=4, start_s=10)
+    llama = there.deployed()
+    there.broken = {"b"}
+    llama.deploy("b", 3)
+    there.run(200, 5)
+    (rollout,) = there.rollouts.values()
+    assert rollout.stopped
+    there.broken = set()
+    llama.deploy("b", 3)
+    there.asked = {rollout.deployment: "another version"}
+    there.run(100, 5)
+    assert llama.serving("a") == 3
+    there.asked = {rollout.deployment: "b"}
+    there.run(200, 5)
+    assert llama.serving("b") == llama.lowest == 3
+    assert there.rollouts == {}
+    assert llama.state.curr_status_info.status.value == "HEALTHY"
+
+
 def test_starts_that_failed_are_tried_again_after_pauses_and_serve_in_the_end() -> None:
     there = Cluster(hardware=1, start_s=10)
     llama = there.deployed()
