@@ -231,9 +231,8 @@ class Scaler:
 
     def _hold(self, model: _Model, problem: str) -> None:
         if model.state and not model.hold:
-            self._tell(
-                model, Decision(model.state.wanted, f"holding: {problem}", held=True, state=model.state)
-            )
+            state = aligned(model.settings, model.state, model.targets)
+            self._tell(model, Decision(state.wanted, f"holding: {problem}", held=True, state=state))
 
     def _tell(self, model: _Model, decision: Decision) -> None:
         """Log and keep news: another number for a pool, reports that can't be used, a limit that binds, starts that fail."""

@@ -203,6 +203,23 @@ def test_a_model_that_can_not_be_decided_for_keeps_its_slices_and_no_other_waits
     assert scaler.wanted(first, "near", 7, ANY) == 7
 
 
+def test_a_pool_that_is_added_while_the_store_is_away_is_held_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No model was held for then, and each look ended in an error."""
+
+    def away() -> Any:
+        raise ConnectionError("the head restarts")
+
+    scaler = Scaler("app", away, clock=lambda: 0.0)
+    monkeypatch.setattr(scaler, "_run", lambda: None)
+    scaler.wanted(settings(pool("near", least=0)), "near", 2, ANY)
+    scaler._models["m"].state = start(settings(pool("near", least=0)), {"near": 2})
+    for name in ("far", "near"):
+        scaler.wanted(settings(pool("far", least=0), pool("near", least=0)), name, 2, ANY)
+    scaler.step()
+    assert scaler._models["m"].hold
+    assert {record.pool for record in scaler._kept or ()} == {"near", "far"}
+
+
 def test_a_slice_that_starts_and_is_silent_has_not_failed() -> None:
     starts = SliceRecord("a", "m", SliceState.STARTING, "loading", "")
     failed = SliceRecord("b", "m", SliceState.LOST, "", "", reason="the engine ended")
