@@ -23,6 +23,7 @@ from serving.scaling.capacity import (
     whole_slices,
     with_room,
 )
+from serving.scaling.steadiness import Steadiness
 from serving.scaling.traffic import NonsenseError, Sums, Traffic, add_up, follow
 from serving.state.records import Demand, SliceRecord
 
@@ -136,6 +137,7 @@ class PolicyState:
     needs: tuple[tuple[float, float], ...] = ()  # (time, slices of the first pool), falling
     backlog: float = 0.0  # requests a second ordered to work off a queue
     boost: Boost = field(default_factory=Boost)
+    steadiness: Steadiness = field(default_factory=Steadiness)
     kv_per_sequence: float = 0.0
     hold: str = ""
     in_full: tuple[int, ...] = ()  # by pool, slices wanted once those that leave have gone
@@ -177,7 +179,7 @@ def aligned(settings: Settings, state: PolicyState, wanted: Mapping[str, int]) -
     state = replace(state, pools=tuple(pools))
     if known and settings.pools[0].key != next(iter(known)):
         # What is remembered in slices is in those of the pool that was the first.
-        state = replace(state, needs=(), boost=Boost())
+        state = replace(state, needs=(), boost=Boost(), steadiness=Steadiness())
     return state
 
 
@@ -214,7 +216,8 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
         _ordered(known, max(count, pool.min), count, now_s)
         for pool, known, count in zip(settings.pools, state.pools, allowed, strict=True)
     )
-    state = replace(state, pools=pools, in_full=tuple(wanted))
+    steadiness = state.steadiness.decided(sum(asked), now_s, settings.cool_down_s)
+    state = replace(state, pools=pools, in_full=tuple(wanted), steadiness=steadiness)
     failing = any(pool.failing for pool in pools)
     return Decision(
         state.wanted,
@@ -239,6 +242,7 @@ def _moved(state: PolicyState, by_s: float) -> PolicyState:
         active_s=None if state.active_s is None else state.active_s + by_s,
         needs=tuple((at + by_s, need) for at, need in state.needs),
         boost=state.boost.moved(by_s),
+        steadiness=state.steadiness.moved(by_s),
         first_s=state.first_s + by_s,
         pools=tuple(
             replace(
@@ -358,7 +362,9 @@ def _need(
     active_s = now_s if busy else state.active_s
     idle = active_s is None or now_s - active_s > settings.cool_down_s
     if idle:
-        state = replace(state, active_s=active_s, needs=(), backlog=0.0, boost=Boost())
+        state = replace(
+            state, active_s=active_s, needs=(), backlog=0.0, boost=Boost(), steadiness=Steadiness()
+        )
         left_out = f"; {sums.filling:.0f} lines of batches keep no slice" if sums.filling else ""
         return state, 0.0, f"no request for {settings.cool_down_s:.0f} s{left_out}"
     lead_s = _lead_s(state)
@@ -384,7 +390,11 @@ def _need(
     # Remembered in slices: capacity is measured anew all the time, and would move a remembered rate across a border.
     slices += boost.slices
     needs = _window(state.needs if state.traffic.known else (), now_s, slices, settings.cool_down_s)
-    state = replace(state, active_s=active_s, needs=needs, backlog=backlog, boost=boost)
+    needed = needs[0][1]
+    steadiness = state.steadiness.needing(needed)
+    state = replace(
+        state, active_s=active_s, needs=needs, backlog=backlog, boost=boost, steadiness=steadiness
+    )
     lengths = state.traffic.lengths
     reasons = [
         f"{rate:.2g} requests/s of {lengths.prompt:.0f}+{lengths.answer:.0f} tokens, {ahead:.2g} in {lead_s:.0f} s",
@@ -402,11 +412,11 @@ def _need(
         reasons.append(f"{missed}, which more slices did not change")
     if held == need:
         reasons.append(f"{sums.running:.0f} long answers keep their seats")
-    if needs[0][1] > slices * 1.01:
-        reasons.append(
-            f"{needs[0][1]:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now"
-        )
-    return state, needs[0][1] * capacities[0].requests_per_s, "; ".join(reasons)
+    if needed > slices * 1.01:
+        reasons.append(f"{needed:.3g} slices were needed {now_s - needs[0][0]:.0f} s ago, {slices:.3g} now")
+    if steadiness.kept > needed:
+        reasons.append(f"{steadiness.kept:.3g} stay, for at this load a slice went that was needed again")
+    return state, steadiness.kept * capacities[0].requests_per_s, "; ".join(reasons)
 
 
 def _held_by_running(
