@@ -2,8 +2,8 @@
 
     python -m benchmarks.filled_steps               # a minute
 
-Llama 3.3 70B on v6e 2x4 with 32 seats. Requests come at random times; lines take every other seat but `batch.spare`, a new one as
-soon as one has ended, and the line that runs for the shortest time is given up for a request that finds no seat. The engine is
+Llama 3.3 70B on v6e 2x4 with 32 seats. Requests come at random times; lines take every other seat but `batch.spare`, one after the
+other at the router's pace, and the line that runs for the shortest time is given up for a request that finds no seat. The engine is
 vLLM's schedule in the calibrated time of steps, without HTTP and router: `python -m benchmarks.batches` has those, in real time.
 """
 
@@ -18,9 +18,13 @@ from dataclasses import dataclass, field, replace
 
 from benchmarks.preemption import planned
 from serving.config import BatchSpec
+from serving.router.core import reading
+from serving.router.prompt_pace import PromptPace
 from serving.simulation.engine.physics import Physics
 from serving.simulation.engine.scheduler import Limits, Request, Scheduler
 from serving.simulation.engine.server import factors_for
+
+_MODEL = "llama"
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Slice:
         self._fillable = load.seats - math.ceil(load.spare * load.seats) if load.line_prompt_tokens else 0
         self._open: list[Request] = []
         self._lines: list[Request] = []
+        self._pace = PromptPace({_MODEL: reading(plan, routers=1)})
         self._names = itertools.count()
         self.held: deque[Request] = deque()
         self.played = Played(load)
@@ -98,16 +103,20 @@ class Slice:
                 self.played.given_up += 1
             self._open.append(self.held.popleft())
             self._scheduler.add(self._open[-1])
-        while not self.held and len(self._open) + len(self._lines) < self._fillable:
+        while self._has_seat() and not self._pace.wait_s(_MODEL, now_s):
+            self._pace.started(_MODEL, self._load.line_prompt_tokens, 1.0, 1, now_s)
             line = self._made(self._load.line_prompt_tokens, self._load.line_tokens, now_s)
             self._lines.append(line)
             self._scheduler.add(line)
         step = self._scheduler.schedule(now_s)
         if step is None:
-            return None
+            return now_s + self._pace.wait_s(_MODEL, now_s) if self._has_seat() else None
         ends_s = now_s + self._physics.seconds(step.batch)
         self._scheduler.complete(step, ends_s)
         return ends_s
+
+    def _has_seat(self) -> bool:
+        return not self.held and len(self._open) + len(self._lines) < self._fillable
 
     def _made(self, prompt_tokens: int, tokens: int, at_s: float) -> Request:
         """No two prompts have anything in common."""

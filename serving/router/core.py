@@ -19,6 +19,7 @@ from serving.config import Affinity, BatchSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.planning.prices import slice_hour
+from serving.planning.speed import predict
 from serving.router.admission.controller import AdmissionController
 from serving.router.admission.meter import Meter, Rate
 from serving.router.filler import Filler
@@ -28,6 +29,7 @@ from serving.router.http.auth import KeyFile
 from serving.router.http.kept_files import KeptFiles
 from serving.router.http.response_store import ResponseStore
 from serving.router.neighbours import Neighbours
+from serving.router.prompt_pace import PromptPace, Reading
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.journal import Journal
@@ -158,7 +160,15 @@ class RouterCore:
         self.admission.batches_scale = batch is not None and batch.may_scale
         self.admission.spare = (batch or BatchSpec()).spare
         self.filler = (
-            Filler(self._api, self.admission, self.table, self._kept, batch or BatchSpec(), name)
+            Filler(
+                self._api,
+                self.admission,
+                self.table,
+                self._kept,
+                batch or BatchSpec(),
+                name,
+                _pace(plans, spec),
+            )
             if self._kept
             else None
         )
@@ -329,6 +339,30 @@ def _rates(plans: Sequence[Plan], prices: Mapping[str, Mapping[str, float]]) -> 
         )
         for plan in plans
     }
+
+
+def _pace(plans: Sequence[Plan], spec: RouterSpec) -> PromptPace:
+    """By the slowest pool of each model; a router sends its share of all lines."""
+    readings: dict[str, Reading] = {}
+    for plan in plans:
+        name, reads = plan.model.name, reading(plan, spec.replicas)
+        if name not in readings or reads.tokens_per_s < readings[name].tokens_per_s:
+            readings[name] = reads
+    return PromptPace(readings)
+
+
+def reading(plan: Plan, routers: int) -> Reading:
+    """How quickly a slice reads prompts of one of so many routers."""
+    longest = plan.fit.max_model_len
+    speed = predict(
+        plan.shape,
+        plan.sizes,
+        plan.slice,
+        plan.layout,
+        sequences=plan.most_sequences,
+        context=longest // 2,
+    )
+    return Reading(speed.prefill_tokens_per_s / routers, longest)
 
 
 def _shares(spec: RouterSpec) -> bool:

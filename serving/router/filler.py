@@ -8,6 +8,7 @@ that keeps batches knows from every question which lines this router has.
 import asyncio
 import json
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,6 +36,8 @@ from serving.router.http.api import Api
 from serving.router.http.downstream import Headers as RawHeaders
 from serving.router.http.downstream import Source
 from serving.router.http.kept_files import KeptFiles
+from serving.router.prompt_pace import PromptPace
+from serving.router.scheduling.prefix_index import TOKEN_BYTES
 from serving.router.scheduling.slice_table import SliceTable
 
 logger = logging.getLogger("ray.serve")
@@ -130,6 +133,7 @@ class Filler:
         kept: KeptFiles,
         spec: BatchSpec,
         name: str,
+        pace: PromptPace | None = None,
     ) -> None:
         self._api = api
         self._admission = admission
@@ -137,6 +141,9 @@ class Filler:
         self._kept = kept
         self._spec = spec
         self._name = name
+        self._pace = pace or PromptPace({})
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s = 0.0  # when it goes off
         self._waiting: dict[str, deque[Line]] = {model: deque() for model in table.shapes}
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._back: list[tuple[str, Line]] = []  # lines that got no seat, until the next step
@@ -165,6 +172,8 @@ class Filler:
                 self._woken.clear()
         finally:
             self._over = True
+            if self._timer:
+                self._timer.cancel()
             for task in self._running.values():
                 task.cancel()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
@@ -222,10 +231,31 @@ class Filler:
                 continue
             room = self._admission.room(model, self._spec.spare) - self._starting(model)
             while lines and room > 0:
+                if wait_s := self._pace.wait_s(model, time.monotonic()):
+                    self._start_in(wait_s)
+                    break
                 line = lines.popleft()
                 room -= 1
+                self._note_prompt(model, line)
                 task = self._running[line.held] = asyncio.create_task(self._answer(line, model), name=model)
                 task.add_done_callback(partial(self._ended, line))
+
+    def _start_in(self, seconds: float) -> None:
+        """Start what may start by then, unless that is done before."""
+        now_s = time.monotonic()
+        if self._timer and now_s < self._timer_s <= now_s + seconds:
+            return
+        if self._timer:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._start)
+        self._timer_s = now_s + seconds
+
+    def _note_prompt(self, model: str, line: Line) -> None:
+        """Of a line caches are taken to have as much as of all prompts until now."""
+        serving = [entry for entry in self._table.entries(model) if entry.serves]
+        prompts = sum(entry.prompt_tokens for entry in serving)
+        unread = 1 - sum(entry.cached_tokens for entry in serving) / prompts if prompts else 1.0
+        self._pace.started(model, len(line.body) / TOKEN_BYTES, unread, len(serving), time.monotonic())
 
     def _starting(self, model: str) -> int:
         """Lines that run and have no seat yet."""

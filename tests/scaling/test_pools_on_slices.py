@@ -30,7 +30,8 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(leases: Leases
     source.write_text(yaml.safe_dump(raw))
 
     def only_the_second(cluster: SimulatedCluster) -> None:
-        cluster.kill_slice("slice-0")
+        (lent,) = cluster.status()
+        cluster.kill_slice(lent.name)
         cluster.add_slice(NEXT, name="second")
 
     with service(

@@ -1,0 +1,35 @@
+"""When the next line of a batch may start: once slices have read the prompts of those before it. Pure.
+
+A free seat is no free step: the prompts of many lines that start at once fill an engine's steps for seconds, and the next
+request's prompt waits behind them.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How many prompt tokens one slice reads a second for this router, and how long a prompt may be."""
+
+    tokens_per_s: float
+    longest: int
+
+
+class PromptPace:
+    """By model. One that is not named has no pace."""
+
+    def __init__(self, readings: Mapping[str, Reading]) -> None:
+        self._readings = readings
+        self._read_s: dict[str, float] = {}
+
+    def wait_s(self, model: str, now_s: float) -> float:
+        """Seconds until the next line of the model may start."""
+        return max(0.0, self._read_s.get(model, now_s) - now_s)
+
+    def started(self, model: str, tokens: float, unread: float, slices: int, now_s: float) -> None:
+        """Note a line of so many tokens, of which caches lack this share, and how many slices serve."""
+        reading = self._readings.get(model)
+        if reading and slices:
+            took_s = min(tokens, reading.longest) * unread / (reading.tokens_per_s * slices)
+            self._read_s[model] = max(now_s, self._read_s.get(model, now_s)) + took_s

@@ -1,0 +1,80 @@
+import asyncio
+from typing import Any
+
+import pytest
+
+from serving.config import BatchSpec
+from serving.router.filler import Filler, Line
+from serving.router.prompt_pace import PromptPace, Reading
+from serving.router.scheduling.slice_table import SliceTable
+from serving.state.records import SliceRecord, SliceState
+
+pytestmark = pytest.mark.unit
+
+
+def test_a_line_starts_once_the_prompts_before_it_are_read() -> None:
+    pace = PromptPace({"llama": Reading(1000.0, longest=8192)})
+    assert pace.wait_s("llama", 10.0) == 0.0
+    pace.started("llama", 500, 1.0, 1, 10.0)
+    pace.started("llama", 500, 1.0, 1, 10.0)
+    assert pace.wait_s("llama", 10.25) == 0.75
+    assert pace.wait_s("llama", 12.0) == 0.0
+    pace.started("llama", 500, 1.0, 1, 12.0)
+    assert pace.wait_s("llama", 12.0) == 0.5
+
+
+def test_more_slices_read_sooner_and_what_caches_have_is_not_read() -> None:
+    pace = PromptPace({"llama": Reading(1000.0, longest=8192)})
+    pace.started("llama", 4000, 0.25, 2, 0.0)
+    assert pace.wait_s("llama", 0.0) == 0.5
+
+
+def test_a_picture_is_no_longer_than_the_model_s_context() -> None:
+    pace = PromptPace({"llama": Reading(1000.0, longest=2000)})
+    pace.started("llama", 5e6, 1.0, 1, 0.0)
+    assert pace.wait_s("llama", 0.0) == 2.0
+
+
+def test_without_a_speed_or_a_slice_nothing_waits() -> None:
+    pace = PromptPace({"llama": Reading(1000.0, longest=2000)})
+    pace.started("llama", 1000, 1.0, 0, 0.0)
+    pace.started("other", 1000, 1.0, 1, 0.0)
+    assert (pace.wait_s("llama", 0.0), pace.wait_s("other", 0.0)) == (0.0, 0.0)
+
+
+class Seats:
+    """Admission with a hundred free seats."""
+
+    def room(self, model: str, spare: float) -> int:
+        del model, spare
+        return 100
+
+    def filling(self, model: str) -> int:
+        del model
+        return 100
+
+
+class Engine:
+    """Never answers."""
+
+    async def fill(self, *_: Any) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_lines_take_free_seats_as_quickly_as_their_prompts_are_read() -> None:
+    table = SliceTable({"llama": 1}, {"llama": "v6e"})
+    table.update([SliceRecord("a", "llama", SliceState.SERVING, "", "v6e")], 0.0)
+    admission: Any = Seats()
+    api: Any = Engine()
+    kept: Any = None
+    pace = PromptPace({"llama": Reading(100_000.0, longest=8192)})
+    filler = Filler(api, admission, table, kept, BatchSpec(), "router", pace)
+    filler._waiting["llama"].extend(Line("b", at, "k", "/v1/completions", bytes(4000)) for at in range(5))
+    filler._start()
+    assert len(filler._running) == 1
+    async with asyncio.timeout(20):
+        while filler._waiting["llama"]:  # noqa: ASYNC110  a timer of the filler's starts them
+            await asyncio.sleep(0.005)
+    assert len(filler._running) == 5
+    for task in filler._running.values():
+        task.cancel()
