@@ -51,8 +51,7 @@ def without_effect(fields: Mapping[str, Any]) -> list[str]:
 
 
 def _has(fields: Mapping[str, Any], name: str) -> bool:
-    sampling = fields.get("sampling_params")
-    return fields.get(name) is not None or (isinstance(sampling, dict) and sampling.get(name) is not None)
+    return any(holder.get(name) is not None for holder in sampling_holders(fields))
 
 
 def _allowed_token_ids(fields: Mapping[str, Any], hosts: int) -> bool:  # noqa: ARG001

@@ -12,7 +12,7 @@ from typing import Any
 import openai
 import pytest
 from support import quick_http as http
-from support.batches import filling_router, folder, line, owner
+from support.batches import batch_service, filling_router, folder, line, owner
 from support.servers import until
 from support.simulated_engine import MODEL, serving
 
@@ -52,11 +52,7 @@ def results(api: openai.OpenAI, file: str | None) -> list[Any]:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    with (
-        serving() as (upstream, _),
-        owner(folder(tmp_path)) as keeper,
-        filling_router(keeper.place, upstream) as (router, _),
-    ):
+    with batch_service(tmp_path) as router:
         yield router
 
 

@@ -4,8 +4,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from support.batches import filling_router, folder, owner
-from support.simulated_engine import MODEL, serving
+from support.batches import batch_service
+from support.simulated_engine import MODEL
 
 from benchmarks.batches import Load, Turn, likely, percentile, play, ratio, report
 
@@ -50,11 +50,7 @@ def test_the_table_has_both_kinds_of_turns() -> None:
 
 @pytest.fixture
 def address(tmp_path: Path) -> Iterator[str]:
-    with (
-        serving() as (upstream, _),
-        owner(folder(tmp_path)) as keeper,
-        filling_router(keeper.place, upstream) as (router, _),
-    ):
+    with batch_service(tmp_path) as router:
         yield router
 
 

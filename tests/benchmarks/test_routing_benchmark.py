@@ -24,7 +24,7 @@ ASKED: list[dict[str, Any]] = []
 
 async def words() -> AsyncIterator[bytes]:
     for word in ("one", " two"):
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.025)  # uvloop's sleep may be a millisecond shorter
         yield b"data: " + json.dumps({"choices": [{"delta": {"content": word}}]}).encode() + b"\n\n"
     yield b"data: [DONE]\n\n"
 
@@ -55,8 +55,7 @@ def test_conversations_grow_and_refusals_hits_and_times_are_counted() -> None:
     assert seen.refused > 0  # the third turn of each, with which it ends
     assert seen.requests == 3 * seen.refused
     assert len(seen.first_s) == seen.good == 2 * seen.refused
-    # The engine sleeps for 20 ms, by uvloop in whole milliseconds from when its step began.
-    assert all(first_s > 0.01 for first_s in seen.first_s)
+    assert all(first_s >= 0.02 for first_s in seen.first_s)
     assert seen.cached_tokens / seen.prompt_tokens == 0.25
     second = next(asked["messages"] for asked in ASKED if len(asked["messages"]) == 3)
     assert second[1] == {"role": "assistant", "content": "one two"}

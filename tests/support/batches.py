@@ -21,7 +21,7 @@ from serving.router.http.auth import KeyFile
 from serving.state.records import SliceRecord, SliceState
 from support.doors import LateDoor
 from support.servers import asgi_server
-from support.simulated_engine import MODEL, small_plan
+from support.simulated_engine import MODEL, serving, small_plan
 
 KEY = "0" * 64
 
@@ -135,3 +135,14 @@ def folder(path: Path) -> StoreSpec:
 
 async def _metrics() -> str:
     return "# nothing\n"
+
+
+@contextmanager
+def batch_service(path: Path) -> Iterator[str]:
+    """A router with a store in this folder and a simulated engine behind it; yields its address."""
+    with (
+        serving() as (upstream, _),
+        owner(folder(path)) as keeper,
+        filling_router(keeper.place, upstream) as (router, _),
+    ):
+        yield router
