@@ -136,7 +136,8 @@ async def unread(port: int, key: str, statuses: Counter[int]) -> None:
 
 def large(value: bytes, size: int) -> bytes:
     """A chat with a field of as many values as fit."""
-    return b'{"model":"llama","messages":[],"a":[' + value * (size // len(value)) + b"0]}"
+    head = b'{"model":"llama","messages":[{"role":"user","content":"hi"}],"a":['
+    return head + value * (size // len(value)) + b"0]}"
 
 
 ATTACKS: dict[str, Attack] = {

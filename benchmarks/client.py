@@ -9,6 +9,7 @@ the way there adds.
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -67,6 +68,8 @@ class Client:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # Unbuffered, a line of 170 kB that a signal cuts short loses its end.
+            env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
         )
 
     def __enter__(self) -> Self:

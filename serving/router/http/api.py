@@ -7,10 +7,8 @@ import asyncio
 import json
 import logging
 import math
-import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from http import HTTPStatus
@@ -18,6 +16,7 @@ from typing import Any, NamedTuple
 
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fastapi.routing import APIRoute
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -27,15 +26,12 @@ from serving.errors import (
     BadRequestError,
     MethodError,
     NoSliceError,
-    NoStoreError,
     OverloadedError,
-    PreviousResponseError,
     ServingError,
     SlowBodyError,
     TooLargeError,
     UnauthorizedError,
     UnknownPathError,
-    UnknownResponseError,
 )
 from serving.metrics.exposition import CONTENT_TYPE
 from serving.planning import Plan
@@ -43,21 +39,24 @@ from serving.router.admission.controller import AdmissionController, RefusedErro
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.forwarding.seat import Seat
-from serving.router.http import anthropic_models, responses, seed
+from serving.router.http import responses, seed
 from serving.router.http.auth import Key
+from serving.router.http.conversations import Conversations
 from serving.router.http.downstream import Downstream, OverAsgi, respond
-from serving.router.http.envelope import EXCHANGE, Envelope, Exchange
+from serving.router.http.envelope import EXCHANGE, Envelope, Exchange, path_of
 from serving.router.http.errors import error_response
+from serving.router.http.files_and_batches import FilesAndBatches
 from serving.router.http.isolation import salted
-from serving.router.http.keeper import Keeper
-from serving.router.http.kept_files import Download, KeptFiles
+from serving.router.http.kept_files import KeptFiles
+from serving.router.http.model_list import ModelList
 from serving.router.http.openapi import document
 from serving.router.http.parsing import Parsing
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.response_store import ResponseStore
-from serving.router.http.responses import Keeping, Kept
+from serving.router.http.responses import Keeping
 from serving.router.http.routes import ROUTES, Route
 from serving.router.http.validation import Checked, Estimate, check, form, is_form, kept, parse
+from serving.router.http.visits import tells
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.record import RequestRecord
@@ -67,6 +66,14 @@ from serving.status.document import Status
 logger = logging.getLogger("ray.serve")
 
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
+_HEADS = (
+    "/v1/models",
+    "/v1/models/{name:path}",
+    "/health",
+    "/status.json",
+    "/metrics",
+    "/v1/files/{name}/content",
+)
 _KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST", "/v1/usage": "GET"}
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
 _Run = Callable[[Downstream, Seat], Awaitable[None]]
@@ -103,8 +110,6 @@ class Api:
 
         `kept`: the way to files and batches, where the YAML has a place for them.
         """
-        self._responses = store
-        self._kept = kept
         self._plans = {plan.model.name: plan for plan in reversed(plans)}  # the plan of the preferred pool
         self._hosts = {
             name: max(plan.slice.hosts for plan in plans if plan.model.name == name) for name in self._plans
@@ -117,7 +122,9 @@ class Api:
         self._status = status
         self._metrics = metrics
         self._parsing = Parsing()
-        self._started = int(time.time())
+        self._conversations = Conversations(admission, self._parsing, store)
+        self._files_and_batches = FilesAndBatches(admission, kept)
+        self._model_list = ModelList(dict(reversed(self._plans.items())), table, admission)
         self._status_page, self._status_page_s = b"", -math.inf
 
     def app(self, *, returns_id: bool = True) -> FastAPI:
@@ -128,42 +135,20 @@ class Api:
             docs_url=None,
             openapi_url=None,  # it would write the document out for each request
         )
-        app.add_api_route("/v1/responses/{name}", self.response, methods=["GET"])
-        app.add_api_route("/v1/responses/{name}", self.delete_response, methods=["DELETE"])
-        app.add_api_route("/v1/responses/{name}/input_items", self.input_items, methods=["GET"])
-        app.add_api_route("/v1/responses/{name}/cancel", self.cancel_response, methods=["POST"])
-        kept: tuple[tuple[str, Callable[..., Any], str], ...] = (
-            ("/v1/files", self.upload_file, "POST"),
-            ("/v1/files", self.files, "GET"),
-            ("/v1/files/{name}", self.file, "GET"),
-            ("/v1/files/{name}", self.delete_file, "DELETE"),
-            ("/v1/files/{name}/content", self.file_content, "GET"),
-            ("/v1/batches", self.create_batch, "POST"),
-            ("/v1/batches", self.batches, "GET"),
-            ("/v1/batches/{name}", self.batch, "GET"),
-            ("/v1/batches/{name}/cancel", self.cancel_batch, "POST"),
-            ("/v1/usage", self.usage, "GET"),
-        )
-        for path, endpoint, method in kept:
-            app.add_api_route(path, endpoint, methods=[method], response_model=None)
+        for part in (self._conversations, self._files_and_batches):
+            app.include_router(part.router())
         app.add_route("/{path:path}", self.forward, methods=["POST"], include_in_schema=False)
-        app.add_api_route("/v1/models", self.models)
-        app.add_api_route("/v1/models/{name:path}", self.model)
+        app.include_router(self._model_list.router())
         app.add_api_route("/health", self.health, response_class=Response)
         app.add_api_route("/status.json", self.status, response_model=Status)
         for path, handler in page.routes():
             app.add_route(path, handler, include_in_schema=False)
         app.add_api_route("/metrics", self.metrics, response_class=PlainTextResponse)
-        heads: tuple[tuple[str, Callable[..., Any]], ...] = (
-            ("/v1/models", self.models),
-            ("/v1/models/{name:path}", self.model),
-            ("/health", self.health),
-            ("/status.json", self.status),
-            ("/metrics", self.metrics),
-            ("/v1/files/{name}/content", self.file_content),
-        )
-        for path, endpoint in heads:  # FastAPI adds no HEAD to a GET; load balancers probe with it
-            app.add_api_route(path, endpoint, methods=["HEAD"], response_model=None, include_in_schema=False)
+        # FastAPI adds no HEAD to a GET; load balancers probe with it.
+        for read in [route for route in app.routes if isinstance(route, APIRoute) and route.path in _HEADS]:
+            app.add_api_route(
+                read.path, read.endpoint, methods=["HEAD"], response_model=None, include_in_schema=False
+            )
         app.add_middleware(Envelope, returns_id=returns_id)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
 
@@ -183,32 +168,13 @@ class Api:
         app.add_exception_handler(ClientDisconnect, _on_disconnect)
         return app
 
-    async def models(self, request: Request) -> JSONResponse:
-        """Every model and adapter by the name to ask for, with its slice, how many serve, and whether they are simulated.
-
-        In Anthropic's shape where the request has the header `anthropic-version`.
-        """
-        names = [*reversed(self._plans), *self._table.adapters]
-        if anthropic_models.VERSION in request.headers:
-            cards = [self._anthropic_card(request, name) for name in names]
-            return JSONResponse(anthropic_models.page(cards, request.query_params))
-        card = self._card if self._tells(request) else self._name_card
-        return JSONResponse({"object": "list", "data": [card(name) for name in names]})
-
-    async def model(self, request: Request, name: str) -> JSONResponse:
-        """The same of one of them."""
-        self._table.resolve(name)
-        if anthropic_models.VERSION in request.headers:
-            return JSONResponse(self._anthropic_card(request, name))
-        return JSONResponse(self._card(name) if self._tells(request) else self._name_card(name))
-
     async def health(self, request: Request) -> Response:
         """200 while every model has a slice that serves, else 503 naming the first that has none."""
         for name in self._plans:
             try:
                 self._table.choose(name)
             except NoSliceError:
-                if self._tells(request):
+                if tells(self._admission, request):
                     raise
                 raise NoSliceError(f"No slice of {name!r} is ready; with an API key this says why.") from None
         return Response(status_code=HTTPStatus.OK)
@@ -229,101 +195,9 @@ class Api:
         self._admission.status_is_open_to(request.headers.raw)
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
-    async def response(self, request: Request, name: str) -> Response:
-        """A response that is stored, for the key that asked for it (`router.responses_store`)."""
-        if request.query_params.get("stream", "false").lower() not in ("false", "0"):
-            raise BadRequestError("stream: a stored response is given whole; leave it out.")
-        return await self._of_stored(request, name, lambda kept: kept.response)
-
-    async def delete_response(self, request: Request, name: str) -> JSONResponse:
-        """Forget a stored response."""
-        async with self._asked_by(request) as visit:
-            if not (self._responses and await self._responses.delete(visit.account.key.sha256, name)):
-                raise self._unknown_response()
-        return JSONResponse({"id": name, "object": "response", "deleted": True})
-
-    async def input_items(self, request: Request, name: str) -> Response:
-        """The items that a stored response answers, those of earlier responses among them."""
-        return await self._of_stored(
-            request, name, lambda kept: responses.listed(kept.items, request.query_params)
-        )
-
-    async def cancel_response(self, request: Request, name: str) -> JSONResponse:
-        """Always an error: only responses in the background can be cancelled, and none runs there."""
-        await self._of_stored(request, name, lambda kept: kept.response)
-        raise BadRequestError(
-            "Only a response in the background can be cancelled, and this service runs none there."
-        )
-
-    async def upload_file(self, request: Request) -> Response:
-        """Keep a file of JSON lines for a batch (`store`)."""
-        return await self._of_key(request)
-
-    async def files(self, request: Request) -> Response:
-        """The key's own files, the newest first."""
-        return await self._of_key(request)
-
-    async def file(self, request: Request, name: str) -> Response:  # noqa: ARG002  the path has it
-        """One of them."""
-        return await self._of_key(request)
-
-    async def delete_file(self, request: Request, name: str) -> Response:  # noqa: ARG002
-        """Forget a file, unless a batch still reads it."""
-        return await self._of_key(request)
-
-    async def file_content(self, request: Request, name: str) -> Response:  # noqa: ARG002
-        """What a file has in it."""
-        return await self._of_key(request)
-
-    async def create_batch(self, request: Request) -> Response:
-        """Have every line of a file answered when there are free seats."""
-        return await self._of_key(request)
-
-    async def batches(self, request: Request) -> Response:
-        """The key's own batches, the newest first."""
-        return await self._of_key(request)
-
-    async def batch(self, request: Request, name: str) -> Response:  # noqa: ARG002
-        """One of them: how far it is, and the files of its results."""
-        return await self._of_key(request)
-
-    async def cancel_batch(self, request: Request, name: str) -> Response:  # noqa: ARG002
-        """End a batch; the results that there are stay."""
-        return await self._of_key(request)
-
-    async def usage(
-        self,
-        request: Request,
-        start: str | None = None,  # noqa: ARG002  the store reads them
-        end: str | None = None,  # noqa: ARG002
-    ) -> Response:
-        """What the key has used by day, model and pool, from the day `start` to `end`, and how far its budgets are."""
-        async with self._asked_by(request) as visit:
-            if self._kept is None:
-                raise NoStoreError("This service adds up no usage (store).")
-            answer = await self._kept.ask(
-                request, _path(request), visit.account.key.id, visit.owner, self._admission.bodies
-            )
-            if answer.status_code != HTTPStatus.OK:
-                return answer
-            budgets = self._admission.budgets(visit)
-            return JSONResponse(json.loads(bytes(answer.body)) | {"budgets": budgets})
-
-    async def _of_key(self, request: Request) -> Response:
-        """Ask the process that keeps files and batches, for the key that asks here."""
-        async with AsyncExitStack() as visiting:
-            visit = await visiting.enter_async_context(self._asked_by(request))
-            if self._kept is None:
-                raise NoStoreError("This service keeps no files and runs no batches (store).")
-            key = visit.account.key.sha256
-            response = await self._kept.ask(request, _path(request), key, visit.owner, self._admission.bodies)
-            if isinstance(response, Download):  # its client is here until all is sent
-                response.ending.push_async_callback(visiting.pop_all().aclose)
-            return response
-
     async def forward(self, request: Request) -> Any:
         """Forward a request to a slice of the model that its body names."""
-        record = self._journal.begin(_path(request), request.headers)
+        record = self._journal.begin(path_of(request.scope), request.headers)
         _exchange(request).record = record
         visit, inference, estimate = await self._accept(request, record)
         return OverAsgi(partial(self._carry, visit, inference, estimate, record))
@@ -345,7 +219,7 @@ class Api:
         client: Downstream,
         accept: Callable[[Request, RequestRecord], Awaitable[tuple[Visit, InferenceRequest, Estimate]]],
     ) -> None:
-        path = _path(request)
+        path = path_of(request.scope)
         record = self._journal.begin(path, request.headers)
         try:
             visit, inference, estimate = await accept(request, record)
@@ -422,7 +296,7 @@ class Api:
         if route.path == responses.PATH:
             fields = await self._parsing.run(partial(parse, body), len(body), owner)
             record.model, record.question = self._table.resolve(fields.get("model")), body
-            whole, keeping = await self._following(visit, fields, body)
+            whole, keeping = await self._conversations.following(visit, fields, body)
             if whole is not body:  # with what came before it is read as if its client had sent it
                 body, fields = whole, None
 
@@ -472,130 +346,8 @@ class Api:
         if inference.ignored:
             run = partial(_telling, inference.ignored, run)
         if inference.keeping:
-            run = partial(self._keep, run, inference.keeping)
+            run = partial(self._conversations.keep, run, inference.keeping)
         return self._admission.admit(visit, inference, estimate, record, client, run)
-
-    async def _of_stored(self, request: Request, name: str, look: Callable[[Kept], bytes]) -> Response:
-        """What `look` finds in a stored response, as JSON."""
-        async with self._asked_by(request) as visit:
-            if kept := await self._kept_response(visit, name, math.inf):
-                found = await self._parsing.run(partial(look, kept), kept.size_bytes, visit.owner)
-                return Response(found, media_type="application/json")
-        raise self._unknown_response()
-
-    async def _kept_response(self, visit: Visit, name: str, most_bytes: float) -> Kept | None:
-        """A stored response, held as a body of the key's is; raises TooLargeError and OverloadedError."""
-        sha256 = visit.account.key.sha256
-        if self._responses is None or (size_bytes := await self._responses.size_bytes(sha256, name)) is None:
-            return None
-        if size_bytes > most_bytes:
-            raise self._conversation_too_large(size_bytes)
-        await self._admission.bodies.add(visit, size_bytes)
-        return await self._responses.get(sha256, name)
-
-    @asynccontextmanager
-    async def _asked_by(self, request: Request) -> AsyncIterator[Visit]:
-        """A request that no slice answers; raises UnauthorizedError and RefusedError."""
-        try:
-            visit = self._admission.arrive(request.headers.raw, costs=False)
-        except ServingError:
-            await self._admission.hold_up_strangers()
-            raise
-        try:
-            if visit.refusal:
-                await self._admission.hold_up(visit)
-                raise self._admission.refused(visit, body_is_over=True)
-            yield visit
-        finally:
-            self._admission.leave(visit)
-
-    def _unknown_response(self) -> UnknownResponseError:
-        if self._responses:
-            return UnknownResponseError(
-                "No response of this id is stored here (none of more than 1 MiB is), or it is another key's."
-            )
-        return UnknownResponseError("This service stores no responses (router.responses_store).")
-
-    async def _following(
-        self, visit: Visit, fields: Mapping[str, Any], body: bytes
-    ) -> tuple[bytes, Keeping | None]:
-        """The body of /v1/responses with the conversation before it, and what to keep its answer with.
-
-        Raises PreviousResponseError, and for a conversation as for a body of its size.
-        """
-        before = responses.previous_id(fields)
-        most_bytes = self._admission.spec.max_body_bytes
-        if before:
-            # What a response says of its request, tools and all, is stored with it and not sent again.
-            previous = await self._kept_response(visit, before, 2 * most_bytes)
-            if previous is None:
-                raise PreviousResponseError(
-                    "The response of previous_response_id is not stored here (none of more than 1 MiB is), or it is another key's; send the whole "
-                    "conversation in input."
-                    if self._responses
-                    else "This service stores no responses (router.responses_store); send the whole conversation in input."
-                )
-            join = partial(responses.following, fields, previous)
-            body, items = await self._parsing.run(join, len(body) + previous.size_bytes, visit.owner)
-            if len(body) > most_bytes:
-                raise self._conversation_too_large(len(body))
-        elif self._responses:
-            items = await self._parsing.run(partial(responses.items, fields), len(body), visit.owner)
-        if self._responses is None or fields.get("store") is False:
-            return body, None
-        return body, Keeping(visit.account.key.sha256, items, before)
-
-    def _conversation_too_large(self, size_bytes: int) -> TooLargeError:
-        return TooLargeError(
-            f"The conversation of previous_response_id has {size_bytes} bytes with this request, and this service takes "
-            f"{self._admission.spec.max_body_bytes} (router.max_body_bytes); begin a new one."
-        )
-
-    async def _keep(self, run: _Run, keeping: Keeping, client: Downstream, seat: Seat) -> None:
-        """Answer, and keep the response before its client has its end."""
-        assert self._responses is not None  # noqa: S101  what is kept has a store
-        keeper = Keeper(client, keeping.previous_id)
-        await run(keeper, seat)
-        if keeper.response:
-            try:
-                await self._responses.put(keeping, keeper.response)
-            except sqlite3.Error:
-                logger.exception("router.responses_store: a response is not kept")
-        keeper.finish()
-
-    def _tells(self, request: Request) -> bool:
-        """Whether this client may know how slices are, and where."""
-        try:
-            self._admission.status_is_open_to(request.headers.raw)
-        except UnauthorizedError:
-            return False
-        return True
-
-    def _name_card(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._started, "owned_by": "tpu-serving"}
-
-    def _anthropic_card(self, request: Request, name: str) -> dict[str, Any]:
-        longest = self._card(name)["max_model_len"] if self._tells(request) else None
-        return anthropic_models.card(name, self._started, longest)
-
-    def _card(self, name: str) -> dict[str, Any]:
-        model = self._table.resolve(name)
-        plan = self._plans[model]
-        entries = self._table.entries(model)
-        serving = [entry for entry in entries if entry.serves]
-        return {
-            "id": name,
-            "object": "model",
-            "created": self._started,
-            "owned_by": "tpu-serving",
-            "root": plan.model.model,
-            "parent": None if name == model else model,
-            "max_model_len": serving[0].max_model_len if serving else None,
-            "slice": str(plan.slice),
-            "parallel": {"tensor": plan.tensor, "pipeline": plan.pipeline},
-            "slices_ready": len(serving),
-            "simulated": any(entry.simulated for entry in entries),
-        }
 
 
 async def _telling(ignored: Sequence[str], run: _Run, client: Downstream, seat: Seat) -> None:
@@ -603,11 +355,6 @@ async def _telling(ignored: Sequence[str], run: _Run, client: Downstream, seat: 
     more_headers, told = client.more_headers, (_IGNORED, ", ".join(ignored).encode())
     client.more_headers = lambda: [*(more_headers() if more_headers else ()), told]
     await run(client, seat)
-
-
-def _path(request: Request) -> str:
-    """The path below the application's route prefix."""
-    return str(request.scope["path"]).removeprefix(request.scope.get("root_path", ""))
 
 
 def _takes(path: str) -> str:
@@ -629,7 +376,7 @@ def _takes(path: str) -> str:
 
 
 def _refusal(request: Request) -> ServingError:
-    path, takes = _path(request), _takes(_path(request))
+    path, takes = path_of(request.scope), _takes(path_of(request.scope))
     if takes and request.method not in takes.split(", "):
         return MethodError(f"{path} takes {takes}, not {request.method}.")
     return UnknownPathError(f"There is no {path} here.")
@@ -644,7 +391,7 @@ async def _on_serving_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServingError)  # noqa: S101  the handler is registered for this class
     if record := _exchange(request).record:
         record.failed(error)
-    return _told(error, _path(request))
+    return _told(error, path_of(request.scope))
 
 
 def _told(error: ServingError, path: str) -> JSONResponse:

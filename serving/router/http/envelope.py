@@ -58,7 +58,7 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         scope, name = with_id(scope)
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        path = path_of(scope)
         anthropic = dialect_of(path) is Dialect.ANTHROPIC or any(
             header == _ANTHROPIC_VERSION for header, _ in scope["headers"]
         )
@@ -185,6 +185,11 @@ def _anthropic(message: str, status: int, name: bytes) -> dict[str, Any]:
 def id_headers(name: bytes, *, anthropic: bool) -> tuple[tuple[bytes, bytes], ...]:
     """An answer's headers with the request's id: ours, and the one that Anthropic's clients look for."""
     return ((ID_HEADER, name), (_ANTHROPIC_ID_HEADER, name)) if anthropic else ((ID_HEADER, name),)
+
+
+def path_of(scope: Scope) -> str:
+    """The path below the application's route prefix."""
+    return str(scope["path"]).removeprefix(scope.get("root_path", ""))
 
 
 def with_id(scope: Scope) -> tuple[Scope, bytes]:

@@ -1,0 +1,35 @@
+"""Whose request it is, where no slice answers it."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import Request
+
+from serving.errors import ServingError, UnauthorizedError
+from serving.router.admission.controller import AdmissionController, Visit
+
+
+@asynccontextmanager
+async def asked_by(admission: AdmissionController, request: Request) -> AsyncIterator[Visit]:
+    """A request that no slice answers; raises UnauthorizedError and RefusedError."""
+    try:
+        visit = admission.arrive(request.headers.raw, costs=False)
+    except ServingError:
+        await admission.hold_up_strangers()
+        raise
+    try:
+        if visit.refusal:
+            await admission.hold_up(visit)
+            raise admission.refused(visit, body_is_over=True)
+        yield visit
+    finally:
+        admission.leave(visit)
+
+
+def tells(admission: AdmissionController, request: Request) -> bool:
+    """Whether this client may know how slices are, and where."""
+    try:
+        admission.status_is_open_to(request.headers.raw)
+    except UnauthorizedError:
+        return False
+    return True
