@@ -41,19 +41,15 @@ from serving.slices import quarantine
 from serving.slices.tpu_hosts import TpuHost, why_waiting
 from serving.state.liveness import Liveness
 from serving.state.records import (
-    BatchRecord,
-    DecisionRecord,
     Demand,
-    Rollout,
     SliceFailures,
     SliceRecord,
     SliceState,
     Snapshot,
     Suspicion,
-    UsageRecord,
     Wanted,
 )
-from serving.status.document import Status, status, told
+from serving.status.document import Status, status
 from serving.status.rates import Rates
 from serving.timings import TIMINGS, Timings
 
@@ -138,13 +134,7 @@ class RouterCore:
             audit.tell(
                 "start", {"router": name, "keys": len(ring.keys) if ring.required else None, **settings}
             )
-        self.entries: Sequence[SliceRecord] = ()
-        self._demands: Sequence[Demand] = ()
-        self._decisions: Sequence[DecisionRecord] = ()
-        self.failures: Sequence[SliceFailures] = ()
-        self._rollouts: Sequence[Rollout] = ()
-        self._batches: Sequence[BatchRecord] = ()
-        self._usage: Sequence[UsageRecord] = ()
+        self.seen = Snapshot()  # the store's, without the silent and the forgotten
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
         self._api = Api(
             plans,
@@ -209,12 +199,9 @@ class RouterCore:
         for model in self._scaled & ordered.keys():
             self.table.want(model, ordered[model])
         yield from self.table.update_in_steps(entries, now_s)
-        self.entries, self._demands, self._decisions = entries, demands, snapshot.decisions
         old_failures = quarantine.forgotten(snapshot.slice_failures, time.time())
-        self.failures = [failed for failed in snapshot.slice_failures if failed not in old_failures]
-        self._rollouts = snapshot.rollouts
-        self._batches = snapshot.batches
-        self._usage = snapshot.usage
+        failures = tuple(failed for failed in snapshot.slice_failures if failed not in old_failures)
+        self.seen = replace(snapshot, slices=tuple(entries), demands=tuple(demands), slice_failures=failures)
         yield
         self._rates.observe(entries, demands, now_s)
         yield
@@ -264,8 +251,8 @@ class RouterCore:
 
     def explain(self, hosts: Sequence[TpuHost]) -> None:
         """See on the TPU hosts that Ray lists why models wait for slices."""
-        taken = {entry.slice for entry in self.entries if entry.state is not SliceState.LOST}
-        known = quarantine.of_hosts_there(self.failures, {(host.slice, host.ip) for host in hosts})
+        taken = {entry.slice for entry in self.seen.slices if entry.state is not SliceState.LOST}
+        known = quarantine.of_hosts_there(self.seen.slice_failures, {(host.slice, host.ip) for host in hosts})
         left_out = {failed.slice for failed in quarantine.quarantined(known, time.time())}
         shapes = {
             model: [plan.slice for plan in self.plans if plan.model.name == model]
@@ -276,28 +263,17 @@ class RouterCore:
         }
 
     def status(self) -> Status:
-        wanted = self.wanted(time.monotonic())
-        return status(
-            self.entries,
-            wanted,
-            self._demands,
-            told(self._decisions),
-            self._rates,
-            time.time(),
-            [self.suspicions],
-            self.failures,
-            self._rollouts,
-            self._batches,
-            self._usage,
-        )
+        wanted, suspicions = tuple(self.wanted(time.monotonic())), {self.name: self.suspicions}
+        return status(replace(self.seen, wanted=wanted, suspicions=suspicions), self._rates, time.time())
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:
         """Hand metrics to Ray and lines to the request log's file; blocks."""
         left_out = self.dispatcher.breaker.left_out(now_s)
         quarantined = [
-            (failed.slice, failed.host) for failed in quarantine.quarantined(self.failures, time.time())
+            (failed.slice, failed.host)
+            for failed in quarantine.quarantined(self.seen.slice_failures, time.time())
         ]
-        self.journal.publish(self.entries, self.table.wanted(now_s), demands, left_out, quarantined)
+        self.journal.publish(self.seen.slices, self.table.wanted(now_s), demands, left_out, quarantined)
         self.journal.publish_checks(self.dispatcher.sentinel.counts)
         for log in (self.log, self.audit):
             if log:

@@ -59,7 +59,7 @@ class Router:
         here = serve.get_replica_context()
         provider = tracing.provider("tpu-serving-router", {"service.instance.id": _process()})
         self._scraper = Scraper(
-            here.app_name, lambda: asyncio.to_thread(agents.addresses), lambda: self._core.entries
+            here.app_name, lambda: asyncio.to_thread(agents.addresses), lambda: self._core.seen.slices
         )
         self._closing.push_async_callback(self._scraper.close)
         spans = RequestSpans(provider) if provider else None

@@ -176,7 +176,7 @@ class StoreLoop:
     def _failed_start(self, record: SliceRecord) -> SliceFailures:
         """Of a replica whose process ended while it started, as by lack of memory: it could not tell itself."""
         reason = "the replica ended without a word while it started"
-        return failed(record, reason, time.time(), self._core.failures, self._core.entries)
+        return failed(record, reason, time.time(), self._core.seen.slice_failures, self._core.seen.slices)
 
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
         """Write this router's records, and delete those of slices and routers that fell silent."""

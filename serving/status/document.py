@@ -13,10 +13,10 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
-    Rollout,
     SliceFailures,
     SliceRecord,
     SliceState,
+    Snapshot,
     Suspicion,
     UsageRecord,
     Wanted,
@@ -198,32 +198,21 @@ class Status(_Document):
     usage: tuple[UsageStatus, ...] = ()
 
 
-def status(
-    entries: Sequence[SliceRecord],
-    wanted: Iterable[Wanted],
-    demands: Sequence[Demand],
-    decisions: Iterable[DecisionStatus],
-    window: Rates,
-    at: float,
-    suspicions: Iterable[Mapping[str, Suspicion]] = (),
-    failures: Iterable[SliceFailures] = (),
-    rollouts: Iterable[Rollout] = (),
-    batches: Iterable[BatchRecord] = (),
-    usage: Iterable[UsageRecord] = (),
-) -> Status:
-    """The document, from one read of the store and what the window remembers; the latest decision first."""
+def status(seen: Snapshot, window: Rates, at: float) -> Status:
+    """The document, from one read of the store without the silent, and what the window remembers; the latest decision first."""
+    decisions = sorted(told(seen.decisions), key=lambda decision: decision.at, reverse=True)
     return Status(
         at=at,
-        models=tuple(_model(record, entries, demands, window, at) for record in wanted),
-        decisions=tuple(sorted(decisions, key=lambda decision: decision.at, reverse=True)[:_DECISIONS]),
-        refused=_refused(suspicions, at),
-        quarantined=quarantined(failures, at),
+        models=tuple(_model(record, seen.slices, seen.demands, window, at) for record in seen.wanted),
+        decisions=tuple(decisions[:_DECISIONS]),
+        refused=_refused(seen.suspicions.values(), at),
+        quarantined=quarantined(seen.slice_failures, at),
         rollouts=tuple(
             RolloutStatus(**{name: getattr(rollout, name) for name in RolloutStatus.model_fields})
-            for rollout in sorted(rollouts, key=lambda rollout: rollout.deployment)
+            for rollout in sorted(seen.rollouts, key=lambda rollout: rollout.deployment)
         ),
-        batches=_batches(batches, at),
-        usage=_usage(usage, at),
+        batches=_batches(seen.batches, at),
+        usage=_usage(seen.usage, at),
     )
 
 

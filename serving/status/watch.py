@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 from rich.console import Console
 from rich.live import Live
@@ -11,7 +12,7 @@ from serving.errors import ClusterError
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
 from serving.status import terminal
-from serving.status.document import Status, status, told
+from serving.status.document import Status, status
 from serving.status.rates import Rates
 
 _PERIOD_S = 1.0
@@ -36,22 +37,10 @@ def _looks(store: Store) -> Iterator[Status | str]:
             store.check()
             now_s = time.monotonic()
             snapshot = store.read()
-            entries, _ = liveness.slices(snapshot.slices, now_s)
+            slices, _ = liveness.slices(snapshot.slices, now_s)
             demands, _ = liveness.routers(snapshot.demands, now_s)
-            rates.observe(entries, demands, now_s)
-            yield status(
-                entries,
-                snapshot.wanted,
-                demands,
-                told(snapshot.decisions),
-                rates,
-                time.time(),
-                snapshot.suspicions.values(),
-                snapshot.slice_failures,
-                snapshot.rollouts,
-                snapshot.batches,
-                snapshot.usage,
-            )
+            rates.observe(slices, demands, now_s)
+            yield status(replace(snapshot, slices=tuple(slices), demands=tuple(demands)), rates, time.time())
         except ClusterError as error:
             yield f"{error.message}; trying again"
         time.sleep(_PERIOD_S)

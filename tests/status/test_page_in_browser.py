@@ -22,8 +22,15 @@ from support.page_service import Shown, entry, shown
 from support.servers import asgi_server
 
 from serving.router.http import auth
-from serving.state.records import BatchRecord, Demand, SliceFailures, SliceState, Suspicion, UsageRecord
-from serving.status.document import DecisionStatus
+from serving.state.records import (
+    BatchRecord,
+    DecisionRecord,
+    Demand,
+    SliceFailures,
+    SliceState,
+    Suspicion,
+    UsageRecord,
+)
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -75,9 +82,7 @@ def upstream() -> Iterator[str]:
 def busy(upstream: str) -> Shown:
     """Slices in every state, a queue, and five minutes of figures."""
     service = Shown([MODEL, "qwen3-32b"], wanted=3, why="2 hosts without TPU_NAME (10.0.0.1, 10.0.0.2)")
-    service.decisions = [
-        DecisionStatus(at=20, model=MODEL, wanted=3, reason="queue of 14 a slice, over 4 for 10 s")
-    ]
+    service.decisions = [DecisionRecord(20, MODEL, "", 3, "queue of 14 a slice, over 4 for 10 s")]
     lost = entry(MODEL, 1, SliceState.LOST, reason="host 1 (127.100.1.1) is gone of slice slice-1")
     starting = entry(MODEL, 2, SliceState.STARTING, phase="compiling", phases=(("loading weights", 28.0),))
     for step in range(30):
@@ -233,7 +238,7 @@ def test_nothing_a_service_says_becomes_markup(browser: "Browser", text: str) ->
             entry(text, 1, SliceState.LOST, reason=text, slice=text, shape=text, hosts=(text,), phase=text)
         )
         service.entries.append(entry(text, 2, SliceState.STARTING, phase=text, phases=((text, 1.0),)))
-        service.decisions = [DecisionStatus(at=1, model=text, wanted=1, reason=text)]
+        service.decisions = [DecisionRecord(1, text, "", 1, text)]
         service.failures = [SliceFailures(text, text, text, 2, 0.0, text, "", text)]
         with shown(service), opened(browser, service.address) as page:
             page.locator(".slice.lost").wait_for()

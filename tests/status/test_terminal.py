@@ -10,12 +10,13 @@ from serving.state.records import (
     SliceFailures,
     SliceRecord,
     SliceState,
+    Snapshot,
     Suspicion,
     UsageRecord,
     Wanted,
 )
 from serving.status import terminal
-from serving.status.document import DecisionStatus, status, told
+from serving.status.document import status
 from serving.status.rates import STEP_S, Rates
 
 pytestmark = pytest.mark.unit
@@ -24,7 +25,7 @@ WHY = "1 of 2 hosts of slice b are there; worker 1 is missing"
 WANTED = Wanted(LLAMA, "v6e 2x4 (2 hosts x 4 chips)", slices=4, missing=1, missing_for_s=12.0, why=WHY)
 
 
-def drawn(entries: list[SliceRecord], demands: list[Demand], decisions: list[DecisionStatus]) -> str:
+def drawn(entries: list[SliceRecord], demands: list[Demand], decisions: list[DecisionRecord]) -> str:
     """What a terminal of 160 columns shows after a minute."""
     window, steps = Rates(), 30
     for step in range(steps):
@@ -34,7 +35,8 @@ def drawn(entries: list[SliceRecord], demands: list[Demand], decisions: list[Dec
         ]
         beating = [Demand(**{**vars(one), "beat": step}) for one in demands]
         window.observe(moved, beating, step * STEP_S)
-    return _plain(terminal.service(status(moved, [WANTED], beating, decisions, window, steps * STEP_S)))
+    seen = Snapshot(tuple(moved), tuple(beating), (WANTED,), tuple(decisions))
+    return _plain(terminal.service(status(seen, window, steps * STEP_S)))
 
 
 def test_the_terminal_shows_what_the_page_shows() -> None:
@@ -44,9 +46,7 @@ def test_the_terminal_shows_what_the_page_shows() -> None:
         entry(LLAMA, 2, SliceState.STARTING, phase="compiling", phases=(("loading weights", 28.0),)),
     ]
     demands = [Demand("router", LLAMA, held=7, ttft_p50_s=0.25, ttft_p90_s=1.5)]
-    text = drawn(
-        entries, demands, [DecisionStatus(at=50, model=LLAMA, wanted=4, reason="a queue of 14 a slice")]
-    )
+    text = drawn(entries, demands, [DecisionRecord(50, LLAMA, "", 4, "a queue of 14 a slice")])
     for said in (
         "slices 1 of 4 · running 12 · queue 7 (7 in routers, 0 in engines) · output 100 tokens/s",
         "TTFT p50 250 ms, p90 1.5 s",
@@ -93,7 +93,7 @@ def test_models_of_several_applications_are_told_apart() -> None:
     ]
     entries = [entry(LLAMA, 0, application="blue"), entry(LLAMA, 1, application="green")]
     looked = _plain(terminal.slices(wanted, entries))
-    watched = _plain(terminal.service(status(entries, wanted, [], [], Rates(), 0.0)))
+    watched = _plain(terminal.service(status(Snapshot(tuple(entries), wanted=tuple(wanted)), Rates(), 0.0)))
     for text in (looked, watched):
         assert "llama (blue)" in text
         assert "llama (green)" in text
@@ -102,24 +102,20 @@ def test_models_of_several_applications_are_told_apart() -> None:
 
 def test_what_several_applications_decided_roll_run_and_used_is_told_apart() -> None:
     wanted = [Wanted(LLAMA, "v6e 2x4", 2, 0, 0.0, application=name) for name in ("blue", "green")]
-    document = status(
-        [],
-        wanted,
-        [],
-        told([DecisionRecord(1.0, LLAMA, "v6e 2x4", 2, "load", application="green")]),
-        Rates(),
-        2.0,
-        rollouts=[Rollout("green", "green#m", LLAMA, "v6e 2x4", "1", slices=3, changed=1)],
-        batches=[BatchRecord("batch_1", "in_progress", 9, 1, 0, created=1.0, at=1.0, application="green")],
-        usage=[UsageRecord("0a1b", "2026-01-01", 1, 1, 1, 1, 0.1, at=1.0, application="green")],
+    seen = Snapshot(
+        wanted=tuple(wanted),
+        decisions=(DecisionRecord(1.0, LLAMA, "v6e 2x4", 2, "load", application="green"),),
+        rollouts=(Rollout("green", "green#m", LLAMA, "v6e 2x4", "1", slices=3, changed=1),),
+        batches=(BatchRecord("batch_1", "in_progress", 9, 1, 0, created=1.0, at=1.0, application="green"),),
+        usage=(UsageRecord("0a1b", "2026-01-01", 1, 1, 1, 1, 0.1, at=1.0, application="green"),),
     )
-    text = _plain(terminal.service(document))
+    text = _plain(terminal.service(status(seen, Rates(), 2.0)))
     assert text.count("(green)") == 5  # the model's own line with them
     assert text.count("(blue)") == 1
 
 
 def test_nothing_served_is_said() -> None:
-    assert "no model is served" in _plain(terminal.service(status([], [], [], [], Rates(), 0.0)))
+    assert "no model is served" in _plain(terminal.service(status(Snapshot(), Rates(), 0.0)))
 
 
 def _plain(shown: object) -> str:
@@ -131,8 +127,9 @@ def _plain(shown: object) -> str:
 
 def test_a_quarantined_slice_and_a_refused_request_are_shown() -> None:
     failed = SliceFailures("slice-3", "10.0.0.7", "v6e-8", 2, 90.0, "its chips are held [x]", "", "r")
-    suspicions = [{"f00d": Suspicion(at=70.0, guilty=True, model=LLAMA)}]
-    text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, suspicions, [failed])))
+    suspicions = {"router": {"f00d": Suspicion(at=70.0, guilty=True, model=LLAMA)}}
+    seen = Snapshot(suspicions=suspicions, slice_failures=(failed,))
+    text = _plain(terminal.service(status(seen, Rates(), 100.0)))
     assert (
         "quarantined: slice slice-3, for 50 s yet; 2 failures on 10.0.0.7, the last one: its chips are held [x]"
         in text
@@ -141,11 +138,11 @@ def test_a_quarantined_slice_and_a_refused_request_are_shown() -> None:
 
 
 def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() -> None:
-    batches = [
+    batches = (
         BatchRecord("batch_b", "in_progress", 10, 4, 1, created=70.0, at=99.0),
         BatchRecord("batch_old", "in_progress", 10, 4, 1, created=70.0, at=9.0),
-    ]
-    text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, batches=batches)))
+    )
+    text = _plain(terminal.service(status(Snapshot(batches=batches), Rates(), 100.0)))
     assert "batch batch_b: in_progress for 30 s, 4 of 10 lines answered, 1 refused" in text
     assert "batch_old" not in text
 
@@ -153,7 +150,7 @@ def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() 
 def test_who_used_what_today_stands_in_a_table_unless_the_store_is_gone() -> None:
     used = UsageRecord("0123456789ab", "2026-11-22", 3, 12_345, 600, 70, 0.0125, at=99.0)
     old = UsageRecord("ba9876543210", "2026-11-22", 3, 0, 0, 0, 0.0, at=9.0)
-    text = _plain(terminal.service(status([], [], [], [], Rates(), 100.0, usage=[used, old])))
+    text = _plain(terminal.service(status(Snapshot(usage=(used, old)), Rates(), 100.0)))
     assert "used on 2026-11-22" in text
     (row,) = [line for line in text.splitlines() if "0123456789ab" in line]
     assert [cell.strip() for cell in row.split("│")[1:-1]] == [

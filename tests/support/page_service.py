@@ -18,14 +18,16 @@ from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.state.records import (
     BatchRecord,
+    DecisionRecord,
     Demand,
     SliceFailures,
     SliceRecord,
     SliceState,
+    Snapshot,
     Suspicion,
     UsageRecord,
 )
-from serving.status.document import DecisionStatus, Status, status
+from serving.status.document import Status, status
 from serving.status.rates import STEP_S, Rates
 from support.servers import asgi_server
 
@@ -59,7 +61,7 @@ class Shown:
     models: Sequence[str]
     entries: list[SliceRecord] = field(default_factory=list)
     demands: list[Demand] = field(default_factory=list)
-    decisions: list[DecisionStatus] = field(default_factory=list)
+    decisions: list[DecisionRecord] = field(default_factory=list)
     suspicions: dict[str, Suspicion] = field(default_factory=dict)
     failures: list[SliceFailures] = field(default_factory=list)
     batches: list[BatchRecord] = field(default_factory=list)
@@ -87,19 +89,17 @@ class Shown:
         self.window.observe(self.entries, self.demands, self.now_s)
 
     def status(self) -> Status:
-        wanted = [replace(entry, why=self.why) for entry in self.table.wanted(self.now_s)]
-        return status(
-            self.entries,
-            wanted,
-            self.demands,
-            self.decisions,
-            self.window,
-            self.now_s,
-            [self.suspicions],
-            self.failures,
-            batches=self.batches,
-            usage=self.usage,
+        seen = Snapshot(
+            slices=tuple(self.entries),
+            demands=tuple(self.demands),
+            wanted=tuple(replace(entry, why=self.why) for entry in self.table.wanted(self.now_s)),
+            decisions=tuple(self.decisions),
+            suspicions={"router": self.suspicions},
+            slice_failures=tuple(self.failures),
+            batches=tuple(self.batches),
+            usage=tuple(self.usage),
         )
+        return status(seen, self.window, self.now_s)
 
     def app(self) -> FastAPI:
         @asynccontextmanager

@@ -21,7 +21,7 @@ from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.record import RequestRecord
 from serving.simulation.engine.engine import Engine
-from serving.state.records import SliceRecord, SliceState
+from serving.state.records import SliceRecord, SliceState, Snapshot
 from serving.status.document import Status, status
 from serving.status.rates import Rates
 from support.doors import LateDoor
@@ -133,7 +133,7 @@ def two_priorities(folder: Path, **spec: Any) -> Iterator[TwoPriorities]:
 
 
 def _status() -> Status:
-    return status([], [], [], (), Rates(), 0.0)
+    return status(Snapshot(), Rates(), 0.0)
 
 
 async def _metrics() -> str:

@@ -41,7 +41,7 @@ from serving.router.http.bodies import BodyReader
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.record import RequestRecord
-from serving.state.records import Demand, SliceRecord, SliceState
+from serving.state.records import Demand, SliceRecord, SliceState, Snapshot
 from serving.status.document import Status, status
 from serving.status.rates import Rates
 
@@ -165,7 +165,7 @@ def fronted(
 
 
 def nothing_seen() -> Status:
-    return status([], [], [], (), Rates(), 0.0)
+    return status(Snapshot(), Rates(), 0.0)
 
 
 async def no_metrics() -> str:

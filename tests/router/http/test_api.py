@@ -31,7 +31,7 @@ from serving.router.http.auth import KeyFile
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
-from serving.state.records import SliceRecord, SliceState
+from serving.state.records import SliceRecord, SliceState, Snapshot
 from serving.status.document import Status, status
 from serving.status.rates import Rates
 
@@ -76,7 +76,7 @@ def app_of(
     window.observe(entries, [], 0.0)
 
     def seen() -> Status:
-        return status(entries, table.wanted(0.0), [], [], window, 0.0)
+        return status(Snapshot(tuple(entries), wanted=tuple(table.wanted(0.0))), window, 0.0)
 
     @asynccontextmanager
     async def lifespan(outer: FastAPI) -> AsyncIterator[None]:
