@@ -244,12 +244,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=10, help="half of them with a batch")
     parser.add_argument("--seconds", type=float, default=60.0, help="of a turn")
     parser.add_argument("--per-s", type=float, default=Load.per_s, help="requests a second")
+    parser.add_argument("--line-words", type=int, default=Load.line_words, help="of a line's prompt")
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.store:
         uvloop.run(keep(options.store))
         return
-    print(report(measure(Load(per_s=options.per_s), options.turns, options.seconds), options.seconds))
+    load = Load(per_s=options.per_s, line_words=options.line_words)
+    print(report(measure(load, options.turns, options.seconds), options.seconds))
 
 
 if __name__ == "__main__":

@@ -19,13 +19,14 @@ from serving.simulation.engine.physics import Batch
 
 @dataclass(frozen=True)
 class Limits:
-    """The engine's limits; for the whole slice, where groups of its devices schedule apart."""
+    """The engine's limits; for the whole slice, where groups of its devices schedule apart. `piece`: of one prompt in a step."""
 
     sequences: int
     batched_tokens: int
     blocks: int
     block_tokens: int
     prefix_caching: bool = True
+    piece: float = math.inf
 
     @classmethod
     def of(cls, plan: Plan) -> "Limits":
@@ -40,6 +41,7 @@ class Limits:
             block_tokens=block_tokens,
             # tpu-inference turns prefix caching off for models with a state beside the cache
             prefix_caching=plan.engine.get("enable_prefix_caching", True) and plan.shape.linear is None,
+            piece=plan.engine.get("long_prefill_token_threshold") or math.inf,
         )
 
 
@@ -155,7 +157,7 @@ class Scheduler:
         budget, preempted, index = self.limits.batched_tokens, False, 0
         while index < len(self.running) and budget:
             request = self.running[index]
-            tokens = min(request.known - request.computed, budget)
+            tokens = self._piece(request.known - request.computed, budget)
             while not self._grow(request, request.computed + tokens):
                 preempted = True
                 victim = self.running.pop()
@@ -173,7 +175,7 @@ class Scheduler:
             request = self.waiting[0]
             shared = self._shared(request)
             cached = len(shared) * self.limits.block_tokens
-            tokens = min(request.known - cached, budget)
+            tokens = self._piece(request.known - cached, budget)
             blocks = self.pool.take(shared, self._blocks_for(cached + tokens) - len(shared), now_s)
             if blocks is None:
                 break
@@ -187,6 +189,10 @@ class Scheduler:
                 self.totals.cached_tokens += cached
             work.append((request, tokens))
             budget -= tokens
+
+    def _piece(self, left: int, budget: int) -> int:
+        """How many of a request's tokens the step computes."""
+        return int(min(left, budget, self.limits.piece))
 
     def _shared(self, request: Request) -> list[int]:
         """Cached blocks of a request's beginning; its last token is always computed, to get the next token."""

@@ -1,6 +1,8 @@
 """The scheduler under arbitrary loads, stepped in simulated time."""
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,7 @@ limits = st.builds(
     blocks=st.integers(LONGEST // BLOCK, 30),
     block_tokens=st.just(BLOCK),
     prefix_caching=st.booleans(),
+    piece=st.sampled_from((1, 5, math.inf)),
 )
 
 
@@ -76,7 +79,7 @@ def test_no_step_is_larger_than_allowed_and_none_is_empty(
 @settings(max_examples=100, deadline=None)
 @given(limits, st.lists(lengths, min_size=2, max_size=12))
 def test_who_came_first_has_the_first_token_first(limit: Limits, sizes: list[tuple[int, int]]) -> None:
-    scheduler = Scheduler(limit)
+    scheduler = Scheduler(replace(limit, piece=math.inf))  # of pieces the short prompt's last comes first
     asked = requests(sizes)
     for request in asked:
         scheduler.add(request)
@@ -129,6 +132,13 @@ def test_a_long_prompt_is_cut_into_chunks_beside_those_that_decode() -> None:
         seen.append((step.batch.decodes, step.batch.prefill_tokens))
         scheduler.complete(step, 2)
     assert seen == [(1, 7), (1, 7), (1, 6)]
+
+
+def test_no_step_computes_more_of_a_prompt_than_its_piece() -> None:
+    scheduler = Scheduler(Limits(4, 32, 60, BLOCK, piece=5))
+    for request in requests([(12, 2), (3, 2)]):
+        scheduler.add(request)
+    assert [[tokens for _, tokens in step.work] for step in run(scheduler)] == [[5, 3], [5, 1], [2], [1]]
 
 
 def test_the_last_to_come_starts_over_when_blocks_run_out() -> None:
