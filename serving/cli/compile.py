@@ -83,18 +83,20 @@ def _compile(options: argparse.Namespace) -> int:
         quick=options.quick,
         full=options.full,
     )
-    documents = []
-    for chosen in plans:
-        answer = _ask(options.yaml, chosen, library, wish, progress)
-        documents.append(document(chosen, asked, answer.stages, answer.unbuilt))
-        if not options.json:
-            show(output, documents[-1])
-        if answer.logs:
-            progress.print(f"logs: {answer.logs}", highlight=False)
+    documents: list[dict[str, Any]] = []
+    try:
+        for chosen in plans:
+            answer = _ask(options.yaml, chosen, library, wish, progress)
+            documents.append(document(chosen, asked, answer.stages, answer.unbuilt))
+            if not options.json:
+                show(output, documents[-1])
+            if answer.logs:
+                progress.print(f"logs: {answer.logs}", highlight=False)
+    finally:  # also of those before an interrupt, for each took minutes
+        if options.json:
+            output.print_json(json.dumps(documents))
     if options.cache:
         progress.print(_written(options.cache), highlight=False, soft_wrap=True)
-    if options.json:
-        output.print_json(json.dumps(documents))
     return OK if all(entry["compiles"] for entry in documents) else REFUSED
 
 

@@ -49,19 +49,23 @@ def compile_plan(
     file: str, plan: Plan, config: Mapping[str, Any], libtpu: Path, wish: Wish, progress: Progress
 ) -> Answer:
     """Ask the compiler about one pool of a model, of which `config` is the checkpoint's. Ends its processes whatever happens."""
-    logs = Path(tempfile.mkdtemp(prefix="serving-compile-"))
     depths = quick_layers(config) if wish.quick else None
     if wish.quick and depths is None:
         raise CompileError(
             f"{plan.model.name}: --quick needs a model whose layers repeat in a short pattern, each with a cache of its own; "
             "leave --quick out"
         )
+    logs = Path(tempfile.mkdtemp(prefix="serving-compile-"))
     job = Job(file, plan.model.name, plan.pool, str(libtpu), full=wish.full, cache=wish.cache)
     running = processes.Running()
     work = _Work(plan, job, wish, logs, progress, depths, running, threading.Event())
     # First, last, and one that is neither: the stages between are alike.
     numbers = sorted({0, min(1, plan.pipeline - 1), plan.pipeline - 1})
-    results = [work.stage(number) for number in numbers]
+    try:
+        results = [work.stage(number) for number in numbers]
+    except BaseException:
+        shutil.rmtree(logs)
+        raise
     stages = tuple(result for result in results if isinstance(result, Stage))
     unbuilt = tuple(result for result in results if isinstance(result, str))
     failed = bool(unbuilt) or any(entry.outcome != "compiled" for stage in stages for entry in stage.compiled)

@@ -123,7 +123,7 @@ def _started(job: Job, log: Path, running: Running) -> Iterator[tuple[subprocess
     variables = {name: value for name, value in os.environ.items() if name not in _UNSET}
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-m", "serving.compiler.worker", str(writer)],
+            [sys.executable, "-m", "serving.compiler.worker", str(writer), str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,

@@ -1,4 +1,6 @@
-"""`python -m serving.compiler.worker FD`: one compile process. A job comes as JSON on stdin, events go as JSON lines to FD.
+"""`python -m serving.compiler.worker FD PARENT`: one compile process. A job comes as JSON on stdin, events go as JSON lines to FD.
+
+It ends with the process PARENT.
 
 Events: `built` with the engine and its ledger, `lowering` and `compiling` with a program's place in it, `done` with what
 became of the program, `unbuildable` with the reason. vLLM's and JAX's own words go to stdout and stderr.
@@ -20,6 +22,7 @@ from serving import environment, hub
 from serving.compiler.configs import checkpoint_config
 from serving.compiler.records import Compiled, Job, chosen
 from serving.config import load
+from serving.engine.parent_death import die_with
 from serving.errors import CompileError, ServingError
 from serving.planning import Plan
 from serving.planning.checkpoints import config_of
@@ -136,6 +139,8 @@ def _reason(error: BaseException) -> str:
 
 
 def main() -> int:
+    if sys.platform == "linux":
+        die_with(int(sys.argv[2]))
     with os.fdopen(int(sys.argv[1]), "w") as stream:
         report = Report(stream)
         try:

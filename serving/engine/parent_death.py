@@ -23,7 +23,7 @@ def follow() -> None:
     parent = multiprocessing.parent_process()
     if parent is None or str(parent.pid) != os.environ.get(OWNER) or sys.platform != "linux":
         return
-    _die_with(int(parent.pid or 0))
+    die_with(int(parent.pid or 0))
     _Forks().follow()
 
 
@@ -43,10 +43,11 @@ class _Forks:
 
     def _tie(self) -> None:
         if self._by_main_thread:
-            _die_with(self._parent)
+            die_with(self._parent)
 
 
-def _die_with(parent: int) -> None:
+def die_with(parent: int) -> None:
+    """End this process once the thread that started it has ended; `parent` is that thread's process."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # the parent died before the call
         os.kill(os.getpid(), signal.SIGKILL)

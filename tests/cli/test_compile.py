@@ -10,6 +10,7 @@ from rich.console import Console
 from serving.cli.compile_view import Watch, show
 from serving.cli.main import main
 from serving.compiler import libtpu
+from serving.compiler.compile import Answer
 from serving.compiler.records import Built, Compiled, Program, Stage
 from serving.compiler.report import Asked, document, hbm
 from serving.config import load
@@ -158,3 +159,22 @@ def test_prompt_logprobs_stand_apart_for_they_run_where_they_are_asked_for() -> 
     lines = {line.name: line.compiler_bytes for line in hbm(planned(), [Stage(built, (STEP, large))])}
     assert lines["prompt logprobs, if asked for"] == 2 * GIB
     assert lines["all of it"] == 30 * GIB + RESIDENT_BYTES + GIB // 8 + 2 * (GIB // 64)
+
+
+def test_what_was_answered_before_an_interrupt_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([Answer((Stage(BUILT, (STEP,)),), (), None)])
+
+    def ask(*_: object) -> Answer:
+        answer = next(answers, None)
+        if answer is None:
+            raise KeyboardInterrupt
+        return answer
+
+    monkeypatch.setattr("serving.cli.compile._ask", ask)
+    monkeypatch.setattr(libtpu, "library", lambda: Path("/nowhere"))
+    monkeypatch.setattr("serving.compiler.processes.check_installed", lambda: None)
+    assert main(["compile", str(ROOT / "deployments" / "two-models.yaml"), "--json"]) == 130
+    (told,) = json.loads(capsys.readouterr().out)
+    assert told["model"] == "llama-3.1-8b-instruct"

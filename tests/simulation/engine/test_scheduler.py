@@ -23,7 +23,7 @@ limits = st.builds(
     blocks=st.integers(LONGEST // BLOCK, 30),
     block_tokens=st.just(BLOCK),
     prefix_caching=st.booleans(),
-    piece=st.sampled_from((1, 5, math.inf)),
+    piece=st.sampled_from((5, math.inf)),
 )
 
 
