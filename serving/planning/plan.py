@@ -28,7 +28,7 @@ from serving.planning.engine_sizes import EngineSizes, engine_sizes, unheeded
 from serving.planning.fit import Fit, Workspace, measure
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape, shape_of
-from serving.planning.speed import Engine, predict, spread
+from serving.planning.speed import Engine, Speed, predict, spread
 from serving.planning.starts import StartTime, start_time
 from serving.planning.weights import checkpoint_bytes
 from serving.tpu import Slice, resolve
@@ -135,6 +135,10 @@ class Plan:
             # A draft that is vLLM's own beside a target that is not, by this name, ends the start (Eagle3Proposer.load_model).
             variables |= {"MODEL_IMPL_TYPE": "vllm", "DRAFT_MODEL_IMPL_TYPE": "vllm"}
         return variables
+
+    def speed(self, *, sequences: int, context: int) -> Speed:
+        """Decode of so many sequences in flight, of `context` tokens each, and prefill of full batches."""
+        return predict(self.shape, self.sizes, self.slice, self.layout, sequences=sequences, context=context)
 
     @property
     def pool(self) -> str:

@@ -130,14 +130,7 @@ def _speed(plan: Plan) -> dict[str, Any]:
     prompt = min(PROMPT_TOKENS, max(length - answer, 1))
     sequences = sequences_at_once(plan, prompt, answer, plan.most_sequences)
     engine = speed.Engine(plan.shape, plan.sizes, plan.slice, plan.layout)
-    predicted = speed.predict(
-        plan.shape,
-        plan.sizes,
-        plan.slice,
-        plan.layout,
-        sequences=sequences,
-        context=prompt + answer // 2,
-    )
+    predicted = plan.speed(sequences=sequences, context=prompt + answer // 2)
     off = speed.spread(engine)
     figures = {
         "prompt_tokens": prompt,

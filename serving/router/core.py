@@ -19,7 +19,6 @@ from serving.config import Affinity, BatchSpec, RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.planning.prices import slice_hour
-from serving.planning.speed import predict
 from serving.router.admission.controller import AdmissionController
 from serving.router.admission.meter import Meter, Rate
 from serving.router.filler import Filler
@@ -330,14 +329,7 @@ def _pace(plans: Sequence[Plan], spec: RouterSpec) -> PromptPace:
 def reading(plan: Plan, routers: int) -> Reading:
     """How quickly a slice reads prompts of one of so many routers."""
     longest = plan.fit.max_model_len
-    speed = predict(
-        plan.shape,
-        plan.sizes,
-        plan.slice,
-        plan.layout,
-        sequences=plan.most_sequences,
-        context=longest // 2,
-    )
+    speed = plan.speed(sequences=plan.most_sequences, context=longest // 2)
     return Reading(speed.prefill_tokens_per_s / routers, longest)
 
 

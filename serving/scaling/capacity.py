@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from serving.planning import Plan
-from serving.planning.speed import predict
 
 # Two standard deviations: in 1 of 40 moments there are more requests than slices take within the target.
 _CHANCE = 2.0
@@ -132,10 +131,7 @@ def pool_of(plan: Plan, dollars_per_hour: float, context: int | None = None) -> 
     most = plan.most_sequences
     context = plan.fit.max_model_len // 2 if context is None else context
     batches = sorted({min(most, 1 << power) for power in range(most.bit_length() + 1)})
-    speeds = [
-        predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)
-        for sequences in batches
-    ]
+    speeds = [plan.speed(sequences=sequences, context=context) for sequences in batches]
     counts = plan.model.replicas
     return Pool(
         key=plan.pool,

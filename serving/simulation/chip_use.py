@@ -5,7 +5,6 @@ On TPU hosts Ray's agent reads it from the chips. Here it is computed, and its s
 
 from serving.engine.slice_metrics import ChipUse
 from serving.planning import Plan
-from serving.planning.speed import predict
 from serving.state.records import SliceRecord
 
 
@@ -22,7 +21,7 @@ def chip_use(plan: Plan, before: SliceRecord, after: SliceRecord, seconds: float
     if prefilled + written and seconds > 0:
         sequences = max(1, after.running, before.running)
         context = int(after.kv_usage * fit.cache_tokens / sequences)
-        speed = predict(plan.shape, plan.sizes, plan.slice, plan.layout, sequences=sequences, context=context)
+        speed = plan.speed(sequences=sequences, context=context)
         busy = (written / speed.decode_tokens_per_s + prefilled / speed.prefill_tokens_per_s) / seconds
         active = sum(2 * group.active for group in fit.groups)
         flops = active * (prefilled + written) / seconds / plan.slice.chips / hardware.bf16_flops

@@ -9,7 +9,6 @@ from serving.planning.speed import (
     COSTS,
     Engine,
     per_answer_token,
-    predict,
     rate,
     spread,
     step,
@@ -68,10 +67,7 @@ def test_a_plan_shows_what_was_measured_of_its_model_and_slice(deployment: str) 
 
 def test_a_larger_batch_gives_more_tokens_and_a_longer_step() -> None:
     found = llama_70b()
-    steps = [
-        predict(found.shape, found.sizes, found.slice, found.layout, sequences=sequences, context=1024)
-        for sequences in (1, 8, 64)
-    ]
+    steps = [found.speed(sequences=sequences, context=1024) for sequences in (1, 8, 64)]
     assert [step.step_s for step in steps] == sorted(step.step_s for step in steps)
     assert [step.decode_tokens_per_s for step in steps] == sorted(step.decode_tokens_per_s for step in steps)
 

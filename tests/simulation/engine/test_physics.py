@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from benchmarks import calibration as bench
-from serving.planning.speed import predict
 from serving.simulation.engine.calibration import FACTORS, PUBLISHED, Load, factors_for, family
 from serving.simulation.engine.physics import Batch, Factors, Parts, Physics
 from serving.simulation.engine.replay import replay
@@ -22,7 +21,7 @@ def physics(**factors: float) -> Physics:
 
 def test_a_step_of_decodes_takes_what_the_roofline_says() -> None:
     found = physics().seconds(Batch(64, 0, 64, 64 * 1024))
-    said = predict(LLAMA.shape, LLAMA.sizes, LLAMA.slice, LLAMA.layout, sequences=64, context=1024)
+    said = LLAMA.speed(sequences=64, context=1024)
     assert found == pytest.approx(said.step_s, rel=0.01)
 
 
