@@ -270,7 +270,7 @@ CLUSTER: Sequence[Check] = (
     Check("slices", "Every slice that has joined has all its hosts, with all their chips.", slices),
     Check("pools", "There are as many whole slices as `replicas.min` asks for.", pools),
     Check("control store", "Ray's control store outlives the head.", control_store),
-    Check("pods", "The pods of head and slices run in Kubernetes, and why not.", pods),
+    Check("pods", "The pods of head, slices and Redis run in Kubernetes, and why not.", pods),
     Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),
     Check("manifest", "RayService and RayCluster are what the YAML renders.", manifest),
     Check("service", "As many slices serve as are wanted, and why not.", service),

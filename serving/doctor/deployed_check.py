@@ -28,6 +28,8 @@ def manifest(facts: Facts) -> list[Finding]:
         said = f"the RayService {deployed.label} is not what the YAML renders: {listed(differences)}"
         findings.append(warning(said, _APPLY))
     clusters = _live(deployed)
+    if suspended := _suspended(deployed, clusters):
+        return [*findings, *suspended]
     if len(clusters) == 1:
         findings += _of_cluster(deployed, clusters[0]) + _of_pods(deployed, clusters[0])
     if not findings and not clusters:
@@ -60,6 +62,21 @@ def _problems(deployed: Deployed) -> list[Finding]:
             warning(said, "right with upgradeStrategy NewCluster while it changes over, and else never")
         )
     return findings
+
+
+def _suspended(deployed: Deployed, clusters: Sequence[Mapping[str, Any]]) -> list[Finding]:
+    """What Kueue has not admitted, and what stays suspended after it has: KubeRay 1.7 reads that word when it makes a RayCluster, never again."""
+    if (deployed.service or {})["spec"]["rayClusterConfig"].get("suspend"):
+        said = f"Kueue has not admitted the RayService {deployed.label}: see `kubectl get workloads -n {deployed.namespace}`"
+        return [not_yet(said)]
+    names = [cluster["metadata"]["name"] for cluster in clusters if cluster["spec"].get("suspend")]
+    return [
+        failed(
+            f"Kueue has admitted the RayService {deployed.label}, and KubeRay leaves its RayCluster {name} suspended",
+            f"`kubectl delete raycluster {name} -n {deployed.namespace}`: KubeRay makes one that is not",
+        )
+        for name in names
+    ]
 
 
 def _live(deployed: Deployed) -> list[Mapping[str, Any]]:

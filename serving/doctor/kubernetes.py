@@ -9,6 +9,7 @@ from typing import Any
 from serving.config import DeploymentFile
 from serving.doctor.facts import Deployed, Endpoints
 from serving.errors import ConfigError
+from serving.gke import redis
 from serving.gke.application import application, label_of
 from serving.gke.manifest import ray_service
 from serving.planning import Plan
@@ -63,10 +64,13 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
         label = label_of(name)
         try:
             services = _kubectl(namespace, "rayservices.ray.io", f"app={label}")["items"]
-            clusters = _kubectl(namespace, "rayclusters.ray.io", f"app={label}")["items"]
+            of_it = f"ray.io/originated-from-cr-name={label},ray.io/originated-from-crd=RayService"
+            clusters = _kubectl(namespace, "rayclusters.ray.io", of_it)["items"]
         except _NoSuchKindError:
             services, clusters, kuberay = [], [], False
-        pods = _kubectl(namespace, "pods", f"app={label},ray.io/node-type in (head,worker)")["items"]
+        # KubeRay's pod that empties the Redis ends by itself.
+        ours = f"app in ({label},{redis.name(label)}),ray.io/node-type notin (redis-cleanup)"
+        pods = _kubectl(namespace, "pods", ours)["items"]
     except ConfigError as error:
         return error.message
     except (OSError, ValueError) as error:
@@ -105,4 +109,7 @@ def _kubectl(namespace: str, kind: str, selector: str) -> Any:
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["it failed"])[-1]
         raise (_NoSuchKindError if "the server doesn't have a resource type" in said else ValueError)(said)
-    return json.loads(done.stdout)
+    answer = json.loads(done.stdout)
+    if (answer.get("items") if isinstance(answer, dict) else None) is None:
+        raise ValueError("it printed no list")
+    return answer

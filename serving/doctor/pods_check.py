@@ -19,7 +19,7 @@ _REMEDIES = {
 
 
 def pods(facts: Facts) -> list[Finding]:
-    """Whether all pods of head and slices run."""
+    """Whether all pods of head, slices and Redis run."""
     deployed = facts.deployed
     if isinstance(deployed, str):
         return [not_looked_at(deployed)]
@@ -30,7 +30,7 @@ def pods(facts: Facts) -> list[Finding]:
     found = [(pod["metadata"]["name"], _trouble(pod, deployed.namespace)) for pod in starting]
     if starting and not any(finding for _, finding in found):
         return [not_yet(f"{len(starting)} of {counted(len(live), 'pod')} start")]
-    return together(found, f"{counted(len(live), 'pod')} of head and slices run")
+    return together(found, f"{counted(len(live), 'pod')} run")
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from serving.config import GatewaySpec
-from serving.gke.application import Application, Pool
+from serving.gke.application import Application
 from serving.gke.pods import DASHBOARD_PORT, METRICS_PORT
 
 # Above the pods that say nothing of their priority (0), below Kubernetes' own (2e9).
@@ -117,13 +117,10 @@ def _disruption_budgets(app: Application) -> Iterator[dict[str, Any]]:
     """Who drains nodes leaves the head, and of each pool the slices that always serve, whole."""
     yield disruption_budget(app, f"{app.label}-head", _head(app), 1)
     for pool in app.pools:
-        if pods := pool.plan.model.replicas.min * pool.plan.slice.hosts:
-            labels = {"app": app.label, "ray.io/group": pool.name}
-            yield disruption_budget(app, _budget_name(app, pool), labels, pods)
-
-
-def _budget_name(app: Application, pool: Pool) -> str:
-    return f"{app.label}-{pool.name}"
+        labels = {"app": app.label, "ray.io/group": pool.name}
+        pods = pool.plan.model.replicas.min * pool.plan.slice.hosts
+        # One of 0 too: `kubectl apply` would leave that of a minimum which is no more.
+        yield disruption_budget(app, f"{app.label}-{pool.name}", labels, pods)
 
 
 def disruption_budget(app: Application, name: str, labels: dict[str, str], pods: int) -> dict[str, Any]:

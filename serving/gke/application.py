@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.config import GkeSpec, RouterSpec, StoreSpec
+from serving.config import CapacityType, GkeSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
 from serving.gke.storage import STORE, WEIGHTS, Storage, asks_the_hub, folders, is_mounted, storage_of
 from serving.planning.plan import Plan
@@ -100,15 +100,7 @@ class Application:
     @property
     def priority_class(self) -> str:
         """Its name, which is of the whole Kubernetes cluster."""
-        return f"serving-{self.namespace}-{self.label}"
-
-    @property
-    def head_mounts_weights(self) -> bool:
-        """Whether a model or its configuration is read from the mounted bucket: Serve may build the application on the head."""
-        return any(
-            pool.storage.mounted or is_mounted(str(pool.plan.engine.get("hf_config_path")))
-            for pool in self.pools
-        )
+        return f"serving-{self.namespace}--{self.label}"
 
     @property
     def folders_of_the_image(self) -> list[str]:
@@ -143,6 +135,10 @@ def application(
             f"gke.image {gke.image!r} is no reference of an image; write HOST/FOLDER/NAME:TAG, without https:// and blanks"
         )
     _check_environment(gke, plans)
+    if any(_is_not_sold(plan) for plan in plans):
+        raise ConfigError(
+            "Google sells no flex-start of v4; leave flex-start out of slice.capacity, or take another generation"
+        )
     if router.keys_file and not re.fullmatch(r"/[^/]+(/[^/]+)+", router.keys_file):
         raise ConfigError(
             f"router.keys_file is {router.keys_file}; a secret is mounted as a folder of its own: take a path such as /etc/serving/keys.yaml"
@@ -153,7 +149,7 @@ def application(
                 f"{key} is {path}, which no volume of the head's pod holds; take a path in {STORE} and name a "
                 f"PersistentVolumeClaim in gke.store_claim, or take one in /tmp, which goes with the pod"
             )
-    storages = [storage_of(plan, gke) for plan in plans]
+    storages = [storage_of([other for other in plans if other.slice == plan.slice], gke) for plan in plans]
     mounted = [path for plan in plans for path in folders(plan) if is_mounted(path)]
     if mounted and not gke.weights_bucket:
         raise ConfigError(
@@ -179,6 +175,11 @@ def application(
         store=store,
         route_prefix=route_prefix,
     )
+
+
+def _is_not_sold(plan: Plan) -> bool:
+    """Of https://docs.cloud.google.com/kubernetes-engine/docs/concepts/dws."""
+    return plan.slice.generation == "v4" and CapacityType.FLEX_START in plan.model.slice.capacity
 
 
 def _check_environment(gke: GkeSpec, plans: Sequence[Plan]) -> None:
@@ -245,8 +246,11 @@ def _shape(plan: Plan) -> str:
 
 
 def _owner(label: str, gke: GkeSpec) -> str:
-    """The application among all of the GKE cluster: names of two namespaces may be equal. A letter is first, as GKE asks for."""
-    return label if gke.namespace == "default" else f"{label}-{gke.namespace}"
+    """The application among all of the GKE cluster: names of two namespaces may be equal. A letter is first, as GKE asks for.
+
+    No label has two hyphens in a row, so that none of the namespace `default` is a label and a namespace.
+    """
+    return label if gke.namespace == "default" else f"{label}--{gke.namespace}"
 
 
 def _within(most: int, name: str, end: str) -> str:

@@ -84,6 +84,10 @@ def _before(app: Application) -> str:
         text += "# Rights on buckets:\n" + _comments(rights)
     if paths := app.folders_of_the_image:
         text += f"# In the image, for no volume of the manifest holds them: {', '.join(paths)}\n"
+    if app.gke.kueue_queue:
+        text += (
+            "# KubeRay 1.6.1 or 1.6.2: 1.7 leaves what Kueue has admitted suspended (docs/guides/gke.md)\n"
+        )
     return f"{text}# Secrets in the namespace {app.namespace}: {', '.join(_secrets(app))}\n"
 
 
@@ -96,8 +100,7 @@ def _bucket_rights(app: Application) -> Iterator[str]:
     wanted: dict[tuple[str, str, str], None] = {}
     if bucket := app.gke.weights_bucket:
         wanted[bucket, "objectUser", app.slice_account] = None
-        if app.head_mounts_weights:
-            wanted[bucket, "objectViewer", app.head_account] = None
+        wanted[bucket, "objectViewer", app.head_account] = None
     scheme, _, path = (app.store.files_at if app.store else "").partition("://")
     if scheme == "gs":
         wanted[path.partition("/")[0], "objectUser", app.head_account] = None
@@ -207,7 +210,8 @@ def _control_store(app: Application) -> dict[str, Any]:
 def _worker_groups(app: Application) -> list[dict[str, Any]]:
     """One a pool. Without priorities the autoscaler alternates hosts of groups of one shape, and orders no whole slice.
 
-    No group depends on those behind it: all that KubeRay adds to a running cluster are groups at the end of the ones it has.
+    No group depends on those behind it, but for the disk of one that may get a larger model's slices: all that KubeRay adds to a
+    running cluster are groups at the end of the ones it has.
     """
     before: Counter[str] = Counter()
     groups = []

@@ -5,7 +5,7 @@ has to be written goes to volumes with a limit.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from serving.gke import nodepools
@@ -23,6 +23,9 @@ TPU_INFERENCE_VERSION = "0.26.0"
 _NOTICE_S, _GRACE_S = 30, 60
 # With Ray's autoscaler (0.5) and the GCS FUSE sidecar (0.25) 6.75 of the 7.9 that an 8-vCPU node has for pods.
 _HEAD_CPU, _HEAD_MEMORY_GB = 6, 16
+_HEAD_SHARED_MEMORY_GB = (
+    6  # Ray's object store takes 30% of the memory, and goes to /tmp where /dev/shm has less
+)
 _CPUS_PER_CHIP = 6  # asked for, no limit: Google's samples ask for 20 to 24 on 4 chips
 _SYSTEM_PODS_BYTES = 4 * GB  # what GKE's own pods ask for on a node, and the file cache's sidecar
 _SHARED_MEMORY_SHARE = 0.2  # of the pod's memory, for /dev/shm, which counts as the pod's
@@ -41,6 +44,9 @@ def head(app: Application) -> dict[str, Any]:
     ports = {"gcs": GCS_PORT, "dashboard": DASHBOARD_PORT, "serve": app.port, "metrics": METRICS_PORT}
     memory = f"{_HEAD_MEMORY_GB}Gi"
     disk = {"ephemeral-storage": "20G"}
+    # Serve may build the application on the head, where models and configurations of the bucket are read. None has to be in it
+    # yet: a first one behind the others must not change the head.
+    bucket = app.gke.weights_bucket is not None
     container = {
         "name": "ray-head",
         "image": app.image,
@@ -48,7 +54,7 @@ def head(app: Application) -> dict[str, Any]:
         "env": [
             *_secrets(app),
             *_database(app),
-            *_plain({"HOME": _TMP, "HF_HOME": f"{_TMP}/huggingface"} | app.gke.head_env),
+            *_plain({"HOME": _TMP, "HF_HOME": f"{_TMP}/huggingface"} | _as_it_is(app.gke.head_env)),
         ],
         "resources": {
             "requests": {"cpu": str(_HEAD_CPU), "memory": memory, **disk},
@@ -60,29 +66,25 @@ def head(app: Application) -> dict[str, Any]:
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108
             *_keys_mount(app),
             *([{"name": "store", "mountPath": STORE}] if app.gke.store_claim else []),
-            *(
-                [{"name": "weights", "mountPath": WEIGHTS, "readOnly": True}]
-                if app.head_mounts_weights
-                else []
-            ),
+            *([{"name": "weights", "mountPath": WEIGHTS, "readOnly": True}] if bucket else []),
         ],
         **_probes("/api/gcs_healthz", DASHBOARD_PORT),
     }
     volumes = [
         {"name": "tmp", "emptyDir": {"sizeLimit": "15G"}},
-        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "4Gi"}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{_HEAD_SHARED_MEMORY_GB}Gi"}},
         {"name": "autoscaler-tmp", "emptyDir": {"sizeLimit": "1G"}},
         _autoscaler_token(),
         *_keys_volume(app),
         *_store_volume(app),
-        *(_weights_volumes(app, app.pools[0], read_only=True) if app.head_mounts_weights else []),
+        *(_weights_volumes(app, app.pools[0], read_only=True) if bucket else []),
     ]
     return {
         "rayStartParams": {"dashboard-host": "0.0.0.0", "num-cpus": "0"},
         "template": {
             "metadata": {
                 "labels": {"app": app.label},
-                "annotations": _annotations(fuse=app.head_mounts_weights),
+                "annotations": _annotations(fuse=bucket),
             },
             "spec": {
                 "serviceAccountName": app.head_account,
@@ -213,7 +215,7 @@ def _environment(app: Application, pool: Pool) -> list[dict[str, Any]]:
     return [
         *({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}} for name, path in fields.items()),
         *_secrets(app),
-        *_plain(plain | plan.environment | app.gke.env),
+        *_plain(plain | _as_it_is(app.gke.env)),
     ]
 
 
@@ -241,6 +243,11 @@ def _database(app: Application) -> list[dict[str, Any]]:
     """The password of the store's database, whose process runs on the head."""
     secret = {"name": app.gke.database_secret, "key": "password"}
     return [{"name": "PGPASSWORD", "valueFrom": {"secretKeyRef": secret}}] if app.gke.database_secret else []
+
+
+def _as_it_is(variables: Mapping[str, str]) -> dict[str, str]:
+    """Values that Kubernetes leaves alone: it takes $(NAME) for another variable's value and $$ for a $."""
+    return {name: value.replace("$", "$$") for name, value in variables.items()}
 
 
 def _plain(variables: dict[str, str]) -> list[dict[str, Any]]:

@@ -16,13 +16,13 @@ _COMMAND = (
 )
 
 
-def name(app: Application) -> str:
+def name(label: str) -> str:
     """At most 52 characters: Kubernetes labels the pods of a StatefulSet with its name and a hash, and labels end at 63."""
-    return f"{app.label[:46].rstrip('-')}-redis"
+    return f"{label[:46].rstrip('-')}-redis"
 
 
 def address(app: Application) -> str:
-    return f"{name(app)}:{_PORT}"
+    return f"{name(app.label)}:{_PORT}"
 
 
 def password(app: Application) -> dict[str, str]:
@@ -32,14 +32,14 @@ def password(app: Application) -> dict[str, str]:
 
 def objects(app: Application) -> Iterator[dict[str, Any]]:
     """A Service, a StatefulSet with a disk, who may reach it, and that it stays where nodes are drained."""
-    labels = {"app": name(app)}
-    yield access.only_from_ours(app, name(app), labels)
+    labels = {"app": name(app.label)}
+    yield access.only_from_ours(app, name(app.label), labels)
     # Ray's control store ends with its Redis, and the head with it.
-    yield access.disruption_budget(app, name(app), labels, 1)
+    yield access.disruption_budget(app, name(app.label), labels, 1)
     yield {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": access.named(app, name(app)),
+        "metadata": access.named(app, name(app.label)),
         "spec": {
             "type": "ClusterIP",
             "selector": labels,
@@ -49,9 +49,9 @@ def objects(app: Application) -> Iterator[dict[str, Any]]:
     yield {
         "apiVersion": "apps/v1",
         "kind": "StatefulSet",
-        "metadata": access.named(app, name(app)),
+        "metadata": access.named(app, name(app.label)),
         "spec": {
-            "serviceName": name(app),
+            "serviceName": name(app.label),
             "replicas": 1,
             "selector": {"matchLabels": labels},
             "template": {"metadata": {"labels": labels}, "spec": _pod(app)},

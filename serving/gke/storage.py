@@ -4,6 +4,7 @@ A model is downloaded from Hugging Face's site to each host's disk, read from a 
 from one (`gs://...`, by the Run:ai streamer that vLLM takes for such paths).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from serving.config import GkeSpec
@@ -27,23 +28,21 @@ _FILE_CACHE_SHARE = 0.15
 
 @dataclass(frozen=True)
 class Storage:
-    """What one host stores. Exactly one of the three ways holds; `checkpoint_bytes` are those of all weights.
+    """What one host stores: the weights that it downloads, and a cache of what it reads from the mounted bucket.
 
     Each host reads the whole checkpoint: tpu-inference's loaders cut tensors after they are read.
     """
 
-    downloaded: bool
-    mounted: bool
-    streamed: bool
-    checkpoint_bytes: int
+    download_bytes: int
     file_cache_bytes: int
     file_cache_in_memory: bool
 
     @property
     def pod_disk_bytes(self) -> int:
         """Disk that the pod fills: its scratch space, downloaded weights, and the file cache unless that is in memory."""
-        disk = _SCRATCH_BYTES + (self.checkpoint_bytes if self.downloaded else 0)
-        return disk + (0 if self.file_cache_in_memory else self.file_cache_bytes)
+        return (
+            _SCRATCH_BYTES + self.download_bytes + (0 if self.file_cache_in_memory else self.file_cache_bytes)
+        )
 
     @property
     def boot_disk_gb(self) -> int:
@@ -93,21 +92,19 @@ def _is_an_id(name: str) -> bool:
     return not name.startswith(_PATHS) and "://" not in name and name not in ("ngram", "[ngram]")
 
 
-def storage_of(plan: Plan, gke: GkeSpec) -> Storage:
-    """What a host of the plan's slice stores."""
-    model = plan.model.model
-    mounted = is_mounted(model)
-    streamed = "://" in model
-    size = plan.checkpoint_bytes
-    machine = plan.slice.hardware.machine(plan.slice.machine_type)
+def storage_of(plans: Sequence[Plan], gke: GkeSpec) -> Storage:
+    """What a host stores that may get an engine of any of these plans, which are of one shape: Ray does not tell such slices apart."""
+    machine = plans[0].slice.hardware.machine(plans[0].slice.machine_type)
     memory = machine.memory_gb * GB if machine and machine.memory_gb else 0
     # Without an explicit size GCS FUSE fills its volume and fails. Weights are all that is read there but compiled programs.
-    cache = _SCRATCH_BYTES // 2 + (size if mounted else 0) if gke.weights_bucket else 0
+    cache = _SCRATCH_BYTES // 2 + _largest(plans, is_mounted) if gke.weights_bucket else 0
     return Storage(
-        downloaded=not mounted and not streamed,
-        mounted=mounted,
-        streamed=streamed,
-        checkpoint_bytes=size,
+        download_bytes=_largest(plans, lambda model: not is_mounted(model) and "://" not in model),
         file_cache_bytes=cache,
         file_cache_in_memory=cache <= memory * _FILE_CACHE_SHARE,
     )
+
+
+def _largest(plans: Sequence[Plan], read: Callable[[str], bool]) -> int:
+    """Bytes of the largest checkpoint among those whose path or id is read in one way."""
+    return max((plan.checkpoint_bytes for plan in plans if read(plan.model.model)), default=0)

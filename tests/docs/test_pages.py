@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -34,8 +35,23 @@ def test_a_yaml_that_is_shown_is_one_that_the_service_takes(text: str, tmp_path:
         config.parse({"models": [MODEL]} | document)
     elif document.keys() <= ModelSpec.model_fields.keys():
         config.parse({"models": [MODEL | document]})
+    elif "patches" in document:
+        for patch in document["patches"]:
+            for operation in yaml.safe_load(patch["patch"]):
+                assert isinstance(_of_a_manifest(operation["path"].removesuffix("/-")), list)
     else:
         assert document.keys() <= {"controller_options", "runtime_env", "slo", "thresholds"}
+
+
+def _of_a_manifest(path: str) -> Any:
+    """What a JSON pointer leads to in the RayService of a manifest."""
+    text = (ROOT / "tests" / "gke" / "goldens" / "llama.yaml").read_text()
+    found: Any = next(
+        entry for entry in yaml.load_all(text, yaml.CSafeLoader) if entry["kind"] == "RayService"
+    )
+    for key in path.split("/")[1:]:
+        found = found[int(key)] if isinstance(found, list) else found[key]
+    return found
 
 
 def test_readme_is_short() -> None:

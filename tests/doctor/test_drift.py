@@ -29,6 +29,7 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = sorted((ROOT / "tests" / "gke" / "goldens").glob("*.yaml"))
+REDIS = {"metadata": {"name": "llama-redis-0", "labels": {"app": "llama-redis"}}, "spec": {"containers": []}}
 GROUP = "llama-3-1-8b-instruct-v6e-2x4"
 
 
@@ -205,6 +206,21 @@ def test_a_second_cluster_is_told_and_one_that_goes_is_none() -> None:
     assert [finding.verdict for finding in found(cluster_of(kept), second)] == [Verdict.OK]
 
 
+def test_what_kueue_holds_back_is_waited_for_and_what_kuberay_forgets_is_told() -> None:
+    """KubeRay 1.7 copies the RayService's word into a new RayCluster, and leaves it there when Kueue takes it back."""
+    waits = of_kuberay(wanted())
+    waits["spec"]["rayClusterConfig"]["suspend"] = True
+    (finding,) = found(cluster_of(waits), service=waits)
+    assert finding.verdict is Verdict.NOT_YET
+    assert "Kueue has not admitted" in finding.said
+    admitted = of_kuberay(wanted())
+    admitted["spec"]["rayClusterConfig"]["suspend"] = False
+    (finding,) = found(cluster_of(waits), service=admitted)
+    assert finding.verdict is Verdict.FAILED
+    assert "kubectl delete raycluster llama-abcde -n default" in finding.remedy
+    assert [finding.verdict for finding in found(cluster_of(admitted), service=admitted)] == [Verdict.OK]
+
+
 def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +231,10 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     kubectl.write_text("#!/bin/sh\necho 'rayservices are forbidden' >&2\nexit 1\n")
     kubectl.chmod(0o755)
     assert deployed(deployment, plans) == "kubectl can't tell (rayservices are forbidden)"
+    for printed in ("null", "[]", '{"kind": "Status"}', '{"items": null}'):
+        kubectl.write_text(f"#!/bin/sh\necho '{printed}'\n")
+        assert deployed(deployment, plans) == "kubectl can't tell (it printed no list)"
+        assert kubernetes(deployment) == "kubectl reaches no cluster (it printed no list)"
     kubectl.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
@@ -229,7 +249,7 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     for kind, items in {
         "rayservices": [of_kuberay(wanted())],
         "rayclusters": [cluster_of(of_kuberay(wanted()))],
-        "pods": pods_of(cluster_of(of_kuberay(wanted()))),
+        "pods": [*pods_of(cluster_of(of_kuberay(wanted()))), REDIS],
     }.items():
         answers[kind] = tmp_path / kind
         answers[kind].write_text(json.dumps({"items": items}))
@@ -237,14 +257,14 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
         "#!/bin/sh\n"
         'case "$*" in\n'
         f'"get rayservices.ray.io -n default -l app=llama "*) /bin/cat {answers["rayservices"]};;\n'
-        f'"get pods -n default -l app=llama,ray.io/node-type in (head,worker) "*) /bin/cat {answers["pods"]};;\n'
-        f'"get rayclusters.ray.io -n default -l app=llama "*) /bin/cat {answers["rayclusters"]};;\n'
+        f'"get pods -n default -l app in (llama,llama-redis),ray.io/node-type notin (redis-cleanup) "*) /bin/cat {answers["pods"]};;\n'
+        f'"get rayclusters.ray.io -n default -l ray.io/originated-from-cr-name=llama,ray.io/originated-from-crd=RayService "*) /bin/cat {answers["rayclusters"]};;\n'
         "*) echo refused >&2; exit 1;;\n"
         "esac\n"
     )
     asked = deployed(deployment, plans)
     assert isinstance(asked, Deployed)
-    assert len(asked.pods) == 3
+    assert len(asked.pods) == 4
     assert [finding.verdict for finding in manifest(replace(healthy(), deployed=asked))] == [Verdict.OK]
 
 

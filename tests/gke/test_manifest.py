@@ -473,6 +473,38 @@ def test_the_environment_is_the_pod_s_own() -> None:
     assert environment(host)["NUM_PRECOMPILE_WORKERS"] == "2"
 
 
+def test_a_slice_may_get_the_engine_of_another_pool_of_its_shape() -> None:
+    """Ray places engines on any slice of the shape: it has room for the largest, and no model's environment."""
+    small = planned(name="small", engine_env={"VLLM_LOGGING_PREFIX": "x"})
+    large = planned(name="large", model=BIG["model"])
+    _, first, second = pod_templates(objects(small, large)["RayService"][0])
+    _, alone = pods(objects(large))
+    for host in (first, second):
+        assert "VLLM_LOGGING_PREFIX" not in environment(host)
+        assert host["spec"]["volumes"] == alone["spec"]["volumes"]
+    requests = [host["spec"]["containers"][0]["resources"] for host in (first, second, alone)]
+    assert requests[0] == requests[1] == requests[2]
+    lines = [
+        line
+        for line in render(application("app", GkeSpec(image="image"), [small, large]), {}).splitlines()
+        if "tpu-topology" in line
+    ]
+    assert len({line.partition("--disk-size=")[2].split()[0] for line in lines if line.startswith("#")}) == 1
+
+
+def test_values_are_what_the_yaml_says() -> None:
+    """Kubernetes takes $(NAME) for another variable's value, and $$ for a $."""
+    found = objects(
+        env={"OF_SLICES": "$(NODE_IP) a$b"},
+        head_env={"OF_THE_HEAD": "$$(x)"},
+    )
+    head, worker = (template["spec"]["containers"][0] for template in pod_templates(found["RayService"][0]))
+    said = {entry["name"]: entry.get("value") for entry in [*head["env"], *worker["env"]]}
+    assert said["OF_SLICES"] == "$$(NODE_IP) a$$b"
+    assert said["OF_THE_HEAD"] == "$$$$(x)"
+    assert said["VBAR_CONTROL_SERVICE_URL"].startswith("$(NODE_IP)")  # the manifest's own are references
+
+
 def test_spans_of_routers_and_slices_go_to_a_collector_with_its_key() -> None:
     endpoint = {"OTEL_EXPORTER_OTLP_ENDPOINT": "https://collector:4318"}
     found = objects(env=endpoint, head_env=endpoint, tracing_secret="collector")
@@ -499,6 +531,11 @@ def test_a_head_fits_a_node_of_eight_vcpus() -> None:
     options = found["RayService"][0]["spec"]["rayClusterConfig"]["autoscalerOptions"]
     asked = float(head["spec"]["containers"][0]["resources"]["requests"]["cpu"])
     asked += int(options["resources"]["requests"]["cpu"].removesuffix("m")) / 1000
+    memory = head["spec"]["containers"][0]["resources"]["limits"]["memory"]
+    shared = {volume["name"]: volume for volume in head["spec"]["volumes"]}["shm"]["emptyDir"]["sizeLimit"]
+    assert int(shared.removesuffix("Gi")) >= 0.3 * int(
+        memory.removesuffix("Gi")
+    )  # Ray's object store, else in /tmp
     assert asked + 0.25 < 7.91 - 0.7  # the FUSE sidecar's request; what GKE leaves of 8, without its own pods
 
 
@@ -514,6 +551,12 @@ def test_a_model_at_the_end_leaves_the_worker_groups_before_it_as_they_are() -> 
         fewer = objects(*plans[:count])["RayService"][0]["spec"]["rayClusterConfig"]
         assert fewer["workerGroupSpecs"] == cluster["workerGroupSpecs"][:count]
         assert fewer["headGroupSpec"] == cluster["headGroupSpec"]
+    bucket = [
+        objects(*some, weights_bucket="bucket")
+        for some in ([plans[0]], [plans[0], elsewhere("/weights/llama")])
+    ]
+    first, second = (found["RayService"][0]["spec"]["rayClusterConfig"] for found in bucket)
+    assert first["headGroupSpec"] == second["headGroupSpec"]
     priorities = [group.get("priority", 0) for group in cluster["workerGroupSpecs"]]
     assert priorities == [0, -1, -2]
 
@@ -526,8 +569,9 @@ def test_what_serves_is_not_put_away_for_other_work() -> None:
         "minAvailable": 1,
         "selector": {"matchLabels": found["StatefulSet"][0]["spec"]["template"]["metadata"]["labels"]},
     }
-    (pool,) = budgets.values()
+    pool, none = budgets.values()
     assert pool["minAvailable"] == 2 * 4
+    assert none["minAvailable"] == 0  # or a former minimum's would stay
     assert pool["selector"]["matchLabels"]["ray.io/group"].endswith("v6e-4x4")
     for template in pods(found):
         assert (
@@ -541,6 +585,8 @@ def test_kueue_admits_the_service_as_an_elastic_job() -> None:
     assert metadata["labels"]["kueue.x-k8s.io/queue-name"] == "tpus"
     assert metadata["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
     assert "annotations" not in objects()["RayService"][0]["metadata"]
+    app = application("app", GkeSpec(image="image", kueue_queue="tpus"), [planned()])
+    assert "# KubeRay 1.6.1 or 1.6.2" in render(app, {})
 
 
 @pytest.mark.parametrize(
@@ -632,6 +678,12 @@ def test_the_longest_name_fits_everywhere() -> None:
 def test_an_image_is_asked_for() -> None:
     with pytest.raises(ConfigError, match=r"gke\.image names no image"):
         application("app", GkeSpec(), [planned()])
+
+
+def test_flex_start_of_v4_is_refused() -> None:
+    v4 = planned(slice={"generation": "v4", "topology": "2x2x1", "capacity": ["flex-start", "spot"]})
+    with pytest.raises(ConfigError, match="Google sells no flex-start of v4"):
+        objects(v4)
 
 
 def test_weights_on_no_bucket_are_refused() -> None:

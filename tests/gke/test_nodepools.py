@@ -33,7 +33,7 @@ def planned(generation: str, topology: str, replicas: Any = 1, **slice_: Any) ->
 
 
 def pool(of: Plan, gke: GkeSpec = GKE) -> Pool:
-    return Pool("pool", of, storage_of(of, gke), "app-pool")
+    return Pool("pool", of, storage_of([of], gke), "app-pool")
 
 
 def test_each_multi_host_slice_is_a_node_pool_of_its_own() -> None:
@@ -185,14 +185,18 @@ def test_two_applications_of_one_model_share_no_name() -> None:
     """Nor does one in two namespaces, in what has none."""
     names = ["app", "app-2", f"{'a' * 32}-1", f"{'a' * 32}-2"]
     found = [names_in_the_cluster(name) for name in names]
-    elsewhere = names_in_the_cluster("app", namespace="7th")
-    found.append({kept for kept in elsewhere if " " not in kept or kept.startswith("ComputeClass")})
+    whole = ("ComputeClass", "PriorityClass")
+    for namespace in ("7th", "2", "2--1", "2-1"):
+        elsewhere = names_in_the_cluster("app", namespace=namespace)
+        found.append({kept for kept in elsewhere if " " not in kept or kept.startswith(whole)})
+    elsewhere = names_in_the_cluster("app-2", namespace="1")
+    found.append({kept for kept in elsewhere if " " not in kept or kept.startswith(whole)})
     assert sum(map(len, found)) == len(set().union(*found))
 
 
 def test_a_short_name_is_whole_and_a_long_one_ends_in_its_shape() -> None:
     assert "app-head" in names_in_the_cluster("app")
-    assert "app-7th-head" in names_in_the_cluster("app", namespace="7th")
+    assert "app--7th-head" in names_in_the_cluster("app", namespace="7th")
     marked = {name for name in names_in_the_cluster("a" * 35) if re.match(r"a+-[0-9a-f]{6}-", name)}
     ends = {re.sub(r"a+-[0-9a-f]{6}", "", name) for name in marked}
     assert ends == {"-v6e-4x4-0", "-v6e-1x1"}
@@ -245,4 +249,4 @@ def test_experts_that_get_smaller_while_they_load_are_downloaded_at_full_size() 
     (service,) = config.load(path).services.values()
     found = plan(service.models[0])
     assert found.sizes.expert_format
-    assert storage_of(found, GKE).checkpoint_bytes > 689e9
+    assert storage_of([found], GKE).download_bytes > 689e9
