@@ -86,7 +86,7 @@ class EngineServer(Protocol):
         """Ask for a sign of life; raises what the engine raises."""
 
     def compiling_s(self) -> float | None:
-        """For how long the engine has been compiling a program; None where it does not. Blocks."""
+        """For how long the engine has been seen to compile a program; None where it does not. Blocks."""
 
     async def died(self) -> str:
         """Wait until the engine or its HTTP server has ended by itself; returns which."""

@@ -21,6 +21,7 @@ from typing import Any
 
 from serving import environment, tracing
 from serving.engine import client_mistakes, refusals, resume, stopped_answers, token_logprobs
+from serving.engine.compilation_watch import Sights
 from serving.engine.late_programs import Late, most
 from serving.engine.protocol import MOST_PIXELS
 from serving.engine.redaction import redacted, secrets_of
@@ -74,6 +75,7 @@ class VllmServer:
         self._engine: Any = None
         self._http: HttpServer | None = None
         self._store: Store | None = None
+        self._sights = Sights()
         self._cache: Any = None  # KvEvents of an engine that tells what its prefix cache drops
 
     async def start(self) -> None:
@@ -179,8 +181,7 @@ class VllmServer:
     def compiling_s(self) -> float | None:
         """What processes of this engine have told the control store (see startup.py)."""
         self._store = self._store or Store(self._site.gcs_address)
-        since = self._store.compiling(self._site.replica)
-        return None if since is None else time.time() - since
+        return self._sights.longest_s(self._store.compiling(self._site.replica), time.monotonic())
 
     async def died(self) -> str:
         """Wait until the engine reports itself dead, or its HTTP server has ended; returns which."""

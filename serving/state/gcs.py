@@ -179,17 +179,17 @@ class Store:
         return StartRecord.of(json.loads(raw)) if raw else None
 
     def put_compiling(self, replica: str, worker: str, since: float | None) -> None:
-        """Since when a process of a replica's engine compiles a program, seconds since 1970; None where it does not."""
+        """Since when a process of a replica's engine compiles a program, by its own clock; None where it does not."""
         key = _compiling_key(replica, worker)
         if since is None:
             self._delete(key)
         else:
             self._put(key, json.dumps(since).encode())
 
-    def compiling(self, replica: str) -> float | None:
-        """Since when some process of a replica's engine compiles; the one that began first."""
+    def compiling(self, replica: str) -> dict[str, float]:
+        """What the processes of a replica's engine that compile have told, by key; clocks of hosts need not agree."""
         keys = self._client.internal_kv_keys(_compiling_key(replica, "").encode(), _NAMESPACE)
-        return min((json.loads(raw) for raw in self._values(keys).values()), default=None)
+        return {key.decode(): json.loads(raw) for key, raw in self._values(keys).items()}
 
     def put_wanted(self, wanted: Wanted) -> None:
         self._put(_key(wanted.application, "wanted", wanted.model), dump(wanted))

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from serving.engine.compilation_watch import Compiles, heard_s
+from serving.engine.compilation_watch import Compiles, Sights, heard_s
 from serving.timings import TIMINGS
 
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -13,17 +13,35 @@ COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 @pytest.mark.unit
-def test_a_process_compiles_from_a_program_s_lowering_to_its_end() -> None:
+def test_a_process_compiles_while_one_of_its_threads_traces_lowers_or_compiles() -> None:
     compiles = Compiles()
-    compiles.on("/jax/core/compile/jaxpr_trace_duration", 1, 9)
+    compiles.begins("/jax/pjit/anything", 1, 9)
+    compiles.ends(COMPILED, 1)
     assert compiles.since() is None
-    compiles.on(LOWERED, 1, 10)
-    compiles.on(LOWERED, 2, 12)
+    compiles.begins(LOWERED, 1, 10)
+    compiles.begins(COMPILED, 2, 12)
     assert compiles.since() == 10
-    compiles.on(COMPILED, 1, 13)
+    compiles.ends(LOWERED, 1)  # a program that JAX has already is lowered, and not compiled
     assert compiles.since() == 12
-    compiles.on(COMPILED, 2, 14)
+    compiles.begins(COMPILED, 2, 13)  # a constant of the program is a program too
+    compiles.ends(COMPILED, 2)
+    assert compiles.since() == 12
+    compiles.ends(COMPILED, 2)
     assert compiles.since() is None
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("clock_off_s", [0, -3600, 3600, 1e9])
+def test_a_compilation_is_as_long_as_it_is_seen_by_the_reader_s_clock(clock_off_s: float) -> None:
+    """The clock of the host that compiles may be wrong; it was by an hour, and a compilation took the slice."""
+    sights, began = Sights(), 1000.0 + clock_off_s
+    assert sights.longest_s({}, 999.0) is None
+    assert sights.longest_s({"0-7": began}, 1000.5) == 0
+    assert sights.longest_s({"0-7": began}, 1060.0) == 59.5
+    assert heard_s(1060.0, 999.9, 59.5) == 1060.0
+    assert sights.longest_s({"0-7": began, "1-8": 5.0}, 1061.0) == 60.5
+    assert sights.longest_s({"0-7": began + 61, "1-8": 5.0}, 1063.0) == 2
+    assert sights.longest_s({}, 1064.0) is None
 
 
 @pytest.mark.unit
@@ -32,7 +50,7 @@ def test_a_process_compiles_from_a_program_s_lowering_to_its_end() -> None:
     [
         (None, 1000),  # nobody compiles: by its last token
         (3, 1040),  # it compiles: now
-        (50, 1000),  # begun before the last token: it has ended, and nobody told
+        (45, 1040),  # a step before it gave its token meanwhile
     ],
 )
 def test_an_engine_is_alive_while_it_compiles(compiling_s: float | None, alive_until_s: float) -> None:
@@ -79,4 +97,5 @@ def test_jax_tells_when_it_compiles() -> None:
         timeout=300,
     )
     told = json.loads(done.stdout.splitlines()[-1])
-    assert told[:2] == [False, True]
+    assert not told[0]
+    assert told[-1]
