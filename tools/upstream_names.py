@@ -596,7 +596,7 @@ _RAY = (
     ),
     *_members(
         f"{_SERVE}deployment_state:ActorReplicaWrapper",
-        ("_was_initialized_obj_ref", "_actor_handle", "_replica_id"),
+        ("_was_initialized_obj_ref", "_actor_handle", "_replica_id", "_unrecoverable"),
         "tells whether a replica that a controller found has started",
     ),
     Name(

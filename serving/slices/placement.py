@@ -111,7 +111,7 @@ def install() -> None:
     _version_by_engine()
     _stop_the_cheapest(_store)
     _roll_in_waves()
-    _let_starts_go_on()
+    _let_starts_go_on(waiting)
 
 
 @dataclass(frozen=True)
@@ -133,6 +133,13 @@ class _Waiting:
     def __init__(self, store: Callable[[], Store]) -> None:
         self._store = store
         self._asked: dict[str, _Asked] = {}
+        self._ended: set[str] = set()
+
+    def has_ended(self, name: str) -> bool:
+        """Whether the replica was ended here, because another one is to leave out other slices. Said once."""
+        ended = name in self._ended
+        self._ended.discard(name)
+        return ended
 
     def add(
         self, name: str, bundles: Sequence[Mapping[str, float]], group: Any, without: frozenset[str]
@@ -177,6 +184,7 @@ class _Waiting:
             if without[name] != asked.without:
                 logger.info("%s waits for a slice with other slices left out than before: asking anew", name)
                 del self._asked[name]
+                self._ended.add(name)
                 ray.util.remove_placement_group(asked.group)
                 _end(name)  # Ray leaves an actor waiting for a group that is gone
 
@@ -250,14 +258,14 @@ def _roll_in_waves() -> None:
     )
 
 
-def _let_starts_go_on() -> None:
+def _let_starts_go_on(waiting: _Waiting) -> None:
     from ray.serve._private import deployment_state  # noqa: PLC0415  as above
 
     purpose = "slices that start outlive the controller"
     wrapper, state = deployment_state.ActorReplicaWrapper, deployment_state.DeploymentState
     _existing(wrapper, recovery.READY_POINT, purpose)
     _existing(state, recovery.STARTUP_POINT, purpose)
-    recovery.install(wrapper, state, lambda: _store().slices())
+    recovery.install(wrapper, state, lambda: _store().slices(), placed_anew=waiting.has_ended)
 
 
 class _Placed:

@@ -1,11 +1,12 @@
 """A controller that comes back lets slices go on that it finds in the middle of their start.
 
 Serve ends a replica that has not been initialized when its controller comes back, and one that then does not answer within 30 s.
-An engine's start takes minutes, and its end would count as a failure of the slice. `serving.slices.placement.install` calls
-`install`. Only this module uses these private names of Ray Serve:
+An engine's start takes minutes, and its end would count as a failure of the slice. A replica that waits for hardware and is ended
+so that another is placed elsewhere has not failed either. `serving.slices.placement.install` calls `install`. Only this module uses
+these private names of Ray Serve:
 
 - `ray.serve._private.deployment_state.ActorReplicaWrapper.check_ready`, which is replaced, and its `_was_initialized_obj_ref`,
-  `_actor_handle` and `_replica_id`
+  `_actor_handle`, `_replica_id` and `_unrecoverable`
 - `ray.serve._private.deployment_state.DeploymentState._check_startup_replicas`, which is replaced, and its `_replicas` and
   `_stop_replica`
 """
@@ -54,9 +55,14 @@ def install(
     state_class: Any,
     entries: Callable[[], Iterable[SliceRecord]],
     clock: Callable[[], float] = time.monotonic,
+    placed_anew: Callable[[str], bool] = lambda _: False,
 ) -> None:
-    """Replace how Serve takes over replicas that it finds."""
-    is_ready, check_startup = getattr(wrapper_class, READY_POINT), getattr(state_class, STARTUP_POINT)
+    """Replace how Serve takes over replicas that it finds.
+
+    `placed_anew`: whether the replica of this full name was ended so that another one is placed elsewhere.
+    """
+    check_startup = getattr(state_class, STARTUP_POINT)
+    is_ready = _without_blame(getattr(wrapper_class, READY_POINT), placed_anew)
     starting = Starting(entries, clock)
 
     def check_ready(wrapper: Any) -> Any:
@@ -83,6 +89,20 @@ def install(
 
     setattr(wrapper_class, READY_POINT, check_ready)
     setattr(state_class, STARTUP_POINT, check_startup_replicas)
+
+
+def _without_blame(
+    is_ready: Callable[[Any], Any], placed_anew: Callable[[str], bool]
+) -> Callable[[Any], Any]:
+    """The end of a replica that is placed anew is no failure of its version: Serve starts another, and counts none."""
+
+    def answer(wrapper: Any) -> Any:
+        status, failure = is_ready(wrapper)
+        if failure is not None and placed_anew(wrapper._replica_id.to_full_id_str()):
+            wrapper._unrecoverable = True
+        return status, failure
+
+    return answer
 
 
 def _answer(probe: Any) -> bool | None:

@@ -49,6 +49,26 @@ class Wrapper:
         return "Serve's own", None
 
 
+@pytest.mark.parametrize("placed_anew", [True, False])
+def test_a_replica_that_is_ended_to_be_placed_elsewhere_is_no_failure_of_its_version(
+    placed_anew: bool,
+) -> None:
+    """Each quarantine that began or ended counted as a failed start of every replica that waited: the third stopped a roll."""
+    there = Cluster(hardware=1)
+    llama = there.deployed()
+    llama.deploy("a", 3)
+    there.run(2)
+    waiting = llama.replicas(ReplicaState.STARTING)
+    wrapper_class: Any = type("Own", (ActorReplicaWrapper,), {})
+    wrapper_class.check_ready = lambda _: (ReplicaStartupStatus.FAILED, "the actor died")
+    recovery.install(wrapper_class, there.state_class, list, placed_anew=lambda _: placed_anew)
+    for replica in waiting:
+        replica._actor.__class__ = wrapper_class
+    llama.state._check_startup_replicas(ReplicaState.STARTING)
+    assert llama.replicas(ReplicaState.STOPPING) == waiting
+    assert llama.state._replica_failure_count == (0 if placed_anew else 3)
+
+
 class State:
     def _check_startup_replicas(self, _state: Any, *, stop_on_slow: bool = False) -> list[Any]:
         raise AssertionError(stop_on_slow)
