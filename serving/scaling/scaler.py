@@ -17,7 +17,7 @@ import ray
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import DECISIONS
 from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, aligned, decide, start
-from serving.scaling.sharing import Share, given
+from serving.scaling.sharing import Share, given, hardware_given
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
 from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState
@@ -91,6 +91,7 @@ class Scaler:
         self._kept: list[DecisionRecord] | None = None
         self._unsaved = False
         self._ordered: dict[str, int] = {}
+        self._hardware: dict[str, tuple[str, int]] = {}  # as `hardware_given` says
         self._called_s = clock()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -166,9 +167,9 @@ class Scaler:
             for model in self._models.values():
                 self._hold(model, problem)
             return
-        gives = given(
-            {name: model.share for name, model in self._models.items() if model.share and not model.hold}
-        )
+        shares = {name: model.share for name, model in self._models.items() if model.share}
+        self._hardware = hardware_given(shares, self._hardware)
+        gives = given({name: share for name, share in shares.items() if not self._models[name].hold})
         for name, model in list(self._models.items()):
             if model.called:
                 try:
@@ -201,11 +202,16 @@ class Scaler:
             targets = dict(model.targets)
         state = aligned(settings, model.state, targets) if model.state else start(settings, targets)
         room = self._room(settings.model).less(*gives)
+        limit = Report.limit
+        for waiting, (giver, kept) in self._hardware.items():
+            if giver == settings.model:
+                room, limit = room.within(kept), f"{waiting}, which waits for its first slice,"
         report = Report(
             [entry for entry in entries if entry.model == settings.model],
             [demand for demand in demands if demand.model == settings.model],
             room,
             self._leaving,
+            limit,
         )
         decision = decide(settings, state, report, now_s)
         with self._lock:
@@ -213,7 +219,16 @@ class Scaler:
         if not decision.held:
             pools = zip(settings.pools, decision.state.pools, strict=True)
             late = [known.overdue(now_s, pool.patience_s) for pool, known in pools]
-            model.share = Share(settings.pools, room, decision.asked, decision.state.in_full, late)
+            model.share = Share(
+                settings.pools,
+                room,
+                decision.asked,
+                decision.state.in_full,
+                late,
+                present=[known.delivered for known in decision.state.pools],
+                out=[known.late for known in decision.state.pools],
+                failing=any(known.failed for known in decision.state.pools),
+            )
         self._tell(model, decision)
 
     def _room(self, model: str) -> Room:

@@ -1,7 +1,9 @@
-"""What the models of one budget leave to one another, so that none starves. Pure.
+"""What the models of one budget, or of one cluster, leave to one another, so that none starves. Pure.
 
 A model in use that has no slice gets its first one from the model that has most beyond its own. Orders that a pool did not
-deliver within its patience make room for what another model lacks. A model that gives keeps its `min`, and one slice.
+deliver within its patience make room for what another model lacks, unless its own pools do not deliver either. Where no budget but
+the hardware keeps a model without a slice until its patience is over, one model with slices of the same pool gives one back. A
+model that gives keeps its `min`, and one slice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,13 +18,19 @@ _NOTHING: _Cost = (0.0, 0.0)
 
 @dataclass(frozen=True)
 class Share:
-    """One model's part of the budget, in slices by pool: those it asks for, those of them that `room` allows, and late orders."""
+    """One model's part of the budget, in slices by pool: those it asks for, those of them that `room` allows, and late orders.
+
+    `present`: those that are there. `out`: whether the pool's patience has run out. `failing`: starts have failed.
+    """
 
     pools: Sequence[Pool]
     room: Room
     asked: Sequence[int]
     wanted: Sequence[int]
     late: Sequence[int]
+    present: Sequence[int] = ()
+    out: Sequence[bool] = ()
+    failing: bool = False
 
     @property
     def has_none(self) -> bool:
@@ -36,11 +44,27 @@ class Share:
             first = next(at for at, count in enumerate(asked) if count)
             asked = [0] * len(asked)
             asked[first] = 1
+        else:  # an order more where hardware does not come would be late too
+            out = self.out or [False] * len(asked)
+            counts = zip(asked, self.wanted, out, strict=True)
+            asked = [min(count, have) if late else count for count, have, late in counts]
         slices, dollars = _cost(self.pools, asked)
         return (
             0.0 if self.room.slices is None else max(0.0, slices - self.room.slices),
             0.0 if self.room.dollars_per_hour is None else max(0.0, dollars - self.room.dollars_per_hour),
         )
+
+    @property
+    def waits_for_hardware(self) -> bool:
+        """Whether it has no slice, though orders in all pools that it asks have waited out their patience."""
+        waits = any(self.wanted) and not any(self.present) and not self.failing
+        return waits and all(late for late, count in zip(self.late, self.wanted, strict=True) if count)
+
+    def kept_without_one_of(self, waiting: "Share") -> int:
+        """Slices that are left where the one that would stop first has the pool of an order that waits; 0 where none may stop."""
+        wanted = {pool.key for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
+        beyond = [pool.key for pool, count in zip(self.pools, self.present, strict=True) if count > pool.min]
+        return sum(self.present) - 1 if beyond and beyond[-1] in wanted else 0
 
     def spare(self, *, late: bool) -> _Cost:
         """What it can give: all that it can do without, or of that its late orders alone."""
@@ -70,6 +94,30 @@ def given(shares: Mapping[str, Share]) -> dict[str, _Cost]:
         if part != _NOTHING and (part == lacks or not share.has_none):  # no slice stops unless that is enough
             before = gives.get(giver, _NOTHING)
             gives[giver] = before[0] + part[0], before[1] + part[1]
+    return gives
+
+
+def hardware_given(
+    shares: Mapping[str, Share], before: Mapping[str, tuple[str, int]]
+) -> dict[str, tuple[str, int]]:
+    """By model that waits for hardware: the model that makes room for it, and with how many slices that one does meanwhile.
+
+    `before`: what was given already. A model gives one slice each time, so that little is lost where that was not what lacked.
+    """
+    gives: dict[str, tuple[str, int]] = {}
+    for name, share in shares.items():
+        if not share.waits_for_hardware:
+            continue
+        kept = {
+            other: known.kept_without_one_of(share)
+            for other, known in shares.items()
+            if other != name and other not in {giver for giver, _ in gives.values()}
+        }
+        giver = max(kept, key=lambda other: kept[other], default=name)
+        if name in before and before[name][0] in shares:
+            gives[name] = before[name]
+        elif kept.get(giver, 0):
+            gives[name] = giver, kept[giver]
     return gives
 
 

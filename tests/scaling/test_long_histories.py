@@ -1,4 +1,4 @@
-"""Two models of one budget through any history: load, losses, deploys, a store that is away, clocks, controllers that come back."""
+"""Two models of one budget through any history: load, losses, deploys, a store that is away, clocks, processes that come back."""
 
 import math
 from collections.abc import Sequence
@@ -25,14 +25,10 @@ def happen(fleet: ControlledFleet, event: Event) -> None:
     model = fleet.models[at % len(fleet.models)]
     if what == "load":
         model.rate = number
-    elif what == "losses":
-        serving = [
-            (each, replica) for each in fleet.of(model) for replica in each.replicas(ReplicaState.RUNNING)
-        ]
-        for each, replica in serving[: 1 + int(number) % 3]:
-            each.lose(replica)
-    elif what == "controller":
-        fleet.restart()
+    elif what in ("losses", "notice", "hosts"):
+        befall(fleet, model, what, number)
+    elif what in ("scaling", "controller", "router"):
+        come_back(fleet, what, number)
     elif what == "stock-out":
         fleet.cluster.closed ^= {model.pools[0].key}
     elif what == "clock":
@@ -43,6 +39,27 @@ def happen(fleet: ControlledFleet, event: Event) -> None:
         fleet.silent |= {entry.replica: entry.beat for entry in fleet.records()[: int(number) % 3]}
     else:
         deploy(fleet, model, what, number)
+
+
+def befall(fleet: ControlledFleet, model: Model, what: str, number: float) -> None:
+    if what == "hosts":
+        fleet.cluster.faulty |= {str(int(number) % 4), str(int(number) % 3)}
+        return
+    serving = [(each, replica) for each in fleet.of(model) for replica in each.replicas(ReplicaState.RUNNING)]
+    for each, replica in serving[: 1 + int(number) % 3]:
+        if what == "losses":
+            each.lose(replica)
+        else:
+            each.notice(replica, in_s=number)
+
+
+def come_back(fleet: ControlledFleet, what: str, number: float) -> None:
+    if what == "scaling":
+        fleet.restart()
+    elif what == "controller":
+        fleet.recover()
+    else:
+        fleet.restart_router(away_s=int(number) % 40)
 
 
 def deploy(fleet: ControlledFleet, model: Model, what: str, number: float) -> None:
@@ -61,8 +78,8 @@ def deploy(fleet: ControlledFleet, model: Model, what: str, number: float) -> No
 events = st.tuples(
     st.sampled_from(
         [
-            *("load", "load", "losses", "controller", "stock-out", "clock", "store"),
-            *("silence", "engine", "pools", "models"),
+            *("load", "load", "losses", "notice", "scaling", "controller", "router", "hosts"),
+            *("stock-out", "clock", "store", "silence", "engine", "pools", "models"),
         ]
     ),
     st.integers(0, 1),
@@ -83,6 +100,7 @@ def test_after_any_history_the_needed_slices_serve_and_stay(
         happen(fleet, event)
         fleet.run(seconds)
     fleet.cluster.closed, fleet.cluster.broken, fleet.silent = set(), set(), {}
+    fleet.cluster.faulty, fleet.cluster.failures = set(), {}
     for model in fleet.models:
         model.rate = min(model.rate, 45.0)
     fleet.run(240)

@@ -1,6 +1,7 @@
 """What models of one budget give up for one another, as a function of their shares, and in a controller."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from support.controlled_fleet import ControlledFleet, Model, pool
 
 from serving.scaling.capacity import Pool
 from serving.scaling.policy import Room
-from serving.scaling.sharing import Share
+from serving.scaling.sharing import Share, hardware_given
 from serving.scaling.sharing import given as given_up
 
 pytestmark = [
@@ -40,6 +41,34 @@ def test_a_model_keeps_its_last_slice_and_its_min() -> None:
 def test_orders_out_of_patience_make_room_for_what_another_lacks() -> None:
     assert given_up({"a": share(5, 5, 5, late=4), "b": share(4, 1, 1)}) == {"a": (3, 0)}
     assert given_up({"a": share(5, 5, 5), "b": share(4, 1, 1)}) == {}
+
+
+def test_late_orders_do_not_go_where_hardware_does_not_come_either() -> None:
+    """Two models whose pools had run out handed the late orders of both to and fro."""
+    out = replace(share(4, 1, 1, late=1), out=(True,))
+    assert given_up({"a": share(5, 5, 5, late=4), "b": out}) == {}
+    assert given_up({"a": share(5, 5, 5, late=4), "b": replace(share(4, 0, 0), out=(True,))}) == {"a": (1, 0)}
+
+
+def unbounded(wanted: int, present: int, *, late: int = 0, least: int = 0, key: str = "x") -> Share:
+    return Share((pool(key, least),), Room(), (wanted,), (wanted,), (late,), present=(present,))
+
+
+def test_a_model_that_hardware_keeps_at_zero_gets_a_slice_of_its_pool_from_the_one_that_has_most() -> None:
+    waits = unbounded(2, 0, late=1)
+    others = {"a": unbounded(4, 4), "b": unbounded(7, 6, late=1), "c": unbounded(9, 9, key="other")}
+    assert hardware_given({**others, "waits": waits}, {}) == {"waits": ("b", 5)}
+    assert hardware_given({**others, "waits": waits}, {"waits": ("b", 5)}) == {"waits": ("b", 5)}
+    assert hardware_given({**others, "waits": unbounded(2, 1, late=1)}, {"waits": ("b", 5)}) == {}
+
+
+def test_no_hardware_is_given_up_for_orders_within_their_patience_for_failed_starts_or_below_min() -> None:
+    others = {"a": unbounded(4, 4)}
+    assert hardware_given({**others, "waits": unbounded(2, 0)}, {}) == {}
+    failed = replace(unbounded(2, 0, late=2), failing=True)
+    assert hardware_given({**others, "waits": failed}, {}) == {}
+    least = {"a": unbounded(4, 4, least=4), "b": unbounded(1, 1)}
+    assert hardware_given({**least, "waits": unbounded(2, 0, late=2)}, {}) == {}
 
 
 def test_no_slice_stops_where_that_would_not_be_enough() -> None:
@@ -99,3 +128,21 @@ def test_no_model_in_use_stays_without_a_slice_while_another_has_several(
     second.rate = 0
     fleet.run(50)
     assert fleet.targets[-1] == {"first-x": budget, "second-y": 0}
+
+
+def test_a_model_gets_hardware_that_another_has_taken_all_of() -> None:
+    """Without a budget, a model at zero waited for ever beside one that wanted more slices than there are."""
+    first, second = Model("first", (pool("x"),)), Model("second", (pool("x"),))
+    fleet = ControlledFleet([first, second], hardware=4, start_s=5, drain_s=2)
+    first.rate = 90
+    fleet.run(20)
+    second.rate = 5
+    fleet.run(60)
+    assert (fleet.serving(first), fleet.serving(second)) == (4, 0)
+    fleet.run(60)
+    assert (fleet.serving(first), fleet.serving(second)) == (3, 1)
+    assert len(fleet.ended) == 1
+    said = [decision.reason for decision in fleet.store.decisions]
+    assert any("second, which waits for its first slice, allows" in reason for reason in said)
+    fleet.run(120)
+    assert len(fleet.ended) == 1

@@ -78,6 +78,8 @@ class ControlledFleet:
     drain_s: float = 5.0
     process_s: float = 0.0
     away_s: int = 0  # for how long the store can't be read
+    routers: int = 1
+    router_away_s: int = 0
     jumped_s: float = 0.0  # scaling's clock beside Serve's
     tokens: dict[str, float] = field(default_factory=dict)
     silent: dict[str, int] = field(default_factory=dict)  # by slice, its last beat
@@ -100,8 +102,23 @@ class ControlledFleet:
     def now_s(self) -> float:
         return self.cluster.now_s
 
+    def recover(self) -> None:
+        """Serve's controller ends and comes back: what it, and scaling, remember is gone."""
+        self.cluster.recover()
+        self.deployments = controller._INSTALLED.pop()
+        self.cluster.undecided = set(self.cluster.deployments)
+        self.cluster.in_full.clear()
+        self.restart()
+
+    def restart_router(self, away_s: int) -> None:
+        """It forgets what it counted, its clients' requests are lost, and for a while it is not there."""
+        self.routers += 1
+        self.router_away_s = away_s
+        for model in self.models:
+            model.arrived = model.queue = model.finished = 0.0
+
     def restart(self) -> None:
-        """Of the controller: what scaling remembers is gone."""
+        """Of scaling: what it remembers is gone."""
         self.scaler = Scaler(APPLICATION, lambda: self.store, lambda: self.now_s + self.jumped_s)  # type: ignore[arg-type, return-value]
         self.scaler._thread = SimpleNamespace(is_alive=lambda: True)  # type: ignore[assignment]
         self.fresh = {model.deployment(pool) for model in self.models for pool in model.pools}
@@ -159,9 +176,11 @@ class ControlledFleet:
         return min(model.queue + model.rate, RATE * serving) / serving if serving else 0.0
 
     def demands(self) -> list[Demand]:
+        if self.router_away_s > 0:
+            return []
         return [
             Demand(
-                "router",
+                f"router {self.routers}",
                 model.name,
                 application=APPLICATION,
                 held=round(model.queue),
@@ -174,6 +193,8 @@ class ControlledFleet:
 
     def _answer(self) -> None:
         for model in self.models:
+            if self.router_away_s > 0:
+                continue
             per_slice = self._per_slice(model)
             done = per_slice * self.serving(model)
             model.arrived += model.rate
@@ -204,6 +225,7 @@ class ControlledFleet:
         self.ended += [(self.now_s, name) for name in before & after.keys()]
         self.beat += 1
         self.away_s = max(0, self.away_s - 1)
+        self.router_away_s = max(0, self.router_away_s - 1)
         self.scaler.step()
         self._scale()
 

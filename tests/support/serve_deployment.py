@@ -1,7 +1,7 @@
 """A deployment of slices as Serve's own DeploymentState keeps it, without a cluster: hardware, starts and time are the test's."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -10,14 +10,21 @@ from ray.serve._private.autoscaling_state import AutoscalingStateManager
 from ray.serve._private.common import DeploymentID, ReplicaState
 from ray.serve._private.config import DeploymentConfig, ReplicaConfig
 from ray.serve._private.deployment_info import DeploymentInfo
-from ray.serve._private.deployment_state import DeploymentState
+from ray.serve._private.deployment_state import SLOW_STARTUP_WARNING_S, DeploymentState
 from ray.serve.config import AutoscalingConfig
 
 from serving.slices import controller
-from serving.state.records import Rollout, SliceRecord, SliceState, deployment
+from serving.slices.quarantine import failed, left_out
+from serving.state.records import Rollout, SliceFailures, SliceRecord, SliceState, deployment
 
 APPLICATION, MODEL = "app", "llama"
-_HAS_HARDWARE = (ReplicaState.STARTING, ReplicaState.RUNNING, ReplicaState.STOPPING)
+_TYPE = "v6e-8"
+_ANSWERS_S = 2.0  # after which a replica that recovers shows what it is
+_SCHEDULER: Any = SimpleNamespace(
+    on_deployment_deployed=lambda *_args, **_kwargs: None,
+    on_replica_stopping=lambda *_: None,
+    on_replica_running=lambda *_: None,
+)
 
 
 @dataclass
@@ -45,7 +52,14 @@ class Cluster:
     prices: dict[str, float] = field(default_factory=dict)  # dollars an hour, by pool
     held: list[tuple[int, float]] = field(default_factory=list)  # slices after each look, and what they cost
 
+    notices: dict[str, float] = field(default_factory=dict)  # by node, when a host of it goes
+    faulty: set[str] = field(default_factory=set)  # slices on which no engine starts
+    failures: dict[str, SliceFailures] = field(default_factory=dict)  # by slice
+
     def __post_init__(self) -> None:
+        self._install()
+
+    def _install(self) -> None:
         # Classes of this cluster's own, so that Serve's stay as they are.
         self.state_class: Any = type("State", (DeploymentState,), {})
         application_class: Any = type("Application", (), {"_delete_deployment": self._delete})
@@ -64,9 +78,23 @@ class Cluster:
         self.application._target_state = SimpleNamespace(deleting=False)
         self.application.target_deployments = []
 
-    @property
-    def free(self) -> int:
-        return self.hardware - sum(len(deployed.held) for deployed in self.deployments.values())
+    def recover(self) -> None:
+        """Serve's controller ends and comes back: it knows its checkpoint, and finds what lives."""
+        names = self.application.target_deployments
+        self._install()
+        self.configure(*names)
+        for deployed in self.deployments.values():
+            deployed.recover()
+            self.application._deployment_state_manager._deployment_states[deployed.id] = deployed.state
+
+    def free(self, version: str) -> list[str]:
+        """Slices for an engine of a version: those without one, less those in quarantine."""
+        taken = {slice_ for deployed in self.deployments.values() for slice_ in deployed.at.values()}
+        there = [name for name in map(str, range(self.hardware)) if name not in taken]
+        there = there[: max(0, self.hardware - len(taken))]
+        out = left_out(self.failures.values(), there, _TYPE, version, self.now_s)
+        # The worst order: slices on which engines fail come first.
+        return sorted((name for name in there if name not in out), key=lambda name: name not in self.faulty)
 
     def _wanted(self, _application: str, name: str) -> int | None:
         target: int = self.deployments[name].state._target_state.target_num_replicas
@@ -123,16 +151,14 @@ class Deployed:
     """One deployment."""
 
     def __init__(self, cluster: Cluster, name: str) -> None:
-        scheduler = SimpleNamespace(
-            on_deployment_deployed=lambda *_args, **_kwargs: None,
-            on_replica_stopping=lambda *_: None,
-            on_replica_running=lambda *_: None,
-        )
         self.id = DeploymentID(name=name, app_name=APPLICATION)
         self.cluster = cluster
-        self.state = cluster.state_class(self.id, None, scheduler, None, AutoscalingStateManager())
+        self.state = cluster.state_class(self.id, None, _SCHEDULER, None, AutoscalingStateManager())
         self.held: dict[str, float] = {}  # since when each replica has its slice
+        self.at: dict[str, str] = {}  # by replica, its slice
+        self.versions: dict[str, Any] = {}  # of replicas that recover, which show it later
         self.stopping: dict[str, float] = {}
+        self.recovers_s = -math.inf
         self.lowest = 0
         self.price = 0.0
         self.pool, self.model = "", MODEL
@@ -196,9 +222,11 @@ class Deployed:
 
     def step(self) -> None:
         """Hardware and engines for as long as a look of Serve takes, then that look."""
+        self._leave()
         self._stop()
         self._start()
         self.state.check_curr_status()
+        self.state.migrate_replicas_on_draining_nodes(self.cluster.notices)
         _, fewer = self.state.scale_deployment_replicas()
         if fewer:
             spare = self.replicas(ReplicaState.STARTING, ReplicaState.RUNNING)[: fewer.num_to_stop]
@@ -211,36 +239,97 @@ class Deployed:
                 replica._actor.reconfigure = partial(_reconfigured, replica)
         self.lowest = min(self.lowest, self.serving())
 
+    def recover(self) -> None:
+        """A controller that came back has the target of its checkpoint, and does not know yet how far what it finds is."""
+        found, target = self.state._replicas.get(), self.state._target_state
+        self.state = self.cluster.state_class(self.id, None, _SCHEDULER, None, AutoscalingStateManager())
+        self.state.recover_target_state_from_checkpoint(target)
+        self.recovers_s = self.cluster.now_s
+        for replica in found:
+            self.versions.setdefault(replica.replica_id.unique_id, replica.version)
+            replica._actor._version = target.version or replica.version
+            self.state._replicas.add(ReplicaState.RECOVERING, replica)
+
+    def notice(self, replica: Any, in_s: float) -> None:
+        """A host of the replica's slice is to go."""
+        self.cluster.notices.setdefault(replica.actor_node_id, self.cluster.now_s + in_s)
+        self._record(replica, SliceState.DRAINING)
+
+    def _leave(self) -> None:
+        """Slices whose hosts go finish what they can, and end by themselves."""
+        for replica in self.replicas(ReplicaState.RUNNING, ReplicaState.PENDING_MIGRATION):
+            goes_s = self.cluster.notices.get(replica.actor_node_id)
+            if goes_s is not None and self.cluster.now_s >= goes_s - self.cluster.drain_s:
+                self.lose(replica)
+
     def _stop(self) -> None:
-        for replica in self.replicas(ReplicaState.STOPPING):
+        for replica in self.replicas(ReplicaState.STOPPING, ReplicaState.RECOVERING):
             name = replica.replica_id.unique_id
-            since_s = self.stopping.setdefault(name, self.cluster.now_s)
-            if name not in self.held or self.cluster.now_s - since_s >= self.cluster.drain_s:
+            if replica.actor_details.state is ReplicaState.STOPPING:
+                self.stopping.setdefault(name, self.cluster.now_s)
+            since_s = self.stopping.get(name, math.inf)
+            if (
+                name not in self.held and since_s < math.inf
+            ) or self.cluster.now_s - since_s >= self.cluster.drain_s:
                 self.state._replicas.remove({replica.replica_id})
-                self.held.pop(name, None)
+                self._give_back(name)
+
+    def _give_back(self, name: str) -> None:
+        self.held.pop(name, None)
+        self.at.pop(name, None)
 
     def _start(self) -> None:
-        for replica in self.replicas(ReplicaState.STARTING):
+        waiting = self.replicas(ReplicaState.STARTING, ReplicaState.RECOVERING)
+        version = str(self.state._target_state.version and self.state._target_state.version.code_version)
+        free = self.cluster.free(version) if waiting and self.pool not in self.cluster.closed else []
+        for replica in waiting:
             name = replica.replica_id.unique_id
-            if name not in self.held and self.cluster.free > 0 and self.pool not in self.cluster.closed:
-                self.held[name] = self.cluster.now_s
+            if name in self.stopping:
+                continue
+            if name not in self.held and free:
+                self.held[name], self.at[name] = self.cluster.now_s, free.pop(0)
             held_s = self.cluster.now_s - self.held.get(name, math.inf)
-            if held_s >= self.cluster.process_s:
+            recovers = replica.actor_details.state is ReplicaState.RECOVERING
+            if held_s >= self.cluster.process_s and not (recovers and held_s >= self.cluster.start_s):
                 replica._actor._node_id = f"node-of-{name}"
                 self._record(replica, SliceState.STARTING)
-            if held_s < self.cluster.start_s:
+            if (
+                recovers
+                and name not in self.held
+                and self.cluster.now_s - self.recovers_s > SLOW_STARTUP_WARNING_S
+            ):
+                self.state._replicas.remove({replica.replica_id})
+                self.state._stop_replica(replica, graceful_stop=False)
+            if held_s < self.cluster.start_s or (
+                recovers and self.cluster.now_s - self.recovers_s < _ANSWERS_S
+            ):
                 continue
             self.state._replicas.remove({replica.replica_id})
-            if replica.version.code_version in self.cluster.broken:
+            replica._actor._version = self.versions.pop(name, replica.version)
+            if self._fails(replica):
                 self.state.record_replica_startup_failure("boom")
                 self.state._stop_replica(replica)
             else:
                 self.state._replicas.add(ReplicaState.RUNNING, replica)
                 self._record(replica, SliceState.SERVING)
 
+    def _fails(self, replica: Any) -> bool:
+        """Whether the engine does not come up, which is then remembered of its slice; one that does acquits it."""
+        name, failures = replica.replica_id.unique_id, self.cluster.failures
+        at = self.at[name]
+        record = next((record for record in self.cluster.records if record.replica == name), None)
+        if record is None or record.serves:
+            return False
+        if replica.version.code_version not in self.cluster.broken and at not in self.cluster.faulty:
+            failures.pop(at, None)
+            return False
+        own = replace(record, slice=at, hosts=("host",), pod_type=_TYPE)
+        failures[at] = failed(own, "boom", self.cluster.now_s, failures.values(), self.cluster.records)
+        return True
+
     def lose(self, replica: Any) -> None:
         self.state._replicas.remove({replica.replica_id})
-        self.held.pop(replica.replica_id.unique_id)
+        self._give_back(replica.replica_id.unique_id)
         self.state._in_transition = True
 
     def move(self, replicas: list[Any], state: ReplicaState) -> None:
