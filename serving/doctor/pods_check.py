@@ -53,6 +53,11 @@ def _trouble(pod: Mapping[str, Any], namespace: str) -> Finding | None:
             said = f"{name} ended with status {ended['exitCode']} ({ended.get('reason') or 'Error'})"
             return failed(said, f"see `kubectl logs -n {namespace} POD -c {name}`")
     for condition in status.get("conditions") or ():
+        if condition.get("reason") == "SchedulingGated":
+            return warning(
+                "Kueue has not admitted it",
+                f"see `kubectl get workloads -n {namespace}`, and the quota of its queue",
+            )
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             remedy = f"wait for a node that is ordered; else see the manifest's `gcloud` lines, quota and zone ({_GUIDE}, steps 5 and 6)"
             return warning(f"no node: {condition.get('message') or condition.get('reason')}", remedy)

@@ -57,6 +57,12 @@ NO_SECRET = {"reason": "CreateContainerConfigError", "message": 'secret "hf-toke
             "kubectl logs -n default POD -c ray-worker",
         ),
         (
+            {"conditions": [UNSCHEDULED | {"reason": "SchedulingGated"}]},
+            Verdict.WARNING,
+            "Kueue has not admitted it",
+            "kubectl get workloads -n default",
+        ),
+        (
             {"conditions": [UNSCHEDULED]},
             Verdict.WARNING,
             "no node: 0/3 nodes are available",
