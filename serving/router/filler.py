@@ -48,6 +48,7 @@ _LAST_S = 3.0  # for the last words to the store, which may end with this router
 _MOST_BROUGHT_BYTES = 8 << 20  # of results at once; one alone may be longer
 # Of one line: vectors and logprobs of many answers have hundreds of megabytes, and a router has many lines at once.
 _MOST_ANSWER_BYTES = 32 << 20
+_MOST_ANSWERS_BYTES = 256 << 20  # of all lines that a router has; from half of it on no line is started
 _AHEAD = 32  # lines of a model that are here before their seat is free, at most
 
 
@@ -67,20 +68,26 @@ class Line:
 
 
 class Answer:
-    """A Downstream that keeps the whole answer. One of more than `most_bytes` is `too_long`, and ends the task that answers."""
+    """A Downstream that keeps the whole answer. One of more than `most_bytes` is `too_long`, and ends the task that answers.
 
-    def __init__(self, answering: asyncio.Task[Any], most_bytes: int = _MOST_ANSWER_BYTES) -> None:
-        self.too_long = False
+    So does one that is `given_back`.
+    """
+
+    def __init__(
+        self, answering: asyncio.Task[Any], held: "Held", most_bytes: int = _MOST_ANSWER_BYTES
+    ) -> None:
+        self.too_long = self.given_back = False
         self.retry_after_s: float | None = None
         self.source: Source | None = None
         self.more_headers: Callable[[], RawHeaders] | None = None
         self.status = 0
         self.over = False
         self.paused = False
+        self.size_bytes = 0
         self._answering = answering
+        self._held = held
         self._most_bytes = most_bytes
         self._pieces: list[bytes] = []
-        self._bytes = 0
 
     @property
     def body(self) -> bytes:
@@ -96,13 +103,24 @@ class Answer:
         self.retry_after_s = float(said) if said.isdigit() else None
 
     def write(self, data: bytes) -> None:
-        self._bytes += len(data)
-        if self._bytes <= self._most_bytes:
-            self._pieces.append(data)
-        elif not self.too_long:
+        if self.too_long or self.given_back:
+            return
+        self._pieces.append(data)
+        self.size_bytes += len(data)
+        self._held.grew(self, len(data))
+        if self.size_bytes > self._most_bytes and not self.given_back:
             self.too_long = True
-            self._pieces.clear()
-            self._answering.cancel()
+            self._end()
+
+    def give_back(self) -> None:
+        """Forget what there is of it: other answers want its room."""
+        self.given_back = True
+        self._end()
+
+    def _end(self) -> None:
+        self._pieces.clear()
+        self._held.left(self)
+        self._answering.cancel()
 
     def end(self, data: bytes = b"") -> None:
         if data:
@@ -120,6 +138,38 @@ class Answer:
         )
         self.status, self.over = int(error.status), True
         self._pieces = [json.dumps(error.openai_body()).encode()]
+
+
+class Held:
+    """The bytes of all answers to lines in one router. Of too many the longest answer under way is given back."""
+
+    def __init__(self, most_bytes: int = _MOST_ANSWERS_BYTES) -> None:
+        self.size_bytes = 0
+        self._most_bytes = most_bytes
+        self._under_way: set[Answer] = set()
+
+    @property
+    def is_half_full(self) -> bool:
+        return self.size_bytes > self._most_bytes // 2
+
+    def grew(self, answer: Answer, size_bytes: int) -> None:
+        self._under_way.add(answer)
+        self.size_bytes += size_bytes
+        if self.size_bytes > self._most_bytes:
+            max(self._under_way, key=lambda each: each.size_bytes).give_back()
+
+    def left(self, answer: Answer) -> None:
+        """It is whole, or is not wanted; a second call changes nothing."""
+        if answer in self._under_way:
+            self._under_way.remove(answer)
+            self.size_bytes -= answer.size_bytes
+
+    def kept(self, result: Mapping[str, Any]) -> None:
+        """It waits to be brought."""
+        self.size_bytes += len(result["body"])
+
+    def brought(self, result: Mapping[str, Any] | None) -> None:
+        self.size_bytes -= len(result["body"]) if result else 0
 
 
 class Filler:
@@ -148,6 +198,7 @@ class Filler:
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._back: list[tuple[str, Line]] = []  # lines that got no seat, until the next step
         self._results: dict[tuple[str, int], dict[str, Any]] = {}
+        self._held = Held()
         self._given_up: Counter[tuple[str, int]] = Counter()
         self._woken = asyncio.Event()
         self._over = False
@@ -230,7 +281,7 @@ class Filler:
             if not lines:
                 continue
             room = self._admission.room(model, self._spec.spare) - self._starting(model)
-            while lines and room > 0:
+            while lines and room > 0 and not self._held.is_half_full:
                 if wait_s := self._pace.wait_s(model, time.monotonic()):
                     self._start_in(wait_s)
                     break
@@ -265,13 +316,18 @@ class Filler:
     async def _answer(self, line: Line, model: str) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
-        answer = Answer(task)
+        answer = Answer(task, self._held)
         request_id = f"{line.batch}-{line.line}"
         try:
             await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
         except asyncio.CancelledError:
-            if not answer.too_long or task.uncancel():
+            if not (answer.too_long or answer.given_back) or task.uncancel():
                 raise
+        finally:
+            self._held.left(answer)
+        if answer.given_back:
+            self._back.append((model, line))
+            return
         if answer.too_long:
             answer.refuse()
         if answer.status == GaveWayError.status and GaveWayError.code.encode() in answer.body:
@@ -279,7 +335,7 @@ class Filler:
         if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             self._back.append((model, line))  # its seat is gone, or its slice
             return
-        self._results[line.held] = {
+        result = self._results[line.held] = {
             "batch": line.batch,
             "line": line.line,
             "status": answer.status,
@@ -288,6 +344,7 @@ class Filler:
             "again": _may_do_better(answer),
             "wait_s": _wait_s(answer),
         }
+        self._held.kept(result)
 
     def _ended(self, line: Line, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -309,7 +366,7 @@ class Filler:
                 results.append(result)
             await self._kept.call("/lines/commit", {"results": results})
             for result in results:
-                self._results.pop((result["batch"], result["line"]), None)
+                self._held.brought(self._results.pop((result["batch"], result["line"]), None))
 
     def _drop(self, dropped: set[tuple[str, int]]) -> None:
         """Stop work on lines of batches that are over."""
@@ -317,7 +374,7 @@ class Filler:
             for line in [line for line in lines if line.held in dropped]:
                 lines.remove(line)
         for held in dropped:
-            self._results.pop(held, None)
+            self._held.brought(self._results.pop(held, None))
             del self._given_up[held]
             if task := self._running.get(held):
                 task.cancel()

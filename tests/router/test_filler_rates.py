@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from serving.config import BatchSpec
-from serving.router.filler import Answer, Filler, Line
+from serving.router.filler import Answer, Filler, Held, Line
 from serving.router.scheduling.slice_table import SliceTable
 
 pytestmark = pytest.mark.unit
@@ -94,3 +94,57 @@ async def test_a_line_that_is_dropped_is_not_answered() -> None:
     await asyncio.wait([answering], timeout=20)
     assert answering.cancelled()
     assert not filler._results
+
+
+class Answers:
+    """An engine that gives lines answers of so many megabytes, piece by piece and side by side."""
+
+    def __init__(self, megabytes: dict[str, int]) -> None:
+        self.megabytes = megabytes
+        self.asked: list[str] = []
+
+    async def fill(self, request: Any, key: str, client: Answer, _times: int) -> None:
+        del request
+        self.asked.append(key)
+        client.start(200, [])
+        for _ in range(self.megabytes[key]):
+            client.write(bytes(1 << 20))
+            await asyncio.sleep(0)
+        client.end()
+
+
+async def test_the_answers_of_all_lines_have_a_bound_and_the_longest_is_given_back() -> None:
+    """256 lines of 32 MiB each were 8 GiB of one router."""
+    admission: Any = NoSeats()
+    keeper: Any = Keeper()
+    api: Any = Answers({f"long{at}": 4 for at in range(9)} | {"short": 1})
+    filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
+    filler._held = Held(34 << 20)
+    lines = [Line("b", at, key, "/v1/embeddings", b"{}") for at, key in enumerate(api.megabytes)]
+    async with asyncio.timeout(20):
+        await asyncio.gather(
+            *(asyncio.create_task(filler._answer(line, "llama"), name="llama") for line in lines)
+        )
+    assert [line.key[:4] for _, line in filler._back] == ["long"]
+    assert len(filler._results) == len(lines) - 1
+    assert filler._held.size_bytes == (8 * 4 + 1) << 20
+
+
+async def test_no_line_is_started_while_answers_fill_half_of_their_room() -> None:
+    admission: Any = NoSeats()
+    admission.room = lambda *_: 1
+    keeper: Any = Keeper()
+    api: Any = Answers({"k": 0})
+    filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
+    filler._held = Held(2000)
+    result = {"batch": "b", "line": 7, "body": "a" * 1001}
+    filler._results["b", 7] = result
+    filler._held.kept(result)
+    filler._waiting["llama"].append(Line("b", 0, "k", "/v1/embeddings", b"{}"))
+    filler._start()
+    assert not filler._running
+    filler._drop({("b", 7)})
+    assert filler._held.size_bytes == 0
+    filler._start()
+    await asyncio.gather(*filler._running.values())
+    assert api.asked == ["k"]

@@ -106,7 +106,9 @@ def used_tokens(
         )
     if uncounted:
         return prompt, in_time((record.first_s or now_s) - record.leases[-1].at_s)
-    return prompt if record.status >= HTTPStatus.INTERNAL_SERVER_ERROR else 0.0, 0.0
+    # No engine refuses a request whose stream it has begun.
+    began = record.streamed or record.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    return prompt if began else 0.0, 0.0
 
 
 def _written(record: RequestRecord, work: Work) -> float:

@@ -26,6 +26,8 @@ _PROMPT_IDS, _NO_PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[[0-9,]*\]'), b'
 _WHOLE_IDS = re.compile(rb'"token_ids":(\[[0-9,]*\])')
 _NO_DELTA, _CALLS, _PROMPT = b'"delta":{}', b'"tool_calls":[', b'"prompt_token_ids":['
 _MOST_REPEATED_BYTES = 1 << 20
+# Of a first event of which little is wanted: with logprobs of a prompt it has megabytes.
+_MOST_PARSED_BYTES = 1 << 18
 # Options whose effect on a token depends on all tokens before it, or on the whole answer.
 _ALL_OF_IT = (
     "prompt_logprobs",
@@ -160,7 +162,8 @@ class Transcript:
 
     def _take_at_once(self, events: bytes) -> bytes | None:
         """Events of which none is parsed. None where one has to be."""
-        if self._unread and self._begun:
+        if self._unread and (self._begun or len(events) > _MOST_PARSED_BYTES):
+            self._begun = True
             return self._take_unread(events)
         if self._opening and not self._later and not self._counts_text and not (self.failed or self.done):
             return self._take_tokens(events)

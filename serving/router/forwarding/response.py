@@ -10,7 +10,13 @@ import sys
 import time
 from http import HTTPStatus
 
-from serving.errors import PoisonousRequestError, ServingError, SliceLostError, UnknownPathError
+from serving.errors import (
+    PoisonousRequestError,
+    ServingError,
+    SliceLostError,
+    TooLargeError,
+    UnknownPathError,
+)
 from serving.router.forwarding.continuation import Transcript, ids_of, with_ids, without_ids
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.seat import Seat
@@ -28,6 +34,8 @@ _EVENTS = sse.MEDIA_TYPE.encode()
 # Of an answer in one piece so much is held, until it is whole: a client has nothing of it, and another slice may be asked.
 _MOST_HELD_BYTES = 4 << 20
 _TOO_LONG = b'{"message":"The engine refuses the request, and says so in more than 4 MiB."}'
+# One event is held until it is whole: logprobs of a long prompt have hundreds of megabytes.
+_MOST_EVENT_BYTES = 16 << 20
 _PAUSED = b": paused\n\n"  # a comment, which clients skip
 
 
@@ -111,6 +119,9 @@ class Forwarding:
             ended = await stream.response.pipe(relay.take)
         except UpstreamError:
             ended = False
+        except TooLargeError as error:
+            self._end_with(error)
+            return True
         finally:
             self._client.source = None
             if self._seat:
@@ -290,7 +301,10 @@ class _Running:
 class _EventRelay:
     """One slice's events on their way to the client, whole events only: later events must not land inside a cut one."""
 
-    __slots__ = ("_client", "_forwarding", "_new", "_stream", "_timing", "_transcript", "failed", "rest")
+    __slots__ = (
+        *("_beginning", "_beginning_bytes", "_client", "_forwarding", "_new", "_stream", "_timing"),
+        *("_transcript", "failed"),
+    )
 
     def __init__(self, forwarding: Forwarding, stream: Stream) -> None:
         self._forwarding = forwarding
@@ -299,20 +313,25 @@ class _EventRelay:
         self._transcript = forwarding._transcript  # noqa: SLF001
         self._timing = forwarding._dispatcher.timing  # noqa: SLF001
         self._new = True
-        self.rest = b""
+        self._beginning: list[bytes] = []  # of an event whose end is to come
+        self._beginning_bytes = 0
         self.failed = False
 
+    @property
+    def rest(self) -> bytes:
+        """What has come and is not yet the client's."""
+        return b"".join(self._beginning)
+
     def take(self, data: bytes) -> bool:
-        """Called with every piece as it comes; false where the slice's answer is of no more use."""
+        """Called with every piece as it comes; false where the slice's answer is of no more use.
+
+        Raises TooLargeError.
+        """
         now_s = time.monotonic()
         stream, transcript = self._stream, self._transcript
-        data = self.rest + data if self.rest else data
-        if self._new and not transcript and sse.opens(data):
-            # It comes before the engine has seen the request. Until the client has it another slice may be asked.
-            self.rest = data
+        events = self._whole_events(data, now_s)
+        if events is None:
             return True
-        events, self.rest = sse.whole(data)
-        stream.heard(self._timing, now_s)
         if transcript and events:
             events = transcript.take(events)
             stream.movable = transcript.movable
@@ -324,7 +343,7 @@ class _EventRelay:
             self._new = False
             self._forwarding.first_events(stream)
         if transcript and transcript.done:
-            self.rest = events + self.rest  # goes out together with the answer's end
+            self._beginning.insert(0, events)  # goes out together with the answer's end
             stream.response.complete = True
             return False
         if events:
@@ -334,6 +353,39 @@ class _EventRelay:
         else:
             stream.told(now_s)
         return not self.failed
+
+    def _whole_events(self, data: bytes, now_s: float) -> bytes | None:
+        """The events that end in a piece, with what was held of the first. None where it is all held."""
+        if self._beginning:
+            if b"\n" not in data:  # no event ends in it
+                self._hold(data)
+                if self._transcript or not self._new:
+                    self._stream.heard(self._timing, now_s)
+                return None
+            data = self.rest + data
+            self._let_go()
+        if self._new and not self._transcript and sse.opens(data):
+            # It comes before the engine has seen the request. Until the client has it another slice may be asked.
+            self._hold(data)
+            return None
+        events, rest = sse.whole(data)
+        if rest:
+            self._hold(rest)
+        self._stream.heard(self._timing, now_s)
+        return events
+
+    def _hold(self, data: bytes) -> None:
+        self._beginning.append(data)
+        self._beginning_bytes += len(data)
+        if self._beginning_bytes > _MOST_EVENT_BYTES:
+            raise TooLargeError(
+                f"An event of the answer has more than {_MOST_EVENT_BYTES >> 20} MiB; ask for fewer logprobs, or for the answer "
+                "without a stream."
+            )
+
+    def _let_go(self) -> None:
+        self._beginning.clear()
+        self._beginning_bytes = 0
 
     def pause(self) -> None:
         self._stream.response.pause()

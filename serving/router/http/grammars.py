@@ -4,8 +4,7 @@ xgrammar compiles them before the first token, in the engine's own process: a hu
 """
 
 import re
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jiter
@@ -18,6 +17,11 @@ _LONGEST_GRAMMAR_CHARS = 1 << 16
 _MOST_SCHEMA_VALUES = 10_000
 # Each pair of bounds on a text's length is unrolled, in 50 ms and more; the same pair once.
 _MOST_LENGTHS = 32
+# The time for an object is as the square of the number of its properties that may be left out: 300 took 3 s, 3,000 take minutes.
+_MOST_OPTIONAL_SQUARED = 200**2
+_LONGEST_LITERALS_CHARS = 1 << 16
+_LITERALS = frozenset(("enum", "const", "choice"))
+_MOST_FORMATS = 512  # each is a pattern
 # Fields with schemas. `text` is of the Responses API, `output_config` Anthropic's.
 _SCHEMAS = ("structured_outputs", "response_format", "guided_json", "guided_choice", "text", "output_config")
 # All that `check` looks at.
@@ -43,47 +47,96 @@ def check(fields: Mapping[str, Any]) -> None:
             )
     for name in _SCHEMAS:
         _check_schema(name, _unpacked(fields.get(name)))
-    if fields.get("tool_choice") not in (None, "auto", "none"):  # only then they are a grammar
-        _check_schema("tools", fields.get("tools"))
+    tools = fields.get("tools")
+    if fields.get("tool_choice") not in (None, "auto", "none") or _any_is_strict(tools):
+        _check_schema("tools", tools)
+
+
+def _any_is_strict(tools: Any) -> bool:
+    """Whether tools are a grammar though no answer has to call one. pydantic takes many values for true."""
+    return isinstance(tools, list) and any(
+        holder.get("strict")
+        for tool in tools
+        if isinstance(tool, Mapping)
+        for holder in (tool, tool.get("function"))
+        if isinstance(holder, Mapping)
+    )
 
 
 def _unpacked(outputs: Any) -> Any:
-    """With the schemas in it that are texts of JSON, which vLLM takes too; the engine refuses those that are none."""
+    """With the schemas in it that are texts of JSON, which vLLM takes too."""
     if not isinstance(outputs, Mapping):
         return outputs
     schemas = {}
     for name in ("json", "structural_tag"):
         if isinstance(text := outputs.get(name), str):
-            with suppress(ValueError):
-                schemas[name] = jiter.from_json(text.encode("utf-8", "surrogatepass"))
+            try:
+                schemas[name] = jiter.from_json(text.encode(), allow_inf_nan=False)
+            except ValueError:  # an engine reads more than this: half of a surrogate pair, a thousand levels
+                raise BadRequestError(
+                    f"structured_outputs.{name} is no JSON of 200 levels at most."
+                ) from None
     return {**outputs, **schemas}
 
 
 def _check_schema(name: str, schema: Any) -> None:
     """Refuse JSON schemas, at any depth, that take an engine long to compile."""
-    values, todo = 0, [schema]
+    values = optional = literals = formats = 0
     lengths: set[tuple[int, int]] = set()
     patterns: dict[str, int] = {}
-    while todo:
-        item = todo.pop()
+    for item, is_literal in _each(schema, is_literal=name == "guided_choice"):
         values += 1
-        if isinstance(item, list):
-            todo.extend(item)
-        elif isinstance(item, dict):
-            todo.extend(item.values())
-            bounds = _count(item.get("minLength")), _count(item.get("maxLength"))
-            if any(bounds):
-                lengths.add(bounds)
-            if isinstance(pattern := item.get("pattern"), str):
-                _check_regex(f"a pattern of {name}", pattern)
-                patterns[pattern] = _repeats(pattern)
+        literals += _literal_chars(item) if is_literal else 0
+        if not isinstance(item, dict):
+            continue
+        bounds = _count(item.get("minLength")), _count(item.get("maxLength"))
+        if any(bounds):
+            lengths.add(bounds)
+        if isinstance(pattern := item.get("pattern"), str):
+            _check_regex(f"a pattern of {name}", pattern)
+            patterns[pattern] = _repeats(pattern)
+        if "patternProperties" in item:
+            # Outlines alone takes them: of lists within lists it makes a text twice as long for each level.
+            raise BadRequestError(f"{name} has patternProperties; leave them out, or name the properties.")
+        if isinstance(properties := item.get("properties"), dict):
+            literals += _literal_chars(properties)
+            optional += _optional(properties, item.get("required")) ** 2
+        formats += isinstance(item.get("format"), str)
     for what, count, most in (
         ("values", values, _MOST_SCHEMA_VALUES),
         ("different pairs of minLength and maxLength", len(lengths), _MOST_LENGTHS),
         ("repetitions in all of its patterns together", sum(patterns.values()), _MOST_REPEATS),
+        ("as the sum of squares of each object's optional properties", optional, _MOST_OPTIONAL_SQUARED),
+        ("characters in names of properties, enum and const", literals, _LONGEST_LITERALS_CHARS),
+        ("texts with a format", formats, _MOST_FORMATS),
     ):
         if count > most:
             raise BadRequestError(f"{name} has {_told(count)} {what}; send at most {most}.")
+
+
+def _each(schema: Any, *, is_literal: bool) -> Iterator[tuple[Any, bool]]:
+    """Every value at any depth, and whether an answer has to repeat it."""
+    todo = [(schema, is_literal)]
+    while todo:
+        item, is_literal = todo.pop()
+        yield item, is_literal
+        if isinstance(item, list):
+            todo.extend((value, is_literal) for value in item)
+        elif isinstance(item, dict):
+            todo.extend((value, is_literal or key in _LITERALS) for key, value in item.items())
+
+
+def _literal_chars(item: Any) -> int:
+    """The characters of a text, or of the names in an object."""
+    if isinstance(item, str):
+        return len(item)
+    return sum(map(len, item)) if isinstance(item, dict) else 0
+
+
+def _optional(properties: Mapping[str, Any], required: Any) -> int:
+    """The properties of an object that may be left out."""
+    always = {name for name in required if isinstance(name, str)} if isinstance(required, list) else ()
+    return len(properties.keys() - always)
 
 
 def _count(value: Any) -> int:

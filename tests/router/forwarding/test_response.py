@@ -1,5 +1,6 @@
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
@@ -9,10 +10,15 @@ from support.servers import SSE_HEAD, chunk
 
 from serving.config import FailoverSpec
 from serving.errors import SliceLostError
+from serving.router.admission.usage import Usage, used_tokens
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.response import Forwarding
+from serving.router.forwarding.response import Forwarding, _EventRelay
+from serving.router.forwarding.stalls import Stream
+from serving.router.forwarding.upstream import SliceResponse
 from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
+from serving.router.http.validation import Estimate
+from serving.router.http.work import Work
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
 from serving.state.records import SliceRecord, SliceState
@@ -361,3 +367,58 @@ async def test_a_refusal_of_any_length_is_a_short_one(serve: Serve) -> None:
     assert b"refuses the request" in client.got
     assert len(client.got) < 1000
     assert sent < 64 << 20
+
+
+def an_event(of_bytes: int) -> Any:
+    """A slice that answers a stream with one event of about so many bytes, as vLLM does an echo with logprobs."""
+    head, end = b'data: {"choices":[{"text":"', b'"}]}\n\n'
+    pieces = of_bytes >> 16
+
+    async def engine(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            writer.write(SSE_HEAD + b"%x\r\n" % (len(head) + (pieces << 16) + len(end)) + head)
+            for _ in range(pieces):
+                writer.write(b"a" * (1 << 16))
+                await writer.drain()
+            writer.write(end + b"\r\n" + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
+            await writer.drain()
+        writer.close()
+
+    return engine
+
+
+ECHO = InferenceRequest("m", "/v1/completions", b"{}", {"stream": True, "echo": True, "logprobs": 20})
+
+
+@pytest.mark.unit
+async def test_an_event_of_megabytes_is_neither_parsed_nor_joined_piece_by_piece() -> None:
+    """One of 50 MB took a router's loop 5 s and 600 MB."""
+    client, response = Client(), SliceResponse(SimpleNamespace())  # type: ignore[arg-type]  no connection is asked
+    forwarding = Forwarding(relay(never), ECHO)
+    forwarding._client = client
+    forwarding._dispatcher = SimpleNamespace(  # type: ignore[assignment]
+        timing=SimpleNamespace(gap=lambda *_: None, first=lambda *_: None),
+        answered=lambda *_: None,
+        tries=lambda: None,
+    )
+    entry = SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4")
+    take = _EventRelay(forwarding, Stream(entry, ECHO, response, 0.0, trial=False)).take
+    began_s = time.thread_time()
+    assert take(b'data: {"choices":[{"text":"')
+    for _ in range(1 << 13):
+        assert take(b"a" * (1 << 10))
+    assert take(b"no JSON}]}\n\n")
+    assert client.got.count(b"a") > 8 << 20
+    assert time.thread_time() - began_s < 2  # with a copy of all at each piece it was 20 s
+
+
+@pytest.mark.http
+async def test_an_event_that_no_router_holds_ends_the_stream_and_its_prompt_is_counted(serve: Serve) -> None:
+    dispatcher, client, record = await serve(an_event(20 << 20)), Client(), RequestRecord(ECHO.path)
+    async with asyncio.timeout(20):
+        await Forwarding(dispatcher, ECHO, record).run(client)
+    assert b"An event of the answer has more than 16 MiB" in client.got
+    assert client.ended
+    assert record.status == 413
+    used = used_tokens(record, Estimate(Work(1), 500.0, 16.0, 516.0), Usage(), 4096, record.last_s)
+    assert used == (500.0, 0.0)

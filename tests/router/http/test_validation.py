@@ -22,6 +22,12 @@ pytestmark = pytest.mark.unit
 CHAT = "/v1/chat/completions"
 UUID = "[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
 TALK = [{"role": "user", "content": "Hello"}]
+# Outlines made 2 GB of a text of this, 25 lists deep.
+NESTED = {"properties": {"a": {"type": "array"}}, "patternProperties": {"^b": {"type": "string"}}}
+
+
+def properties(count: int) -> dict[str, Any]:
+    return {f"p{at}": {"type": "integer"} for at in range(count)}
 
 
 def planned(**engine: Any) -> Any:
@@ -250,6 +256,35 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             {"messages": TALK, "structured_outputs": {"json": '{"pattern": "(a{99}){999}"}'}},
             "98901 times",
         ),
+        # vLLM's own reading of JSON takes both.
+        (CHAT, {"messages": TALK, "structured_outputs": {"json": '{"a": "\\ud800"}'}}, "json is no JSON"),
+        (CHAT, {"messages": TALK, "structured_outputs": {"json": "[" * 300 + "]" * 300}}, "json is no JSON"),
+        (CHAT, {"messages": TALK, "response_format": {"schema": NESTED}}, "has patternProperties"),
+        (
+            CHAT,
+            {"messages": TALK, "response_format": {"schema": {"properties": properties(201)}}},
+            "sum of squares of each object's optional properties",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "structured_outputs": {"choice": ["a" * 100] * 700}},
+            "70000 characters in names of properties, enum and const",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "response_format": {"schema": {"const": {"a": [{"b" * 70_000: 1}]}}}},
+            "70001 characters",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "response_format": {"schema": [{"format": "email"}] * 513}},
+            "513 texts with a format",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "tools": [{"function": {"strict": True, "parameters": [0] * 10_001}}]},
+            "tools has 10006 values",
+        ),
         (
             CHAT,
             {
@@ -295,7 +330,22 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
             },
         ),
         (CHAT, {"messages": TALK, "response_format": {"schema": [{"maxLength": 5000}] * 999}}),
-        (CHAT, {"messages": TALK, "structured_outputs": {"json": "{"}}),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "response_format": {"schema": {"properties": properties(150), "required": ["p0"]}},
+            },
+        ),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "response_format": {
+                    "schema": {"properties": properties(2000), "required": [f"p{at}" for at in range(2000)]}
+                },
+            },
+        ),
         ("/v1/responses", {"input": "a", "text": {"format": {"type": "text"}}}),
         (CHAT, {"messages": TALK, "repetition_detection": {"max_pattern_size": 20, "min_count": 3}}),
         (CHAT, {"messages": TALK, "repetition_detection": None}),
