@@ -238,7 +238,7 @@ class Desk:
                 await asyncio.to_thread(writing.close)
         except BaseException:
             for writing in writings.values():
-                writing.discard()
+                await asyncio.to_thread(writing.discard)  # a bucket's is a call over the network
             await self.clear(names.values())
             raise
         sizes = {column: (name, writings[column].bytes) for column, name in names.items()}

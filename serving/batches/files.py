@@ -4,6 +4,7 @@ Every call blocks. A file is there once `Writing.close` has returned; writing it
 """
 
 import contextlib
+import io
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,10 +48,11 @@ class Folder:
                 return Writing(os.fdopen(descriptor, "wb"), synced=True)
             return Writing(self._files.open(self._path(name), "wb"), synced=False)
 
-    def read(self, name: str, start: int = 0) -> Any:
+    def read(self, name: str, start: int = 0) -> "Reading":
         """An open file at `start`; raises StorageError."""
         with _translated("read"):
-            file = self._files.open(self._path(name), "rb")
+            raw = self._files.open(self._path(name), "rb", block_size=PIECE_BYTES)
+            file = Reading(raw, PIECE_BYTES)
             if start:
                 file.seek(start)
             return file
@@ -61,7 +63,7 @@ class Folder:
 
         def pieces() -> Iterator[bytes]:
             left_bytes = len(part)
-            with file, _translated("read"):
+            with file:
                 while piece := file.read(min(PIECE_BYTES, left_bytes)):
                     left_bytes -= len(piece)
                     yield piece
@@ -75,6 +77,18 @@ class Folder:
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
+
+
+class Reading(io.BufferedReader):
+    """A file that is being read: also a bucket's, whose `readline` knows no bound. Raises StorageError."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        with _translated("read"):
+            return super().read(size)
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        with _translated("read"):
+            return super().readline(size)
 
 
 class Writing:
