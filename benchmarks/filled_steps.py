@@ -83,6 +83,7 @@ class Slice:
         self._open: list[Request] = []
         self._lines: list[Request] = []
         self._pace = PromptPace({_MODEL: reading(plan, routers=1)})
+        self._pace.serve(_MODEL, slices=1, unread=1.0)
         self._names = itertools.count()
         self.held: deque[Request] = deque()
         self.played = Played(load)
@@ -104,7 +105,7 @@ class Slice:
             self._open.append(self.held.popleft())
             self._scheduler.add(self._open[-1])
         while self._has_seat() and not self._pace.wait_s(_MODEL, now_s):
-            self._pace.started(_MODEL, self._load.line_prompt_tokens, 1.0, 1, now_s)
+            self._pace.started(_MODEL, self._load.line_prompt_tokens, now_s)
             line = self._made(self._load.line_prompt_tokens, self._load.line_tokens, now_s)
             self._lines.append(line)
             self._scheduler.add(line)

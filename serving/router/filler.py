@@ -261,6 +261,7 @@ class Filler:
         self._drop({(batch, line) for batch, line in answer["drop"]})
         for fields in answer["lines"]:
             self._take(fields)
+        self._look_at_caches()
         self._start()
 
     def _want(self, model: str) -> dict[str, Any]:
@@ -287,7 +288,7 @@ class Filler:
                     break
                 line = lines.popleft()
                 room -= 1
-                self._note_prompt(model, line)
+                self._pace.started(model, len(line.body) / TOKEN_BYTES, time.monotonic())
                 task = self._running[line.held] = asyncio.create_task(self._answer(line, model), name=model)
                 task.add_done_callback(partial(self._ended, line))
 
@@ -301,12 +302,13 @@ class Filler:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._start)
         self._timer_s = now_s + seconds
 
-    def _note_prompt(self, model: str, line: Line) -> None:
-        """Of a line caches are taken to have as much as of all prompts until now."""
-        serving = [entry for entry in self._table.entries(model) if entry.serves]
-        prompts = sum(entry.prompt_tokens for entry in serving)
-        unread = 1 - sum(entry.cached_tokens for entry in serving) / prompts if prompts else 1.0
-        self._pace.started(model, len(line.body) / TOKEN_BYTES, unread, len(serving), time.monotonic())
+    def _look_at_caches(self) -> None:
+        """Of lines caches are taken to have as much as of all prompts until now."""
+        for model in (model for model, lines in self._waiting.items() if lines):
+            serving = [entry for entry in self._table.entries(model) if entry.serves]
+            prompts = sum(entry.prompt_tokens for entry in serving)
+            unread = 1 - sum(entry.cached_tokens for entry in serving) / prompts if prompts else 1.0
+            self._pace.serve(model, len(serving), unread)
 
     def _starting(self, model: str) -> int:
         """Lines that run and have no seat yet."""

@@ -21,15 +21,20 @@ class PromptPace:
 
     def __init__(self, readings: Mapping[str, Reading]) -> None:
         self._readings = readings
+        self._token_s: dict[str, float] = {}
         self._read_s: dict[str, float] = {}
+
+    def serve(self, model: str, slices: int, unread: float) -> None:
+        """Note how many slices serve, and which share of prompts their caches lack."""
+        reading = self._readings.get(model)
+        self._token_s[model] = unread / (reading.tokens_per_s * slices) if reading and slices else 0.0
 
     def wait_s(self, model: str, now_s: float) -> float:
         """Seconds until the next line of the model may start."""
         return max(0.0, self._read_s.get(model, now_s) - now_s)
 
-    def started(self, model: str, tokens: float, unread: float, slices: int, now_s: float) -> None:
-        """Note a line of so many tokens, of which caches lack this share, and how many slices serve."""
-        reading = self._readings.get(model)
-        if reading and slices:
-            took_s = min(tokens, reading.longest) * unread / (reading.tokens_per_s * slices)
+    def started(self, model: str, tokens: float, now_s: float) -> None:
+        """Note a line of so many tokens."""
+        if reading := self._readings.get(model):
+            took_s = min(tokens, reading.longest) * self._token_s.get(model, 0.0)
             self._read_s[model] = max(now_s, self._read_s.get(model, now_s)) + took_s

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from serving.config import BatchSpec
-from serving.router.filler import Filler, Line
+from serving.router.filler import Filler
 from serving.router.prompt_pace import PromptPace, Reading
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
@@ -14,31 +14,36 @@ pytestmark = pytest.mark.unit
 
 def test_a_line_starts_once_the_prompts_before_it_are_read() -> None:
     pace = PromptPace({"llama": Reading(1000.0, longest=8192)})
+    pace.serve("llama", slices=1, unread=1.0)
     assert pace.wait_s("llama", 10.0) == 0.0
-    pace.started("llama", 500, 1.0, 1, 10.0)
-    pace.started("llama", 500, 1.0, 1, 10.0)
+    pace.started("llama", 500, 10.0)
+    pace.started("llama", 500, 10.0)
     assert pace.wait_s("llama", 10.25) == 0.75
     assert pace.wait_s("llama", 12.0) == 0.0
-    pace.started("llama", 500, 1.0, 1, 12.0)
+    pace.started("llama", 500, 12.0)
     assert pace.wait_s("llama", 12.0) == 0.5
 
 
 def test_more_slices_read_sooner_and_what_caches_have_is_not_read() -> None:
     pace = PromptPace({"llama": Reading(1000.0, longest=8192)})
-    pace.started("llama", 4000, 0.25, 2, 0.0)
+    pace.serve("llama", slices=2, unread=0.25)
+    pace.started("llama", 4000, 0.0)
     assert pace.wait_s("llama", 0.0) == 0.5
 
 
 def test_a_picture_is_no_longer_than_the_model_s_context() -> None:
     pace = PromptPace({"llama": Reading(1000.0, longest=2000)})
-    pace.started("llama", 5e6, 1.0, 1, 0.0)
+    pace.serve("llama", slices=1, unread=1.0)
+    pace.started("llama", 5e6, 0.0)
     assert pace.wait_s("llama", 0.0) == 2.0
 
 
 def test_without_a_speed_or_a_slice_nothing_waits() -> None:
     pace = PromptPace({"llama": Reading(1000.0, longest=2000)})
-    pace.started("llama", 1000, 1.0, 0, 0.0)
-    pace.started("other", 1000, 1.0, 1, 0.0)
+    pace.serve("llama", slices=0, unread=1.0)
+    pace.started("llama", 1000, 0.0)
+    pace.serve("other", slices=1, unread=1.0)
+    pace.started("other", 1000, 0.0)
     assert (pace.wait_s("llama", 0.0), pace.wait_s("other", 0.0)) == (0.0, 0.0)
 
 
@@ -53,6 +58,9 @@ class Seats:
         del model
         return 100
 
+    def expect(self, rates: Any) -> None:
+        del rates
+
 
 class Engine:
     """Never answers."""
@@ -61,20 +69,41 @@ class Engine:
         await asyncio.Event().wait()
 
 
-async def test_lines_take_free_seats_as_quickly_as_their_prompts_are_read() -> None:
-    table = SliceTable({"llama": 1}, {"llama": "v6e"})
+class Store:
+    """Has five lines."""
+
+    def __init__(self) -> None:
+        fields = {"batch": "b", "key": "k", "path": "/v1/completions", "model": "llama", "body": "x" * 4000}
+        self.lines = [{**fields, "line": at} for at in range(5)]
+
+    async def call(self, path: str, fields: Any) -> Any:
+        del path, fields
+        lines, self.lines = self.lines, []
+        return {"lines": lines, "drop": [], "rates": {}}
+
+
+class Slices(SliceTable):
+    looks = 0
+
+    def entries(self, model: str) -> list[SliceRecord]:
+        self.looks += 1
+        return super().entries(model)
+
+
+async def test_lines_take_free_seats_as_quickly_as_their_prompts_are_read_by_one_look_at_slices() -> None:
+    table = Slices({"llama": 1}, {"llama": "v6e"})
     table.update([SliceRecord("a", "llama", SliceState.SERVING, "", "v6e")], 0.0)
     admission: Any = Seats()
     api: Any = Engine()
-    kept: Any = None
+    kept: Any = Store()
     pace = PromptPace({"llama": Reading(100_000.0, longest=8192)})
     filler = Filler(api, admission, table, kept, BatchSpec(), "router", pace)
-    filler._waiting["llama"].extend(Line("b", at, "k", "/v1/completions", bytes(4000)) for at in range(5))
-    filler._start()
+    await filler.step()
     assert len(filler._running) == 1
     async with asyncio.timeout(20):
         while filler._waiting["llama"]:  # noqa: ASYNC110  a timer of the filler's starts them
             await asyncio.sleep(0.005)
     assert len(filler._running) == 5
+    assert table.looks == 1
     for task in filler._running.values():
         task.cancel()
