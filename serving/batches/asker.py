@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 
 from serving.batches import corpus, lines
-from serving.errors import BudgetError
+from serving.errors import BudgetError, UnknownModelError
 
 _TRIES = 5  # of a line on which engines fail
 _AGAIN_S = 0.5  # and up to twice that
@@ -137,7 +137,7 @@ class Asker:
                 if why := _hopeless(status, body):
                     return self._stopped(number, why)
                 failures += _failed(status)
-                if _is_for_later(status, headers) or (_failed(status) and failures < _TRIES):
+                if _is_for_later(status, headers, body) or (_failed(status) and failures < _TRIES):
                     await self._pace.rest(max(_again_s(), _retry_after_s(status, headers)))
                     continue
                 self._pace.answered()
@@ -164,13 +164,16 @@ def _again_s() -> float:
 
 
 def _hopeless(status: int, body: bytes) -> str:
-    """Why no other line will fare better: the key is refused, or its budget is used up."""
+    """Why no other line will fare better: the key is refused, its budget is used up, or the model is gone."""
     over = status == HTTPStatus.TOO_MANY_REQUESTS and BudgetError.code.encode() in body
-    return _message(body) if over or status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) else ""
+    gone = status == HTTPStatus.NOT_FOUND and UnknownModelError.code.encode() in body
+    return _message(body) if over or gone or status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN) else ""
 
 
-def _is_for_later(status: int, headers: Mapping[str, str]) -> bool:
-    """Whether there is no seat or slice now, or a limit of the key's is reached for the moment."""
+def _is_for_later(status: int, headers: Mapping[str, str], body: bytes) -> bool:
+    """Whether there is no seat or slice now, a limit of the key's is reached for the moment, or a proxy has no service yet."""
+    if status == HTTPStatus.NOT_FOUND:
+        return not body.startswith(b"{")
     again = headers.get("x-should-retry") != "false"
     return status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS) and again
 

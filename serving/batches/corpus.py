@@ -21,6 +21,8 @@ _BEGINS = b'{"id": "batch_req_%s_' % NAME.encode()
 _PIECE_LINES, _PIECE_BYTES = 16, 1 << 20
 _MOST_PIECES = 4096
 
+Name = str | int  # of a line: its custom_id or, where that can't be told, its number
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -53,8 +55,7 @@ class Results:
             raise ConfigError(
                 f"another run writes {path}; wait for it, or name another file with -o"
             ) from None
-        self.custom_ids: set[str] = set()
-        self.numbers: set[int] = set()  # of lines whose custom_id can't be told
+        self.names: set[Name] = set()
         self.failed = 0
         self._end = 0
         try:
@@ -64,12 +65,23 @@ class Results:
             raise
 
     def __len__(self) -> int:
-        return len(self.custom_ids) + len(self.numbers)
+        return len(self.names)
 
     def add(self, results: Sequence[str]) -> None:
-        """Keep results: all of them are on disk afterwards or, where it raises, none. Raises StorageError."""
-        found = [_found(json.loads(result)) for result in results]
-        data = "".join(result + "\n" for result in results).encode()
+        """Keep the first result of each line: all of them are on disk afterwards or, where it raises, none. Raises StorageError."""
+        found: dict[Name, tuple[str, bool]] = {}
+        for result in results:
+            name, failed = _found(json.loads(result))
+            if name not in self.names:  # who asks may be killed, and ask again
+                found.setdefault(name, (result, failed))
+        self._append("".join(result + "\n" for result, _ in found.values()).encode())
+        for name, (_, failed) in found.items():
+            self._has(name, failed=failed)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _append(self, data: bytes) -> None:
         try:
             written = 0
             while written < len(data):
@@ -83,34 +95,30 @@ class Results:
             raise StorageError(
                 f"{self._path} can't be written ({error.strerror}); results that were there stay. Make room, and run this again."
             ) from error
-        for custom_id, number, failed in found:
-            self._has(custom_id, number, failed=failed)
-
-    def close(self) -> None:
-        os.close(self._file)
 
     def _read(self) -> None:
+        ends = True
         with self._path.open("rb") as file:
             for at, text in enumerate(file, 1):
-                whole = text.endswith(b"\n")
-                if not whole and text.startswith(_BEGINS[: len(text)]):
-                    break  # half a result
                 try:
-                    custom_id, number, failed = _found(json.loads(text if whole else b""))
+                    found = _found(json.loads(text)) if text.strip() else None  # editors leave empty lines
                 except (ValueError, KeyError, TypeError):
+                    if not text.endswith(b"\n") and text.startswith(_BEGINS[: len(text)]):
+                        break  # half a result
                     raise ConfigError(
                         f"{self._path}, line {at}, is no result of a run; name another file with -o"
                     ) from None
-                self._has(custom_id, number, failed=failed)
+                if found:
+                    self._has(found[0], failed=found[1])
                 self._end += len(text)
+                ends = text.endswith(b"\n")
         os.ftruncate(self._file, self._end)
+        if not ends:
+            self._append(b"\n")
 
-    def _has(self, custom_id: str | None, number: int, *, failed: bool) -> None:
+    def _has(self, name: Name, *, failed: bool) -> None:
         self.failed += failed
-        if custom_id is None:
-            self.numbers.add(number)
-        else:
-            self.custom_ids.add(custom_id)
+        self.names.add(name)
 
 
 class Corpus:
@@ -125,16 +133,19 @@ class Corpus:
         self.refused: list[str] = []
         with _opened(path) as file:
             seen = self._look_at(file, results)
-        if foreign := len(results.custom_ids - seen):
+        if foreign := results.names - seen:
+            some = next(iter(foreign))
+            which = f"line {some}" if isinstance(some, int) else f"custom_id {json.dumps(some)}"
             raise ConfigError(
-                f"the file of results has {foreign} that are of no line of {path}; name another file with -o"
+                f"the file of results has {len(foreign)} that are of no line of {path} as it is now, the one of {which} for "
+                "example; take them out, or name another file with -o"
             )
         if not self.total:
             raise ConfigError(f"{path} has no line")
 
-    def _look_at(self, file: IO[bytes], results: Results) -> set[str]:
-        """Sort its lines; every custom_id."""
-        seen: set[str] = set()
+    def _look_at(self, file: IO[bytes], results: Results) -> set[Name]:
+        """Sort its lines; their names."""
+        seen: set[Name] = set()
         piece = _Open(1, 0)
         for number, start, text in numbered(file):
             if not text.strip():
@@ -144,11 +155,9 @@ class Corpus:
             if custom_id in seen:  # a custom_id has one result, that of its first line
                 message = f"An earlier line has the custom_id {json.dumps(custom_id)}."
                 custom_id, refused = None, refused or lines.LineError("duplicate_custom_id", message)
-            if custom_id is None:
-                done = number in results.numbers
-            else:
-                seen.add(custom_id)
-                done = custom_id in results.custom_ids
+            name = number if custom_id is None else custom_id
+            seen.add(name)
+            done = name in results.names
             if refused and not done:
                 self.refused.append(lines.refused(NAME, number, custom_id, refused.code, refused.message))
             if piece.lines >= _PIECE_LINES or piece.bytes >= _PIECE_BYTES:
@@ -243,10 +252,10 @@ def _opened(path: Path) -> IO[bytes]:
         raise ConfigError(f"{path} can't be read ({error.strerror})") from None
 
 
-def _found(result: Any) -> tuple[str | None, int, bool]:
-    """Of a result: the custom_id, the number where there is none, and whether it is a failure. Raises KeyError and such."""
+def _found(result: Any) -> tuple[Name, bool]:
+    """Of a result: its line's name, and whether it is a failure. Raises KeyError and such."""
     custom_id, error, response = result["custom_id"], result["error"], result["response"]
     if custom_id is not None and not isinstance(custom_id, str):
         raise TypeError
-    number = int(error["line"]) if custom_id is None else 0
-    return custom_id, number, error is not None or response["status_code"] >= 400
+    name = int(error["line"]) if custom_id is None else custom_id
+    return name, error is not None or response["status_code"] >= 400

@@ -124,7 +124,7 @@ async def test_free_seats_cost_what_a_key_s_limits_say_and_give_back_what_they_d
 class Scripted:
     """A service that answers a line with what comes next, the last again and again."""
 
-    def __init__(self, *answers: tuple[int, dict[str, object]], seats: int = 1000) -> None:
+    def __init__(self, *answers: tuple[int, dict[str, object] | str], seats: int = 1000) -> None:
         self.answers = list(answers)
         self.seats = seats
         self.asked = self.under_way = self.refused = 0
@@ -138,6 +138,8 @@ class Scripted:
         self.under_way += 1
         await asyncio.sleep(0.002)
         self.under_way -= 1
+        if isinstance(body, str):
+            return web.Response(text=body, status=status)
         return web.json_response(body, status=status)
 
     async def ask(self, count: int) -> list[Asked]:
@@ -173,10 +175,30 @@ async def test_a_line_waits_for_a_slice_for_as_long_as_it_takes() -> None:
     assert statuses(await service.ask(1)) == [200]
 
 
+async def test_a_line_waits_while_a_proxy_has_no_service_behind_it() -> None:
+    """A service that is deployed anew has none for a while; lines failed for it."""
+    nobody = "Path '/v1/chat/completions' not found. Ping http://.../-/routes for available routes."
+    service = Scripted(*[(404, nobody)] * 20, (200, {}))
+    assert statuses(await service.ask(1)) == [200]
+
+
+async def test_what_a_line_names_and_nobody_has_fails_alone() -> None:
+    service = Scripted((404, {"error": {"code": "response_not_found", "message": "no"}}))
+    assert statuses(await service.ask(1)) == [404]
+
+
 @pytest.mark.parametrize(
-    ("status", "code"), [(401, "invalid_api_key"), (403, "forbidden"), (429, "insufficient_quota")]
+    ("status", "code"),
+    [
+        (401, "invalid_api_key"),
+        (403, "forbidden"),
+        (429, "insufficient_quota"),
+        (404, "model_not_found"),
+    ],
 )
-async def test_a_key_that_is_refused_stops_the_run_and_no_line_fails(status: int, code: str) -> None:
+async def test_a_key_that_is_refused_and_a_model_that_is_gone_stop_the_run_and_no_line_fails(
+    status: int, code: str
+) -> None:
     ok: tuple[int, dict[str, object]] = (200, {})
     service = Scripted(ok, ok, (status, {"error": {"code": code, "message": "Not with this key."}}))
     found = await service.ask(100)

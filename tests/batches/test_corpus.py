@@ -122,8 +122,43 @@ def test_a_file_that_has_no_results_is_left_as_it_is(tmp_path: Path, text: str) 
 
 def test_results_of_another_corpus_are_refused(tmp_path: Path, results: Results) -> None:
     results.add([answer(1, "a"), answer(2, "of another")])
-    with pytest.raises(ConfigError, match="has 1 that are of no line"):
+    with pytest.raises(
+        ConfigError, match=r'has 1 that are of no line of .* the one of custom_id "of another"'
+    ):
         Corpus(written(tmp_path, line("a")), MODEL, results)
+
+
+@pytest.mark.parametrize(
+    "later", [[line("a"), line("mended")], [line("new"), line("a"), "{"], [line("a")]], ids=str
+)
+def test_the_result_of_a_line_that_has_changed_stands_for_no_other_line(
+    tmp_path: Path, results: Results, later: list[str]
+) -> None:
+    """It was counted in the place of one without a result."""
+    results.add(Corpus(written(tmp_path, line("a"), "{"), MODEL, results).refused)
+    with pytest.raises(ConfigError, match="as it is now, the one of line 2 for example; take them out"):
+        Corpus(written(tmp_path, *later), MODEL, results)
+
+
+def test_a_line_that_was_asked_twice_has_its_first_result(tmp_path: Path, results: Results) -> None:
+    refused = Corpus(written(tmp_path, "{"), MODEL, results).refused
+    results.add([answer(2, "a"), *refused, answer(2, "a", status=400)])
+    results.add([answer(2, "a", status=500), *refused])
+    rows = [json.loads(text) for text in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert [row["custom_id"] for row in rows] == ["a", None]
+    assert rows[0]["response"]["status_code"] == 200
+    assert (len(results), results.failed) == (2, 1)
+
+
+def test_results_out_of_which_an_editor_took_some_are_read(tmp_path: Path) -> None:
+    """It may leave empty lines, and the last one without an end."""
+    out = tmp_path / "out.jsonl"
+    out.write_text(f"{answer(1, 'a')}\n\n{json.dumps(json.loads(answer(3, 'c')), separators=(',', ':'))}")
+    results = Results(out)
+    results.add([answer(2, "b")])
+    results.close()
+    names = [json.loads(text)["custom_id"] for text in out.read_text().splitlines() if text]
+    assert names == ["a", "c", "b"]
 
 
 @pytest.mark.usefixtures("results")
