@@ -6,15 +6,14 @@ What it does not know it hands to locust, after options of its own that a later 
 """
 
 import argparse
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 
 from rich.console import Console
 
+from serving.cli.interrupt import end_on_signals
 from serving.cli.simulated_service import running
 from serving.errors import ServingError
 from serving.simulation.cluster import default_directory
@@ -38,8 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--html", type=Path, default=Path("loadtest.html"), help="where the report goes")
     parser.add_argument("--name", default="loadtest", help="name of the simulation (default: loadtest)")
     options, to_locust = parser.parse_known_args(arguments)
-    for ending in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(ending, _interrupt)
+    end_on_signals()
     console = Console(stderr=True)
     try:
         with running(
@@ -63,10 +61,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     print(f"report: {options.html} (simulated engine: its times are the calibrated roofline's)")
     return status
-
-
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 if __name__ == "__main__":

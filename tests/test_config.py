@@ -23,6 +23,9 @@ ARGS: dict[str, Any] = {
 
 LISTED = b"applications:\n  - {import_path: serving.app:build, args: {models: [{model: m, slice: *v6e}]}}\n"
 ONE = b"applications: [{import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}]\n"
+LISTED_TWICE = b"applications:\n" + 2 * (
+    b"  - {import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}\n"
+)
 
 
 def args(**changes: Any) -> dict[str, Any]:
@@ -170,7 +173,7 @@ def test_a_file_has_a_port_and_services_by_application(tmp_path: Path) -> None:
     path.write_text(
         "http_options: {port: 9000}\n"
         "applications:\n"
-        "  - {name: one, import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}\n"
+        "  - {name: one, route_prefix: /one, import_path: serving.app:build, args: {models: [{model: m, slice: {generation: v6e, topology: 2x2}}]}}\n"
         "  - {import_path: serving.app:build, args: {models: [{model: n, slice: {generation: v6e, topology: 2x2}}]}}\n"
     )
     found = config.load(path)
@@ -210,7 +213,7 @@ def test_a_key_that_serve_would_drop_is_refused(tmp_path: Path, text: bytes, say
 
 def test_keys_of_other_applications_and_of_readers_are_let_be(tmp_path: Path) -> None:
     path = tmp_path / "one.yaml"
-    other = b"  - {import_path: other:app, args: {}, store: x}\n"
+    other = b"  - {name: other, route_prefix: /other, import_path: other:app, args: {}, store: x}\n"
     path.write_bytes(b"x-shape: &v6e {generation: v6e, topology: 2x2}\n" + LISTED + other)
     assert list(config.load(path).services) == ["default"]
 
@@ -224,6 +227,7 @@ def test_serve_s_keys_are_those_of_the_installed_serve() -> None:
         (serve_keys.HTTP, schema.HTTPOptionsSchema),
     ):
         assert set(known) == set(theirs.model_fields)
+    assert set(serve_keys.PROXY_LOCATIONS) == {location.value for location in schema.ProxyLocation}
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
@@ -246,8 +250,33 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             "application a: models: no model is listed",
         ),
         (b"applications: [{name: a, import_path: serving.app:build}]", "application a: models: missing"),
-        (ONE + b"http_options: 8000", "http_options.port: a number is needed (got 8000)"),
-        (ONE + b"http_options: {port: many}", "http_options.port: a number is needed (got 'many')"),
+        (ONE + b"http_options: 8000", "http_options: host and port are needed (got 8000)"),
+        (
+            ONE + b"http_options: {port: many}",
+            "http_options.port: a number from 1 to 65535 is needed (got 'many')",
+        ),
+        (
+            ONE + b"http_options: {port: 70000}",
+            "http_options.port: a number from 1 to 65535 is needed (got 70000)",
+        ),
+        (
+            ONE + b"http_options: {port: yes}",
+            "http_options.port: a number from 1 to 65535 is needed (got True)",
+        ),
+        (
+            ONE + b"proxy_location: headonly",
+            "proxy_location: 'headonly' is none of Serve's; it has HeadOnly,",
+        ),
+        (
+            ONE.replace(b"{import", b"{route_prefix: llama, import"),
+            "route_prefix: 'llama' is no path; write / or",
+        ),
+        (ONE.replace(b"{import", b"{route_prefix: /a/, import"), "route_prefix: '/a/' is no path"),
+        (LISTED_TWICE, "two applications have name: default; give each its own"),
+        (
+            LISTED_TWICE.replace(b"{import", b"{name: second, import", 1),
+            "two applications have route_prefix: /; give each its own",
+        ),
     ],
 )
 def test_a_file_that_can_not_be_read_as_a_deployment(tmp_path: Path, text: bytes, says: str) -> None:

@@ -33,7 +33,7 @@ def page() -> str:
             lines += [f"| {_spelling(action)} | {_meaning(action)} |" for action in own]
             parts.append("\n".join(lines))
         if is_group:
-            parts.append("Its options stand before the action: `serving sim --name NAME status`.")
+            parts.append("It may also stand before the action: `serving sim --name NAME status`.")
     return "\n\n".join(parts)
 
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from serving.cli.arguments import at_least
 from serving.cli.status import add_address, address_of
 
 KEY = "SERVING_API_KEY"
@@ -41,19 +42,13 @@ def add_commands(commands: Any) -> None:
     )
     run.add_argument(
         "--concurrency",
-        type=_positive,
+        type=at_least(1),
         default=256,
         metavar="N",
         help="most lines at once (default: 256); fewer where fewer seats are free",
     )
     add_address(run)
     run.set_defaults(run=_run)
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 up")
-    return int(text)
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 
 from serving import hub
+from serving.cli.arguments import at_least, seconds
 from serving.cli.compile_view import Watch, show
 from serving.compiler import libtpu, processes
 from serving.compiler.compile import Answer, Wish, compile_plan
@@ -42,9 +43,15 @@ def add_commands(commands: Any) -> None:
         help="steps of a few layers, extended to all of them by what a layer adds",
     )
     depth.add_argument("--full", action="store_true", help="every program at every bucket; takes hours")
-    compiling.add_argument("--jobs", type=int, default=1, metavar="N", help="compiles at once (default: 1)")
     compiling.add_argument(
-        "--timeout", type=float, default=_LIMIT_S, metavar="S", help="seconds for one compile (default: 1800)"
+        "--jobs", type=at_least(1), default=1, metavar="N", help="compiles at once (default: 1)"
+    )
+    compiling.add_argument(
+        "--timeout",
+        type=seconds,
+        default=_LIMIT_S,
+        metavar="S",
+        help="seconds for one compile (default: 1800)",
     )
     compiling.add_argument(
         "--cache",

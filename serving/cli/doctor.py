@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from serving import hub
+from serving.cli.arguments import seconds
 from serving.cli.status import add_address, address_of
 from serving.config import load
 from serving.errors import ConfigError, SimulationError
@@ -43,7 +44,7 @@ def add_commands(commands: Any) -> None:
     )
     doctor.add_argument("yaml", help="a file of deployments/")
     doctor.add_argument(
-        "--limit", type=float, default=60, metavar="SECONDS", help="for all hosts to answer (default: 60)"
+        "--limit", type=seconds, default=60, metavar="SECONDS", help="for all hosts to answer (default: 60)"
     )
     doctor.add_argument("--json", action="store_true", help="print every finding as JSON")
     add_address(doctor)

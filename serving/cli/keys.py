@@ -1,11 +1,11 @@
 """`serving keys` makes, lists, rolls and revokes API keys, `serving secret` makes the secret of a cluster."""
 
 import argparse
-import math
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from serving.cli.arguments import seconds
 from serving.cli.usage import add_store, database_at
 
 _LIMITS = (
@@ -46,7 +46,7 @@ def add_commands(commands: Any) -> None:
     )
     roll.add_argument(
         "--grace",
-        type=_seconds,
+        type=seconds,
         default=86400.0,
         metavar="SECONDS",
         help="for how long the secret before it lets in too (default: a day)",
@@ -60,16 +60,6 @@ def add_commands(commands: Any) -> None:
         "secret",
         help="make a secret for SERVING_CLUSTER_SECRET of every process of a cluster: slices answer nobody else",
     ).set_defaults(run=_secret)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds from 0 up")
-    return seconds
 
 
 def _secret(_: argparse.Namespace) -> None:
@@ -87,7 +77,7 @@ def _made(options: argparse.Namespace) -> tuple[str, str]:
 
 def _new(options: argparse.Namespace) -> None:
     key, line = _made(options)
-    print(line)
+    print(line, flush=True)  # a key whose line was not written is not shown
     _show(key)
 
 

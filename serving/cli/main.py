@@ -1,14 +1,15 @@
 """The `serving` command."""
 
 import argparse
-import signal
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
-from types import FrameType
 
 from serving.cli.batch import add_commands as add_batch
 from serving.cli.compile import add_commands as add_compiling
 from serving.cli.doctor import add_commands as add_doctor
+from serving.cli.interrupt import end_on_signals
 from serving.cli.keys import add_commands as add_keys
 from serving.cli.plan import add_commands as add_planning
 from serving.cli.sim import add_commands as add_simulation
@@ -20,22 +21,30 @@ from serving.errors import ServingError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a refusal is one message on stderr and exit status 1, never a traceback."""
-    # SIGINT too: a shell starts background jobs with SIGINT ignored.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
+    end_on_signals()
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)
+        print(end="", flush=True)
     except ServingError as error:
         print(f"serving: {error.message}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # whoever read has enough, as `| head`
+        _drop_output()
+        return 1
+    except OSError as error:  # a disk that is full, a folder that may not be written
+        _drop_output()
+        print(f"serving: {error}", file=sys.stderr)
+        return 1
     return status or 0
 
 
-def _interrupt(_signal: int, _frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _drop_output() -> None:
+    """What is left of stdout can't be written: Python would try so at its end, and say that it failed."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -69,14 +69,13 @@ def add_commands(commands: Any) -> None:
 
 
 def _plan(options: Namespace) -> int:
+    mismatch = ""
     if options.what_fits and options.workload:
-        return _fail(
-            Console(),
-            ConfigError(
-                "--workload goes with a file, whose slo and pools it is about; give one, or leave it out"
-            ),
-            as_json=options.json,
-        )
+        mismatch = "--workload goes with a file, whose slo and pools it is about; give one, or leave it out"
+    elif options.yaml and options.engine:
+        mismatch = "--engine goes with --what-fits; a file has its own options under engine:"
+    if mismatch:
+        return _fail(Console(), ConfigError(mismatch), as_json=options.json)
     if options.what_fits:
         return what_fits(options.what_fits, Console(), engine=options.engine, as_json=options.json)
     if options.workload:

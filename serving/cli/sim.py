@@ -9,29 +9,29 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
+from serving.cli.arguments import at_least, simulation_name
+
 if TYPE_CHECKING:
     from serving.simulation.cluster import SimulatedSlice
     from serving.tpu import Slice
 
 
-_NAME = "sim"
+NAME = "sim"
 
 
 def add_commands(commands: Any) -> None:
     simulation = commands.add_parser("sim", help="TPU slices simulated on this machine")
-    simulation.add_argument(
-        "--name", default=_NAME, help="several simulations can run side by side (default: sim)"
-    )
+    _name_option(simulation, NAME)
     actions = simulation.add_subparsers(required=True, metavar="ACTION")
     run = actions.add_parser(
         "run", help="simulate the slices a YAML asks for, `serve run` it, end both on Ctrl-C"
     )
     run.add_argument("yaml", type=Path, help="a file of deployments/")
-    run.add_argument("--spare", type=int, default=0, help="slices beyond those the YAML asks for")
+    run.add_argument("--spare", type=at_least(0), default=0, help="slices beyond those the YAML asks for")
     _engine_options(run)
     run.set_defaults(run=_sim_run)
     up = actions.add_parser("up", help="start simulated slices and leave them running")
-    up.add_argument("--slices", type=int, default=1, help="how many of the shape (default: 1)")
+    up.add_argument("--slices", type=at_least(1), default=1, help="how many of the shape (default: 1)")
     _shape_options(up)
     _engine_options(up)
     up.set_defaults(run=_sim_up)
@@ -42,7 +42,7 @@ def add_commands(commands: Any) -> None:
         action="append",
         default=[],
         metavar="VARIABLE",
-        help="a variable that its hosts lack, as TPU_NAME where the TPU webhook was not there",
+        help="a variable that its hosts lack, as TPUNAME where the TPU webhook was not there",
     )
     add.set_defaults(run=_sim_add)
     kill = actions.add_parser(
@@ -67,12 +67,25 @@ def add_commands(commands: Any) -> None:
         "env", help="lines for a shell that is to reach the simulation; its secrets are among them"
     ).set_defaults(run=_sim_env)
     actions.add_parser("down", help="end the simulation and everything on it").set_defaults(run=_sim_down)
+    for action in actions.choices.values():
+        _name_option(action, argparse.SUPPRESS)  # what stands before the action holds too
+
+
+def _name_option(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--name",
+        type=simulation_name,
+        default=default,
+        help="several simulations can run side by side (default: sim)",
+    )
 
 
 def _shape_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--generation", default="v6e", help="v4, v5e, v5p, v6e or v7x (default: v6e)")
     parser.add_argument("--topology", help="chips along each axis (default: those of a slice of two hosts)")
-    parser.add_argument("--hosts", type=int, help="VMs of the slice, where the topology leaves a choice")
+    parser.add_argument(
+        "--hosts", type=at_least(1), help="VMs of the slice, where the topology leaves a choice"
+    )
     parser.add_argument("--machine-type", help="GKE machine type instead of --hosts")
 
 
@@ -147,7 +160,7 @@ def _sim_up(options: argparse.Namespace) -> None:
             report=lambda text: progress.update(text),
         )
     Console().print(_table(cluster.status()))
-    name = "" if options.name == _NAME else f" --name {options.name}"
+    name = "" if options.name == NAME else f" --name {options.name}"
     print(f'\n`serve run` and `ray` reach it after: eval "$(serving sim{name} env)"')
 
 

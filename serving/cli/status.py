@@ -8,7 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from serving import environment
-from serving.cli.sim import directory_of
+from serving.cli.arguments import simulation_name
+from serving.cli.sim import NAME
 
 # Of the last 200, which the store keeps.
 _DECISIONS = 10
@@ -22,8 +23,13 @@ def add_commands(commands: Any) -> None:
 
 
 def add_address(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--address", help="Ray address; the simulation on this machine, else RAY_ADDRESS")
-    command.add_argument("--name", default="sim", help="name of the simulation (default: sim)")
+    where = command.add_mutually_exclusive_group()
+    where.add_argument(
+        "--address", help="Ray address (default: RAY_ADDRESS, else the simulation on this machine)"
+    )
+    where.add_argument(
+        "--name", type=simulation_name, help="the simulation of this name, whatever RAY_ADDRESS says"
+    )
 
 
 def _status(options: argparse.Namespace) -> None:
@@ -48,13 +54,14 @@ def _status(options: argparse.Namespace) -> None:
 def address_of(options: argparse.Namespace) -> str:
     """The cluster that a command's --address and --name mean; raises SimulationError where there is none."""
     from serving.errors import SimulationError
-    from serving.simulation.cluster import SimulatedCluster
+    from serving.simulation.cluster import SimulatedCluster, default_directory
     from serving.state.gcs import show_token
 
-    if options.address or os.environ.get("RAY_ADDRESS"):
-        return options.address or os.environ["RAY_ADDRESS"]
+    address = options.address or os.environ.get("RAY_ADDRESS")
+    if address and not options.name:
+        return str(address)
     try:
-        cluster = SimulatedCluster.attach(directory_of(options))
+        cluster = SimulatedCluster.attach(default_directory(options.name or NAME))
     except SimulationError as error:
         raise SimulationError(
             f"{error.message}; for another cluster set RAY_ADDRESS or give --address"

@@ -35,6 +35,7 @@ def load(path: Path) -> DeploymentFile:
     """Read our applications from a Serve config file; raises ConfigError."""
     raw = _read(path)
     serve_keys.check(str(path), raw, serve_keys.FILE, ServiceConfig.model_fields)
+    serve_keys.check_values(str(path), raw)
     services = {}
     for application in raw["applications"]:
         if application.get("import_path") != IMPORT_PATH:
@@ -70,7 +71,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 def _port(path: Path, http_options: Any) -> int:
     port = http_options.get("port", 8000) if isinstance(http_options, dict) else http_options
-    if not isinstance(port, int) or not isinstance(http_options, dict):
-        raise ConfigError(f"{path}: http_options.port: a number is needed (got {port!r})")
+    if not isinstance(http_options, dict):
+        raise ConfigError(f"{path}: http_options: host and port are needed (got {http_options!r})")
+    if not serve_keys.is_port(port):
+        raise ConfigError(f"{path}: http_options.port: a number from 1 to 65535 is needed (got {port!r})")
     serve_keys.check(f"{path}, http_options", http_options, serve_keys.HTTP, ())
-    return port
+    return int(port)

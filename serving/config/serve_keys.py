@@ -28,6 +28,8 @@ HTTP = (
     *("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s"),
     *("ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_ca_certs"),
 )
+PROXY_LOCATIONS = ("HeadOnly", "EveryNode", "Disabled")
+_PORTS = range(1, 65536)
 _NOTES = "x-"  # a key that begins so is for whoever reads the file, or for YAML's anchors
 
 
@@ -43,3 +45,37 @@ def check(where: str, raw: Mapping[Any, Any], known: Collection[str], ours: Coll
         near = difflib.get_close_matches(key, known, n=1)
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(sorted(known))}"
         raise ConfigError(f"{where}: {key}: unknown key, which Serve drops; {hint}")
+
+
+def check_values(where: str, raw: Mapping[str, Any]) -> None:
+    """Raises ConfigError for what Serve refuses once hosts are there: its proxy, and names and paths of applications."""
+    location = raw.get("proxy_location")
+    if location not in (None, *PROXY_LOCATIONS):
+        raise ConfigError(
+            f"{where}: proxy_location: {location!r} is none of Serve's; it has {', '.join(PROXY_LOCATIONS)}"
+        )
+    taken: set[tuple[str, str]] = set()
+    for application in raw["applications"]:
+        path = application.get("route_prefix", "/")
+        if path is not None and not _is_route(path):
+            raise ConfigError(
+                f"{where}: route_prefix: {path!r} is no path; write / or one as /llama, without / at its end"
+            )
+        for what, value in (("name", str(application.get("name", "default"))), ("route_prefix", path)):
+            if value is not None and (what, value) in taken:
+                raise ConfigError(f"{where}: two applications have {what}: {value}; give each its own")
+            taken.add((what, value))
+
+
+def _is_route(path: Any) -> bool:
+    return (
+        isinstance(path, str)
+        and path.startswith("/")
+        and (path == "/" or not path.endswith("/"))
+        and not set("{}") & set(path)
+    )
+
+
+def is_port(port: Any) -> bool:
+    """Whether a server can be told to listen there, and clients which it is."""
+    return type(port) is int and port in _PORTS

@@ -54,6 +54,9 @@ _MALLOC = {
 # Settings of the caller's shell that hosts must not inherit: they would change what a host is.
 _NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
 
+# A Unix socket's path has 107 bytes at most; of Ray's, below a host's folder, this is the longest, with a process id of Linux's.
+_SOCKET_BYTES, _LONGEST_SOCKET = 107, "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+
 _RAY_TOKEN = "ray-token"  # noqa: S105  a file
 _ACCESS = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", secret.VARIABLE)
 
@@ -79,7 +82,7 @@ class SimulatedSlice:
 
 
 def default_directory(name: str = "sim") -> Path:
-    """Where a simulation of this name keeps its state and Ray its sessions (short: Unix socket paths end at 107 bytes)."""
+    """Where a simulation of this name keeps its state and Ray its sessions (short, for the sake of its sockets)."""
     return Path(tempfile.gettempdir()) / f"tpu-serving-{os.getuid()}" / name
 
 
@@ -179,6 +182,7 @@ class SimulatedCluster:
         if engine not in ENGINES:
             raise SimulationError(f"no engine is named {engine!r}; there are {', '.join(ENGINES)}")
         directory = directory or default_directory()
+        _refuse_long(directory, shapes)
         cls.refuse_running(directory)
         if (directory / "cluster.json").exists():
             cls.attach(directory).down()
@@ -525,6 +529,17 @@ class SimulatedCluster:
         draft = self.directory / "cluster.json.new"
         draft.write_text(json.dumps(state, indent=1))
         draft.replace(self.directory / "cluster.json")
+
+
+def _refuse_long(directory: Path, shapes: Sequence[Slice]) -> None:
+    """Raises SimulationError where the paths of Ray's sockets below the folder would be longer than Unix takes."""
+    host = f"slice-{max(len(shapes) - 1, 0)}-{max((shape.hosts for shape in shapes), default=1) - 1}"
+    beyond = len(os.fsencode(directory / host / _LONGEST_SOCKET)) - _SOCKET_BYTES
+    if beyond > 0:
+        raise SimulationError(
+            f"{directory} is {beyond} bytes too long for Ray's sockets below it; give a shorter --name, or set TMPDIR to a shorter "
+            "folder, as /tmp"
+        )
 
 
 def _check_host(entry: SimulatedSlice, worker_id: int) -> None:

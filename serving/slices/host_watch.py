@@ -90,7 +90,7 @@ class HostWatch:
         if not self._hosts:
             await asyncio.Event().wait()
         waits = [partial(watch, host, actor) for host, actor in self._hosts for watch in (_gone, silent)]
-        return f"{await first(*waits)} of slice {self._slice}"
+        return f"slice {self._slice}: {await first(*waits)}"
 
     async def process_ended(self, processes: Mapping[str, Mapping[int, str]]) -> str:
         """Wait until one of these processes, given by node, has ended; returns which, and on which host."""
@@ -103,7 +103,7 @@ class HostWatch:
             waits.append(partial(_own_process_ended, here))
         if not waits:
             await asyncio.Event().wait()
-        return f"{await first(*waits)} of slice {self._slice}"
+        return f"slice {self._slice}: {await first(*waits)}"
 
     async def unfit(self, needs: Needs) -> str:
         """Have every host look whether it has what an engine needs; returns what is missing where, or nothing."""

@@ -89,7 +89,7 @@ class Store:
             socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
         except (OSError, ValueError):
             raise ClusterError(
-                f"no Ray cluster answers at {self.address!r}; an address is host:port of its head"
+                f"no Ray cluster answers at {self.address!r}; RAY_ADDRESS and --address name host:port of a head that runs"
             ) from None
 
     def cluster_versions(self) -> dict[str, str]:

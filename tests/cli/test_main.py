@@ -1,6 +1,7 @@
 import os
 import signal
 import socket
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ import psutil
 import pytest
 import yaml
 
+from serving.cli.interrupt import end_on_signals
 from serving.cli.main import _parser, main
 from serving.cli.sim import _shape
 from serving.router.http.auth import KeyFile
@@ -26,7 +28,7 @@ Refusal = Callable[..., str]
 def nothing_runs_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # simulations keep their state below it
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
@@ -212,7 +214,10 @@ def test_status_without_a_cluster_says_how_to_name_one(refusal: Refusal) -> None
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "auto", "127.0.0.1:", "head.invalid:6379"])
 def test_status_of_a_cluster_that_is_not_there(refusal: Refusal, address: str) -> None:
     said = refusal("status", "--address", address)
-    assert said == f"no Ray cluster answers at {address!r}; an address is host:port of its head"
+    assert (
+        said
+        == f"no Ray cluster answers at {address!r}; RAY_ADDRESS and --address name host:port of a head that runs"
+    )
 
 
 def test_an_interrupted_command_ends_as_a_shell_expects(
@@ -225,6 +230,80 @@ def test_an_interrupted_command_ends_as_a_shell_expects(
 
     monkeypatch.setattr(Path, "read_bytes", interrupted)
     assert main(["sim", "run", str(path)]) == 130
+
+
+def test_what_a_command_ends_is_not_interrupted_by_signals_that_follow() -> None:
+    """timeout(1) sends two: a simulation that was being ended left namespaces and its folder."""
+    end_on_signals()
+    with pytest.raises(KeyboardInterrupt):
+        os.kill(os.getpid(), signal.SIGINT)
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGHUP)
+
+
+def test_output_that_can_not_be_written_ends_a_command_with_a_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["keys", "new", "a"]) == 1
+    assert capsys.readouterr().err == "serving: [Errno 28] No space left on device\n"
+
+
+def test_a_reader_that_has_enough_ends_a_command_in_silence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main(["secret"]) == 1
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["sim", "--name", "", "down"], "'' is no name of a simulation"),
+        (["sim", "--name", "../other", "down"], "'../other' is no name of a simulation"),
+        (["sim", "up", "--slices", "0"], "'0' is no whole number from 1 up"),
+        (["sim", "run", "x.yaml", "--spare=-1"], "'-1' is no whole number from 0 up"),
+        (["compile", "x.yaml", "--jobs", "0"], "'0' is no whole number from 1 up"),
+        (["doctor", "x.yaml", "--limit", "soon"], "'soon' is no number of seconds from 0 up"),
+        (["status", "--name", "a", "--address", "b"], "not allowed with argument"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_arguments_that_make_no_sense(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--name", "other", "status"], ["status", "--name", "other"]], ids=" ".join
+)
+def test_a_simulation_s_name_stands_before_the_action_or_behind_it(
+    refusal: Refusal, arguments: list[str]
+) -> None:
+    assert "serving sim --name other up" in refusal("sim", *arguments)
+
+
+def test_a_name_that_is_given_goes_before_the_cluster_of_the_environment(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    assert "no Ray cluster answers at '127.0.0.1:1'" in refusal("status")
+    assert "`serving sim --name other up` starts one" in refusal("status", "--name", "other")
+
+
+def test_a_folder_that_is_too_long_for_sockets_is_refused_before_anything_starts(
+    refusal: Refusal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / ("x" * 40)))
+    assert "too long for Ray's sockets below it; give a shorter --name, or set TMPDIR" in refusal("sim", "up")
 
 
 def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
@@ -241,6 +320,5 @@ def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
 
 
 def test_a_key_with_a_limit_that_makes_no_sense(refusal: Refusal) -> None:
-    assert "weight: Input should be greater than or equal to 0.001" in refusal(
-        "keys", "new", "batch", "--weight", "0"
-    )
+    said = refusal("keys", "new", "batch", "--weight", "0")
+    assert said == "weight: Input should be greater than or equal to 0.001"

@@ -162,7 +162,7 @@ def test_the_command_line_has_both(tmp_path: Path, capsys: pytest.CaptureFixture
 def test_a_manifest_is_of_one_application(tmp_path: Path, console: Console) -> None:
     path = Path(deployment(tmp_path, LLAMA))
     document = yaml.safe_load(path.read_text())
-    document["applications"].append({**document["applications"][0], "name": "b"})
+    document["applications"].append({**document["applications"][0], "name": "b", "route_prefix": "/b"})
     path.write_text(yaml.safe_dump(document))
     assert plan_file(str(path), console) == OK
     assert manifest_file(str(path), sys.stdout, console) == UNREADABLE
@@ -249,6 +249,13 @@ def test_a_workload_is_answered_in_slices_and_prices(
     assert f"replicas.max is 1; set it to {first['slices']}" in table
     assert main(["plan", path, "--workload", "in=1024"]) == UNREADABLE
     assert main(["plan", deployment(tmp_path, TOO_LARGE), "--workload", "in=8,out=8,rate=1"]) == REFUSED
+
+
+def test_options_of_one_question_are_refused_with_the_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "any.yaml", "--engine", "max_model_len=1"]) == UNREADABLE
+    assert "--engine goes with --what-fits" in capsys.readouterr().out
+    assert main(["plan", "--what-fits", "any", "--workload", "in=1,out=1,rate=1"]) == UNREADABLE
+    assert "--workload goes with a file" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -110,7 +110,8 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
         "it needs Docker and gigabytes of network", "test_the_image_takes_nothing_that_is_not_locked"
     ),
     r"docker push \$IMAGE": InPart(CLOUD),
-    r"export (PROJECT|PROJECT_NUMBER|IMAGE)=.*": InPart(CLOUD),
+    r"export (PROJECT|PROJECT_NUMBER|IMAGE|WEBHOOK)=.*": InPart(CLOUD),
+    r"export PATH=\"\$PWD/\.venv/bin:\$PATH\"": InPart("it changes the shell that it is typed in"),
     r"(gcloud|helm) .*": InPart(CLOUD),
     r"kubectl create secret generic .*": InPart(CLOUD, "test_a_pod_starts_with_its_secrets_or_not_at_all"),
     r"kubectl (get|port-forward|exec) .*": InPart(CLOUD),

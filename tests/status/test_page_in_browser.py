@@ -83,7 +83,7 @@ def busy(upstream: str) -> Shown:
     """Slices in every state, a queue, and five minutes of figures."""
     service = Shown([MODEL, "qwen3-32b"], wanted=3, why="2 hosts without TPU_NAME (10.0.0.1, 10.0.0.2)")
     service.decisions = [DecisionRecord(20, MODEL, "", 3, "queue of 14 a slice, over 4 for 10 s")]
-    lost = entry(MODEL, 1, SliceState.LOST, reason="host 1 (127.100.1.1) is gone of slice slice-1")
+    lost = entry(MODEL, 1, SliceState.LOST, reason="slice slice-1: host 1 (127.100.1.1) is gone")
     starting = entry(MODEL, 2, SliceState.STARTING, phase="compiling", phases=(("loading weights", 28.0),))
     for step in range(30):
         serving = entry(MODEL, 0, address=upstream, output_tokens=2000 * step, kv_usage=0.4, running=12)

@@ -151,9 +151,11 @@ def new(name: str, **limits: float | None) -> tuple[str, str]:
     key = _PREFIX + secrets.token_urlsafe(32)
     given = {limit: value for limit, value in limits.items() if value is not None}
     entry = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), **given}
-    line = yaml.safe_dump([entry], default_flow_style=None, sort_keys=False, width=10_000)
-    parse(line, "this key")
-    return key, line.strip()
+    try:
+        Key.model_validate(entry)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_explain(dict(problem)) for problem in error.errors())) from None
+    return key, yaml.safe_dump([entry], default_flow_style=None, sort_keys=False, width=10_000).strip()
 
 
 class KeyFile:
