@@ -42,6 +42,7 @@ from benchmarks.tables import (
 from serving.simulation.cluster import free_port
 
 BARE, HAPROXY, PYTHON_PROXY = "straight to the engines", "tpu-serving", "tpu-serving, Serve's Python proxy"
+DIRECT = "tpu-serving, door: direct"
 SLICES = 4
 TOKENS = 32
 _PAUSE_S = 0.04  # two steps of the engine
@@ -91,6 +92,9 @@ def measure(size: Size, console: Console) -> tuple[Results, list[Contestant], Se
         contestants = [
             Contestant(BARE, engines, model),
             Contestant(HAPROXY, (service.address,), model, partial(service.processes, *FRONT), BARE),
+            Contestant(
+                DIRECT, (service.direct_address,), model, partial(service.processes, "router replica"), BARE
+            ),
             Contestant(
                 PYTHON_PROXY,
                 (service.proxy_address,),

@@ -28,6 +28,7 @@ class Service:
     trial: SimulatedService
     model: str
     address: str
+    direct_address: str
     proxy_address: str
     engines: tuple[str, ...]
 
@@ -45,16 +46,18 @@ def plan_of(deployment: str) -> Plan:
 
 @contextmanager
 def serving(deployment: str, slices: int, *, engine: str, console: Console) -> Iterator[Service]:
-    """A deployment with so many slices, ready; every process ends with the block.
+    """A deployment with so many slices, ready; every process ends with the block. Its routers have a door of their own too.
 
     In HAProxy mode Serve runs its Python proxy too, as what HAProxy falls back on: the same router behind it.
     """
     raw = yaml.safe_load((DEPLOYMENTS / f"{deployment}.yaml").read_text())
-    port, proxy_port = free_port(), free_port()
+    port, direct_port, proxy_port = free_port(), free_port(), free_port()
     raw["http_options"]["port"] = port
     variables = raw["controller_options"]["runtime_env"]["env_vars"]
     variables["RAY_SERVE_FALLBACK_PROXY_HTTP_PORT"] = str(proxy_port)
-    raw["applications"][0]["args"]["models"][0]["replicas"] = slices
+    args = raw["applications"][0]["args"]
+    args["models"][0]["replicas"] = slices
+    args["router"] = {**args.get("router", {}), "door": "direct", "direct_port": direct_port}
     # Other projects' routers stand before the same slices, and know no secret.
     raw["applications"][0]["runtime_env"]["env_vars"][secret.VARIABLE] = ""
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
@@ -66,6 +69,7 @@ def serving(deployment: str, slices: int, *, engine: str, console: Console) -> I
                 trial,
                 trial.plans[0].model.name,
                 f"http://127.0.0.1:{port}",
+                f"http://127.0.0.1:{direct_port}",
                 f"http://127.0.0.1:{proxy_port}",
                 tuple(sorted(entry.address for entry in trial.store.slices() if entry.serves)),
             )

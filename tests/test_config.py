@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from serving import config
 from serving.config import serve_keys
@@ -230,6 +231,26 @@ def test_serve_s_keys_are_those_of_the_installed_serve() -> None:
     assert set(serve_keys.PROXY_LOCATIONS) == {location.value for location in schema.ProxyLocation}
 
 
+def doors(**ports: int) -> bytes:
+    """A file of applications whose routers listen themselves."""
+    applications = [
+        {
+            "name": name,
+            "import_path": "serving.app:build",
+            "route_prefix": f"/{name}",
+            "args": {**args(), "router": {"door": "direct", "direct_port": port}},
+        }
+        for name, port in ports.items()
+    ]
+    return yaml.safe_dump({"applications": applications}).encode()
+
+
+def test_routers_of_two_applications_have_doors_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "two.yaml"
+    path.write_bytes(doors(a=8080, b=8081))
+    assert len(config.load(path).services) == 2
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file or directory"):
         config.load(tmp_path / "none.yaml")
@@ -276,6 +297,14 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
         (
             LISTED_TWICE.replace(b"{import", b"{name: second, import", 1),
             "two applications have route_prefix: /; give each its own",
+        ),
+        (
+            doors(a=8000),
+            "application a: router.direct_port is 8000, which HAProxy has as http_options.port; set another",
+        ),
+        (
+            doors(a=8080, b=8080),
+            "application b: router.direct_port is 8080, which application a has too; set another",
         ),
     ],
 )

@@ -103,6 +103,8 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.oidc.rules.dollars_per_month": (_OIDC | _KEPT, 7),
     "router.oidc.rules.priority": (_OIDC, 7),
     "router.oidc.rules.weight": (_OIDC, 7),
+    "router.door": ({}, "direct"),
+    "router.direct_port": ({"router.door": "direct"}, 8090),
     "router.sentinel.share": ({}, 0.5),
     "router.private_status": ({}, True),
     "router.max_body_bytes": ({}, 4096),

@@ -22,6 +22,7 @@ from serving.config.models import (
 from serving.config.router import (
     SENTINEL_LOGPROBS,
     Affinity,
+    Doors,
     FailoverSpec,
     KeyLimits,
     KeysSpec,
@@ -48,6 +49,7 @@ __all__ = [
     "BudgetSpec",
     "CapacityType",
     "DeploymentFile",
+    "Doors",
     "FailoverSpec",
     "GatewaySpec",
     "GkeSpec",

@@ -1,5 +1,6 @@
 """The deployments/*.yaml as a whole, which is Serve's. Pure but for the reading."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import yaml
 
 from serving.config import serve_keys
+from serving.config.router import Doors
 from serving.config.service import ServiceConfig, parse
 from serving.errors import ConfigError
 
@@ -51,7 +53,9 @@ def load(path: Path) -> DeploymentFile:
         raise ConfigError(
             f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
         )
-    return DeploymentFile(path, _port(path, raw.get("http_options") or {}), services, raw)
+    port = _port(path, raw.get("http_options") or {})
+    _check_doors(path, port, services)
+    return DeploymentFile(path, port, services, raw)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -67,6 +71,19 @@ def _read(path: Path) -> dict[str, Any]:
     if not all(isinstance(application, dict) for application in applications):
         raise ConfigError(f"{path}: applications: each is a mapping with import_path and args")
     return dict(raw)
+
+
+def _check_doors(path: Path, port: int, services: Mapping[str, ServiceConfig]) -> None:
+    """Routers of two applications on one port would get each other's requests."""
+    taken = {port: "HAProxy has as http_options.port"}
+    for name, service in services.items():
+        if service.router.door is Doors.DIRECT:
+            own = service.router.direct_port
+            if own in taken:
+                raise ConfigError(
+                    f"{path}, application {name}: router.direct_port is {own}, which {taken[own]}; set another"
+                )
+            taken[own] = f"application {name} has too"
 
 
 def _port(path: Path, http_options: Any) -> int:

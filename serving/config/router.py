@@ -44,6 +44,13 @@ class Affinity(StrEnum):
     NONE = "none"
 
 
+class Doors(StrEnum):
+    """Who takes connections of clients."""
+
+    HAPROXY = "haproxy"
+    DIRECT = "direct"
+
+
 class Seeds(StrEnum):
     """What becomes of a request with a seed of its own, which no TPU engine draws tokens by."""
 
@@ -163,6 +170,17 @@ class RouterSpec(Spec):
     """The HTTP front."""
 
     replicas: int = Field(default=1, ge=1, description="Router processes behind HAProxy.")
+    door: Doors = Field(
+        default=Doors.HAPROXY,
+        description="haproxy: clients come by HAProxy, on the port of `http_options`. direct: the routers of each host listen on "
+        "`direct_port` themselves too, which saves HAProxy's share of time and CPU, and its TLS.",
+    )
+    direct_port: int = Field(
+        default=8080,
+        ge=1,
+        le=65535,
+        description="What the routers of a host share with `door: direct`; another one for each application.",
+    )
     keys_file: str | None = Field(
         default=None, description="File of API keys on the routers' hosts, as `serving keys new` writes it."
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from serving.config import CapacityType, GkeSpec, RouterSpec, StoreSpec
+from serving.config import CapacityType, Doors, GkeSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
 from serving.gke.storage import STORE, WEIGHTS, Storage, asks_the_hub, folders, is_mounted, storage_of
 from serving.planning.plan import Plan
@@ -138,6 +138,10 @@ def application(
     if any(_is_not_sold(plan) for plan in plans):
         raise ConfigError(
             "Google sells no flex-start of v4; leave flex-start out of slice.capacity, or take another generation"
+        )
+    if router.door is Doors.DIRECT:
+        raise ConfigError(
+            "router.door is direct, and the manifest's Service leads to HAProxy alone, which answers while a router restarts; leave it out"
         )
     if router.keys_file and not re.fullmatch(r"/[^/]+(/[^/]+)+", router.keys_file):
         raise ConfigError(

@@ -13,11 +13,11 @@ from fastapi import FastAPI
 from ray import serve
 
 from serving import tracing
-from serving.config import BatchSpec, RouterSpec
+from serving.config import BatchSpec, Doors, RouterSpec
 from serving.metrics import agents
 from serving.metrics.scrape import Scraper
 from serving.planning import Plan
-from serving.router import process, serve_door
+from serving.router import direct_door, process, serve_door
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile
 from serving.router.http.oidc import Oidc
@@ -98,7 +98,11 @@ class Router:
         if self._core.usage:
             await self._core.usage.start()
             self._closing.push_async_callback(self._core.usage.close)
-        serve_door.install(self._core.relay)
+        shared = None
+        if spec.door is Doors.DIRECT:
+            shared = direct_door.bind(await asyncio.to_thread(placement.http_host), spec.direct_port)
+            self._closing.callback(shared.close)
+        serve_door.install(self._core.relay, shared)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
 

@@ -5,7 +5,7 @@ door answers relayed requests before that, and counts them where Serve counts: S
 else on the port stays Serve's: health, draining, keep-alive, TLS. Only this module uses these private names:
 
 - `ray.serve._private.replica.start_asgi_http_server`, which the replica calls once its user's class is made; its options
-- of the replica: `_route_prefix`, `_metrics_manager` with `inc_num_ongoing_requests`, `dec_num_ongoing_requests` and
+- of the replica: `_route_prefix`, `_shutting_down`, `_metrics_manager` with `inc_num_ongoing_requests`, `dec_num_ongoing_requests` and
   `record_request_metrics`
 - `ray.serve._private.replica.RequestMetadata`, and `RequestProtocol.HTTP` of the same module
 
@@ -13,7 +13,9 @@ Where Ray lacks one of them, or the service asks Serve for something that Serve 
 middlewares of a callback), every request goes through Serve's app: slower, and otherwise the same.
 """
 
+import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -21,6 +23,8 @@ from typing import Any
 import ray
 from starlette.requests import Request
 
+from serving.errors import ConfigError
+from serving.router.direct_door import Listener
 from serving.router.http.door import Door, Relay
 from serving.router.http.downstream import Downstream
 
@@ -32,19 +36,32 @@ _START = "start_asgi_http_server"
 _SERVES_OWN = frozenset((b"x-request-timeout-seconds",))
 
 
-def install(answer: Callable[[Request, Downstream], Awaitable[None]]) -> None:
-    """Have the server that Serve is about to start in this process answer relayed requests by `answer`."""
+def install(
+    answer: Callable[[Request, Downstream], Awaitable[None]], shared: socket.socket | None = None
+) -> None:
+    """Have the server that Serve is about to start in this process answer relayed requests by `answer`.
+
+    It listens on `shared` too, where there is one (serving.router.direct_door). Raises ConfigError where Ray can't have it so.
+    """
     from ray.serve._private import replica  # noqa: PLC0415  a replica has it loaded, and others need no Serve
 
     start = getattr(replica, _START, None)
     if start is None:
+        if shared:
+            raise ConfigError(
+                f"router.door: Ray {ray.__version__} has no ray.serve._private.replica.{_START}, through which routers share a port; install "
+                "ray[serve]==2.60.0, or leave router.door out"
+            )
         _warn(f"ray.serve._private.replica has no {_START}")
         return
 
     async def start_with_door(app: Any, options: Any, **more: Any) -> Any:
         task, server = await start(app, options, **more)
+        owner = app.__self__
+        if shared:
+            _share(server, shared, lambda: getattr(owner, "_shutting_down", False))
         try:
-            relay = _relay(replica, app.__self__, options, answer)
+            relay = _relay(replica, owner, options, answer)
         except AttributeError as error:
             _warn(str(error))
         else:
@@ -54,6 +71,23 @@ def install(answer: Callable[[Request, Downstream], Awaitable[None]]) -> None:
         return task, server
 
     setattr(replica, _START, start_with_door)
+
+
+def _share(server: Any, bound: socket.socket, leaving: Callable[[], bool]) -> None:
+    """Have a server of uvicorn's that has not begun listen on one more socket, which it closes with its own."""
+    startup = server.startup
+
+    def protocol() -> asyncio.Protocol:
+        made: asyncio.Protocol = server.config.http_protocol_class(
+            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        return made
+
+    async def start_both(**how: Any) -> None:
+        await startup(**how)
+        server.servers.append(Listener(bound, protocol, leaving))
+
+    server.startup = start_both
 
 
 def _relay(
@@ -87,7 +121,14 @@ def _relay(
             exception_type=type(error).__name__ if error else None,
         )
 
-    return Relay(answer, prefix, _SERVES_OWN, partial(begins, metadata), ended)
+    return Relay(
+        answer,
+        prefix,
+        _SERVES_OWN,
+        partial(begins, metadata),
+        ended,
+        leaving=lambda: bool(owner._shutting_down),  # noqa: SLF001
+    )
 
 
 def _warn(why: str) -> None:

@@ -680,6 +680,14 @@ def test_an_image_is_asked_for() -> None:
         application("app", GkeSpec(), [planned()])
 
 
+def test_a_door_that_the_service_does_not_lead_to_is_refused() -> None:
+    router = RouterSpec.model_validate({"door": "direct"})
+    with pytest.raises(
+        ConfigError, match=r"router\.door is direct, and the manifest's Service leads to HAProxy"
+    ):
+        application("app", GkeSpec(image="r/tpu"), [planned()], router=router)
+
+
 def test_flex_start_of_v4_is_refused() -> None:
     v4 = planned(slice={"generation": "v4", "topology": "2x2x1", "capacity": ["flex-start", "spot"]})
     with pytest.raises(ConfigError, match="Google sells no flex-start of v4"):

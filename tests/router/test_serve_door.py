@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,8 @@ from ray.serve.config import HTTPOptions
 from starlette.requests import Request
 from support.servers import free_address
 
-from serving.router import serve_door
+from serving.errors import ConfigError
+from serving.router import direct_door, serve_door
 from serving.router.http.downstream import Downstream
 
 PATH = "/v1/completions"
@@ -46,6 +48,7 @@ class Replica:
     def __init__(self, prefix: str = "/") -> None:
         self._route_prefix = prefix
         self._metrics_manager = Counts()
+        self._shutting_down = False
         self.asked: list[str] = []
 
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002  as ASGI has it
@@ -72,15 +75,17 @@ class Held:
 Answer = Callable[[Request, Downstream], Awaitable[None]]
 
 
-async def started(one: Replica, answer: Answer, **options: Any) -> tuple[asyncio.Task[None], Any, str]:
+async def started(
+    one: Replica, answer: Answer, shared: socket.socket | None = None, **options: Any
+) -> tuple[asyncio.Task[None], Any, str]:
     """Serve's server of a replica whose user's class has installed the door."""
-    serve_door.install(answer)
+    serve_door.install(answer, shared)
     address = free_address()
     made = HTTPOptions(host="127.0.0.1", port=int(address.rpartition(":")[2]), **options)
     task, server = await replica.start_asgi_http_server(
         one.asgi, made, event_loop=asyncio.get_running_loop(), enable_so_reuseport=False
     )
-    while not server.started:  # noqa: ASYNC110  uvicorn has no event for it
+    while not server.started or len(server.servers) < (2 if shared else 1):  # noqa: ASYNC110  uvicorn has no event for it
         await asyncio.sleep(0.01)
     return task, server, address
 
@@ -194,3 +199,67 @@ def test_a_ray_without_the_function_is_named(
     with caplog.at_level(logging.WARNING, "ray.serve"):
         serve_door.install(SimpleNamespace)  # type: ignore[arg-type]  # never called
     assert "has no start_asgi_http_server" in caplog.text
+
+
+async def at_once(request: Request, client: Downstream) -> None:
+    await request.body()
+    client.start(200, [(b"content-length", b"2")])
+    client.end(b"ok")
+
+
+@pytest.mark.http
+async def test_routers_share_a_port_and_one_leaves_it_without_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    address = free_address()
+    stays, leaves = Replica(), Replica()
+    servers = []
+    for one in (stays, leaves):
+        with monkeypatch.context() as fresh:
+            fresh.setattr(replica, "start_asgi_http_server", replica.start_asgi_http_server)
+            shared = direct_door.bind("127.0.0.1", int(address.rpartition(":")[2]))
+            servers.append(await started(one, at_once, shared))
+    left = asyncio.Event()
+
+    async def ask() -> None:
+        """Each request on a connection of its own, until some have come after the router has left."""
+        after = 0
+        async with httpx.AsyncClient(headers={"connection": "close"}) as client:
+            while after < 10:
+                answer = await client.post(f"{address}{PATH}", content=b"{}")
+                assert answer.status_code == 200
+                after += left.is_set()
+
+    asking = [asyncio.create_task(ask()) for _ in range(8)]
+    try:
+        while not (leaves._metrics_manager.recorded and stays._metrics_manager.recorded):  # noqa: ASYNC110  as above
+            await asyncio.sleep(0.01)
+        leaves._shutting_down = True
+        task, server, _ = servers[1]
+        server.should_exit = True
+        await asyncio.wait_for(task, 30)
+        left.set()
+        answered = len(leaves._metrics_manager.recorded)
+        await asyncio.wait_for(asyncio.gather(*asking), 30)
+        assert len(leaves._metrics_manager.recorded) == answered
+    finally:
+        for one in asking:
+            one.cancel()
+        servers[0][1].should_exit = True
+        await asyncio.wait_for(servers[0][0], 30)
+
+
+@pytest.mark.http
+async def test_a_router_that_leaves_ends_connections_with_their_answers() -> None:
+    one = Replica()
+    task, server, address = await started(one, at_once)
+    async with httpx.AsyncClient() as client:
+        assert "connection" not in (await client.post(f"{address}{PATH}", content=b"{}")).headers
+        one._shutting_down = True
+        assert (await client.post(f"{address}{PATH}", content=b"{}")).headers["connection"] == "close"
+    server.should_exit = True
+    await asyncio.wait_for(task, 30)
+
+
+@pytest.mark.http
+def test_a_port_that_another_service_has_is_refused_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="set another"):
+        direct_door.bind("127.0.0.1", taken.getsockname()[1])

@@ -34,7 +34,8 @@ class Relay:
 
     `prefix` stands before the paths of the routes. A request with one of the headers `left_out` goes to the ASGI app. `began`
     and `ended` hear of every request; `ended` gets the path, the seconds that it took, and what it was ended by, if not by its
-    answer. `strangers` are the connections without a whole head yet.
+    answer. `strangers` are the connections without a whole head yet. While `leaving`, connections end with their answers: clients come
+    back elsewhere before the port is closed.
     """
 
     answer: Callable[[Request, Downstream], Awaitable[None]]
@@ -43,6 +44,7 @@ class Relay:
     began: Callable[[], None] = lambda: None
     ended: Callable[[str, float, BaseException | None], None] = lambda _path, _seconds, _error: None
     strangers: Strangers = field(default_factory=Strangers)
+    leaving: Callable[[], bool] = lambda: False
     paths: Mapping[bytes, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -321,7 +323,8 @@ class Exchange(RequestResponseCycle):
                 has_length = True
             elif name == b"connection":
                 closes = True
-        self.keep_alive = self.keep_alive and not closes and (has_length or self._can_chunk)
+        leaves = closes or self._door.relay.leaving()
+        self.keep_alive = self.keep_alive and not leaves and (has_length or self._can_chunk)
         self.chunked_encoding = not has_length and self._can_chunk
         if self.chunked_encoding:
             lines.append(b"transfer-encoding: chunked\r\n")
