@@ -245,6 +245,11 @@ _GRAMMARS = (
         "is replaced: it looks at the sampling parameters before it is read",
         "request_id, engine_input, sampling_params, context, lora_request=, priority=, trace_headers=, reasoning_parser_kwargs=",
     ),
+    Name(
+        "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._make_request",
+        "is replaced: an item that it can make no message of is a client's mistake",
+        "request, prev_response",
+    ),
     *_members(
         "vllm.entrypoints.anthropic.serving:AnthropicServingMessages",
         ("create_messages", "count_tokens"),

@@ -2,8 +2,8 @@
 
 vLLM 0.26 looks at sampling parameters when an answer is read for the first time. By then a stream has its 200: on `/v1/responses`
 its connection is cut, which to a router is a slice that broke off, and elsewhere the error is an event. And its `/v1/messages`
-tells every mistake, as a prompt that is too long, as a 500 of the engine's. Here parameters are looked at before, and a mistake
-is a 400 on every route.
+tells every mistake, as a prompt that is too long, as a 500 of the engine's, its `/v1/responses` every item that it can't make a
+message of. Here parameters are looked at before, and a mistake is a 400 on every route.
 """
 
 from collections.abc import Callable
@@ -33,6 +33,7 @@ def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
     engine.input_processor._validate_params = unless_checked  # noqa: SLF001
     engine.generate = _checked(engine.generate, check)
     if responses := getattr(state, "openai_serving_responses", None):
+        responses._make_request = _read(responses._make_request)  # noqa: SLF001
         generate = responses._generate_with_builtin_tools  # noqa: SLF001
         responses._generate_with_builtin_tools = _checked(generate, check)  # noqa: SLF001
     if messages := getattr(state, "anthropic_serving_messages", None):
@@ -56,6 +57,19 @@ def _checked(generate: Any, check: Callable[[Any], None]) -> Any:
         return generate(*arguments, **options)
 
     return checking
+
+
+def _read(make_request: Any) -> Any:
+    async def reading(*arguments: Any, **options: Any) -> Any:
+        try:
+            return await make_request(*arguments, **options)
+        except (AttributeError, IndexError, KeyError) as error:
+            raise ValueError(
+                "input has an item of a kind that no chat template knows, or without what its kind needs; send messages with "
+                "content, reasoning, function_call and function_call_output."
+            ) from error
+
+    return reading
 
 
 def _told(answer: Any, serving: Any) -> Any:

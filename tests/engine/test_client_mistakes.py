@@ -26,6 +26,11 @@ async def answers(*arguments: Any, **options: Any) -> Any:
     yield arguments, options
 
 
+async def conversation(item: Any, before: None = None) -> Any:
+    """vLLM's, of an item that may have no role, no content, or content without text."""
+    return item["role"], item["content"][0].text, before
+
+
 class Messages:
     def create_error_response(self, error: Exception) -> tuple[str, str]:
         return "error", str(error)
@@ -42,7 +47,9 @@ class Messages:
 def app() -> Any:
     engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
     state = SimpleNamespace(
-        openai_serving_responses=SimpleNamespace(_generate_with_builtin_tools=answers),
+        openai_serving_responses=SimpleNamespace(
+            _generate_with_builtin_tools=answers, _make_request=conversation
+        ),
         anthropic_serving_messages=Messages(),
     )
     client_mistakes.install(engine, state, TASKS, "")
@@ -70,6 +77,24 @@ def test_a_mistake_in_a_message_is_told_as_vllm_s_other_routes_tell_it(app: Any)
     for ask in (messages.create_messages, messages.count_tokens):
         assert asyncio.run(ask("too long", raw_request=None)) == ("error", "the prompt is too long")
         assert asyncio.run(ask("hello")) == "hello"
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        {"type": "custom_tool_call"},
+        {"role": "assistant", "content": []},
+        {"role": "assistant", "content": [SimpleNamespace(refusal="no")]},
+    ],
+)
+def test_an_item_that_makes_no_message_is_the_client_s_mistake(app: Any, item: Any) -> None:
+    with pytest.raises(ValueError, match="input has an item of a kind"):
+        asyncio.run(app.openai_serving_responses._make_request(item, None))
+
+
+def test_items_that_make_messages_pass(app: Any) -> None:
+    item = {"role": "user", "content": [SimpleNamespace(text="a")]}
+    assert asyncio.run(app.openai_serving_responses._make_request(item)) == ("user", "a", None)
 
 
 def test_parameters_are_looked_at_once(app: Any) -> None:

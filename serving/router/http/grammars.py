@@ -34,9 +34,11 @@ _LONG_REPEAT = re.compile(r"\{(?:\d{0,9},)?\d{10}")
 def check(fields: Mapping[str, Any]) -> None:
     """Refuse grammars that take an engine long to compile, while all its other requests wait."""
     outputs = fields.get("structured_outputs")
-    named = outputs if isinstance(outputs, Mapping) else {}
+    outputs = {} if outputs is None else outputs
+    if not isinstance(outputs, Mapping):  # an engine's own check fails on it
+        raise BadRequestError('structured_outputs is no object; send one, as {"choice": ["yes", "no"]}.')
     for name, text in (
-        *named.items(),
+        *outputs.items(),
         *((name, fields.get(f"guided_{name}")) for name in ("regex", "grammar")),
     ):
         if isinstance(text, str) and name == "regex":
