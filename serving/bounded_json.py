@@ -17,6 +17,7 @@ _PIECE_BYTES = 1 << 18
 # Enough for jiter to see that a text is nested too deeply, at 200 levels.
 _OPENING_BYTES = 1 << 12
 _TOO_DEEP = "recursion limit"
+_HALF = "hex escape"
 # Below this size a text is neither measured nor parsed off the event loop: it is parsed within a millisecond.
 SMALL_BYTES = 1 << 16
 
@@ -30,9 +31,9 @@ def read(text: bytes, what: str = "The request body") -> dict[str, Any]:
                 raise too_many
         fields = jiter.from_json(text, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise BadRequestError(f"{what} is not JSON: {_without_names(str(error))}.") from None
+        raise BadRequestError(f"{what} is not JSON: {_told(str(error))}.") from None
     if not isinstance(fields, dict):
-        raise BadRequestError(f"{what} is a JSON {type(fields).__name__}; an object is needed.")
+        raise BadRequestError(f"{what} is JSON, but an object is needed.")
     return fields
 
 
@@ -73,6 +74,9 @@ def _too_many_values(text: bytes, what: str) -> BadRequestError | None:
     return None
 
 
-def _without_names(problem: str) -> str:
+def _told(problem: str) -> str:
     """jiter's words on a text: the name of a key that stands there twice may be anything, also a client's text."""
-    return re.sub(r'"(?s:.*)"', "a name", problem)[:200]
+    problem = re.sub(r'"(?s:.*)"', "a name", problem)[:200]
+    if _HALF in problem:  # JavaScript's slices of a text count by halves
+        return f"half of a surrogate pair, as of an emoji that was cut in two ({problem})"
+    return problem

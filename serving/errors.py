@@ -215,6 +215,19 @@ class PreviousResponseError(BadRequestError):
     param = "previous_response_id"
 
 
+class UnknownItemError(ServingError):
+    """The client names an item of a conversation by its id, and no stored response of its key has that item.
+
+    Send the item itself in `input` (AI SDK: `providerOptions.openai.store: false`), or have the operator set
+    `router.responses_store`.
+    """
+
+    status = HTTPStatus.NOT_FOUND
+    code = "item_not_found"
+    kind = "invalid_request_error"
+    param = "input"
+
+
 class UnknownFileError(ServingError):
     """No file of this id is there for this key.
 

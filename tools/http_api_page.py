@@ -1,8 +1,10 @@
 """The HTTP surface, from the router's own OpenAPI document."""
 
 import json
+from types import SimpleNamespace
 from typing import Any, cast
 
+from serving.config import RouterSpec
 from serving.router.http.api import Api
 from serving.router.http.openapi import document
 
@@ -19,9 +21,9 @@ to find a request again in logs and traces; without one the answer carries a new
 def page() -> str:
     """The routes that the router answers, those that it forwards, and what a failure looks like."""
     nothing = cast("Any", None)  # the document asks none of them
-    made = document(
-        Api((), nothing, nothing, nothing, nothing, nothing, nothing).app(), ["llama-3.1-8b-instruct"]
-    )
+    admission = cast("Any", SimpleNamespace(spec=RouterSpec()))
+    app = Api((), nothing, nothing, admission, nothing, nothing, nothing).app()
+    made = document(app, ["llama-3.1-8b-instruct"])
     routes = [
         (method.upper(), path, route)
         for path, methods in made["paths"].items()

@@ -110,6 +110,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.max_body_bytes": ({}, 4096),
     "router.body_timeout_s": ({}, 7),
     "router.max_n": ({}, 7),
+    "router.cors": ({}, ["https://app.example"]),
     "router.seed": ({}, "ignore"),
     "router.responses_store.path": ({}, "/var/lib/responses.sqlite"),
     "router.responses_store.max_responses": (_STORE, 7),

@@ -2,9 +2,9 @@
 
 import re
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from serving.config.spec import Spec
 
@@ -71,6 +71,10 @@ class SentinelSpec(Spec):
         description="Share of greedy answers, as 0.001; 0 is off. It takes three slices of one engine to find the wrong one.",
     )
 
+
+_ANY_ORIGIN = "*"
+# As browsers write it: in lower case, without a path and without a scheme's own port.
+_ORIGIN = re.compile(r"(?!http://[^/]*:80$|https://[^/]*:443$)[a-z][a-z0-9+.-]*://[][a-z0-9._:-]+")
 
 _MOST = 10**12  # of any limit: headers tell it in full, and sums of it stay exact
 
@@ -197,6 +201,10 @@ class RouterSpec(Spec):
     max_n: int = Field(default=128, ge=1, description="Most answers to one prompt (`n`, `best_of`).")
     request_log: bool = Field(default=True, description="One JSON line a request, without its words.")
     log_content: bool = Field(default=False, description="Prompts and answers too in the request log.")
+    cors: tuple[str, ...] = Field(
+        default=(),
+        description="Origins whose pages may ask by a browser, as https://app.example; * is all of them, where keys are asked for.",
+    )
     seed: Seeds = Field(
         default=Seeds.REFUSE,
         description="What becomes of a client's `seed`, by which no TPU engine draws: refuse answers 400, ignore answers without it and "
@@ -225,3 +233,23 @@ class RouterSpec(Spec):
     @classmethod
     def _path_alone(cls, raw: Any) -> Any:
         return {"path": raw} if isinstance(raw, str) else raw
+
+    @field_validator("cors")
+    @classmethod
+    def _as_browsers_write_them(cls, origins: tuple[str, ...]) -> tuple[str, ...]:
+        for origin in origins:
+            if origin != _ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise ValueError(
+                    f"{origin!r} is no origin as browsers write it; take https://app.example or http://localhost:5173: in lower "
+                    "case, without a path or the scheme's own port"
+                )
+        return origins
+
+    @model_validator(mode="after")
+    def _strangers_have_no_browsers(self) -> Self:
+        if _ANY_ORIGIN in self.cors and not (self.keys_file or self.keys.stored or self.oidc):
+            raise ValueError(
+                "cors: * without keys lets every page that somebody in this network opens use the service; name origins, or "
+                "ask for keys (keys_file, keys.stored or oidc)"
+            )
+        return self

@@ -27,7 +27,7 @@ from serving.router.admission.usage import Filled, Usage, used_tokens
 from serving.router.forwarding.seat import Preemptible, Seat
 from serving.router.http.auth import ANYONE, Key, KeyFile
 from serving.router.http.bodies import BodyReader
-from serving.router.http.downstream import Downstream, respond
+from serving.router.http.downstream import Downstream, add_headers, respond
 from serving.router.http.errors import refusal_response
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.validation import Checked, Estimate
@@ -234,7 +234,7 @@ class AdmissionController:
             seconds = self._usage.seconds(model, estimate.output_tokens)
             ticket.dollars = self._meter.dollars(model, ticket.seats, seconds)
         if account.limited:
-            client.more_headers = lambda: account.headers(self._clock())
+            add_headers(client, lambda: account.headers(self._clock()))
         reader = _Reader(client, record, self._clock())
         seat = AdmittedSeat(self, ticket, record)
         filled: FillsSeat | None = None

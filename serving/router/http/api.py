@@ -42,7 +42,8 @@ from serving.router.forwarding.seat import Seat
 from serving.router.http import responses, seed
 from serving.router.http.auth import Key
 from serving.router.http.conversations import Conversations
-from serving.router.http.downstream import Downstream, OverAsgi, respond
+from serving.router.http.cors import Cors
+from serving.router.http.downstream import Downstream, OverAsgi, add_headers, respond
 from serving.router.http.envelope import EXCHANGE, Envelope, Exchange, path_of
 from serving.router.http.errors import error_response
 from serving.router.http.files_and_batches import FilesAndBatches
@@ -122,6 +123,7 @@ class Api:
         self._status = status
         self._metrics = metrics
         self._parsing = Parsing()
+        self._cors = Cors(admission.spec.cors)
         self._conversations = Conversations(admission, self._parsing, store)
         self._files_and_batches = FilesAndBatches(admission, kept)
         self._model_list = ModelList(dict(reversed(self._plans.items())), table, admission)
@@ -149,7 +151,7 @@ class Api:
             app.add_api_route(
                 read.path, read.endpoint, methods=["HEAD"], response_model=None, include_in_schema=False
             )
-        app.add_middleware(Envelope, returns_id=returns_id)
+        app.add_middleware(Envelope, returns_id=returns_id, cors=self._cors)
         app.openapi = lambda: document(app, list(reversed(self._plans)))  # type: ignore[method-assign]  # as FastAPI says to
 
         @lru_cache(maxsize=1)
@@ -204,6 +206,8 @@ class Api:
 
     def relay(self, request: Request, client: Downstream) -> Awaitable[None]:
         """The same outside of any ASGI app, from the request's headers to the answer's end. Cancelled where the client goes."""
+        if self._cors:
+            add_headers(client, partial(self._cors.headers, request.scope["headers"]))
         return self._relayed(request, client, self._accept)
 
     def fill(self, request: Request, sha256: str, client: Downstream, times: int = 0) -> Awaitable[None]:
@@ -296,7 +300,8 @@ class Api:
         if route.path == responses.PATH:
             fields = await self._parsing.run(partial(parse, body), len(body), owner)
             record.model, record.question = self._table.resolve(fields.get("model")), body
-            whole, keeping = await self._conversations.following(visit, fields, body)
+            fields, whole = await self._conversations.with_items(visit, fields, body)
+            whole, keeping = await self._conversations.following(visit, fields, whole)
             if whole is not body:  # with what came before it is read as if its client had sent it
                 body, fields = whole, None
 
@@ -352,8 +357,8 @@ class Api:
 
 async def _telling(ignored: Sequence[str], run: _Run, client: Downstream, seat: Seat) -> None:
     """Answer, and say which of the request's parameters had no effect."""
-    more_headers, told = client.more_headers, (_IGNORED, ", ".join(ignored).encode())
-    client.more_headers = lambda: [*(more_headers() if more_headers else ()), told]
+    told = _IGNORED, ", ".join(ignored).encode()
+    add_headers(client, lambda: (told,))
     await run(client, seat)
 
 
@@ -378,8 +383,12 @@ def _takes(path: str) -> str:
 def _refusal(request: Request) -> ServingError:
     path, takes = path_of(request.scope), _takes(path_of(request.scope))
     if takes and request.method not in takes.split(", "):
-        return MethodError(f"{path} takes {takes}, not {request.method}.")
-    return UnknownPathError(f"There is no {path} here.")
+        asks_for_a_page = request.method == "OPTIONS" and "origin" in request.headers
+        why = " Pages of other origins are let in by router.cors." if asks_for_a_page else ""
+        return MethodError(f"{path} takes {takes}, not {request.method}.{why}")
+    meant = path.rstrip("/"), f"/v1{path}", path.removeprefix("/v1")
+    near = next((known for known in meant if known in ROUTES or known in _GET_PATHS), None)
+    return UnknownPathError(f"There is no {path} here{f'; {near} is' if near else ''}.")
 
 
 def _exchange(request: Request) -> Exchange:

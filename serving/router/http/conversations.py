@@ -10,7 +10,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from serving.errors import BadRequestError, PreviousResponseError, TooLargeError, UnknownResponseError
+from serving.errors import (
+    BadRequestError,
+    PreviousResponseError,
+    TooLargeError,
+    UnknownItemError,
+    UnknownResponseError,
+)
 from serving.router.admission.controller import AdmissionController, Visit
 from serving.router.forwarding.seat import Seat
 from serving.router.http import responses
@@ -67,6 +73,26 @@ class Conversations:
         raise BadRequestError(
             "Only a response in the background can be cancelled, and this service runs none there."
         )
+
+    async def with_items(
+        self, visit: Visit, fields: dict[str, Any], body: bytes
+    ) -> tuple[dict[str, Any], bytes]:
+        """A request for /v1/responses with the items that it only names; raises UnknownItemError, and as `following`."""
+        if not (named := responses.references(fields)):
+            return fields, body
+        if self._responses is None:
+            raise UnknownItemError(
+                "input has an item_reference, and this service stores no responses (router.responses_store); send the item itself."
+            )
+        key, most_bytes = visit.account.key.sha256, self._admission.spec.max_body_bytes
+        if (size_bytes := await self._responses.holders_bytes(key, named)) > 2 * most_bytes:
+            raise self._conversation_too_large(size_bytes)
+        await self._admission.bodies.add(visit, size_bytes)
+        put_in = partial(responses.with_items, fields, await self._responses.holders(key, named))
+        fields, body = await self._parsing.run(put_in, len(body) + size_bytes, visit.owner)
+        if len(body) > most_bytes:
+            raise self._conversation_too_large(len(body))
+        return fields, body
 
     async def following(
         self, visit: Visit, fields: Mapping[str, Any], body: bytes
@@ -136,6 +162,6 @@ class Conversations:
 
     def _conversation_too_large(self, size_bytes: int) -> TooLargeError:
         return TooLargeError(
-            f"The conversation of previous_response_id has {size_bytes} bytes with this request, and this service takes "
+            f"The conversation that the request goes on from has {size_bytes} bytes with it, and this service takes "
             f"{self._admission.spec.max_body_bytes} (router.max_body_bytes); begin a new one."
         )

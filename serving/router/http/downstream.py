@@ -99,6 +99,12 @@ class PassesOn:
         self.client.cut()
 
 
+def add_headers(client: Downstream, headers: Callable[[], Headers]) -> None:
+    """Add to `more_headers`."""
+    before = client.more_headers
+    client.more_headers = lambda: [*(before() if before else ()), *headers()]
+
+
 def respond(client: Downstream, response: Response) -> None:
     """Send a response that is whole already."""
     client.start(response.status_code, response.raw_headers)

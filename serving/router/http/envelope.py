@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from serving.errors import ServingError
 from serving.router.http import sse
 from serving.router.http.anthropic_models import VERSION
+from serving.router.http.cors import Cors
 from serving.router.http.engine_words import in_our_words
 from serving.router.http.errors import error_response
 from serving.router.http.routes import Dialect, dialect_of
@@ -48,10 +49,11 @@ Headers = Iterable[tuple[bytes, bytes]]
 class Envelope:
     """An ASGI app around the router's. It alone ends a request: it writes the record out."""
 
-    def __init__(self, app: ASGIApp, *, returns_id: bool = True) -> None:
-        """`returns_id`: false where the server puts the id on answers."""
+    def __init__(self, app: ASGIApp, *, returns_id: bool = True, cors: Cors | None = None) -> None:
+        """`returns_id`: false where the server puts the id on answers. `cors`: whose pages may ask by a browser."""
         self._app = app
         self._returns_id = returns_id
+        self._cors = cors or Cors(())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -62,9 +64,18 @@ class Envelope:
         anthropic = dialect_of(path) is Dialect.ANTHROPIC or any(
             header == _ANTHROPIC_VERSION for header, _ in scope["headers"]
         )
-        exchange = Exchange(send, name, anthropic=anthropic, returns_id=self._returns_id)
+        own = id_headers(name, anthropic=anthropic)[0 if self._returns_id else 1 :]
+        own += self._cors.headers(scope["headers"])
+        exchange = Exchange(send, Shape(name, anthropic=anthropic), own)
         scope[EXCHANGE] = exchange
         try:
+            allowed = self._cors.preflight(scope["method"], scope["headers"])
+            if allowed is not None:
+                await exchange(
+                    {"type": "http.response.start", "status": HTTPStatus.NO_CONTENT, "headers": allowed}
+                )
+                await exchange({"type": "http.response.body"})
+                return
             await self._app(scope, receive, exchange)
         except asyncio.CancelledError:  # Serve looks out for the client too
             if exchange.record:
@@ -83,10 +94,11 @@ class Envelope:
 class Exchange:
     """One request's ASGI `send`, and its record once there is one. A good answer has only its headers changed."""
 
-    def __init__(self, send: Send, name: bytes, *, anthropic: bool, returns_id: bool) -> None:
+    def __init__(self, send: Send, shape: "Shape", own_headers: Headers) -> None:
+        """`own_headers` are put on every answer."""
         self._send = send
-        self._shape = Shape(name, anthropic=anthropic)
-        self._id_headers = id_headers(name, anthropic=anthropic)[0 if returns_id else 1 :]
+        self._shape = shape
+        self._own_headers = own_headers
         self.started = False
         self._error: Message | None = None
         self._body = b""
@@ -95,7 +107,7 @@ class Exchange:
     def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             headers = [header for header in message.get("headers", ()) if header[0] != ID_HEADER]
-            message = {**message, "headers": [*headers, *self._id_headers]}
+            message = {**message, "headers": [*headers, *self._own_headers]}
             if message["status"] >= HTTPStatus.BAD_REQUEST:
                 self._error = message
                 return _nothing()

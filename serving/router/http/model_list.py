@@ -44,6 +44,8 @@ class ModelList:
 
     async def model(self, request: Request, name: str) -> JSONResponse:
         """The same of one of them."""
+        if not name:  # a client joined the path with a slash
+            return await self.models(request)
         self._table.resolve(name)
         if anthropic_models.VERSION in request.headers:
             return JSONResponse(self._anthropic_card(request, name))

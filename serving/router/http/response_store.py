@@ -6,9 +6,10 @@ loop.
 """
 
 import asyncio
+import json
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +47,14 @@ CREATE TRIGGER IF NOT EXISTS went_of_key AFTER DELETE ON responses BEGIN
     UPDATE of_keys SET responses = responses - 1, bytes = bytes - old.bytes WHERE key = old.key;
     DELETE FROM of_keys WHERE key = old.key AND responses = 0;
 END;
+CREATE TABLE IF NOT EXISTS output_items (key TEXT NOT NULL, item TEXT NOT NULL, id TEXT NOT NULL, PRIMARY KEY (key, item, id)) WITHOUT ROWID;
+CREATE INDEX IF NOT EXISTS output_items_by_id ON output_items (key, id);
+CREATE TRIGGER IF NOT EXISTS came_with_items AFTER INSERT ON responses BEGIN
+    INSERT OR IGNORE INTO output_items SELECT new.key, json_extract(value, '$.id'), new.id
+        FROM json_each(new.response, '$.output') WHERE type = 'object' AND json_type(value, '$.id') = 'text';
+END;
+CREATE TRIGGER IF NOT EXISTS went_with_items AFTER DELETE ON responses
+    BEGIN DELETE FROM output_items WHERE key = old.key AND id = old.id; END;
 COMMIT;
 """
 # Of the key that has the largest part of either bound.
@@ -56,6 +65,7 @@ DELETE FROM responses WHERE rowid = (
     ORDER BY created_s, rowid LIMIT 1
 )
 """
+_HOLDERS = "SELECT id FROM output_items WHERE key = ? AND item IN (SELECT value FROM json_each(?))"
 
 
 class ResponseStore:
@@ -84,6 +94,14 @@ class ResponseStore:
     async def get(self, key: str, name: str) -> Kept | None:
         """A key's own response; None where there is none."""
         return await self._run(lambda: self._get(key, name))
+
+    async def holders_bytes(self, key: str, items: Sequence[str]) -> int:
+        """What `holders` would bring."""
+        return sum(await self._run(lambda: self._holders("LENGTH(CAST(response AS BLOB))", key, items)))
+
+    async def holders(self, key: str, items: Sequence[str]) -> list[bytes]:
+        """The key's responses whose output has one of these items, as JSON."""
+        return await self._run(lambda: self._holders("CAST(response AS BLOB)", key, items))
 
     async def delete(self, key: str, name: str) -> bool:
         """Whether there was one."""
@@ -132,6 +150,10 @@ class ResponseStore:
     def _get(self, key: str, name: str) -> Kept | None:
         row = self._of("CAST(response AS BLOB), CAST(items AS BLOB)", key, name)
         return Kept(*row) if row else None
+
+    def _holders(self, column: str, key: str, items: Sequence[str]) -> list[Any]:
+        query = f"SELECT {column} FROM responses WHERE key = ? AND created_s >= ? AND id IN ({_HOLDERS})"  # noqa: S608  no client names one
+        return [row[0] for row in self._file.execute(query, (key, self._oldest_s(), key, json.dumps(items)))]
 
     def _of(self, columns: str, key: str, name: str) -> tuple[Any, ...] | None:
         query = f"SELECT {columns} FROM responses WHERE key = ? AND id = ? AND created_s >= ?"  # noqa: S608  no client names one

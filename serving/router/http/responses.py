@@ -4,13 +4,13 @@ Engines remember nothing. The router puts the earlier part of a conversation int
 `previous_response_id`, and keeps what comes back (serving.router.http.response_store), where the YAML names a store.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import from_json, to_json
 
-from serving.errors import BadRequestError, PreviousResponseError
+from serving.errors import BadRequestError, PreviousResponseError, UnknownItemError
 from serving.paging import limit_of, newest_first
 
 PATH = "/v1/responses"
@@ -56,8 +56,31 @@ def items(fields: Mapping[str, Any]) -> bytes:
     if isinstance(asked, str):
         asked = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": asked}]}]
     if not isinstance(asked, list | None):
-        raise BadRequestError(f"input is a JSON {type(asked).__name__}; a text or a list of items is needed.")
+        raise BadRequestError("input is neither a text nor a list of items; send one of these.")
     return to_json(asked or [])
+
+
+def references(fields: Mapping[str, Any]) -> list[str]:
+    """The ids of items that a request names and does not send; raises BadRequestError."""
+    asked = fields.get("input")
+    names = [str(item.get("id")) for item in asked if _is_reference(item)] if isinstance(asked, list) else []
+    if len(set(names)) < len(names):
+        raise BadRequestError("input names an item twice; name each once.")
+    return names
+
+
+def with_items(fields: Mapping[str, Any], holders: Iterable[bytes]) -> tuple[dict[str, Any], bytes]:
+    """Fields and body with the items of these responses in the place of references; raises UnknownItemError."""
+    items = dict.fromkeys(references(fields))
+    for response in holders:
+        items |= {item["id"]: item for item in from_json(response)["output"] if item.get("id") in items}
+    if unknown := next((name for name, item in items.items() if item is None), None):
+        raise UnknownItemError(
+            f"input: no stored response of this key has the item {unknown[:64]!r}; send the item itself."
+        )
+    whole = [items[str(item.get("id"))] if _is_reference(item) else item for item in fields["input"]]
+    resolved = {**fields, "input": whole}
+    return resolved, to_json(resolved)
 
 
 def following(fields: Mapping[str, Any], previous: Kept) -> tuple[bytes, bytes]:
@@ -90,6 +113,10 @@ def listed(items: bytes, query: Mapping[str, str]) -> bytes:
             "has_more": len(named) > len(page),
         }
     )
+
+
+def _is_reference(item: Any) -> bool:
+    return isinstance(item, dict) and item.get("type") == "item_reference"
 
 
 def _joined(*lists: bytes) -> bytes:

@@ -168,7 +168,7 @@ def test_a_conversation_may_have_nothing_new_in_it() -> None:
 
 
 def test_an_input_that_is_neither_text_nor_a_list_is_refused() -> None:
-    with pytest.raises(BadRequestError, match="input is a JSON dict"):
+    with pytest.raises(BadRequestError, match="input is neither a text nor a list"):
         items({"input": {"role": "user"}})
 
 

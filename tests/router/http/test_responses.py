@@ -215,3 +215,38 @@ def test_other_methods_and_paths_of_a_response_are_named() -> None:
         )
         with pytest.raises(openai.BadRequestError, match="stores no responses"):
             client(running.address).responses.create(model=MODEL, input="Two", previous_response_id="resp_1")
+
+
+def test_an_item_that_is_only_named_stands_in_the_conversation(tmp_path: Path) -> None:
+    """As the AI SDK's openai provider sends the turns before."""
+    mine, line = new("mine")
+    other, other_line = new("other")
+    keys = KeyFile(None, f"{line}\n{other_line}")
+    with service(keys, responses_store=str(tmp_path / "responses"), keys_file="/keys") as address:
+        api = client(address, mine)
+        first = api.responses.create(model=MODEL, input="One")
+        named: Any = {"type": "item_reference", "id": first.output[0].id}
+        question: Any = {"role": "user", "content": "Two"}
+        second = api.responses.create(model=MODEL, input=[named, question])
+        assert second.output_text == "2 items"
+        items = api.responses.input_items.list(second.id, order="asc").data
+        assert getattr(items[0], "id", None) == first.output[0].id
+        third = api.responses.create(model=MODEL, input=[question], previous_response_id=second.id)
+        assert third.output_text == "4 items"
+        with pytest.raises(openai.BadRequestError, match="twice"):
+            api.responses.create(model=MODEL, input=[named, named])
+        for asker, item in (
+            (client(address, other), named),
+            (api, {"type": "item_reference", "id": "msg_none"}),
+        ):
+            with pytest.raises(openai.NotFoundError, match="no stored response") as error:
+                asker.responses.create(model=MODEL, input=[item, question])
+            assert (error.value.code, error.value.param) == ("item_not_found", "input")
+        api.responses.delete(first.id)
+        with pytest.raises(openai.NotFoundError):
+            api.responses.create(model=MODEL, input=[named, question])
+
+
+def test_without_a_store_an_item_that_is_only_named_is_refused() -> None:
+    with service() as address, pytest.raises(openai.NotFoundError, match=r"router\.responses_store"):
+        client(address).responses.create(model=MODEL, input=[{"type": "item_reference", "id": "msg_1"}])
