@@ -19,13 +19,13 @@ from benchmarks.pages import put
 from serving.config import ModelSpec
 from serving.planning import Plan, plan
 from serving.planning.architectures import NOT_ON_TPU
-from serving.planning.cache import separate_batches, sequence_bytes
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.known_models import CONFIGS
 from serving.planning.layout import Layout
 from serving.planning.published import HELD, PUBLISHED, Published
 from serving.planning.shapes import shape_of
 from serving.planning.speed import COSTS, PARTS, Engine, Parts, per_answer_token, spread
+from serving.planning.summary import sequences_at_once
 from serving.planning.weights import checkpoint_params, tensor_groups
 
 PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "plans.md"
@@ -36,6 +36,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "benchmarks" / "plans.md"
 KNOWN = {
     "steps": (2e-3, 0.7),
     "layers": (15e-6, 0.7),
+    "layers_by_vllm": (20e-6, 0.8),
     "expert_layers": (40e-6, 0.8),
     "collectives": (8e-6, 0.7),
     "answers": (8e-6, 0.8),
@@ -100,9 +101,7 @@ def rows(all_published: Sequence[Published] = PUBLISHED) -> list[Row]:
         plan_ = planned(published)
         engine = Engine(plan_.shape, plan_.sizes, plan_.slice, plan_.layout)
         for (prompt, answer, load), tokens_per_s in published.rates.items():
-            held = sequence_bytes(plan_.shape, plan_.sizes, plan_.layout, prompt + answer // 2)
-            fits = int(plan_.fit.cache_bytes / held) * separate_batches(plan_.layout)
-            sequences = max(1, min(load, plan_.most_sequences, fits))
+            sequences = sequences_at_once(plan_, prompt, answer, load)
             parts = per_answer_token(
                 engine, prompt=prompt, answer=answer, sequences=sequences, sampled=published.sampled
             )

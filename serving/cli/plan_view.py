@@ -136,11 +136,16 @@ def _plan(plan: dict[str, Any]) -> RenderableType:
 def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     slice_, mesh, counts = plan["slice"], plan["mesh"], plan["slices"]
     hosts = f"{slice_['hosts']} host{'s' if slice_['hosts'] > 1 else ''} of {slice_['machine_type']}"
-    total, active = plan["parameters"]["total"], plan["parameters"]["active"]
+    parameters = plan["parameters"]
+    total, active = parameters["checkpoint"], parameters["active"]
+    loaded = f" ({parameters['total'] / 1e9:.1f}B loaded)" if parameters["total"] < 0.99 * total else ""
     cache = f"{plan['cache_tokens']:,} tokens: {plan['sequences_at_max_model_len']:,} sequences of "
     cache += f"{plan['max_model_len']:,} (at most {plan['most_sequences']:,} at once)"
     return [
-        ("checkpoint", f"{plan['checkpoint']}, {total / 1e9:.1f}B parameters, {active / 1e9:.1f}B a token"),
+        (
+            "checkpoint",
+            f"{plan['checkpoint']}, {total / 1e9:.1f}B parameters{loaded}, {active / 1e9:.1f}B a token",
+        ),
         (
             "slice",
             f"{slice_['generation']} {slice_['topology']}: {hosts}, {slice_['chips']} chips, {slice_['devices']} devices",
@@ -148,7 +153,7 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
         ("slices", f"{counts['min']} to {counts['max']}"),
         ("mesh", _mesh(mesh)),
         ("because", "\n".join(plan["reasons"])),
-        ("all weights", _weights(plan["parameters"]["groups"])),
+        ("all weights", _weights(parameters["groups"])),
         ("HBM a device", _hbm(plan["device_hbm"])),
         ("cache", cache),
         ("speed", _speed(plan["speed"])),

@@ -24,7 +24,7 @@ def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
     layers = sum(
         _layer_bytes(shape, kind, sizes, layout) * kind.cached
         for kind in shape.attention
-        if not _window(sizes, kind)
+        if not _window(shape, sizes, kind)
     )
     return layers * _stage(shape, layout) + _draft_bytes(sizes, layout)
 
@@ -32,11 +32,25 @@ def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
 def sequence_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: int) -> float:
     """Bytes of a sequence of `length` tokens on a device; windowed layers keep a window and the running batch."""
     windowed = sum(
-        _layer_bytes(shape, kind, sizes, layout) * kind.cached * min(length, window + sizes.batched_tokens)
+        _layer_bytes(shape, kind, sizes, layout)
+        * _in_whole_groups(shape, kind)
+        * min(length, window + sizes.batched_tokens)
         for kind in shape.attention
-        if (window := _window(sizes, kind))
+        if (window := _window(shape, sizes, kind))
     )
     return windowed * _stage(shape, layout) + token_bytes(shape, sizes, layout) * length
+
+
+def read_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: int) -> float:
+    """Bytes that attention reads of a sequence of `length` tokens on a device: a window's alone, whatever the layer keeps.
+
+    Layers that keep none read another layer's.
+    """
+    layers = sum(
+        _layer_bytes(shape, kind, sizes, layout) * kind.count * min(length, kind.window or length)
+        for kind in shape.attention
+    )
+    return layers * _stage(shape, layout) + _draft_bytes(sizes, layout) * length
 
 
 def state_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
@@ -62,6 +76,11 @@ def page_tokens(length: int, sequences: int, *, latent: bool = False) -> int:
         return _LATENT_PAGE
     page = _LEAST_PAGE if length > _LONG else min(256, max(_LEAST_PAGE, _power_of_2(length) // 16))
     return max(page, _power_of_2(math.ceil(length / max(_TABLE_ENTRIES // sequences // 4, 1))))
+
+
+def whole_pages(tokens: int, page: int) -> int:
+    """The tokens that the pages of a sequence have room for."""
+    return _padded(tokens, page)
 
 
 def separate_batches(layout: Layout) -> int:
@@ -110,12 +129,24 @@ def heads_of_device(kv_heads: int, sizes: EngineSizes, layout: Layout) -> int:
     return max(kv_heads, axes) // layout.attention_tensor
 
 
-def _window(sizes: EngineSizes, kind: AttentionLayers) -> int | None:
+def _window(shape: ModelShape, sizes: EngineSizes, kind: AttentionLayers) -> int | None:
     """The window that bounds a layer's cache; None where the layer caches every token.
 
-    tpu-inference's own models cache every token in every layer; layers that attend in chunks do so too.
+    tpu-inference's own models cache every token in every layer. So do vLLM's whose heads are of several sizes, as Gemma 4's
+    are (get_kv_cache_spec, disable_sliding_window), and layers that attend in chunks.
     """
-    return kind.window if sizes.by_vllm and not kind.chunked else None
+    heads = {_padded(layers.head_dim, _LANES) for layers in shape.attention}
+    return kind.window if sizes.by_vllm and len(heads) == 1 and not kind.chunked else None
+
+
+def _in_whole_groups(shape: ModelShape, kind: AttentionLayers) -> int:
+    """Layers that a windowed kind takes blocks for: vLLM puts layers in groups of one size and pads the last of each kind.
+
+    Source: _get_kv_cache_groups_uniform_page_size of vLLM's v1/core/kv_cache_utils.py.
+    """
+    counts = [layers.cached for layers in shape.attention]
+    size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
+    return math.ceil(kind.cached / size) * size
 
 
 def _stage(shape: ModelShape, layout: Layout) -> float:

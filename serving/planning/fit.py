@@ -7,7 +7,7 @@ cache takes what `gpu_memory_utilization` allows beyond them, programs and activ
 import math
 from dataclasses import dataclass, replace
 
-from serving.planning.cache import page_tokens, separate_batches, sequence_bytes, state_bytes
+from serving.planning.cache import page_tokens, separate_batches, sequence_bytes, state_bytes, whole_pages
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
@@ -77,6 +77,7 @@ class Fit:
     cache_bytes: int
     max_model_len: int
     longest: int
+    page_tokens: int
     cache_tokens: int
     sequences: int
     problems: tuple[str, ...]
@@ -118,11 +119,12 @@ def measure(
     longest = _longest(shape, sizes, layout, cache)
     length = sizes.max_model_len or max(longest, 1)
     batches = separate_batches(layout)
-    per_sequence = sequence_bytes(shape, sizes, layout, length)
-    room = cache
     page = sizes.block_tokens or page_tokens(length, sizes.sequences, latent=shape.latent is not None)
+    in_pages = whole_pages(length, page)
+    per_sequence = sequence_bytes(shape, sizes, layout, in_pages)
+    room = cache
     if sizes.blocks:
-        cache = min(cache, int(per_sequence * sizes.blocks * page / length))
+        cache = min(cache, int(per_sequence * sizes.blocks * page / in_pages))
     fit = Fit(
         groups=groups,
         usable_bytes=usable,
@@ -133,7 +135,8 @@ def measure(
         cache_bytes=cache,
         max_model_len=length,
         longest=longest,
-        cache_tokens=int(cache / per_sequence * length) * batches if per_sequence else 0,
+        page_tokens=page,
+        cache_tokens=int(cache / per_sequence * in_pages) * batches if per_sequence else 0,
         sequences=int(cache / per_sequence) * batches if per_sequence else sizes.sequences,
         problems=(),
         notes=(),
@@ -142,7 +145,7 @@ def measure(
         *_shortfalls(fit, per_sequence),
         *_loading(shape, sizes, layout, fit),
         *_step_too_large(sizes, fit),
-        *_too_many_blocks(sizes, per_sequence / length * page, page, room),
+        *_too_many_blocks(sizes, per_sequence / in_pages * page, page, room),
     )
     notes = (
         ()
@@ -306,10 +309,13 @@ def _too_many_blocks(sizes: EngineSizes, block_bytes: float, tokens: int, room: 
 
 def _longest(shape: ModelShape, sizes: EngineSizes, layout: Layout, cache: int) -> int:
     """Tokens of the longest sequence the cache holds, by bisection: bytes grow unevenly with length."""
+    latent = shape.latent is not None
     low, high = 0, shape.max_position_embeddings // _BLOCK_TOKENS
     while low < high:
         middle = (low + high + 1) // 2
-        if sequence_bytes(shape, sizes, layout, middle * _BLOCK_TOKENS) <= cache:
+        length = middle * _BLOCK_TOKENS
+        page = sizes.block_tokens or page_tokens(length, sizes.sequences, latent=latent)
+        if sequence_bytes(shape, sizes, layout, whole_pages(length, page)) <= cache:
             low = middle
         else:
             high = middle - 1

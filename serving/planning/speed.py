@@ -9,7 +9,7 @@ with a range: how far rates of families that the fit had not seen were off.
 import math
 from dataclasses import astuple, dataclass, fields
 
-from serving.planning.cache import sequence_bytes, state_bytes
+from serving.planning.cache import read_bytes, state_bytes
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.published import PUBLISHED, Published
@@ -28,10 +28,13 @@ _ROW_COPIES = 4  # times that a row of experts is moved: gathered, through both 
 # Sampling looks for the bounds of top_k and top_p bit by bit, each bit a sum over all float32 logits, on every device
 # (layers/common/binary_search.py). Sequences are lanes there: libtpu's compiler pads arrays that don't stay on the chip to 128,
 # and reads and writes the logits some 28 times beside. Gemma 4 26B on v6e took 6.08 ms for 32 sequences and 0.55 ms for 16
-# (tpu-inference PR 3452); this is 6.0 and 1.0 ms at peak.
+# (tpu-inference PR 3452); this is 6.0 and 0.5 ms at peak, where arrays on the chip are read twice as fast.
 _SEARCH_PASSES, _OTHER_PASSES = 66, 28
+_ON_CHIP_RATE = 2
 _LANES = 128
 _ON_CHIP_BYTES = 1 << 24
+_EVEN = 100  # units of prompts in a step from which chance matters no more
+_RARE = 1e-5  # share of steps that is left out
 _FEWEST_SAMPLED = 8  # tpu-inference pads the sequences of a step to powers of two from here
 _WIDEST_TUNED_HEAD = 256
 _NARROW_HEAD = 64  # has a kernel of its own, with block sizes of its own
@@ -43,6 +46,7 @@ class Parts:
 
     steps: float = 0.0  # scheduling, input, output, sampling
     layers: float = 0.0  # kernels that a layer starts
+    layers_by_vllm: float = 0.0  # layers whose arrays the host hands over one by one, as torchax does
     expert_layers: float = 0.0  # routing and sorting of a layer with experts
     collectives: float = 0.0  # latency of all-reduces, by the levels of a tree over the devices
     answers: float = 0.0  # tokens that the host gives to clients
@@ -70,20 +74,21 @@ PARTS = tuple(part.name for part in fields(Parts))
 
 # Seconds of what is counted, and the time of the rest over its time at peak.
 COSTS = Parts(
-    steps=0.00199,
-    layers=1.53e-05,
-    expert_layers=4.8e-05,
-    collectives=7.97e-06,
-    answers=7.5e-06,
-    untuned=3.07e-06,
-    weights_s=1.24,
-    cache_s=1.55,
-    products_s=1.77,
-    attention_s=3.88,
-    links_s=1.82,
-    rows_s=1.29,
-    groups_s=1.92,
-    sampled_s=1.03,
+    steps=0.00159,
+    layers=1.39e-05,
+    layers_by_vllm=2.04e-05,
+    expert_layers=4.42e-05,
+    collectives=7.94e-06,
+    answers=7.41e-06,
+    untuned=2.94e-06,
+    weights_s=1.2,
+    cache_s=1.54,
+    products_s=1.76,
+    attention_s=3.93,
+    links_s=1.88,
+    rows_s=1.22,
+    groups_s=1.91,
+    sampled_s=1.02,
 )
 # Ranges, as factors. Nine of ten published rates are within the first of what the fit to all of them says, and within the
 # second of what a fit to other families says. Generations without a published rate get half as much again.
@@ -93,9 +98,8 @@ SPREAD_GENERATION = 1.5
 # Experts that are cut over devices: tuned blocks of one kernel alone gave half as much again (tpu-inference PR 1745), and rates
 # are up to 2.2 times what is planned.
 SPREAD_CUT_EXPERTS = 2.2
-# Architectures whose own rates are further apart: Gemma 4's E models read long prompts up to 1.7 times as fast as planned, and
-# Qwen3-32B was measured with kernels that are off by default.
-_WIDER = {("Gemma4ForConditionalGeneration", "v6e"): 1.75, ("Qwen3ForCausalLM", "v7x"): 1.7}
+# Architectures whose own rates are further apart: Qwen3-32B was measured with kernels that are off by default.
+_WIDER = {("Qwen3ForCausalLM", "v7x"): 1.7}
 
 
 @dataclass(frozen=True)
@@ -190,7 +194,7 @@ def per_answer_token(
     steps = max(1 / per_copy, prompt_tokens / room)
     decodes, context = 1 / steps, prompt + answer // 2
     cost = Parts()
-    for share, tokens in _prompts_of_a_step(prompt_tokens / steps, unit, room):
+    for share, tokens in prompts_of_a_step(prompt_tokens / steps, unit, room):
         one = step(
             engine,
             decodes=decodes,
@@ -203,23 +207,25 @@ def per_answer_token(
     return cost
 
 
-def _prompts_of_a_step(mean: float, unit: float, room: float) -> list[tuple[float, float]]:
+def prompts_of_a_step(mean: float, unit: float, room: float) -> list[tuple[float, float]]:
     """(share of steps, tokens of prompts): units come by chance (Poisson), no step takes more than its room."""
-    if mean >= room:
-        return [(1.0, room)]
+    if mean >= room or mean > _EVEN * unit:
+        return [(1.0, min(mean, room))]
     most = math.ceil(room / unit)
     shares = [math.exp(-mean / unit)]
     for count in range(1, most):
         shares.append(shares[-1] * mean / unit / count)
     shares.append(max(0.0, 1 - sum(shares)))
     tokens = [min(count * unit, room) for count in range(most + 1)]
-    taken = sum(share * size for share, size in zip(shares, tokens, strict=True))
-    # What a full step leaves for the next one fills that one's room.
-    return [
-        (share, min(size * mean / taken, room))
+    spare = sum(share * (room - size) for share, size in zip(shares, tokens, strict=True))
+    # What a full step leaves fills the room of later ones: so many steps stay as chance has them, the others are full.
+    by_chance = (room - mean) / spare
+    partly = [
+        (share * by_chance, size)
         for share, size in zip(shares, tokens, strict=True)
-        if share > 1e-4
+        if size < room and share > _RARE
     ]
+    return [*partly, (1 - sum(share for share, _ in partly), room)]
 
 
 def step(
@@ -258,6 +264,7 @@ def step(
     return Parts(
         steps=1.0,
         layers=float(shape.layers + _LINEAR_KERNELS * (shape.linear.count if shape.linear else 0)),
+        layers_by_vllm=float(shape.layers) if sizes.by_vllm else 0.0,
         expert_layers=expert_layers,
         collectives=collectives,
         answers=decodes,
@@ -357,9 +364,9 @@ def _cache_bytes(engine: Engine, decodes: float, context: int, prompt_tokens: fl
     """Bytes of the whole copy: a decode reads its sequence, a chunk of a prompt what came before, all read states."""
     shape, sizes, layout = engine.shape, engine.sizes, engine.layout
     share = layout.width * layout.pipeline / layout.attention_groups
-    read = decodes * sequence_bytes(shape, sizes, layout, context)
+    read = decodes * read_bytes(shape, sizes, layout, context)
     chunks = prompt_tokens / min(sizes.batched_tokens, prompt or sizes.batched_tokens)
-    read += chunks * sequence_bytes(shape, sizes, layout, prompt // 2)
+    read += chunks * read_bytes(shape, sizes, layout, prompt // 2)
     if shape.linear:
         state = state_bytes(shape, sizes, layout) / (sizes.sequences + 1)
         read += 2 * state * (decodes + chunks)
@@ -386,7 +393,7 @@ def _sampled_s(engine: Engine, sequences: float) -> float:
     on_chip = 4 * padded * shape.vocab_size <= _ON_CHIP_BYTES
     lanes = padded if on_chip else _LANES * math.ceil(padded / _LANES)
     read = 4 * shape.vocab_size * (_SEARCH_PASSES * lanes + _OTHER_PASSES * padded)
-    return read / (row.hbm_bytes_per_s / row.devices_per_chip)
+    return read / (row.hbm_bytes_per_s / row.devices_per_chip) / (_ON_CHIP_RATE if on_chip else 1)
 
 
 def _attend_s(engine: Engine, tokens: float, context: int) -> float:

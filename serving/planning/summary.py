@@ -6,12 +6,13 @@ from typing import Any
 
 from serving.planning import speed
 from serving.planning.alternatives import Candidate
-from serving.planning.cache import separate_batches, sequence_bytes
+from serving.planning.cache import separate_batches, sequence_bytes, whole_pages
 from serving.planning.compiled import result_of
 from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.plan import Plan
 from serving.planning.prices import AS_OF, CURRENCY, chip_hour
 from serving.planning.starts import StartTime
+from serving.planning.weights import checkpoint_params
 
 # Speed and price are predicted for this load, that of the published recipes, unless the model's length is shorter.
 PROMPT_TOKENS = 1024
@@ -51,6 +52,7 @@ def summary(plan: Plan, prices: Prices) -> dict[str, Any]:
         },
         "reasons": list(plan.reasons),
         "parameters": {
+            "checkpoint": checkpoint_params(plan.shape),
             "total": sum(group.params for group in fit.groups),
             "active": sum(group.active for group in fit.groups),
             "groups": [
@@ -183,7 +185,8 @@ def _measured(plan: Plan) -> list[dict[str, Any]]:
 
 def sequences_at_once(plan: Plan, prompt: int, answer: int, load: int) -> int:
     """Of a load, as many sequences as engine and cache hold, with half of each answer written."""
-    per_sequence = sequence_bytes(plan.shape, plan.sizes, plan.layout, prompt + answer // 2)
+    tokens = whole_pages(prompt + answer // 2, plan.fit.page_tokens)
+    per_sequence = sequence_bytes(plan.shape, plan.sizes, plan.layout, tokens)
     held = int(plan.fit.cache_bytes / per_sequence) * separate_batches(plan.layout) if per_sequence else load
     return max(1, min(load, plan.most_sequences, held))
 

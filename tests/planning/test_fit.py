@@ -14,6 +14,7 @@ from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.known_models import CONFIGS, EMBED
 from serving.planning.shapes import shape_of
+from serving.planning.summary import sequences_at_once
 
 pytestmark = pytest.mark.unit
 
@@ -75,6 +76,43 @@ def test_gemma_4_is_near_what_boot_logs_say(
         assert found.fit.weight_bytes * found.slice.devices / GIB == pytest.approx(used_gib, rel=0.02)
     if tokens:
         assert found.fit.cache_tokens == pytest.approx(tokens, rel=0.01)
+
+
+# vLLM's models with heads of two sizes. Boot log of a third party's v6e-4; concurrency of 16,384 tokens in tpu-inference PR 3408,
+# whose model is named by the figures alone.
+@pytest.mark.parametrize(
+    ("model", "slice_", "engine", "tokens"),
+    [
+        ("google/gemma-4-12B-it", "v6e 2x2", {"max_model_len": 65536}, 242_944),
+        ("google/gemma-4-26B-A4B-it", "v7x 2x2x1", {"gpu_memory_utilization": 0.98}, 153 * 16384),
+        ("google/gemma-4-26B-A4B-it", "v7x 2x2x1", {"gpu_memory_utilization": 0.9}, 140 * 16384),
+    ],
+)
+def test_caches_of_vllm_s_gemma_4_hold_what_was_published(
+    model: str, slice_: str, engine: dict[str, Any], tokens: int
+) -> None:
+    asked = {"max_model_len": 16384, "max_num_batched_tokens": 4096, "model_impl": "vllm"} | engine
+    assert plan(spec(model, slice_, asked)).fit.cache_tokens == pytest.approx(tokens, rel=0.02)
+
+
+@pytest.mark.parametrize(("length", "boots"), [(8192, True), (16384, False), (32768, False), (65536, False)])
+def test_gemma_4_12b_starts_on_a_v6e_chip_with_the_lengths_that_were_published(
+    length: int, *, boots: bool
+) -> None:
+    engine = {"max_model_len": length, "max_num_batched_tokens": 4096, "gpu_memory_utilization": 0.9}
+    with contextlib.nullcontext() if boots else pytest.raises(PlanError, match="up to 1"):
+        plan(spec("google/gemma-4-12B-it", "v6e 1x1", engine))
+
+
+def test_sequences_at_once_are_those_whose_pages_the_cache_holds() -> None:
+    paged = plan(
+        spec(
+            "meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", {**SHORT, "block_size": 256, "max_num_seqs": 1024}
+        )
+    )
+    pages = paged.fit.cache_tokens // 256
+    assert sequences_at_once(paged, 250, 20, 1000) == sequences_at_once(paged, 500, 20, 1000) == pages // 2
+    assert sequences_at_once(paged, 512, 20, 1000) == pages // 3
 
 
 def test_weights_of_a_large_model_are_within_two_percent_of_what_was_measured() -> None:

@@ -1,6 +1,8 @@
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from serving.config import ModelSpec, load
 from serving.planning import Plan, plan
@@ -9,6 +11,7 @@ from serving.planning.speed import (
     COSTS,
     Engine,
     per_answer_token,
+    prompts_of_a_step,
     rate,
     spread,
     step,
@@ -151,3 +154,37 @@ def test_layers_with_a_window_take_sequences_in_untuned_blocks() -> None:
     assert step(wide, decodes=100, context=1024).untuned == 100 * 60
     for tuned in (llama_70b(), planned("openai/gpt-oss-120b", "v7x 1x1x1")):
         assert step(engine_of(tuned), decodes=100, context=1024).untuned == 0
+
+
+def test_prompts_that_fill_almost_every_step_are_all_read() -> None:
+    """16,000 tokens for each answer of 128: as many steps go to prompts for 32 requests as for 64."""
+    engine = engine_of(
+        planned("google/gemma-4-E2B-it", "v6e 1x1", max_model_len=32768, max_num_batched_tokens=4096)
+    )
+    few, many = (
+        per_answer_token(engine, prompt=16000, answer=128, sequences=sequences).products_s
+        for sequences in (32, 64)
+    )
+    assert few == pytest.approx(many, rel=0.02)
+
+
+@given(st.floats(1, 4000), st.floats(1, 4096))
+def test_prompts_of_a_step_by_chance_are_as_many_as_they_are_on_average(mean: float, unit: float) -> None:
+    steps = prompts_of_a_step(mean, unit, 4096)
+    assert sum(share for share, _ in steps) == pytest.approx(1)
+    assert sum(share * tokens for share, tokens in steps) == pytest.approx(mean, rel=0.01)
+    assert all(share >= 0 and 0 <= tokens <= 4096 for share, tokens in steps)
+
+
+def test_a_window_is_read_and_not_what_lies_before_it() -> None:
+    engine = engine_of(planned("google/gemma-4-31B-it", "v6e 2x4", max_model_len=65536))
+    near, far = (step(engine, decodes=1, context=context).cache_s for context in (8192, 16384))
+    whole = engine.shape.attention
+    assert far - near == pytest.approx(
+        sum(
+            kind.count * 2 * kind.kv_heads * kind.head_dim * 2 * 8192 * max(1, 8 / kind.kv_heads)
+            for kind in whole
+            if not kind.window
+        )
+        / (8 * engine.slice.hardware.hbm_bytes_per_s)
+    )

@@ -137,8 +137,17 @@ def test_a_window_bounds_what_a_sequence_keeps() -> None:
     sizes = engine_sizes({"max_num_batched_tokens": 1024}, shape)
     short, long = (sequence_bytes(shape, sizes, Layout(1), length) for length in (2048, 131072))
     layer = 2 * 16 * 128 * 2
-    assert short == 2048 * 62 * layer
-    assert long == (131072 * 10 + 2048 * 52) * layer
+    assert short == 2048 * (10 + 60) * layer
+    assert long == (131072 * 10 + 2048 * 60) * layer  # 52 layers in groups of ten
+
+
+def test_a_window_bounds_nothing_where_heads_are_of_two_sizes() -> None:
+    """Gemma 4 has windows with heads of 256 beside whole layers with heads of 512."""
+    shape = shape_of("google/gemma-4-12B-it")
+    sizes = engine_sizes({}, shape)
+    assert sizes.by_vllm
+    whole, half = (sequence_bytes(shape, sizes, Layout(1), length) for length in (131072, 65536))
+    assert whole == 2 * half == 131072 * token_bytes(shape, sizes, Layout(1))
 
 
 def check_conserved(slice_: Slice, model: str, cache: str) -> None:

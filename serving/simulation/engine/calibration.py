@@ -60,10 +60,10 @@ PUBLISHED = (
 )
 
 FACTORS = {
-    "dense on v6e": Factors(decode=0.91, prefill=0.99, cache=0.98, attention=1.0),
-    "Gemma 4 E on v6e": Factors(decode=1.68, prefill=1.1, cache=1.03, attention=1.01),
-    "dense on v7x": Factors(decode=0.47, prefill=1.16, cache=1.07, attention=1.43),
-    "experts on v7x": Factors(decode=0.97, prefill=1.11, cache=0.99, attention=1.01),
+    "dense on v6e": Factors(decode=0.95, prefill=0.99, cache=0.99, attention=1.0),
+    "Gemma 4 E on v6e": Factors(decode=1.74, prefill=1.11, cache=1.05, attention=1.01),
+    "dense on v7x": Factors(decode=0.49, prefill=1.16, cache=1.08, attention=1.42),
+    "experts on v7x": Factors(decode=0.97, prefill=1.13, cache=0.99, attention=1.01),
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from serving.planning import Plan
-from serving.planning.cache import page_tokens, separate_batches
+from serving.planning.cache import separate_batches
 from serving.simulation.engine.blocks import BlockPool, chain
 from serving.simulation.engine.physics import Batch
 
@@ -31,9 +31,7 @@ class Limits:
     @classmethod
     def of(cls, plan: Plan) -> "Limits":
         batches = separate_batches(plan.layout)
-        block_tokens = plan.sizes.block_tokens or page_tokens(
-            plan.fit.max_model_len, plan.sizes.sequences, latent=plan.shape.latent is not None
-        )
+        block_tokens = plan.fit.page_tokens
         return cls(
             sequences=plan.most_sequences,
             batched_tokens=plan.sizes.batched_tokens * batches,
