@@ -220,12 +220,9 @@ def prompts_of_a_step(mean: float, unit: float, room: float) -> list[tuple[float
     spare = sum(share * (room - size) for share, size in zip(shares, tokens, strict=True))
     # What a full step leaves fills the room of later ones: so many steps stay as chance has them, the others are full.
     by_chance = (room - mean) / spare
-    partly = [
-        (share * by_chance, size)
-        for share, size in zip(shares, tokens, strict=True)
-        if size < room and share > _RARE
-    ]
-    return [*partly, (1 - sum(share for share, _ in partly), room)]
+    partly = [(share * by_chance, size) for share, size in zip(shares, tokens, strict=True) if size < room]
+    full = 1 - sum(share for share, _ in partly)
+    return [(share, size) for share, size in (*partly, (full, room)) if share > _RARE]
 
 
 def step(

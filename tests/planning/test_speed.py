@@ -135,7 +135,7 @@ def test_sampling_takes_as_long_as_was_measured() -> None:
 
     assert seconds(32) == pytest.approx(6.08e-3, rel=0.1)
     assert seconds(32) == pytest.approx(seconds(128), rel=0.5)  # lanes that are padded cost as much
-    assert 0.5e-3 < seconds(16) < 1.1e-3
+    assert seconds(16) == pytest.approx(0.55e-3, rel=0.15)
     assert (
         seconds(32, sampled=False) == step(engine, prompt_tokens=512, prompt=512, sampled=True).sampled_s == 0
     )
@@ -171,7 +171,7 @@ def test_prompts_that_fill_almost_every_step_are_all_read() -> None:
 @given(st.floats(1, 4000), st.floats(1, 4096))
 def test_prompts_of_a_step_by_chance_are_as_many_as_they_are_on_average(mean: float, unit: float) -> None:
     steps = prompts_of_a_step(mean, unit, 4096)
-    assert sum(share for share, _ in steps) == pytest.approx(1)
+    assert sum(share for share, _ in steps) == pytest.approx(1, abs=1e-3)
     assert sum(share * tokens for share, tokens in steps) == pytest.approx(mean, rel=0.01)
     assert all(share >= 0 and 0 <= tokens <= 4096 for share, tokens in steps)
 
