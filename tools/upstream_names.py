@@ -591,7 +591,7 @@ _RAY = (
     ),
     *_members(
         f"{_SERVE}deployment_state:DeploymentReplica",
-        ("version", "actor_details", "actor_node_id", "_start_time"),
+        ("version", "actor_details", "actor_node_id"),
         "tells where a replica is in its start",
     ),
     Name(

@@ -9,7 +9,7 @@ Ray Serve:
   `_get_upscale_replicas`, `_failed_to_start_threshold`, `scale_deployment_replicas` and `__init__`, which are replaced; its `_id`,
   `_replicas`, `_target_state`, `_deployed_info`, `_replica_failure_count`, `_replica_failure_message`, `_replica_has_started`,
   `_in_transition`, `_target_state_changed`, `_terminally_failed`, `_surge_rollout_in_progress`, `_rescale_to`
-- `ray.serve._private.deployment_state.DeploymentReplica`: `version`, `actor_details`, `actor_node_id`, `_start_time`
+- `ray.serve._private.deployment_state.DeploymentReplica`: `version`, `actor_details`, `actor_node_id`
 - `ray.serve._private.application_state.ApplicationState._delete_deployment`, which is replaced, and `_name`,
   `_target_state`, `target_deployments`, `_deployment_state_manager._deployment_states`
 """
@@ -75,6 +75,8 @@ class RolloutStore(Protocol):
 
     def slices(self) -> list[SliceRecord]: ...
 
+    def rollout(self, rollout: Rollout) -> Rollout | None: ...
+
     def put_rollout(self, rollout: Rollout) -> None: ...
 
     def delete_rollout(self, rollout: Rollout) -> None: ...
@@ -128,7 +130,7 @@ class SliceDeployments:
         placed: Callable[[str], bool],
         wanted: Callable[[str, str], int | None],
     ) -> None:
-        """`default` has what is replaced, by name; `clock` is the one by which Serve notes when a replica was started.
+        """`default` has what is replaced, by name; `clock` does not jump, as the one by which Serve notes starts does.
 
         `placed`: whether the replica of this name has its hardware, though no process yet. `wanted`: as `tell_wanted` says of
         an application's deployment.
@@ -146,6 +148,9 @@ class SliceDeployments:
         # Deployments of which the store has nothing from a controller before this one.
         self._looked: set[Any] = set()
         self._asked_s: dict[Any, float] = {}  # when the store was asked for retries, by deployment
+        self._seen_s: weakref.WeakKeyDictionary[Any, float] = (
+            weakref.WeakKeyDictionary()
+        )  # replicas that start
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
     def made(self, state: Any) -> None:
@@ -384,7 +389,7 @@ class SliceDeployments:
             elif at in (ReplicaState.RUNNING, ReplicaState.UPDATING):
                 serving += 1
             elif at is ReplicaState.STARTING and self._waits(replica, now_s):
-                waited_s.append(max(0.0, now_s - (replica._start_time or now_s)))
+                waited_s.append(now_s - self._seen_s[replica])
             else:
                 loading += 1  # a replica that recovers shows its version later, and counts as new until then
         roll = Roll(
@@ -406,7 +411,7 @@ class SliceDeployments:
         """Whether a replica that starts still lacks hardware."""
         if replica.actor_node_id is not None:
             return False
-        young = now_s - (replica._start_time or now_s) < _PROCESS_S
+        young = now_s - self._seen_s.setdefault(replica, now_s) < _PROCESS_S
         return young or not self._placed(replica.replica_id.to_full_id_str())
 
     def _quiet(self, state: Any, roll: Roll) -> Roll:
@@ -415,6 +420,15 @@ class SliceDeployments:
             self._left_s[state._id] = now_s
         return replace(roll, quiet_s=now_s - self._left_s.get(state._id, -math.inf))
 
+    def _with_reason(self, state: Any, rollout: Rollout | None) -> Rollout | None:
+        """Serve forgets why a roll stopped once its controller ends, or the roll is tried again: the record before says it."""
+        if not rollout or not rollout.stopped or rollout.failed:
+            return rollout
+        before = self._published.get(state._id) or self._store().rollout(rollout)
+        if before is None or before.version != rollout.version:
+            return rollout
+        return replace(rollout, failed=before.failed, reason=before.reason)
+
     def _publish(self, state: Any) -> None:
         """Keep the deployment's record of its roll while there is one, for the status document."""
         rollout = None
@@ -422,9 +436,12 @@ class SliceDeployments:
         if state._surge_rollout_in_progress() and self._has_old(state):
             stopped = state._terminally_failed() or self._is_tried_again(state)
             rollout = deployed.rollout(state, self._count(state).roll, stopped=stopped)
-        if state._id in self._looked and rollout == self._published.get(state._id):
-            return
+        elif deployed.recovering(state):
+            return  # and nobody knows yet which version it has
         try:
+            rollout = self._with_reason(state, rollout)
+            if state._id in self._looked and rollout == self._published.get(state._id):
+                return
             if rollout is not None:
                 self._store().put_rollout(rollout)
                 self._published[state._id] = rollout
@@ -442,7 +459,7 @@ def install(
     is_slice: Callable[[Any], bool],
     store: Callable[[], RolloutStore],
     placed: Callable[[str], bool],
-    clock: Callable[[], float] = time.time,
+    clock: Callable[[], float] = time.monotonic,
     wanted: Callable[[str, str], int | None] | None = None,
 ) -> None:
     """Replace what Serve decides for deployments whose bundles `is_slice` knows; the others are SliceDeployments'."""

@@ -205,6 +205,11 @@ class Store:
         raw = self._get(_release_key(deployment))
         return known_fields(Release, json.loads(raw)) if raw else None
 
+    def rollout(self, rollout: Rollout) -> Rollout | None:
+        """What is kept of a roll of the same deployment."""
+        raw = self._get(_key(rollout.application, "rollout", rollout.deployment))
+        return known_fields(Rollout, json.loads(raw)) if raw else None
+
     def put_rollout(self, rollout: Rollout) -> None:
         self._put(_key(rollout.application, "rollout", rollout.deployment), dump(rollout))
 

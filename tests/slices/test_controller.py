@@ -42,6 +42,21 @@ def test_without_a_spare_slice_one_old_slice_after_the_other_makes_room() -> Non
     assert llama.lowest == 3
 
 
+@pytest.mark.parametrize("jumped_s", [-3600.0, 3600.0])
+def test_a_roll_goes_on_as_before_where_the_clock_jumps(jumped_s: float) -> None:
+    """A clock that was put back kept it waiting for as long, and one put on had an old slice make room at once."""
+    there = Cluster(hardware=4, start_s=40)
+    llama = there.deployed()
+    llama.deploy("a", 4)
+    there.run(60)
+    there.jumped_s = jumped_s
+    llama.deploy("b", 4)
+    there.run(20)
+    assert llama.serving("a") == 4
+    there.run(4 * 100)
+    assert llama.serving("b") == 4
+
+
 def test_a_new_slice_whose_process_is_slow_to_come_up_takes_no_old_one_s_hardware() -> None:
     there = serving(4, hardware=5, process_s=100)
     llama = there.deployed()
@@ -88,6 +103,20 @@ def test_a_roll_that_ended_while_no_controller_ran_is_shown_no_more() -> None:
     there.run(there.start_s + 20, 5)
     assert there.deployed().serving("b") == 4
     assert there.rollouts == {}
+
+
+def test_a_controller_that_comes_back_still_says_why_a_roll_stopped() -> None:
+    """Status then said that none had failed, and `serving slices retry` that the last one had for no reason."""
+    there = serving(4, hardware=6, start_s=3, drain_s=2)
+    there.broken = {"b"}
+    there.deployed().deploy("b", 4)
+    there.run(60)
+    (stopped,) = there.rollouts.values()
+    assert (stopped.stopped, stopped.failed, stopped.reason) == (True, 3, "boom")
+    there.recover()
+    for _ in range(20):
+        there.run(1)
+        assert list(there.rollouts.values()) == [stopped]
 
 
 def test_slices_that_a_controller_finds_in_their_start_are_no_roll() -> None:

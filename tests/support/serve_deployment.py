@@ -36,6 +36,7 @@ class Cluster:
     drain_s: float = 10.0
     process_s: float = 0.0  # from hardware to a process on it
     now_s: float = 0.0
+    jumped_s: float = 0.0  # the clock of the day beside it
     broken: set[str] = field(default_factory=set)  # versions that fail to start
     closed: set[str] = field(default_factory=set)  # pools that deliver nothing
     records: list[SliceRecord] = field(default_factory=list)
@@ -110,6 +111,9 @@ class Cluster:
 
     def slices(self) -> list[SliceRecord]:
         return self.records
+
+    def rollout(self, rollout: Rollout) -> Rollout | None:
+        return self.rollouts.get(rollout.deployment)
 
     def put_rollout(self, rollout: Rollout) -> None:
         self.rollouts[rollout.deployment] = rollout
@@ -234,7 +238,7 @@ class Deployed:
         for replica in self.replicas(ReplicaState.STARTING):
             if replica.replica_id.unique_id not in self._seen:
                 self._seen.add(replica.replica_id.unique_id)
-                replica._start_time = self.cluster.now_s
+                replica._start_time = self.cluster.now_s + self.cluster.jumped_s
                 replica._actor.graceful_stop = lambda: self.cluster.drain_s
                 replica._actor.reconfigure = partial(_reconfigured, replica)
         self.lowest = min(self.lowest, self.serving())
