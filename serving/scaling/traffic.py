@@ -190,7 +190,8 @@ def _requests(
     held = arrived = finished = 0.0
     requests: dict[str, tuple[float, float]] = {}
     for demand in demands:
-        done = demand.arrived - demand.refused - demand.held - demand.in_flight
+        unanswered = demand.refused + demand.abandoned + demand.held + demand.in_flight
+        done = demand.arrived - unanswered
         if not 0 <= demand.arrived + demand.held + demand.in_flight < math.inf or demand.held < 0:
             raise NonsenseError(
                 f"router {demand.router} reports {demand.arrived} arrived, {demand.held} held"

@@ -215,7 +215,7 @@ class Rollout:
 class Demand:
     """What one router has to do for one model, and how requests of late went.
 
-    `arrived`, `refused` and `prompt_bytes` count since the router's start. `held` requests wait in the router for a slice;
+    `arrived`, `refused`, `abandoned` (by clients that hung up while they waited) and `prompt_bytes` count since the router's start. `held` requests wait in the router for a slice;
     `in_flight` requests are with a slice. A percentile is 0 where nothing was answered. `seats` sequences are with slices,
     `seats_wanted` wait, `seats_leased` is the most that this router lets be with slices. `keys` is what limited keys have in
     this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
@@ -233,6 +233,7 @@ class Demand:
     in_flight: int = 0
     arrived: int = 0
     refused: int = 0
+    abandoned: int = 0
     prompt_bytes: int = 0
     ttft_p50_s: float = 0.0
     ttft_p90_s: float = 0.0

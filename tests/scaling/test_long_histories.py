@@ -115,3 +115,17 @@ def test_after_any_history_the_needed_slices_serve_and_stay(
         needed = min(math.ceil(model.rate / RATE), sum(each.max for each in model.pools))
         assert serving[model.name] >= min(needed, 1)
         assert serving[model.name] >= needed or sum(serving.values()) >= limit
+
+
+def test_requests_whose_clients_left_while_they_waited_are_not_taken_for_short_ones() -> None:
+    """They counted as answered without a token: slices seemed quick, and three of five stayed while 300 requests waited."""
+    model = Model("first", (pool("x"),))
+    fleet = ControlledFleet([model], hardware=8, start_s=15)
+    model.rate = 45.0
+    fleet.cluster.closed = {"x"}
+    fleet.run(100)
+    fleet.cluster.closed = set()
+    fleet.run(60)
+    assert fleet.serving(model) >= 5
+    fleet.run(60)
+    assert model.queue < 1

@@ -33,6 +33,7 @@ class Model:
     queue: float = 0.0
     arrived: float = 0.0
     finished: float = 0.0
+    abandoned: float = 0.0
     zero_s: int = 0  # seconds for which requests have waited and nothing served
 
     @property
@@ -115,7 +116,7 @@ class ControlledFleet:
         self.routers += 1
         self.router_away_s = away_s
         for model in self.models:
-            model.arrived = model.queue = model.finished = 0.0
+            model.arrived = model.queue = model.finished = model.abandoned = 0.0
 
     def restart(self) -> None:
         """Of scaling: what it remembers is gone."""
@@ -185,7 +186,14 @@ class ControlledFleet:
                 application=APPLICATION,
                 held=round(model.queue),
                 arrived=round(model.arrived),
-                in_flight=max(0, round(model.arrived) - round(model.queue) - round(model.finished)),
+                abandoned=round(model.abandoned),
+                in_flight=max(
+                    0,
+                    round(model.arrived)
+                    - round(model.queue)
+                    - round(model.finished)
+                    - round(model.abandoned),
+                ),
                 beat=self.beat,
             )
             for model in self.models
@@ -202,7 +210,7 @@ class ControlledFleet:
             model.finished += done
             lost = max(0.0, model.queue - 300.0)  # clients do not wait for ever
             model.queue -= lost
-            model.finished += lost
+            model.abandoned += lost
             model.zero_s = 0 if self.serving(model) or model.queue < 1 else model.zero_s + 1
             for each in self.of(model):
                 for record in self.cluster.records:

@@ -124,6 +124,7 @@ class _Model:
     held_seats: int = 0
     arrived: int = 0
     refused: int = 0
+    abandoned: int = 0
     prompt_bytes: int = 0
     ended: int = 0
     rate_per_s: float = 0.0
@@ -235,6 +236,7 @@ class AdmissionQueue:
                 return []
             case Where.HELD:  # the client has gone
                 self._unqueue(model, ticket)
+                model.abandoned += not ticket.begun
             case Where.ADMITTED:
                 self._give_back(model, ticket)
                 model.ended += not ticket.fills
@@ -344,6 +346,7 @@ class AdmissionQueue:
             "in_flight": model.requests,
             "arrived": model.arrived,
             "refused": model.refused,
+            "abandoned": model.abandoned,
             "prompt_bytes": model.prompt_bytes,
         }
 

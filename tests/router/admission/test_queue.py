@@ -49,7 +49,14 @@ def test_a_request_goes_straight_through_while_there_is_a_seat() -> None:
     on, who = admission(2), account()
     first, second, third = (ticket(who) for _ in range(3))
     assert asked(on, first, second, third) == [Where.ADMITTED, Where.ADMITTED, Where.HELD]
-    assert on.counts(LLAMA) == {"held": 1, "in_flight": 2, "arrived": 3, "refused": 0, "prompt_bytes": 300}
+    assert on.counts(LLAMA) == {
+        "held": 1,
+        "in_flight": 2,
+        "arrived": 3,
+        "refused": 0,
+        "abandoned": 0,
+        "prompt_bytes": 300,
+    }
     assert on.leave(first, 1.0) == [third]
     assert third.where is Where.ADMITTED
 
@@ -66,7 +73,14 @@ def test_what_fills_takes_a_free_seat_or_none_and_is_no_demand() -> None:
     assert asked(on, ticket(who), two) == [Where.ADMITTED, Where.ADMITTED]
     assert asked(on, first) == [Where.REFUSED]
     assert on.filling(LLAMA) == 1
-    assert on.counts(LLAMA) == {"held": 0, "in_flight": 1, "arrived": 1, "refused": 0, "prompt_bytes": 100}
+    assert on.counts(LLAMA) == {
+        "held": 0,
+        "in_flight": 1,
+        "arrived": 1,
+        "refused": 0,
+        "abandoned": 0,
+        "prompt_bytes": 100,
+    }
     held = ticket(who)
     assert asked(on, held) == [Where.HELD]
     assert on.leave(two, 1.0) == [held]
@@ -214,7 +228,7 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind() -> None:
     one = ticket(who, tokens=90)
     asked(on, one)
     assert on.leave(one, 1.0) == []
-    assert on.counts(LLAMA)["held"] == 0
+    assert (on.counts(LLAMA)["held"], on.counts(LLAMA)["abandoned"]) == (0, 1)
     assert asked(on, ticket(who, 1.0, tokens=90)) == [Where.HELD]
 
 
@@ -225,7 +239,14 @@ def test_what_a_key_s_own_limit_refuses_takes_no_place_and_is_no_demand() -> Non
     assert second.refusal is not None
     assert isinstance(second.refusal.error, RateLimitError)
     assert on.leave(second, 0.0) == []
-    assert on.counts(LLAMA) == {"held": 1, "in_flight": 0, "arrived": 1, "refused": 0, "prompt_bytes": 100}
+    assert on.counts(LLAMA) == {
+        "held": 1,
+        "in_flight": 0,
+        "arrived": 1,
+        "refused": 0,
+        "abandoned": 0,
+        "prompt_bytes": 100,
+    }
 
 
 def test_what_a_refused_request_would_have_used_is_given_back() -> None:
