@@ -411,7 +411,9 @@ class AdmissionController:
             ended_s = time.monotonic()
             longest = self._longest[ticket.model]
             prompt, written = used_tokens(record, estimate, self._usage, longest, now_s=ended_s)
-            ticket.used_tokens = prompt + written
+            # An engine reads what it refuses: a megabyte of text takes its only tokenizer a second.
+            reads = min(estimate.prompt_tokens, longest * estimate.work.prompts) if record.leases else 0.0
+            ticket.used_tokens = prompt + written or reads
             # What gave way is counted when it is answered.
             gave_way = ticket.fills and ticket.makes_room and record.outcome == "cancelled"
             if self._meter and record.leases and not gave_way:

@@ -294,6 +294,22 @@ def test_tokens_are_those_the_answer_says_else_an_event_each(
     assert 60_000 - left - used == pytest.approx(15, abs=15)  # the second request's own
 
 
+@pytest.mark.parametrize(("chars", "least", "most"), [(40, 0, 60), (8000, 2000, 2060), (100_000, 4096, 4130)])
+def test_a_prompt_that_an_engine_reads_and_refuses_counts_for_the_limit(
+    tmp_path: Path, chars: int, least: float, most: float
+) -> None:
+    """A text of 16 MB took a slice's tokenizer 16 s, and cost its key nothing."""
+    key, keys = key_file(tmp_path, tokens_per_minute=60_000)
+    with fronted(keys, clock=lambda: 1.0, engine={"max_model_len": 4096}) as front:
+        answer = front.post(
+            key, max_tokens=10, fail=True, messages=[{"role": "user", "content": "x" * chars}]
+        )
+        assert answer.is_client_error
+        until(front.idle, "the request is over", timeout_s=10)
+        left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert least <= 60_000 - left <= most
+
+
 def test_requests_beyond_a_slice_s_seats_wait_in_the_router_and_all_are_answered() -> None:
     with fronted() as front:
         with ThreadPoolExecutor(5) as pool:
