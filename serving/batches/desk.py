@@ -285,7 +285,10 @@ class Desk:
         await asyncio.gather(*self._busy.values(), return_exceptions=True)
         for work in self._works.values():
             work.close()
-        await self._ledger.disown()
+        try:
+            await self._ledger.disown()
+        except StorageError as error:
+            logger.warning("others take this process's batches once it has been silent: %s", error.message)
 
     async def idle(self) -> None:
         """Wait until nothing is read or assembled."""

@@ -728,6 +728,17 @@ async def test_a_full_disk_is_told_in_a_line_a_beat(tmp_path: Path, caplog: pyte
         assert record.exc_info is None
 
 
+async def test_a_desk_whose_database_can_not_be_written_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The store's other parts and its database were left open."""
+    async with table(tmp_path) as some:
+        async with some.ledger._database.write() as connection:
+            await connection.execute(text("DROP TABLE batches"))
+        await some.desk.close()
+    assert "others take this process's batches" in caplog.text
+
+
 async def test_a_result_that_is_brought_again_and_again_is_one_try(tmp_path: Path) -> None:
     """As on a full disk, and where the store's answer was lost."""
     async with table(tmp_path) as some:
