@@ -87,7 +87,7 @@ class Plan:
     @property
     def no_grammars(self) -> str:
         """Why engines of this plan take no requests with a grammar; empty where they do."""
-        return no_grammars(self.engine, self.layout)
+        return no_grammars(self.engine, self.layout, self.sizes)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -206,7 +206,7 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
     notes = (
         *unheeded(spec.engine, shape, sizes),
         *_routing_notes(shape, sizes),
-        *_grammar_notes(spec.engine, layout),
+        *_grammar_notes(spec.engine, layout, sizes),
     )
     return _Drawn(slice_, shape, sizes, layout, (*reasons, *notes))
 
@@ -228,8 +228,8 @@ def _routing_notes(shape: ModelShape, sizes: EngineSizes) -> list[str]:
     return []
 
 
-def _grammar_notes(engine: Mapping[str, Any], layout: Layout) -> list[str]:
-    why = no_grammars(engine, layout)
+def _grammar_notes(engine: Mapping[str, Any], layout: Layout, sizes: EngineSizes) -> list[str]:
+    why = no_grammars(engine, layout, sizes)
     return (
         [f"requests with a grammar (response_format, required and strict tools) are refused: {why}"]
         if why
@@ -237,11 +237,13 @@ def _grammar_notes(engine: Mapping[str, Any], layout: Layout) -> list[str]:
     )
 
 
-def no_grammars(engine: Mapping[str, Any], layout: Layout) -> str:
+def no_grammars(engine: Mapping[str, Any], layout: Layout, sizes: EngineSizes) -> str:
     """Why an engine takes no requests with a grammar; empty where it does. Read in tpu-inference 0.26.0 and tried.
 
     With several schedulers (core/sched/dp_scheduler.py) requests go to processes, and a grammar that is being compiled goes to none:
     EngineCore ends. `enable_continue_decode` draws tokens ahead of the grammar, which then rejects them (upstream: tpu-inference#3463).
+    Tokens that a model drafts stay on the devices where steps are scheduled ahead (runner/speculative_decoding_manager.py), and vLLM cuts
+    them as lists; this was read, and not tried.
     """
     if separate_batches(layout) > 1:
         return (
@@ -249,6 +251,9 @@ def no_grammars(engine: Mapping[str, Any], layout: Layout) -> str:
         )
     if (engine.get("additional_config") or {}).get("enable_continue_decode"):
         return "tpu-inference 0.26 fails on them with additional_config.enable_continue_decode"
+    drafts = sizes.draft or sizes.draft_layers
+    if drafts and layout.pipeline == 1 and engine.get("async_scheduling") is not False:
+        return "tpu-inference 0.26 ends on them where a model drafts, unless engine.async_scheduling is false"
     return ""
 
 

@@ -10,6 +10,10 @@ from serving.planning import plan
 pytestmark = pytest.mark.unit
 
 LLAMA_8B = "meta-llama/Llama-3.1-8B-Instruct"
+EAGLE = {
+    "max_model_len": 4096,
+    "speculative_config": {"method": "eagle3", "model": "Qwen/Qwen3-4B", "num_speculative_tokens": 4},
+}
 LLAMA_70B = "meta-llama/Llama-3.3-70B-Instruct"
 
 
@@ -67,6 +71,9 @@ def test_kv_heads_are_said_to_be_copied() -> None:
         ({"parallel": {"data": 2, "tensor": 2}}, "parallel.data"),
         ({"parallel": {"attention_data": 2}}, "parallel.attention_data"),
         ({"engine": {"additional_config": {"enable_continue_decode": True}}}, "enable_continue_decode"),
+        ({"engine": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}}, ""),
+        ({"engine": EAGLE}, "async_scheduling is false"),
+        ({"engine": {**EAGLE, "async_scheduling": False}}, ""),
     ],
 )
 def test_a_plan_says_that_its_engines_take_no_grammars(asked: dict[str, Any], named: str) -> None:
