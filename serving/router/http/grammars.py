@@ -4,7 +4,7 @@ xgrammar compiles them before the first token, in the engine's own process: a hu
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import jiter
@@ -22,12 +22,24 @@ _MOST_OPTIONAL_SQUARED = 200**2
 _LONGEST_LITERALS_CHARS = 1 << 16
 _LITERALS = frozenset(("enum", "const", "choice"))
 _MOST_FORMATS = 512  # each is a pattern
+# Parts in a row that may be left out take as long as their number to the third: 40 of `[a-z]?` took 3 s, 200 take minutes.
+_MOST_OPTIONAL_CUBED = 32**3
+_FEW_OPTIONAL = 16
+_MOST_DENSE_CHARS = 1 << 13  # to be read in some milliseconds
 # Fields with schemas. `text` is of the Responses API, `output_config` Anthropic's.
 _SCHEMAS = ("structured_outputs", "response_format", "guided_json", "guided_choice", "text", "output_config")
 # All that `check` looks at.
 FIELDS = (*_SCHEMAS, "tools", "guided_regex", "guided_grammar")
 _REPEAT = re.compile(r"(\)?)\{(\d{0,9}),?(\d{0,9})\}")
 # Digits without an end to them would be searched once for each.
+# A part of a regex or a bracket of one, and what says how often it stands there.
+_PART = re.compile(
+    r"(?P<open>\((?:\?[:=!<]+)?)|(?P<close>\))|(?P<or>\|)|[\^$]|(?P<part>\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|.)",
+    re.DOTALL,
+)
+_TIMES = re.compile(r"(?:(?P<none>[*?]|\{0*(?:,\d*)?\})|\+|\{\d*,?\d*\})?[?+]?")
+# A grammar's texts and names, each of them a part, and what stands between parts.
+_TERM, _SPACE = re.compile(r'"(?:\\.|[^"\\])*"|\w+'), re.compile(r"\s+")
 _LONG_REPEAT = re.compile(r"\{(?:\d{0,9},)?\d{10}")
 
 
@@ -43,7 +55,11 @@ def check(fields: Mapping[str, Any]) -> None:
     ):
         if isinstance(text, str) and name == "regex":
             _check_regex(name, text)
-        elif isinstance(text, str) and len(text) > _LONGEST_GRAMMAR_CHARS:
+            _check_optional(name, [text])
+            continue
+        if isinstance(text, str) and name == "grammar":
+            _check_optional(name, _SPACE.sub("", _TERM.sub("w", text[:_LONGEST_GRAMMAR_CHARS])).split(":"))
+        if isinstance(text, str) and len(text) > _LONGEST_GRAMMAR_CHARS:
             raise BadRequestError(
                 f"{name[:40]} has {len(text)} characters; send at most {_LONGEST_GRAMMAR_CHARS}."
             )
@@ -114,6 +130,7 @@ def _check_schema(name: str, schema: Any) -> None:
     ):
         if count > most:
             raise BadRequestError(f"{name} has {_told(count)} {what}; send at most {most}.")
+    _check_optional(name, patterns)
 
 
 def _each(schema: Any, *, is_literal: bool) -> Iterator[tuple[Any, bool]]:
@@ -156,6 +173,50 @@ def _check_regex(name: str, regex: str) -> None:
         raise BadRequestError(
             f"{name} repeats a part {_told(repeats)} times, one count inside another; send at most {_MOST_REPEATS}."
         )
+
+
+def _check_optional(name: str, regexes: Iterable[str]) -> None:
+    """Refuse long rows of parts that may be left out. Most regexes have too few such parts to be read."""
+    dense = [regex for regex in regexes if sum(map(regex.count, "?*|{")) > _FEW_OPTIONAL]
+    if sum(map(len, dense)) > _MOST_DENSE_CHARS or sum(map(_optional_cubed, dense)) > _MOST_OPTIONAL_CUBED:
+        raise BadRequestError(
+            f"{name} has too many parts that may be left out; send at most 32 before one that may not."
+        )
+
+
+def _optional_cubed(regex: str) -> int:
+    """The sum of cubes of a regex's optional parts, for each row of them; about, where groups are within groups."""
+    row = total = at = 0
+    groups: list[
+        tuple[int, int]
+    ] = []  # how long the row was before a group, and behind the longest of its choices yet
+    filled = False  # whether the choice that is read has a part
+
+    def longer(by: int) -> int:
+        nonlocal total
+        total += (row + by) ** 3 - row**3
+        return row + by
+
+    while at < len(regex) and (part := _PART.match(regex, at)):
+        times = _TIMES.match(regex, part.end()) if part["close"] or part["part"] else None
+        at = times.end() if times else part.end()
+        may_miss = bool(times and times["none"])
+        if part["open"]:
+            groups.append((row, 0))
+            filled = False
+        elif part["or"] or part["close"]:
+            before, longest = groups[-1] if groups else (0, 0)
+            row = longer(not filled)
+            longest, filled = max(longest, row), bool(part["close"])
+            row = before
+            if part["or"]:
+                groups[-1:] = [(before, longest)] if groups else []
+            elif groups:
+                groups.pop()
+                row = max(longest, longer(1)) if may_miss else longest
+        elif part["part"]:
+            row, filled = longer(1) if may_miss else 0, True
+    return total
 
 
 def _repeats(regex: str) -> int:

@@ -264,6 +264,28 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         (CHAT, {"messages": TALK, "response_format": {"schema": NESTED}}, "has patternProperties"),
         (
             CHAT,
+            {"messages": TALK, "structured_outputs": {"regex": "[a-z]?" * 33}},
+            "regex has too many parts that",
+        ),
+        (CHAT, {"messages": TALK, "structured_outputs": {"regex": "(ab|)(?:c)*" * 17}}, "too many parts"),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "structured_outputs": {"grammar": "root ::= " + "any? " * 33 + '\nany ::= "?"'},
+            },
+            "grammar has too many parts",
+        ),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "response_format": {"schema": [{"pattern": "a?" * 20 + str(of)} for of in range(5)]},
+            },
+            "response_format has too many parts that may be left out",
+        ),
+        (
+            CHAT,
             {"messages": TALK, "response_format": {"schema": {"properties": properties(201)}}},
             "sum of squares of each object's optional properties",
         ),
@@ -339,6 +361,22 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
                 "response_format": {"schema": {"properties": properties(150), "required": ["p0"]}},
             },
         ),
+        # A text of JSON as Outlines' regexes have it: its blanks may be left out, each before what may not.
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "structured_outputs": {"regex": r'\{([ ]?"a"[ ]?:[ ]?(x|y)[ ]?(,[ ]?"b")?)+' * 9},
+            },
+        ),
+        (CHAT, {"messages": TALK, "structured_outputs": {"regex": "[?*]" * 100 + r"\?" * 100}}),
+        (
+            CHAT,
+            {
+                "messages": TALK,
+                "structured_outputs": {"grammar": 'root ::= (ws? "?" ws* [a-z]* name)+ ws?\n' * 40},
+            },
+        ),
         (
             CHAT,
             {
@@ -364,7 +402,14 @@ def test_what_clients_send_passes(path: str, fields: dict[str, Any]) -> None:
 def test_a_regex_is_looked_at_in_no_time_whatever_stands_in_it() -> None:
     """4095 digits after a brace took the event loop for a second, and could be sent in four places."""
     began_s = time.thread_time()
-    for regex in ("{" + "1" * 4095, "{" * 4096, "{1," * 1365, "{9," + "1" * 4000 + "}", "{111111111" * 400):
+    for regex in (
+        "{" + "1" * 4095,
+        "{" * 4096,
+        "{1," * 1365,
+        "{9," + "1" * 4000 + "}",
+        "{111111111" * 400,
+        "(a?x" * 1024,
+    ):
         with suppress(BadRequestError):
             checked(CHAT, messages=TALK, structured_outputs={"regex": regex}, guided_regex=regex)
     assert time.thread_time() - began_s < 0.1
