@@ -306,6 +306,14 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ),
         (
             CHAT,
+            {
+                "messages": TALK,
+                "response_format": {"schema": [{"minimum": of, "maximum": 9e9} for of in range(600)]},
+            },
+            "600 texts with a format and numbers with a range",
+        ),
+        (
+            CHAT,
             {"messages": TALK, "tools": [{"function": {"strict": True, "parameters": [0] * 10_001}}]},
             "tools has 10006 values",
         ),
