@@ -154,8 +154,13 @@ def _process(pid: int | None) -> str:
 def _write_stand_ins(plans: list[Plan]) -> None:
     from serving.simulation import stand_in
 
-    for planned in plans:
-        stand_in.checkpoint(planned, cache_directory())
+    try:
+        for planned in plans:
+            stand_in.checkpoint(planned, cache_directory())
+    except OSError as error:
+        raise SimulationError(
+            f"stand-in models can't be written to {cache_directory()} ({error.strerror}); set XDG_CACHE_HOME to a folder of yours"
+        ) from None
 
 
 def _shapes(plans: list[Plan], spare: int) -> list[Slice]:

@@ -184,7 +184,10 @@ def _namespaces() -> list[str]:
 
 def _ip(*words: str) -> str:
     """Run iproute2's `ip`; raises SimulationError with its own words."""
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SimulationError(f"`ip {' '.join(words)}` failed: {done.stderr.strip()}")
-    return done.stdout
+    try:
+        return subprocess.run(["ip", *words], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        why = error.strerror if isinstance(error, OSError) else error.stderr.strip()
+        raise SimulationError(
+            f"`ip {' '.join(words)}` failed: {why}; networks of their own need root and iproute2, --network loopback does not"
+        ) from None

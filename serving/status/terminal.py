@@ -34,6 +34,8 @@ _WIDTH = 60  # points of a line: two minutes
 
 def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> RenderableType:
     """Every slice replica of every model, and what is still waited for; of which application, where there are several."""
+    if not wanted and not entries:
+        return Text("nothing is deployed: `serve run` a YAML")
     several = len({record.application for record in wanted} | {entry.application for entry in entries}) > 1
     table = _table("model", "slice", "state", "hosts", "running", "waiting", "KV")
     for entry in sorted(entries, key=lambda entry: (entry.application, entry.model, entry.slice)):

@@ -14,7 +14,7 @@ from serving.cli.interrupt import end_on_signals
 from serving.cli.main import _parser, main
 from serving.cli.sim import _shape
 from serving.router.http.auth import KeyFile
-from serving.simulation.cluster import SimulatedCluster, default_directory
+from serving.simulation.cluster import SimulatedCluster, default_directory, free_port
 from serving.tpu import GENERATIONS
 
 pytestmark = pytest.mark.unit
@@ -149,6 +149,15 @@ def test_a_service_that_runs_already_is_named_before_its_port(
         assert said == (
             f"a simulation already runs in {directory} (0 slices); `{command} down` ends it, --name starts another beside it"
         )
+
+
+def test_a_home_that_can_not_be_written_is_named_with_the_way_around_it(
+    capsys: pytest.CaptureFixture[str], changed: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    assert main(["sim", "run", str(changed(port=free_port()))]) == 1
+    said = "can't be written to /proc/none/tpu-serving (No such file or directory); set XDG_CACHE_HOME"
+    assert said in capsys.readouterr().err
 
 
 def test_a_slice_without_a_shape_is_one_of_two_hosts() -> None:

@@ -111,6 +111,12 @@ def test_on_the_loopback_hosts_have_addresses_and_no_cables() -> None:
         shared.cut(1, 0)
 
 
+def test_without_iproute2_a_network_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(SimulationError, match=r"failed: No such file or directory; .* need root and iproute2"):
+        Namespaces("0" * 12).up()
+
+
 def test_an_unknown_network_is_refused() -> None:
     with pytest.raises(
         SimulationError, match=f"no network is named 'wires'; there are {NAMESPACES}, {LOOPBACK}"

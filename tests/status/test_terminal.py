@@ -162,3 +162,7 @@ def test_who_used_what_today_stands_in_a_table_unless_the_store_is_gone() -> Non
         "0.0125",
     ]
     assert "ba9876543210" not in text
+
+
+def test_a_cluster_without_a_service_says_what_to_type() -> None:
+    assert _plain(terminal.slices([], [])).strip() == "nothing is deployed: `serve run` a YAML"
