@@ -113,7 +113,9 @@ def test_on_the_loopback_hosts_have_addresses_and_no_cables() -> None:
 
 def test_without_iproute2_a_network_says_what_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SimulationError, match=r"failed: No such file or directory; .* need root and iproute2"):
+    with pytest.raises(
+        SimulationError, match=r"failed: No such file or directory; .* need root and iproute2"
+    ):
         Namespaces("0" * 12).up()
 
 
