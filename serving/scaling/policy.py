@@ -529,7 +529,11 @@ def _within(
 ) -> list[int]:
     """Cut to the budget: late orders first, other orders, then slices of the least preferred pools; never below `least`."""
     order = list(reversed(range(len(wanted))))
-    present = [max(count, known.delivered) for count, known in zip(least, state.pools, strict=True)]
+    # A slice that came after its order was given up goes again, and keeps nobody from the order in its place.
+    present = [
+        max(count, min(known.delivered, known.wanted))
+        for count, known in zip(least, state.pools, strict=True)
+    ]
     cuts = [
         *((index, present[index]) for index in order if state.pools[index].late),
         *((index, present[index]) for index in order),

@@ -129,3 +129,16 @@ def test_requests_whose_clients_left_while_they_waited_are_not_taken_for_short_o
     assert fleet.serving(model) >= 5
     fleet.run(60)
     assert model.queue < 1
+
+
+def test_starts_of_a_pool_that_fails_and_orders_of_the_next_do_not_end_each_other_for_ever() -> None:
+    """Each second pool's order that the budget let in was given up for the first pool's start that it had just ended."""
+    model = Model("first", (pool("x"), pool("y")), rate=15.0)
+    fleet = ControlledFleet([model], hardware=20, budget=4, start_s=3)
+    fleet.run(60)
+    model.rate = 45.0
+    fleet.cluster.faulty = {str(slice_) for slice_ in range(20)}
+    fleet.run(30)
+    fleet.cluster.faulty, fleet.cluster.failures = set(), {}
+    fleet.run(60)
+    assert fleet.serving(model) == 4
