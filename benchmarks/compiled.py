@@ -38,7 +38,7 @@ def _row(file: str, planned: Plan) -> tuple[str, str | None]:
     start = f"| {file} | {planned.model.name} | {planned.slice.generation} {planned.slice.topology} |"
     kept, fit = entries().get(planned.version), planned.fit
     if kept is None:
-        return f"{start} {' | '.join(['not compiled yet'] * 7)} |", None
+        return f"{start} not compiled yet |{' |' * 6}", None
     space = fit.workspace
     pairs = (
         (fit.weight_bytes, kept["weight_bytes"]),
