@@ -38,7 +38,7 @@ def plan() -> Plan:
 
 
 def hot() -> list[Talk]:
-    return talks(SECONDS, 60, turns=(1, 1), asked=(50, 200), answered=(10, 40), shared=(2000,))
+    return talks(SECONDS, 100, turns=(1, 1), asked=(50, 200), answered=(10, 40), shared=(2000,))
 
 
 def test_conversations_find_their_cache_again() -> None:
