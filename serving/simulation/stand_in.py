@@ -68,6 +68,7 @@ def _write(folder: Path, shape: ModelShape, layers: int) -> None:
     import torch  # noqa: PLC0415  seconds to import, and only here
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: PLC0415
+    from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -103,4 +104,5 @@ def _write(folder: Path, shape: ModelShape, layers: int) -> None:
         dtype="float32",
     )
     torch.manual_seed(_SEED)
+    disable_progress_bar()  # it would stand in the line of `serving sim run`
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
