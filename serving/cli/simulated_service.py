@@ -1,5 +1,6 @@
 """`serving sim run`: a YAML tried on simulated slices, from nothing to a service, and to nothing again on Ctrl-C."""
 
+import re
 import subprocess
 import sys
 import time
@@ -23,6 +24,7 @@ from serving.state.records import SliceRecord, SliceState
 from serving.status import terminal
 from serving.tpu import Slice
 
+_OWN_ERROR = re.compile(r"serving\.errors\.\w+: (.+)$")  # in a traceback of Serve's
 _POLL_S = 0.5
 _LOG_LINES = 25
 
@@ -184,8 +186,8 @@ def _wait_until_ready(console: Console, trial: SimulatedService) -> None:
             if any(entry.state is SliceState.LOST for entry in entries):
                 reasons = "; ".join(entry.reason for entry in entries if entry.reason)
                 raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
-            if refusal := _refusal(trial.log):
-                raise SimulationError(refusal)
+            if reason := refusal(trial.log):
+                raise SimulationError(reason)
             if sum(entry.serves for entry in entries) == needed and answers(f"{trial.address}/v1/models"):
                 return
             _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
@@ -204,11 +206,14 @@ def answers(url: str, timeout_s: float = 5) -> bool:
         return False
 
 
-def _refusal(log: Path) -> str | None:
+def refusal(log: Path) -> str | None:
     """The reason for which Serve gave the application up; None if it did not."""
+    reason = ""  # of the replica that failed last
     for line in log.read_text(errors="replace").splitlines():
+        if found := _OWN_ERROR.search(line):
+            reason = f" {found[1]}"
         if "Failed to update the deployments" in line or ("Deploying app" in line and "failed" in line):
-            return line.split(" -- ", 1)[-1]
+            return line.split(" -- ", 1)[-1] + reason
     return None
 
 
