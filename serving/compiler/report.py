@@ -1,7 +1,7 @@
 """What the compiler says of a plan, beside what the plan says. Bytes are of one device, that of the fullest stage."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -77,15 +77,20 @@ def available_bytes(stages: Sequence[Stage]) -> int | None:
 
 
 def code_bytes(stage: Stage) -> int:
-    """Code of all programs at start: measured where compiled, else that of the largest program of the name."""
+    """Code of all programs at start, at most: that of the smallest compiled program of a name whose buckets are no smaller."""
     known = {entry.index: entry.code_bytes for entry in stage.compiled if entry.outcome == "compiled"}
-    largest: dict[str, int] = {}
-    for index, size in known.items():
-        name = stage.built.programs[index].name
-        largest[name] = max(size, largest.get(name, 0))
-    return sum(
-        known.get(index, largest.get(program.name, 0)) for index, program in enumerate(stage.built.programs)
-    )
+    compiled = [(stage.built.programs[index], size) for index, size in known.items()]
+
+    def most(program: Program) -> int:
+        of_name = [(other, size) for other, size in compiled if other.name == program.name]
+        covering = [size for other, size in of_name if _covers(other.bucket, program.bucket)]
+        return min(covering) if covering else max((size for _, size in of_name), default=0)
+
+    return sum(known.get(index, most(program)) for index, program in enumerate(stage.built.programs))
+
+
+def _covers(bucket: Mapping[str, int], other: Mapping[str, int]) -> bool:
+    return all(bucket.get(name, 0) >= size for name, size in other.items())
 
 
 def _largest(stages: Sequence[Stage], kind: str) -> int | None:

@@ -238,7 +238,7 @@ def _warnings(fit: Fit) -> list[str]:
     return [
         (
             f"start-up may run out of HBM: gpu_memory_utilization {fit.utilization:g} leaves {gib(fit.withheld_bytes)}, "
-            f"programs take about {gib(space.program_bytes)} and {larger}; lower it{_utilization_for(fit)}"
+            f"programs may take {gib(space.program_bytes)} and {larger}; lower it{_utilization_for(fit)}"
         )
     ]
 

@@ -45,9 +45,10 @@ def test_a_program_takes_beside_weights_and_cache_what_it_does_not_give_back_in_
     assert step.extra_bytes == 10 + 10 + 5
 
 
-def test_programs_that_were_not_compiled_count_as_the_largest_of_their_name() -> None:
-    stage = Stage(BUILT, (Compiled(1, "compiled", code_bytes=3), Compiled(3, "compiled", code_bytes=5)))
-    assert code_bytes(stage) == 3 + 5 + 2 * 5
+def test_programs_that_were_not_compiled_count_as_the_next_larger_of_their_name() -> None:
+    smaller, larger = Compiled(1, "compiled", code_bytes=3), Compiled(3, "compiled", code_bytes=5)
+    assert code_bytes(Stage(BUILT, (smaller, larger))) == (3 + 5) + (3 + 5)
+    assert code_bytes(Stage(BUILT, (smaller,))) == 4 * 3  # no larger one is known
 
 
 def test_what_a_layer_adds_is_added_for_every_layer() -> None:
