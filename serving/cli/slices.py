@@ -22,6 +22,7 @@ def add_commands(commands: Any) -> None:
         "retry", help="try a roll that stopped again, once the cause of its failed starts is mended"
     )
     retry.add_argument("model", nargs="?", help="of this model alone")
+    retry.add_argument("--application", help="of this application alone")
     add_address(retry)
     retry.set_defaults(run=_retry)
 
@@ -49,24 +50,25 @@ def _release(options: argparse.Namespace) -> None:
 def _retry(options: argparse.Namespace) -> None:
     from serving.state.gcs import Store
 
-    for line in retry(Store(address_of(options)), options.model):
+    for line in retry(Store(address_of(options)), options.model, options.application):
         print(line)
 
 
-def retry(store: "Store", model: str | None) -> list[str]:
-    """Ask that rolls that stopped, of one model or of all, are tried again; what to print of each."""
+def retry(store: "Store", model: str | None, application: str | None = None) -> list[str]:
+    """Ask that rolls that stopped, of one model or application or of all, are tried again; what to print of each."""
     from serving.errors import UnknownSliceError
 
-    stopped = [roll for roll in store.read().rollouts if roll.stopped]
+    stopped = [roll for roll in store.read(application).rollouts if roll.stopped]
     chosen = [roll for roll in stopped if model in (None, roll.model)]
     if not chosen:
         models = ", ".join(sorted({roll.model for roll in stopped}))
         raise UnknownSliceError(
-            f"no roll of {model or 'any model'} has stopped" + (f"; one of {models} has" if models else "")
+            f"no roll of {model or 'any model'}{f' of {application}' if application else ''} has stopped"
+            + (f"; one of {models} has" if models else "")
         )
     for roll in chosen:
         store.put_retry(roll)
     return [
-        f"{roll.model} on {roll.pool}: tried again; {roll.failed} starts failed, the last one: {roll.reason}"
+        f"{roll.model} ({roll.application}) on {roll.pool}: tried again; {roll.failed} starts failed, the last one: {roll.reason}"
         for roll in chosen
     ]

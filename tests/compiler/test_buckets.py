@@ -12,6 +12,7 @@ import pytest
 
 from serving.config import load
 from serving.planning import Plan
+from serving.planning.cache import separate_batches
 from serving.planning.compiled import entries
 from serving.planning.plan import plan
 
@@ -46,14 +47,14 @@ def buckets(tokens: int, sequences: int) -> tuple[list[int], list[int]]:
     )
 
 
-def programs(tokens: list[int], requests: list[int]) -> int:
+def programs(tokens: list[int], requests: list[int], *, grammars: bool = True) -> int:
     """How many programs a text model without drafts has at these buckets (CompilationManager.capture_model)."""
     sizes = sorted({*tokens, *requests})
     substitutes = len(sizes) * (len(sizes) + len(requests))
     selects = sum(request <= token for token, request in product(tokens, requests))
     samples = 4 * len(requests)  # greedy or not, with logprobs or not
     by_token = 2 * len(tokens)  # steps, prompt logprobs
-    by_request = 3 * len(requests)  # logits, logprobs, grammars
+    by_request = (2 + grammars) * len(requests)  # logits, logprobs, grammars
     return by_token + by_request + samples + substitutes + selects
 
 
@@ -80,11 +81,13 @@ KEPT = kept()
 
 @pytest.mark.parametrize(("planned", "entry"), KEPT.values(), ids=KEPT)
 def test_a_kept_ledger_has_the_engine_s_own_buckets(planned: Plan, entry: dict[str, Any]) -> None:
-    tokens, requests = buckets(planned.sizes.batched_tokens, planned.sizes.sequences)
-    print(entry["programs_at_start"], programs(tokens, requests))
+    copies = separate_batches(planned.layout)
+    tokens, requests = buckets(planned.sizes.batched_tokens * copies, planned.sizes.sequences * copies)
+    expected = programs(tokens, requests, grammars=copies == 1)
+    print(entry["programs_at_start"], expected)
     of_steps = {
         program["bucket"]["num_tokens"] for program in entry["programs"] if program["name"] == "backbone"
     }
     decode = next(size for size in tokens if size >= min(planned.most_sequences, tokens[-1]))
     assert of_steps == {decode, tokens[-1]}
-    assert entry["programs_at_start"] == programs(tokens, requests)
+    assert entry["programs_at_start"] == expected
