@@ -57,7 +57,8 @@ def address(tmp_path: Path) -> Iterator[str]:
 @pytest.mark.http
 async def test_turns_with_a_batch_have_its_lines_beside_the_same_requests(address: str) -> None:
     load = Load(MODEL, per_s=20, words=5, tokens=4, lines=5000, line_words=5, line_tokens=16)
-    without, with_one = await play(load, address, turns=2, seconds=1.0, settled_s=0.1)
+    # A line counts once the store has it, which is told every second.
+    without, with_one = await play(load, address, turns=2, seconds=3.0, settled_s=0.1)
     assert (without.with_batch, without.lines, without.failed) == (False, 0, 0)
     assert with_one.lines > 0
     assert with_one.failed == 0
