@@ -180,7 +180,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"python -m benchmarks\.compiled": RunBy("test_the_page_of_plans_shows_what_is_kept"),
     r"python -m benchmarks\.plans": RunBy("test_the_tables_have_every_rate_and_every_model"),
     r"python -m benchmarks\.calibration": RunBy("test_the_table_and_the_plot_show_every_row"),
-    r"python -m benchmarks\.routers": InPart(
+    r"python -m benchmarks\.routers( --quick)?": InPart(
         MINUTES, "test_the_report_on_routers_has_every_load_and_names_who_is_missing"
     ),
     r"python -m benchmarks\.(relay|ray_llm)": InPart(
