@@ -5,9 +5,8 @@ import signal
 import time
 from types import FrameType
 
-_SAME_WISH_S = (
-    10.0  # timeout(1) and terminals that close send two or three; ending a simulation takes seconds
-)
+# timeout(1) and terminals that close send two or three; ending a simulation takes seconds.
+_SAME_WISH_S = 10.0
 
 
 def end_on_signals() -> None:

@@ -148,9 +148,8 @@ class SliceDeployments:
         # Deployments of which the store has nothing from a controller before this one.
         self._looked: set[Any] = set()
         self._asked_s: dict[Any, float] = {}  # when the store was asked for retries, by deployment
-        self._seen_s: weakref.WeakKeyDictionary[Any, float] = (
-            weakref.WeakKeyDictionary()
-        )  # replicas that start
+        # When replicas that start were first seen.
+        self._seen_s: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
 
     def made(self, state: Any) -> None:

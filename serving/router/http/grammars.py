@@ -189,9 +189,8 @@ def _check_optional(name: str, regexes: Iterable[str]) -> None:
 def _optional_cubed(regex: str) -> int:
     """The sum of cubes of a regex's optional parts, for each row of them; about, where groups are within groups."""
     row = total = at = 0
-    groups: list[
-        tuple[int, int]
-    ] = []  # how long the row was before a group, and behind the longest of its choices yet
+    # How long the row was before a group, and behind the longest of its choices yet.
+    groups: list[tuple[int, int]] = []
     filled = False  # whether the choice that is read has a part
 
     def longer(by: int) -> int:
