@@ -114,6 +114,7 @@ def test_a_missing_key_is_named(raw: Any, says: str) -> None:
         ({"models": {"name": "llama"}}, "models: a list is needed, one `- ` an entry (got"),
         (args(model=8), "models.0.model: text is needed; put it into quotes (got 8)"),
         (args(model=""), "models.0.model: "),
+        (args(name="a\nb"), "models.0.name: 'a\\nb' has control characters"),
         (args(slice="2x4"), "models.0.slice: a mapping is needed"),
         (
             args(slice={"generation": "v6e", "topology": "2x4", "capacity": "spotty"}),

@@ -66,7 +66,10 @@ def _run(options: argparse.Namespace) -> int:
         print(f"all {corpus.total} lines have a result in {options.output}, {results.failed} of them failed")
     finally:
         results.close()
-    return 0
+    if results.failed < corpus.total:
+        return 0
+    print("serving: no line was answered; take the results out once their cause is mended", file=sys.stderr)
+    return 1
 
 
 def _answer(options: argparse.Namespace, corpus: Any, results: Any, url: str, key: str | None) -> None:

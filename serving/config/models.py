@@ -237,6 +237,13 @@ class ModelSpec(Spec):
             return {**raw, "name": raw["model"]}
         return raw
 
+    @field_validator("name")
+    @classmethod
+    def _is_one_line(cls, value: str) -> str:
+        if not value.isprintable():
+            raise ValueError(f"{ascii(value)} has control characters; metrics, logs and clients have the name")
+        return value
+
     @field_validator("replicas", mode="before")
     @classmethod
     def _fixed_count(cls, raw: Any) -> Any:

@@ -128,6 +128,37 @@ def test_the_store_has_no_key_and_no_name_twice(store: str, capsys: Out) -> None
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize(
+    "name", ["a\nb", "a\tb", "\x1b[2Jx", "a\u2028b", "a\u202eb", "a\0", " a", "a ", "\udcff"]
+)
+def test_a_name_that_would_break_a_terminal_s_line_is_refused(store: str, capsys: Out, name: str) -> None:
+    for arguments in (["add", name, "--store", store], ["new", name]):
+        assert main(["keys", *arguments]) == 1
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert "control characters" in err
+        assert len(err.splitlines()) == 1
+        assert err.isascii()
+
+
+@pytest.mark.unit
+def test_keys_that_an_older_or_newer_version_left_are_listed_a_line_each(store: str, capsys: Out) -> None:
+    async def leave() -> None:
+        database = await Database.open(f"{store}/store.sqlite")
+        await KeyTable(database).add("two\nlines", "a" * 64, {}, NOW_S)
+        await KeyTable(database).add("newer", "b" * 64, {"dogs_per_day": 3}, NOW_S)
+        await database.close()
+
+    asyncio.run(leave())
+    assert main(["keys", "list", "--store", store]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"{'b' * 12}  2026-11-22  newer  dogs_per_day=3",
+        f"{'a' * 12}  2026-11-22  'two\\nlines'",
+    ]
+    assert main(["keys", "revoke", "two\nlines", "--store", store]) == 0
+
+
+@pytest.mark.unit
 def test_the_files_keys_stay_and_go_before_those_of_the_store(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     (in_file, line), (stored, stored_line) = new("team"), new("team")
