@@ -12,7 +12,7 @@ import math
 import time
 import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from sqlalchemy import Row
 
 from serving.batches import lines
 from serving.batches.files import Folder, Writing
+from serving.batches.in_turn import InTurn
 from serving.batches.ledger import ANSWERED, Ledger, NewLine, Result, ToDo
 from serving.batches.lifecycle import ASSEMBLING, Event, State
 from serving.config import BatchSpec
@@ -66,6 +67,11 @@ class _Work:
         self.behind.clear()
         self.nothing.clear()
 
+    def may_have(self, names: frozenset[str]) -> bool:
+        """Whether it may have lines of these models that are nowhere; one of another model has none, without a look."""
+        of_another = self.batch.model is not None and self.batch.model not in names
+        return not of_another and (names not in self.nothing or bool(self.ahead.get(names)))
+
     def close(self) -> None:
         if self.file:
             self.file.close()
@@ -100,7 +106,8 @@ class Desk:
         self._over_budget: dict[str, float] = {}  # keys, until when their lines wait
         self._routers: dict[str, float] = {}  # when each asked last
         self._rates: dict[str, float] = {}  # lines a second that slices are to be ordered for, by model
-        self._busy: dict[str, asyncio.Task[None]] = {}  # by batch: reads it, or writes its files; the sweep
+        self._turns = InTurn()  # batches that are read, or whose files are written
+        self._sweeping = InTurn()
         self._swept_s = -math.inf
         self._began_s = clock()
         self._taking = asyncio.Lock()
@@ -114,9 +121,9 @@ class Desk:
             if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):
                 await self._ledger.happen(name, Event.EXPIRE, now_s)
             elif state is State.VALIDATING:
-                self._begin(name, partial(self.read, batch))
+                self._turns.begin(name, batch.key, partial(self.read, batch))
             elif state in ASSEMBLING:
-                self._begin(name, partial(self.assemble, batch))
+                self._turns.begin(name, batch.key, partial(self.assemble, batch))
             elif batch.completed + batch.failed >= batch.total:
                 await self._ledger.happen(name, Event.DONE, now_s)
         async with self._taking:
@@ -125,7 +132,7 @@ class Desk:
             self._rates = await self._due([work.batch for work in self._works.values()], now_s)
         if self._clock() - self._swept_s >= _SWEEP_S:
             self._swept_s = self._clock()
-            self._begin(_SWEEP, self.sweep)  # a bucket takes its time for thousands of files
+            self._sweeping.begin(_SWEEP, _SWEEP, self.sweep)  # a bucket takes its time for thousands of files
 
     async def take(
         self, router: str, wants: Sequence[Mapping[str, Any]], holding: Collection[Held]
@@ -204,6 +211,8 @@ class Desk:
 
     async def assemble(self, batch: Row[Any]) -> None:
         """Write the files of results, and end the batch with them."""
+        if batch.state != State.FINALIZING and State.IN_PROGRESS not in batch.times:
+            await self.read(batch)  # its end came while it was read, and every line is told of
         now_s = self._calendar()
         expires_s = now_s + (batch.output_expires_after_s or self._spec.max_age_s)
         names = {column: f"file-{uuid.uuid4().hex}" for column in (_OUTPUT, _ERRORS)}
@@ -280,9 +289,8 @@ class Desk:
             await asyncio.sleep(TICK_S)
 
     async def close(self) -> None:
-        for task in self._busy.values():
-            task.cancel()
-        await asyncio.gather(*self._busy.values(), return_exceptions=True)
+        await self._turns.close()
+        await self._sweeping.close()
         for work in self._works.values():
             work.close()
         try:
@@ -292,8 +300,8 @@ class Desk:
 
     async def idle(self) -> None:
         """Wait until nothing is read or assembled."""
-        while self._busy:
-            await asyncio.gather(*self._busy.values())
+        await self._turns.idle()
+        await self._sweeping.idle()
 
     async def _keep(self, name: str, of_batch: Sequence[Mapping[str, Any]]) -> None:
         """Results of one batch."""
@@ -331,20 +339,6 @@ class Desk:
                 rates[model] += left / max(due_s - now_s, _LEAST_LEFT_S)
         return dict(rates)
 
-    def _begin(self, name: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        if name in self._busy:
-            return
-        task = self._busy[name] = asyncio.create_task(self._tried(name, work()))
-        task.add_done_callback(lambda _: self._busy.pop(name, None))
-
-    async def _tried(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except StorageError as error:
-            logger.error("%s waits: %s", name, error.message)  # noqa: TRY400  the message says it all
-        except Exception:
-            logger.exception("%s waits", name)
-
     async def _break(self, batch: Row[Any], code: str, message: str) -> None:
         error = {"code": code, "message": message, "line": None, "param": None}
         await self._ledger.happen(
@@ -356,6 +350,12 @@ class Desk:
         for name in self._works.keys() - batches.keys():
             self._works.pop(name).close()
         for name, batch in batches.items():
+            if name not in self._works and batch.model is not None and batch.model not in self._models:
+                logger.warning(
+                    "batch %s waits: this service no longer has its model %r; put it back, or cancel the batch",
+                    name,
+                    batch.model,
+                )
             self._works.setdefault(name, _Work(batch)).batch = batch
         now_s = self._clock()
         for held, (router, said_s) in list(self._out.items()):
@@ -375,7 +375,8 @@ class Desk:
         given: list[dict[str, Any]] = []
         out = Counter(self._works[name].batch.key for name, _ in self._out if name in self._works)
         of_keys: dict[str, list[_Work]] = {}
-        for work in sorted(self._works.values(), key=lambda work: work.batch.created_s):
+        able = (work for work in self._works.values() if work.may_have(names))
+        for work in sorted(able, key=lambda work: work.batch.created_s):
             of_keys.setdefault(work.batch.key, []).append(work)
         now_s = self._clock()
         waiting = {key for key, until_s in self._over_budget.items() if now_s < until_s}

@@ -241,7 +241,7 @@ class ModelSpec(Spec):
     @classmethod
     def _is_one_line(cls, value: str) -> str:
         if not value.isprintable():
-            raise ValueError(f"{ascii(value)} has control characters; metrics, logs and clients have the name")
+            raise ValueError(f"{value!a} has control characters; metrics, logs and clients have the name")
         return value
 
     @field_validator("replicas", mode="before")

@@ -20,7 +20,7 @@ def adapters(engine: Mapping[str, Any]) -> dict[str, str]:
                 f"engine.lora_modules: NAME=PATH or {{name: NAME, path: PATH}} is needed (got {module!r})"
             )
         if not name.isprintable():
-            raise ConfigError(f"engine.lora_modules: the name {ascii(name)} has control characters")
+            raise ConfigError(f"engine.lora_modules: the name {name!a} has control characters")
         if name in paths:
             raise ConfigError(f"engine.lora_modules: two adapters are named {name!r}; give each its own name")
         paths[name] = path

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from sqlalchemy import select, text, update
+from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from support.batches import KEY, folder, line
 from support.simulated_engine import MODEL
@@ -26,14 +26,29 @@ from serving.batches.lifecycle import Event, State
 from serving.batches.service import Batches
 from serving.config import BatchSpec
 from serving.database.database import Database
-from serving.database.tables import BATCHES, FILES
-from serving.errors import StorageError
+from serving.database.tables import BATCHES, FILES, LINES
+from serving.errors import BadRequestError, StorageError
 from serving.secret import KEY_HEADER
 
 pytestmark = pytest.mark.unit
 OTHER = "1" * 64
 FILE = {"key": KEY, "filename": "in", "purpose": "batch", "bytes": 1}
 WANTS = [{"names": [MODEL], "most": 4}]
+NEW_BATCH = {
+    "key": KEY,
+    "endpoint": "/v1/completions",
+    "input_file_id": "f",
+    "completion_window": "1h",
+    "state": State.IN_PROGRESS,
+    "times": {},
+    "created_s": 0.0,
+    "expires_s": 3600.0,
+    "read_bytes": 0,
+    "total": 1,
+    "completed": 0,
+    "failed": 0,
+    "owned_until_s": 0.0,
+}
 
 
 class Table:
@@ -778,3 +793,103 @@ async def test_a_batch_whose_input_is_gone_while_it_runs_is_told_of_now_and_then
         kept.rename(file)
         some.now_s += 15
         assert await some.take("r") == [("a", 1), ("a", 2)]
+
+
+async def test_a_batch_whose_window_ends_before_it_is_read_names_every_line(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        tick = some.desk.tick
+
+        async def nothing() -> None:
+            pass
+
+        some.desk.tick = nothing  # type: ignore[method-assign]  # the store was away
+        await some.add("a", [*lines(3), "{"], window_s=1)
+        some.desk.tick = tick  # type: ignore[method-assign]
+        await some.settle()
+        batch = await some.batch("a")
+        assert (batch.state, batch.total, batch.failed) == (State.EXPIRED, 4, 4)
+        codes = [row["error"]["code"] for row in some.results(batch.error_file_id)]
+        assert codes == ["batch_expired"] * 3 + ["invalid_json_line"]
+
+
+async def test_a_batch_that_is_cancelled_before_it_is_read_ends_though_its_file_is_gone(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as some:
+        tick = some.desk.tick
+
+        async def nothing() -> None:
+            pass
+
+        some.desk.tick = nothing  # type: ignore[method-assign]
+        await some.add("a", lines(3))
+        some.desk.tick = tick  # type: ignore[method-assign]
+        await some.ledger.happen("a", Event.CANCEL, some.now_s)
+        (tmp_path / "store" / "files" / "file-a").unlink()
+        await some.settle()
+        batch = await some.batch("a")
+        assert (batch.state, batch.total, batch.error_file_id) == (State.CANCELLED, 0, None)
+
+
+async def test_lines_of_more_batches_than_a_page_are_forgotten_in_one_sweep(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        async with some.ledger._database.write() as connection:
+            for at in range(40):
+                over = {**NEW_BATCH, "id": f"b{at}", "state": State.COMPLETED}
+                await connection.execute(insert(BATCHES).values(over))
+                row = {"batch_id": f"b{at}", "line": 1, "start": 0, "bytes": 1}
+                await connection.execute(insert(LINES).values(row))
+        await some.ledger.sweep_lines()
+        async with some.ledger._database.read() as connection:
+            assert await connection.scalar(select(func.count()).select_from(LINES)) == 0
+
+
+async def test_batches_that_are_this_process_s_for_long_yet_are_not_written_each_second(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as some:
+        async with some.ledger._database.write() as connection:
+            await connection.execute(insert(BATCHES).values({**NEW_BATCH, "id": "a"}))
+
+        async def until_s(now_s: float) -> float:
+            (batch,) = await some.ledger.own(now_s, now_s + 15)
+            return float(batch.owned_until_s)
+
+        assert [await until_s(now_s) for now_s in (100, 101, 104, 105, 106)] == [115, 115, 115, 120, 120]
+        assert await until_s(50) == 65  # the clock was put back
+        other = Ledger(some.ledger._database, "there")
+        assert await other.own(64, 79) == []
+        assert len(await other.own(65, 80)) == 1
+        assert await some.ledger.own(66, 81) == []
+
+
+async def test_a_page_behind_what_is_another_key_s_is_refused_as_behind_nothing(tmp_path: Path) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(1))
+        for key, name in ((OTHER, "file-a"), (KEY, "nothing")):
+            with pytest.raises(BadRequestError, match="nothing of this id"):
+                await some.ledger.files(key, 0.0, purpose=None, after_id=name, limit=1, newest=True)
+        with pytest.raises(BadRequestError, match="nothing of this id"):
+            await some.ledger.batches(OTHER, after_id="a", limit=1)
+        assert await some.ledger.batches(KEY, after_id="a", limit=1) == []
+
+
+async def test_a_batch_of_a_model_that_the_yaml_no_longer_has_waits_for_it_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with table(tmp_path) as some:
+        await some.add("a", lines(2))
+    async with table(tmp_path, models=("another",)) as some:
+        await some.settle()
+        taken = await some.desk.take("r", [{"names": ["another"], "most": 4}], [])
+        assert taken["lines"] == []
+        said = [record.getMessage() for record in caplog.records]
+        assert said == [
+            f"batch a waits: this service no longer has its model {MODEL!r}; put it back, or cancel the batch"
+        ]
+    async with table(tmp_path) as some:
+        await some.settle()
+        assert await some.take("r") == [("a", 1), ("a", 2)]
+        await some.ledger.happen("a", Event.CANCEL, some.now_s)
+        await some.settle()
+        assert (await some.batch("a")).state == State.CANCELLED

@@ -150,7 +150,7 @@ def new(name: str, **limits: float | None) -> tuple[str, str]:
     """A fresh key, and its line for the file; raises ConfigError, also for a name that would break a line of a terminal."""
     if not name.isprintable() or name != name.strip():
         raise ConfigError(
-            f"the name {ascii(name)} has control characters, or blanks at an end; name the key by letters that can be printed"
+            f"the name {name!a} has control characters, or blanks at an end; name the key by letters that can be printed"
         )
     key = _PREFIX + secrets.token_urlsafe(32)
     given = {limit: value for limit, value in limits.items() if value is not None}

@@ -1,0 +1,74 @@
+"""Work on batches in the background: few at a time, and keys in turn.
+
+A batch that is read or written has files open, and thousands may be to read at once. A key's next one begins when no key has less
+under way, so that a key's hundred large batches keep nobody's small one.
+"""
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from serving.errors import StorageError
+
+logger = logging.getLogger("ray.serve")
+
+_MOST = 16  # under way at once
+
+Work = Callable[[], Coroutine[Any, Any, None]]
+
+
+class InTurn:
+    """What is under way, and what waits for its turn, by name."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._waiting: dict[str, deque[tuple[str, Work]]] = {}  # by key
+        self._names: set[str] = set()  # of all that wait or run
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._of_key: Counter[str] = Counter()  # of those that run
+
+    def begin(self, name: str, key: str, work: Work) -> None:
+        """Have it done in its turn, unless something of this name waits or runs."""
+        if name not in self._names:
+            self._names.add(name)
+            self._waiting.setdefault(key, deque()).append((name, work))
+            self._next()
+
+    async def idle(self) -> None:
+        """Wait until nothing is left."""
+        while self._running:
+            await asyncio.gather(*self._running.values())
+
+    async def close(self) -> None:
+        self._waiting.clear()
+        for task in self._running.values():
+            task.cancel()
+        await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _next(self) -> None:
+        while self._waiting and len(self._running) < self._most:
+            key = min(self._waiting, key=self._of_key.__getitem__)
+            name, work = self._waiting[key].popleft()
+            if not self._waiting[key]:
+                del self._waiting[key]
+            self._of_key[key] += 1
+            task = self._running[name] = asyncio.create_task(self._tried(name, work))
+            task.add_done_callback(lambda _, name=name, key=key: self._ended(name, key))  # type: ignore[misc]
+
+    def _ended(self, name: str, key: str) -> None:
+        del self._running[name]
+        self._names.discard(name)
+        self._of_key[key] -= 1
+        if not self._of_key[key]:
+            del self._of_key[key]
+        self._next()
+
+    async def _tried(self, name: str, work: Work) -> None:
+        try:
+            await work()
+        except StorageError as error:
+            logger.error("%s waits: %s", name, error.message)  # noqa: TRY400  the message says it all
+        except Exception:
+            logger.exception("%s waits", name)
