@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import time
 from typing import Any
 
 from rich.console import Console
@@ -44,11 +43,11 @@ def _status(options: argparse.Namespace) -> None:
         watch(store, Console())
     snapshot = store.read()
     Console().print(terminal.slices(snapshot.wanted, snapshot.slices))
-    for line in terminal.quarantine(quarantined(snapshot.slice_failures, time.time())):
+    for line in terminal.quarantine(quarantined(snapshot.slice_failures, store.now())):
         Console().print(line)
     if made := snapshot.decisions[-_DECISIONS:]:
         several = len({record.application for record in snapshot.wanted}) > 1
-        Console().print(terminal.decisions(told(reversed(made)), time.time(), several=several))
+        Console().print(terminal.decisions(told(reversed(made)), store.now(), several=several))
 
 
 def address_of(options: argparse.Namespace) -> str:

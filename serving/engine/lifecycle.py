@@ -2,10 +2,12 @@
 
     STARTING --started--> SERVING --notice--> LEAVING --done--> OVER
     SERVING, LEAVING --stop--> STOPPING --done--> OVER
+    STARTING --notice--> OVER
     any of them --lost, wrong--> OVER
 
 A slice leaves by plan where a host is to go, or where Serve stops it. Such a slice is never
-called lost, even if its engine ends before its last request. Nothing happens after OVER: the first event decides how a replica ends.
+called lost, even if its engine ends before its last request. One that leaves in its start says so: nobody is to blame its engine.
+Nothing happens after OVER: the first event decides how a replica ends.
 """
 
 from collections.abc import Mapping
@@ -75,7 +77,7 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STARTING, _E.FAILED): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE)),
     (_L.STARTING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.EXIT)),
     (_L.STARTING, _E.WRONG): _STAY[_L.STARTING],
-    (_L.STARTING, _E.NOTICE): Step(_L.OVER, (_A.KILL, _A.FORGET, _A.EXIT)),
+    (_L.STARTING, _E.NOTICE): Step(_L.OVER, (_A.KILL, _A.SAY_LEAVING, _A.EXIT)),
     (_L.STARTING, _E.STOP): Step(_L.OVER, (_A.KILL, _A.FORGET)),
     (_L.STARTING, _E.DONE): _STAY[_L.STARTING],
     (_L.SERVING, _E.STARTED): _STAY[_L.SERVING],

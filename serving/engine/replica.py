@@ -120,7 +120,7 @@ class SliceReplica:
             held = held_slice(group)
             self._record.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
             await asyncio.to_thread(self._refuse_quarantined)
-            self._hosts = HostWatch(held, group, context.get_node_id())
+            self._hosts = HostWatch(held, group, context.get_node_id(), self._store.now)
             server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
             self._engine = server
             await self._look_over_hosts(server)
@@ -138,7 +138,7 @@ class SliceReplica:
     async def _look_over_hosts(self, server: EngineServer) -> None:
         """Raises UnfitHostError where one lacks what the engine needs."""
         self._enter("looking over the hosts")
-        if unfit := await self._hosts.unfit(server.needs()):
+        if unfit := await first(partial(self._hosts.unfit, server.needs()), self._leave_at_notice):
             raise UnfitHostError(unfit)
 
     async def _bring_up(self, server: EngineServer, ip: str, *, compares: bool) -> None:
@@ -213,7 +213,8 @@ class SliceReplica:
                 self._say_serving()
             case Action.SAY_LEAVING:
                 logger.info("%s leaves its slice: %s", name, reason or "Serve stops it")
-                self._record.update(state=SliceState.DRAINING, phase="draining", reason=reason)
+                changes = {"state": SliceState.DRAINING, "phase": "draining", "reason": reason}
+                _within_last_words(partial(self._record.update, **changes))
             case Action.SAY_LOST:
                 logger.error("%s: %s; giving the slice up", name, reason)
                 changes = {"state": SliceState.LOST, "phase": "lost", "reason": reason}
@@ -241,7 +242,7 @@ class SliceReplica:
     def _refuse_quarantined(self) -> None:
         """Raises QuarantinedError where the slice has come into quarantine since Serve asked for one."""
         own, snapshot = self._record.record, self._store.read()
-        if own.slice in slices_left_out(snapshot, own.pod_type, own.version):
+        if own.slice in slices_left_out(snapshot, own.pod_type, own.version, self._store.now()):
             raise QuarantinedError(f"slice {own.slice} is in quarantine; Serve is to take another")
 
     def _note_failure(self) -> None:
@@ -254,7 +255,7 @@ class SliceReplica:
         failed = failed_start(
             own,
             self._reason,
-            time.time(),
+            self._store.now(),
             snapshot.slice_failures,
             snapshot.slices,
             host_at_fault=wrong or isinstance(self._error, UnfitHostError),
@@ -361,7 +362,7 @@ class SliceReplica:
 
     def _may_go(self, snapshot: Snapshot) -> bool:
         own = self._record.record
-        return may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, time.time())
+        return may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, self._store.now())
 
     def _tell_overruled(self, reason: str) -> None:
         own = self._record.record

@@ -133,6 +133,7 @@ class RouterCore:
             audit.tell(
                 "start", {"router": name, "keys": len(ring.keys) if ring.required else None, **settings}
             )
+        self.now: Callable[[], float] = time.time
         self.seen = Snapshot()  # the store's, without the silent and the forgotten
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
         self._api = Api(
@@ -170,6 +171,10 @@ class RouterCore:
         self._why: dict[str, str] = {}  # by model, why it waits for slices
         self._beats = 0
 
+    def keep_time(self, now: Callable[[], float]) -> None:
+        """Count by the cluster's time, seconds since 1970, what this router shares with others."""
+        self.now = self.dispatcher.now = self.dispatcher.trials.now = self.admission.calendar = now
+
     def listen(self, ip: str) -> None:
         """Open the port on which other routers tell what they sent, where they do; `ip`: of this router's host."""
         if self._shares:
@@ -198,7 +203,7 @@ class RouterCore:
         for model in self._scaled & ordered.keys():
             self.table.want(model, ordered[model])
         yield from self.table.update_in_steps(entries, now_s)
-        old_failures = quarantine.forgotten(snapshot.slice_failures, time.time())
+        old_failures = quarantine.forgotten(snapshot.slice_failures, self.now())
         failures = tuple(failed for failed in snapshot.slice_failures if failed not in old_failures)
         self.seen = replace(snapshot, slices=tuple(entries), demands=tuple(demands), slice_failures=failures)
         yield
@@ -208,7 +213,7 @@ class RouterCore:
         if self.neighbours:
             self.neighbours.settle(demands)
         others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]
-        self.dispatcher.suspects.take(others, time.time())
+        self.dispatcher.suspects.take(others, self.now())
         serving = {entry.replica for entry in entries if entry.serves}
         # At once: admission must not count seats on slices that dispatch no longer finds.
         if serving != self._serving:
@@ -252,7 +257,7 @@ class RouterCore:
         """See on the TPU hosts that Ray lists why models wait for slices."""
         taken = {entry.slice for entry in self.seen.slices if entry.state is not SliceState.LOST}
         known = quarantine.of_hosts_there(self.seen.slice_failures, {(host.slice, host.ip) for host in hosts})
-        left_out = {failed.slice for failed in quarantine.quarantined(known, time.time())}
+        left_out = {failed.slice for failed in quarantine.quarantined(known, self.now())}
         shapes = {
             model: [plan.slice for plan in self.plans if plan.model.name == model]
             for model in self.table.shapes
@@ -263,14 +268,14 @@ class RouterCore:
 
     def status(self) -> Status:
         wanted, suspicions = tuple(self.wanted(time.monotonic())), {self.name: self.suspicions}
-        return status(replace(self.seen, wanted=wanted, suspicions=suspicions), self._rates, time.time())
+        return status(replace(self.seen, wanted=wanted, suspicions=suspicions), self._rates, self.now())
 
     def publish(self, demands: Sequence[Demand], now_s: float) -> None:
         """Hand metrics to Ray and lines to the request log's file; blocks."""
         left_out = self.dispatcher.breaker.left_out(now_s)
         quarantined = [
             (failed.slice, failed.host)
-            for failed in quarantine.quarantined(self.seen.slice_failures, time.time())
+            for failed in quarantine.quarantined(self.seen.slice_failures, self.now())
         ]
         self.journal.publish(self.seen.slices, self.table.wanted(now_s), demands, left_out, quarantined)
         self.journal.publish_checks(self.dispatcher.sentinel.counts)

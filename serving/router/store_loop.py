@@ -39,7 +39,7 @@ class StoreClaims:
             await asyncio.to_thread(self._store.unclaim, self._application, what, self._router)
 
     def _take(self, replica: str, name: str, for_s: float) -> bool:
-        store, application, router, now = self._store, self._application, self._router, time.time()
+        store, application, router, now = self._store, self._application, self._router, self._store.now()
         if not store.claim(application, name, router, now, now + for_s):
             return False
         if store.claim(application, replica, router, now, now + for_s):
@@ -79,6 +79,7 @@ class StoreLoop:
         self._beat_s = timings.beat_s
         self._look_s = timings.waiting_look_s
         self._explaining: asyncio.Task[None] | None = None
+        core.keep_time(store.now)
         core.dispatcher.trials.claims = StoreClaims(store, core.application, core.name)
         self._board = Board()
         self._told: Mapping[str, Suspicion] = {}
@@ -176,7 +177,9 @@ class StoreLoop:
     def _failed_start(self, record: SliceRecord) -> SliceFailures:
         """Of a replica whose process ended while it started, as by lack of memory: it could not tell itself."""
         reason = "the replica ended without a word while it started"
-        return failed(record, reason, time.time(), self._core.seen.slice_failures, self._core.seen.slices)
+        return failed(
+            record, reason, self._store.now(), self._core.seen.slice_failures, self._core.seen.slices
+        )
 
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
         """Write this router's records, and delete those of slices and routers that fell silent."""

@@ -27,7 +27,7 @@ SLOWEST, FASTEST = 0.5, 2.0
 class Pool:
     """Slices of one shape, bought in one way: bounds, price, and the plan's speeds.
 
-    `key` tells the pool from others, `name` is for people. `steps` are (sequences, seconds a step), ascending.
+    `key` tells the pool from others, `name` is for people, `hardware` is what Ray places its slices on, however they are bought. `steps` are (sequences, seconds a step), ascending.
     """
 
     key: str
@@ -39,6 +39,7 @@ class Pool:
     cache_tokens: float
     patience_s: float = 600.0
     dollars_per_hour: float = 0.0
+    hardware: str = ""
 
     @property
     def most_sequences(self) -> float:
@@ -145,4 +146,5 @@ def pool_of(plan: Plan, dollars_per_hour: float, context: int | None = None) -> 
         cache_tokens=float(plan.fit.cache_tokens),
         patience_s=counts.patience_s,
         dollars_per_hour=dollars_per_hour,
+        hardware=plan.slice.key,
     )

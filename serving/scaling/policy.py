@@ -281,8 +281,8 @@ def _counted(spec: Pool, known: PoolState, sums: Sums, now_s: float) -> PoolStat
     order_times = iter(known.orders)  # the oldest first
     arrived = [next(order_times, None) for _ in fresh]
     ordered = {name: since.pop(name) if name in since else next(order_times, now_s) for name in starting}
-    # What is left of `since` came and went without serving: it failed, unless nobody wants it any more.
-    failed = len(since) if missing else 0
+    # What is left of `since` came and went without serving: it failed, unless its host is to go, or nobody wants it any more.
+    failed = len(since.keys() - sums.leaving) if missing else 0
     orders = sorted([*order_times, *since.values()])[:missing]
     lead_s = known.lead_s
     for ordered_s in [*arrived, *ready]:

@@ -160,7 +160,7 @@ class Scaler:
         try:
             snapshot = self._store().read(self._application)
             marked, _ = self._liveness.slices(snapshot.slices, now_s)
-            entries = _starting_on(marked, snapshot.slices)
+            entries = _as_told(marked, snapshot.slices)
             demands, _ = self._liveness.routers(snapshot.demands, now_s)
         except Exception as error:  # noqa: BLE001  whatever a restarting head makes of a read, the slices stay
             problem = f"the store can't be read ({error})"
@@ -302,10 +302,14 @@ class Scaler:
         return {name: sum(model.in_full.values()) for name, model in self._models.items() if model.state}
 
 
-def _starting_on(marked: Sequence[SliceRecord], said: Iterable[SliceRecord]) -> list[SliceRecord]:
-    """A slice that starts and is silent has not failed: the store may be slow. It has once its record says so, or is gone."""
-    starting = {entry.replica: entry for entry in said if entry.state is SliceState.STARTING}
-    return [starting.get(entry.replica, entry) for entry in marked]
+def _as_told(marked: Sequence[SliceRecord], told: Iterable[SliceRecord]) -> list[SliceRecord]:
+    """A slice that starts and is silent has not failed: the store may be slow. It has once its record says so, or is gone.
+
+    One that leaves is silent once it has ended.
+    """
+    kept = (SliceState.STARTING, SliceState.DRAINING)
+    known = {entry.replica: entry for entry in told if entry.state in kept}
+    return [known.get(entry.replica, entry) for entry in marked]
 
 
 def _direction(before: int | None, count: int) -> str:

@@ -2,7 +2,7 @@
 
 A model in use that has no slice gets its first one from the model that has most beyond its own. Orders that a pool did not
 deliver within its patience make room for what another model lacks, unless its own pools do not deliver either. Where no budget but
-the hardware keeps a model without a slice until its patience is over, one model with slices of the same pool gives one back. A
+the hardware keeps a model without a slice until its patience is over, one model with slices on the same hardware gives one back. A
 model that gives keeps its `min`, and one slice.
 """
 
@@ -61,9 +61,11 @@ class Share:
         return waits and all(late for late, count in zip(self.late, self.wanted, strict=True) if count)
 
     def kept_without_one_of(self, waiting: "Share") -> int:
-        """Slices that are left where the one that would stop first has the pool of an order that waits; 0 where none may stop."""
-        wanted = {pool.key for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
-        beyond = [pool.key for pool, count in zip(self.pools, self.present, strict=True) if count > pool.min]
+        """Slices that are left where the one that would stop first has the hardware of an order that waits; 0 where none may stop."""
+        wanted = {pool.hardware for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
+        beyond = [
+            pool.hardware for pool, count in zip(self.pools, self.present, strict=True) if count > pool.min
+        ]
         return sum(self.present) - 1 if beyond and beyond[-1] in wanted else 0
 
     def spare(self, *, late: bool) -> _Cost:

@@ -52,6 +52,7 @@ class Sums:
     fresh: tuple[SliceRecord, ...] = ()  # serving, and seen for the first time
     ready: frozenset[str] = frozenset()  # replicas that serve
     lost: tuple[SliceRecord, ...] = ()
+    leaving: frozenset[str] = frozenset()  # replicas that go by plan
     prompt_tokens: float = 0.0  # since the last report; so are those below
     output_tokens: float = 0.0
     arrived: float = 0.0
@@ -162,6 +163,7 @@ def add_up(
         fresh=tuple(entry for entry in fresh if entry.state is serves),
         ready=frozenset(entry.replica for entry in by_state[serves]),
         lost=tuple(by_state[SliceState.LOST]),
+        leaving=frozenset(entry.replica for entry in by_state[SliceState.DRAINING]),
         prompt_tokens=max(0.0, prompt - filled_prompt),
         output_tokens=max(0.0, output - filled_output),
         arrived=arrived + due,

@@ -312,7 +312,7 @@ class SliceDeployments:
         return self._retry(state) is not None and not state._replica_has_started
 
     def _cheapest(self, replicas: list[Any], most: int) -> list[Any]:
-        """The replicas that cost least to drain; one that the store does not know serves nobody."""
+        """The replicas that cost least to drain; one that the store does not tell of may have the most to do."""
         if most <= 0:
             return []
         try:
@@ -320,7 +320,9 @@ class SliceDeployments:
         except Exception:
             logger.exception("the store can't be read: any old slices make room")
             costs = {}
-        return sorted(replicas, key=lambda replica: costs.get(replica.replica_id.unique_id, (False,)))[:most]
+        return sorted(replicas, key=lambda replica: costs.get(replica.replica_id.unique_id, (math.inf,)))[
+            :most
+        ]
 
     def _handed_over(self, application: Any, old: Any, others: Sequence[Any]) -> int:
         """How many slices a pool keeps that the YAML no longer has, while its model's other pools come up."""

@@ -49,7 +49,10 @@ class _Sentinel:
 class HostWatch:
     """Sentinels on all hosts of a slice but the watcher's own."""
 
-    def __init__(self, held: HeldSlice, group: Any, own_node: str) -> None:
+    def __init__(
+        self, held: HeldSlice, group: Any, own_node: str, now: Callable[[], float] = time.time
+    ) -> None:
+        """`now`: the cluster's time, seconds since 1970; this host's clock need not be the head's, which gives notice."""
         # No bound on concurrent calls: a `stay` that no caller waits for any more goes on for ever.
         sentinel = ray.remote(num_cpus=0)(_Sentinel)
         self._hosts: list[tuple[SliceHost, Any]] = [
@@ -65,6 +68,7 @@ class HostWatch:
             if host.node_id != own_node
         ]
         self._own_node = own_node
+        self._now = now
         self._slice = held.name
         self._all = held.hosts
 
@@ -81,7 +85,7 @@ class HostWatch:
                 nodes = {}
             for host in self._all:
                 if (deadline_ms := nodes.get(host.node_id)) is not None:
-                    left_s = deadline_ms / 1000 - time.time() if deadline_ms else None
+                    left_s = deadline_ms / 1000 - self._now() if deadline_ms else None
                     return f"host {host.worker_id} ({host.ip}) of slice {self._slice} is to go", left_s
             await asyncio.sleep(TIMINGS.host_notice_s)
 

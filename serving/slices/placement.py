@@ -165,6 +165,7 @@ class _Waiting:
         while True:
             time.sleep(TIMINGS.quarantine_look_s)
             try:
+                self._store().tell_time()
                 self.look()
             except Exception:
                 logger.exception("waiting replicas can't be looked at; trying again")
@@ -195,13 +196,17 @@ def _left_out(
     pod_type = _pod_type(bundles[0])
     assert pod_type is not None  # noqa: S101  as `is_slice` said
     release = store.release(name.removeprefix(_REPLICA).rpartition("#")[0])
-    return slices_left_out(snapshot, pod_type, release.version if release else "")
+    return slices_left_out(snapshot, pod_type, release.version if release else "", store.now())
 
 
 def slices_left_out(
-    snapshot: Snapshot, pod_type: str, version: str, nodes: Sequence[Mapping[str, Any]] | None = None
+    snapshot: Snapshot,
+    pod_type: str,
+    version: str,
+    now: float,
+    nodes: Sequence[Mapping[str, Any]] | None = None,
 ) -> frozenset[str]:
-    """The slices of this type that no engine of this version is to be placed on now; `nodes` are Ray's."""
+    """The slices of this type that no engine of this version is to be placed on now, by the store's time; `nodes` are Ray's."""
     if not snapshot.slice_failures:
         return frozenset()
     held = {entry.slice for entry in snapshot.slices if entry.state is not SliceState.LOST}
@@ -214,7 +219,7 @@ def slices_left_out(
         snapshot.slice_failures, {(labels.get(SLICE_LABEL, ""), address) for labels, address in hosts}
     )
     there = {labels[SLICE_LABEL] for labels, _ in hosts if labels.get(POD_TYPE_LABEL) == pod_type}
-    return quarantine.left_out(known, there - held, pod_type, version, time.time())
+    return quarantine.left_out(known, there - held, pod_type, version, now)
 
 
 def _version_by_engine() -> None:

@@ -2,7 +2,7 @@
 
 Serve ends a replica that has not been initialized when its controller comes back, and one that then does not answer within 30 s.
 An engine's start takes minutes, and its end would count as a failure of the slice. A replica that waits for hardware and is ended
-so that another is placed elsewhere has not failed either. `serving.slices.placement.install` calls `install`. Only this module uses
+so that another is placed elsewhere has not failed either, nor one that gives its start up because a host of its slice is to go. `serving.slices.placement.install` calls `install`. Only this module uses
 these private names of Ray Serve:
 
 - `ray.serve._private.deployment_state.ActorReplicaWrapper.check_ready`, which is replaced, and its `_was_initialized_obj_ref`,
@@ -21,6 +21,7 @@ from typing import Any
 import ray
 
 from serving.state.records import SliceRecord, SliceState
+from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
 
@@ -37,17 +38,36 @@ class Starting:
         self._clock = clock
         self._states: dict[str, SliceState] | None = None
         self._looked_s: float | None = None
+        self._missing_s: dict[str, float] = {}  # since when a replica has had no record
 
     def state(self, tag: str) -> SliceState | None:
-        """The state of a replica's record; while the store can't be read, of one that is not known: STARTING."""
+        """The state of a replica's record; while the store can't be read, of one that is not known: STARTING.
+
+        So it is where the record has just gone, for the store may have answered in part.
+        """
         now_s = self._clock()
         if self._looked_s is None or now_s - self._looked_s >= _LOOK_EVERY_S:
             self._looked_s = now_s
             try:
                 self._states = {entry.tag: entry.state for entry in self._entries()}
             except Exception:
+                self._states = None
                 logger.exception("the store can't be read: slices that start are left alone")
-        return SliceState.STARTING if self._states is None else self._states.get(tag)
+        if self._states is None:
+            return SliceState.STARTING
+        if tag in self._states:
+            self._missing_s.pop(tag, None)
+            return self._states[tag]
+        missing_s = now_s - self._missing_s.setdefault(tag, now_s)
+        return SliceState.STARTING if missing_s < TIMINGS.forgotten_s else None
+
+    def left(self, tag: str) -> bool:
+        """Whether a replica that has just ended said that it leaves; false while the store can't be read."""
+        try:
+            return any(entry.tag == tag and entry.state is SliceState.DRAINING for entry in self._entries())
+        except Exception:
+            logger.exception("the store can't be read: the end of replica %s counts as a failed start", tag)
+            return False
 
 
 def install(
@@ -62,8 +82,8 @@ def install(
     `placed_anew`: whether the replica of this full name was ended so that another one is placed elsewhere.
     """
     check_startup = getattr(state_class, STARTUP_POINT)
-    is_ready = _without_blame(getattr(wrapper_class, READY_POINT), placed_anew)
     starting = Starting(entries, clock)
+    is_ready = _without_blame(getattr(wrapper_class, READY_POINT), placed_anew, starting.left)
 
     def check_ready(wrapper: Any) -> Any:
         probe = wrapper._was_initialized_obj_ref
@@ -92,14 +112,16 @@ def install(
 
 
 def _without_blame(
-    is_ready: Callable[[Any], Any], placed_anew: Callable[[str], bool]
+    is_ready: Callable[[Any], Any], placed_anew: Callable[[str], bool], left: Callable[[str], bool]
 ) -> Callable[[Any], Any]:
-    """The end of a replica that is placed anew is no failure of its version: Serve starts another, and counts none."""
+    """The end of a replica that is placed anew, or left, is no failure of its version: Serve starts another, and counts none."""
 
     def answer(wrapper: Any) -> Any:
         status, failure = is_ready(wrapper)
-        if failure is not None and placed_anew(wrapper._replica_id.to_full_id_str()):
-            wrapper._unrecoverable = True
+        if failure is not None:
+            replica = wrapper._replica_id
+            if placed_anew(replica.to_full_id_str()) or left(replica.unique_id):
+                wrapper._unrecoverable = True
         return status, failure
 
     return answer

@@ -24,6 +24,7 @@ from serving import environment
 from serving.errors import ClusterError
 from serving.state import board
 from serving.state.board import Board
+from serving.state.clock import SharedClock
 from serving.state.records import (
     BatchRecord,
     DecisionRecord,
@@ -51,6 +52,8 @@ _LISTED = frozenset(
         *(b"rollout", b"batches", b"usage"),
     )
 )
+
+_TIME_KEY = b"/time/"
 
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -81,6 +84,8 @@ class Store:
         self._client = GcsClient(address=address)
         # What this process wrote of its slices: the fixed part and its revision.
         self._told: dict[str, tuple[int, SliceRecord | None]] = {}
+        self._clock = SharedClock()
+        self._ahead_s: float | None = None  # of the process that tells the time
 
     def check(self) -> None:
         """Raises ClusterError where nobody listens: Ray's client would try for 40 s, and then end the process."""
@@ -108,7 +113,7 @@ class Store:
     def look(self, known: Board, application: str | None = None) -> Found:
         """What there is now, and of slices' fixed parts those that `known` lacks. Blocks; `known.take` takes it over.
 
-        Two calls, and a third one where a slice's fixed part has changed.
+        Two calls, and a third one where a slice's fixed part has changed. The time is read with them.
         """
         prefix = b"" if application is None else f"{_name(application)}/".encode()
         keys = [
@@ -118,7 +123,9 @@ class Store:
         ]
         beats: dict[str, bytes] = {}
         kinds: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
-        for key, value in self._values(keys).items():
+        values = self._values([*keys, _TIME_KEY])
+        self._hear(values.pop(_TIME_KEY, None))
+        for key, value in values.items():
             owner, kind, name = key.decode().split("/", 2)
             if kind == "beat":
                 beats[name] = value
@@ -128,6 +135,23 @@ class Store:
         return Found(
             beats, {key.decode().rpartition("/")[2]: value for key, value in fixed.items()}, _others(kinds)
         )
+
+    def now(self) -> float:
+        """The cluster's time as of the last look, seconds since 1970: hosts' clocks need not agree."""
+        return self._clock.now(time.monotonic(), time.time())
+
+    def tell_time(self) -> None:
+        """Say what time it is; one process of a cluster does. Its clock goes on from what was told before, and does not jump."""
+        if self._ahead_s is None:
+            before = self._client.internal_kv_get(_TIME_KEY, _NAMESPACE)
+            self._ahead_s = max(float(before or 0), time.time()) - time.monotonic()
+        told = json.dumps(time.monotonic() + self._ahead_s).encode()
+        self._client.internal_kv_put(_TIME_KEY, told, True, _NAMESPACE)
+        self._hear(told)
+
+    def _hear(self, told: bytes | None) -> None:
+        if told is not None:
+            self._clock.heard(float(told), time.monotonic())
 
     def slices(self, application: str | None = None) -> list[SliceRecord]:
         """Every slice replica's record, in no order."""

@@ -2,17 +2,21 @@
 
 A record stands still where its writer is gone, and also where the control store is slow or away. Only the slice itself can
 tell which: a reader that can ask slices gets from `silent` those to ask, and calls none of them lost that has answered.
+
+A record that is missing where the last look found it stands still too: the store may have answered in part. A slice that goes by
+plan says so before it takes its record away.
 """
 
 import dataclasses
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from typing import Protocol
 
 from serving.state.records import Demand, SliceRecord, SliceState
 from serving.timings import TIMINGS, Timings
 
-# Looks after which a router that has not beaten is gone, where they take longer than beats.
+# Looks after which what has not beaten is gone, where they take longer than beats.
 _LOOKS = 3
+_STAYS = (SliceState.STARTING, SliceState.SERVING)
 
 
 class _Beating(Protocol):
@@ -32,13 +36,17 @@ class Liveness:
         self._asked: set[str] = set()
         self._mute: set[str] = set()
         self._ended: dict[str, int | None] = {}  # the last beat of replicas that nobody listens for any more
+        self._known: dict[str, SliceRecord] = {}  # what the last look had of slices that do not go
+        self._missing: dict[str, float] = {}  # since when records are missing
+        self._told: dict[Hashable, Demand] = {}  # and of routers
         self.silent: list[SliceRecord] = []
 
     def slices(
         self, records: Iterable[SliceRecord], now_s: float
     ) -> tuple[list[SliceRecord], list[SliceRecord]]:
         """Records with lost ones marked, and those to delete from the store. `silent` then has the slices to ask."""
-        records = list(records)
+        found = {record.replica: record for record in records}
+        records = [*found.values(), *self._missed(found, now_s)]
         marked, forgotten, silent = [], [], []
         still = self._slices.still(((record.replica, record) for record in records), now_s)
         for record, still_s in zip(records, still, strict=True):
@@ -51,22 +59,43 @@ class Liveness:
                 if record.replica not in self._mute:
                     marked.append(record)
                     continue
-            if still_s > self._timings.forgotten_s:
+            if still_s > max(self._timings.forgotten_s, _LOOKS * self._slices.period_s):
                 forgotten.append(record)
-            elif ended:
-                reason = "nobody listens at its address"
-                marked.append(dataclasses.replace(record, state=SliceState.LOST, reason=reason))
-            elif still_s > self._timings.stale_s and record.state is not SliceState.LOST:
-                reason = f"no sign of life for {still_s:.0f} s"
+            elif reason := self._loss(record, still_s, ended=ended):
                 marked.append(dataclasses.replace(record, state=SliceState.LOST, reason=reason))
             else:
                 marked.append(record)
         self._asked.update(record.replica for record in silent)
+        gone = {record.replica for record in forgotten}
+        self._known = {
+            record.replica: record
+            for record in records
+            if record.state in _STAYS and record.replica not in gone
+        }
         there = {record.replica for record in records}
         self._mute &= there
         self._ended = {replica: beat for replica, beat in self._ended.items() if replica in there}
         self.silent = silent
         return marked, forgotten
+
+    def _missed(self, found: Collection[str], now_s: float) -> list[SliceRecord]:
+        """The last look's records that this one lacks; Serve has stopped a start that stays away."""
+        missing = self._known.keys() - found
+        self._missing = {name: self._missing.get(name, now_s) for name in missing}
+        return [
+            self._known[name]
+            for name, since_s in self._missing.items()
+            if self._known[name].serves or now_s - since_s <= self._timings.stale_s
+        ]
+
+    def _loss(self, record: SliceRecord, still_s: float, *, ended: bool) -> str:
+        """Why a slice that has stood still is lost; empty where it is not, or says so itself."""
+        if ended:
+            return "nobody listens at its address"
+        stopped = record.state is SliceState.STARTING and record.replica in self._missing
+        if still_s <= self._timings.stale_s or record.state is SliceState.LOST or stopped:
+            return ""
+        return f"no sign of life for {still_s:.0f} s"
 
     def answered(self, replica: str, now_s: float) -> None:
         """A slice that was asked has answered: a sign of life, as a beat is."""
@@ -102,16 +131,19 @@ class Liveness:
         Nobody can ask a router. Where a look takes seconds, so does a beat, and one that stands still for two looks is no sign:
         routers that took each other for gone would each take all of what they share.
         """
-        demands = list(demands)
+        named: dict[Hashable, Demand] = {
+            **self._told,
+            **{(demand.router, demand.application, demand.model): demand for demand in demands},
+        }
         alive, forgotten = [], []
-        named = (((demand.router, demand.application, demand.model), demand) for demand in demands)
-        still = self._routers.still(named, now_s)
+        still = self._routers.still(named.items(), now_s)
         patience_s = _LOOKS * self._routers.period_s
-        for demand, still_s in zip(demands, still, strict=True):
+        for name, still_s in zip(list(named), still, strict=True):
             if still_s <= max(self._timings.stale_s, patience_s):
-                alive.append(demand)
+                alive.append(named[name])
             elif still_s > max(self._timings.forgotten_s, patience_s):
-                forgotten.append(demand)
+                forgotten.append(named.pop(name))
+        self._told = named
         return alive, forgotten
 
 

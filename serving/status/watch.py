@@ -40,7 +40,7 @@ def _looks(store: Store) -> Iterator[Status | str]:
             slices, _ = liveness.slices(snapshot.slices, now_s)
             demands, _ = liveness.routers(snapshot.demands, now_s)
             rates.observe(slices, demands, now_s)
-            yield status(replace(snapshot, slices=tuple(slices), demands=tuple(demands)), rates, time.time())
+            yield status(replace(snapshot, slices=tuple(slices), demands=tuple(demands)), rates, store.now())
         except ClusterError as error:
             yield f"{error.message}; trying again"
         time.sleep(_PERIOD_S)

@@ -81,6 +81,20 @@ async def test_a_start_on_a_host_that_is_to_go_is_given_up_and_no_failure() -> N
     coming.cancel()
 
 
+async def test_a_host_that_is_to_go_while_the_hosts_are_looked_over_is_no_failure() -> None:
+    async def draining() -> tuple[str, float]:
+        return "host 1 is to go", 30.0
+
+    made = replica(_hosts=SimpleNamespace(unfit=never, draining=draining), _enter=lambda _: None)
+    server: Any = SimpleNamespace(needs=lambda: None)
+    looking = asyncio.create_task(made._look_over_hosts(server))
+    async with asyncio.timeout(5):
+        while not made.events:  # noqa: ASYNC110  nobody tells
+            await asyncio.sleep(0.01)
+    assert made.events == [(Event.NOTICE, "host 1 is to go")]
+    looking.cancel()
+
+
 async def test_a_watch_that_fails_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
@@ -109,7 +123,7 @@ async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_
     happened: list[Any] = []
     record = SliceRecord("r", "llama", SliceState.SERVING, "", "")
     made = replica(
-        _store=SimpleNamespace(verdict=lambda _: "other tokens", read=lambda _: Snapshot()),
+        _store=SimpleNamespace(verdict=lambda _: "other tokens", read=lambda _: Snapshot(), now=time.time),
         _record=SimpleNamespace(record=record, update=lambda **changes: happened.append(changes["state"])),
         _judged=True,
     )
@@ -131,7 +145,7 @@ def test_a_slice_found_wrong_serves_on_where_too_many_are_out_for_that(
         SliceRecord(f"r{at}", "llama", SliceState.SERVING, "", "", pod_type="v6e-8") for at in range(9)
     )
     snapshot = Snapshot(slices=fleet, slice_failures=(out("a"),))
-    store = SimpleNamespace(verdict=lambda _: "it gave other tokens", read=lambda _: snapshot)
+    store = SimpleNamespace(verdict=lambda _: "it gave other tokens", read=lambda _: snapshot, now=time.time)
     made = replica(_store=store, _record=SimpleNamespace(record=fleet[0]))
     assert made._found_wrong() == "it gave other tokens"
     snapshot = Snapshot(slices=fleet[:8], slice_failures=(out("a"), out("b")))
@@ -155,11 +169,12 @@ async def test_a_slice_that_starts_serves_where_too_many_are_out_for_wrong_token
     ]
     own = replace(fleet[2], state=SliceState.STARTING)
     made = replica(_record=SimpleNamespace(record=own), _address="http://own")
-    made._store = SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own)))
+    made._store = SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own)), now=time.time)
     with pytest.raises(WrongTokensError, match="s0 and s1"):
         await made._compare_first_answer()
     out = SliceFailures("a", "h", "v6e-8", WRONG_TOKENS, time.time(), "other tokens", "", "a", wrong=True)
-    made._store = SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own), slice_failures=(out,)))
+    snapshot = Snapshot(slices=(*fleet[:2], own), slice_failures=(out,))
+    made._store = SimpleNamespace(read=lambda _: snapshot, now=time.time)
     await made._compare_first_answer()
 
 

@@ -1,4 +1,5 @@
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -39,6 +40,8 @@ class StandingStore:
             raise ConnectionError("the head restarts")
         fixed = {name: self._fixed[name] for name in known.changed(self._beats)}
         return Found(self._beats, fixed, Snapshot())
+
+    now = staticmethod(time.time)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         """Whatever a router writes is taken and forgotten."""

@@ -8,7 +8,7 @@ from support.fleet_of import pool, settings
 from serving.errors import ClusterError
 from serving.scaling import scaler as scaling
 from serving.scaling.policy import Decision, Room, Settings, start
-from serving.scaling.scaler import Scaler, _Model, _starting_on
+from serving.scaling.scaler import Scaler, _as_told, _Model
 from serving.scaling.serve import SlicePolicy
 from serving.state.gcs import Store
 from serving.state.records import SliceRecord, SliceState, Snapshot
@@ -225,7 +225,7 @@ def test_a_slice_that_starts_and_is_silent_has_not_failed() -> None:
     failed = SliceRecord("b", "m", SliceState.LOST, "", "", reason="the engine ended")
     serves = SliceRecord("c", "m", SliceState.SERVING, "", "")
     silent = [replace(entry, state=SliceState.LOST) for entry in (starts, failed, serves)]
-    found = _starting_on(silent, [starts, failed, serves])
+    found = _as_told(silent, [starts, failed, serves])
     assert [entry.state for entry in found] == [SliceState.STARTING, SliceState.LOST, SliceState.LOST]
 
 

@@ -130,9 +130,13 @@ def test_no_model_in_use_stays_without_a_slice_while_another_has_several(
     assert fleet.targets[-1] == {"first-x": budget, "second-y": 0}
 
 
-def test_a_model_gets_hardware_that_another_has_taken_all_of() -> None:
-    """Without a budget, a model at zero waited for ever beside one that wanted more slices than there are."""
-    first, second = Model("first", (pool("x"),)), Model("second", (pool("x"),))
+@pytest.mark.parametrize("bought", ["x", "y"])
+def test_a_model_gets_hardware_that_another_has_taken_all_of(bought: str) -> None:
+    """Without a budget, a model at zero waited for ever beside one that wanted more slices than there are.
+
+    Ray places slices by their shape, however their pools are bought.
+    """
+    first, second = Model("first", (pool("x"),)), Model("second", (pool(bought, hardware="x"),))
     fleet = ControlledFleet([first, second], hardware=4, start_s=5, drain_s=2)
     first.rate = 90
     fleet.run(20)

@@ -1,5 +1,4 @@
 import dataclasses
-import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -34,7 +33,7 @@ def test_a_slice_of_new_hosts_is_not_left_out_for_what_happened_on_those_it_repl
         host="10.0.0.2",
         pod_type="v6e-8",
         failures=8,
-        at=time.time(),
+        at=1000.0,
         reason="wrong tokens",
         version="",
         replica="one",
@@ -46,7 +45,7 @@ def test_a_slice_of_new_hosts_is_not_left_out_for_what_happened_on_those_it_repl
             {"Alive": alive, "Labels": labels, "NodeManagerAddress": address}
             for alive, address in [(False, "10.0.0.2"), *((True, address) for address in addresses)]
         ]
-        return placement.slices_left_out(Snapshot(slice_failures=(failures,)), "v6e-8", "1", nodes)
+        return placement.slices_left_out(Snapshot(slice_failures=(failures,)), "v6e-8", "1", 1001.0, nodes)
 
     assert left_out("10.0.0.1", "10.0.0.2") == {"llama-0"}
     assert left_out("10.0.0.3", "10.0.0.4") == frozenset()

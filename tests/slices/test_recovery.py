@@ -49,11 +49,13 @@ class Wrapper:
         return "Serve's own", None
 
 
-@pytest.mark.parametrize("placed_anew", [True, False])
-def test_a_replica_that_is_ended_to_be_placed_elsewhere_is_no_failure_of_its_version(
-    placed_anew: bool,
+@pytest.mark.parametrize(("why", "failures"), [("placed anew", 0), ("left", 0), ("store away", 3), ("", 3)])
+def test_a_replica_that_is_ended_to_be_placed_elsewhere_or_leaves_is_no_failure_of_its_version(
+    why: str, failures: int
 ) -> None:
-    """Each quarantine that began or ended counted as a failed start of every replica that waited: the third stopped a roll."""
+    """Each quarantine that began or ended counted as a failed start of every replica that waited, and so did each notice
+    to a host of a slice that started: the third stopped a roll.
+    """
     there = Cluster(hardware=1)
     llama = there.deployed()
     llama.deploy("a", 3)
@@ -61,12 +63,19 @@ def test_a_replica_that_is_ended_to_be_placed_elsewhere_is_no_failure_of_its_ver
     waiting = llama.replicas(ReplicaState.STARTING)
     wrapper_class: Any = type("Own", (ActorReplicaWrapper,), {})
     wrapper_class.check_ready = lambda _: (ReplicaStartupStatus.FAILED, "the actor died")
-    recovery.install(wrapper_class, there.state_class, list, placed_anew=lambda _: placed_anew)
+
+    def records() -> list[SliceRecord]:
+        if why == "store away":
+            raise ConnectionError("the head restarts")
+        state = SliceState.DRAINING if why == "left" else SliceState.STARTING
+        return [record(replica.replica_id.unique_id, state) for replica in waiting]
+
+    recovery.install(wrapper_class, there.state_class, records, placed_anew=lambda _: why == "placed anew")
     for replica in waiting:
         replica._actor.__class__ = wrapper_class
     llama.state._check_startup_replicas(ReplicaState.STARTING)
     assert llama.replicas(ReplicaState.STOPPING) == waiting
-    assert llama.state._replica_failure_count == (0 if placed_anew else 3)
+    assert llama.state._replica_failure_count == failures
 
 
 class State:
@@ -82,7 +91,7 @@ class State:
         (SliceState.SERVING, False, PENDING),
         (SliceState.SERVING, True, "Serve's own"),
         (SliceState.LOST, False, "Serve's own"),
-        (None, False, "Serve's own"),
+        (None, False, PENDING),
     ],
 )
 def test_a_replica_whose_engine_starts_is_waited_for(

@@ -99,9 +99,18 @@ def test_routers_whose_store_takes_seconds_hear_each_other() -> None:
 
 def test_a_replica_that_left_the_board_leaves_nothing_behind() -> None:
     reader = Liveness()
-    reader.slices([entry(1)], now_s=0.0)
-    reader.slices([], now_s=1.0)
-    assert reader.slices([entry(1)], now_s=100.0) == ([entry(1)], [])
+    leaving = entry(1, SliceState.DRAINING)
+    reader.slices([leaving], now_s=0.0)
+    assert reader.slices([], now_s=1.0) == ([], [])
+    assert reader.slices([leaving], now_s=100.0) == ([leaving], [])
+
+
+def test_a_start_that_left_the_board_is_neither_lost_nor_forgotten() -> None:
+    """Serve stopped it."""
+    reader, starts = Liveness(), entry(1, SliceState.STARTING)
+    reader.slices([starts], now_s=0.0)
+    assert reader.slices([], now_s=1.0) == ([starts], [])
+    assert looked(reader, [], 2.0, 4.0) == ([], [])
 
 
 SILENT = SliceRecord(

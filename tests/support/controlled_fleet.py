@@ -268,5 +268,13 @@ class ControlledFleet:
         self.targets.append(wanted)
 
 
-def pool(key: str, least: int = 0, most: int = 6, *, patience_s: float = 60.0, price: float = 0.0) -> Pool:
-    return Pool(key, key, least, most, STEPS, 1e9, 1e9, patience_s, price)
+def pool(
+    key: str,
+    least: int = 0,
+    most: int = 6,
+    *,
+    patience_s: float = 60.0,
+    price: float = 0.0,
+    hardware: str = "",
+) -> Pool:
+    return Pool(key, key, least, most, STEPS, 1e9, 1e9, patience_s, price, hardware or key)

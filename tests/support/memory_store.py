@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from serving.state.clock import SharedClock
 from serving.state.gcs import Store
 
 
@@ -44,3 +45,5 @@ class MemoryStore(Store):
         self.address = ""
         self._client = table
         self._told = {}
+        self._clock = SharedClock()
+        self._ahead_s = None

@@ -107,7 +107,7 @@ class AdmissionController:
         self._table = table
         self._keys = keys
         self._clock = clock
-        self._calendar = calendar
+        self.calendar = calendar
         self._meter = meter
         self._most: dict[str, dict[str, int]] = {}  # by model and pool
         for plan in plans:
@@ -149,7 +149,7 @@ class AdmissionController:
         if account.shared:
             account.wake(now_s)
             self._used[account.key.id] = account
-        over = account.budget.refusal(self._calendar()) if account.budget and costs else None
+        over = account.budget.refusal(self.calendar()) if account.budget and costs else None
         fills = costs and any(name == _FREE_SEATS and value for name, value in headers)
         return Visit(account, over or account.arrive(now_s), now_s, fills=fills)
 
@@ -266,11 +266,11 @@ class AdmissionController:
 
     def budgets(self, visit: Visit) -> dict[str, dict[str, float | str]]:
         """The budgets of a visitor's key, and what of them is used."""
-        return visit.account.budget.state(self._calendar()) if visit.account.budget else {}
+        return visit.account.budget.state(self.calendar()) if visit.account.budget else {}
 
     def others(self, demands: Iterable[Demand], router: str) -> None:
         """Take over what the other routers say, from the live demands in the store; `router` is this one. Once a beat."""
-        now_s, at_s = self._clock(), self._calendar()
+        now_s, at_s = self._clock(), self.calendar()
         self._others = [other for other in demands if other.router != router]
         for model, lease in self._leases.items():
             books = {
@@ -382,7 +382,7 @@ class AdmissionController:
     def enter(self, ticket: Ticket) -> None:
         if budget := ticket.account.budget:
             # Others of the key may have come since the request's headers did.
-            if refusal := budget.refusal(self._calendar()):
+            if refusal := budget.refusal(self.calendar()):
                 ticket.where, ticket.refusal = Where.REFUSED, refusal
                 return
             ticket.budget = budget
@@ -425,7 +425,7 @@ class AdmissionController:
                     # A slice that goes on with another's answer has read that too, and may have it in its cache.
                     Tokens(round(prompt), min(record.cached_tokens or 0, round(prompt)), round(written)),
                     ended_s,
-                    self._calendar(),
+                    self.calendar(),
                 )
             self._usage.learn(ticket.account.key.name, record, estimate.work)
             if ticket.fills and not gave_way:
@@ -495,7 +495,7 @@ class AdmissionController:
             account.set(key, now_s)
             self._knows(account, now_s)
             if account.shared and self._others:
-                self._share(account, now_s, self._calendar())
+                self._share(account, now_s, self.calendar())
         elif account.key != key:
             account.set(key, now_s)
             self._knows(account, now_s)

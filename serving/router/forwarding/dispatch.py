@@ -94,6 +94,7 @@ class Dispatcher:
         self.breaker = CircuitBreaker(timings)
         self.timing = SliceTiming(timings)
         self._timings = timings
+        self.now: Callable[[], float] = time.time  # what other routers' clocks show, too
         self._table = table
         self._upstream = Upstream(timings.connect_s)
         self.suspects = Suspects(HEARD_S if routers > 1 else 0.0)
@@ -189,7 +190,7 @@ class Dispatcher:
         """Who is to be blamed is whoever is there when the first one asks."""
         if entry.replica not in self._verdicts:
             there = self._flights(entry.replica)
-            since_s = time.time() - time.monotonic() + self.timing.worked_since_s(entry.replica)
+            since_s = self.now() - time.monotonic() + self.timing.worked_since_s(entry.replica)
             found = self._find_out(entry, there, since_s)
             self._verdicts[entry.replica] = asyncio.create_task(found)
         return self._verdicts[entry.replica]
@@ -199,7 +200,7 @@ class Dispatcher:
             del self._verdicts[entry.replica]  # the slice's next failure is judged anew
             return
         self._dead[entry.replica] = time.monotonic()
-        for name in self.suspects.died(entry.replica, there, time.time(), since_s):
+        for name in self.suspects.died(entry.replica, there, self.now(), since_s):
             logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
             self.trials.end(name, entry.replica, HEARD_S)  # other routers have the same request waiting
 
@@ -217,7 +218,7 @@ class Dispatcher:
 
     def _flights(self, replica: str) -> list[Flight]:
         """The requests that a slice has now, or may still have of clients that hung up."""
-        moment = time.time() - time.monotonic()
+        moment = self.now() - time.monotonic()
         asking = [
             Flight(fingerprint(request), request.model, moment + asked_s)
             for entry, request, asked_s in self._asking.values()
@@ -366,7 +367,7 @@ class Dispatcher:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(self._timings.stall_look_s)
-            for name in self.suspects.survivors(time.time()):
+            for name in self.suspects.survivors(self.now()):
                 self.trials.end(name, self.suspects.outlived(name))
             for stream in stalled(self._streams, self.timing, self._table.in_flight, time.monotonic()):
                 if self._elsewhere(stream.entry):
@@ -461,11 +462,11 @@ class Dispatcher:
         """
         self.refuse_guilty(request)
         name = fingerprint(request)
-        if not self.suspects.suspects(name, time.time()):
+        if not self.suspects.suspects(name, self.now()):
             return self._table.choose(request.model, left_out, request)
-        await asyncio.sleep(max(0.0, self.suspects.heard_in_s(name, time.time())))
+        await asyncio.sleep(max(0.0, self.suspects.heard_in_s(name, self.now())))
         self.refuse_guilty(request)
-        if not self.suspects.suspects(name, time.time()):  # the same request has been answered meanwhile
+        if not self.suspects.suspects(name, self.now()):  # the same request has been answered meanwhile
             return self._table.choose(request.model, left_out, request)
         if self.trials.open_to(name):
             elsewhere = self.trials.closed() | self.suspects.died_under(name) | set(self._dead)

@@ -6,6 +6,7 @@ serving.router.forwarding.suspects decides who is a suspect and what a trial sho
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 from serving.router.forwarding.suspects import Suspects
@@ -39,6 +40,7 @@ class Trials:
 
     def __init__(self, suspects: Suspects) -> None:
         self.claims: Claims = NoClaims()
+        self.now: Callable[[], float] = time.time
         self._suspects = suspects
         self._givings: dict[asyncio.Task[None], tuple[str, str]] = {}  # replica and suspect
 
@@ -52,7 +54,7 @@ class Trials:
 
     async def begin(self, name: str, replica: str) -> bool:
         """Whether a suspect may be tried on a replica; from now on, so that no other is meanwhile."""
-        self._suspects.tried(name, replica, time.time())
+        self._suspects.tried(name, replica, self.now())
         taken = False
         try:
             taken = await self.claims.take(replica, name, self._suspects.trial_s(name) + _LATE_S)
@@ -64,7 +66,7 @@ class Trials:
         if not taken:
             self._suspects.left(name, replica)
         elif replica in self._suspects.closed():
-            self._suspects.tried(name, replica, time.time())  # the store may have been slow
+            self._suspects.tried(name, replica, self.now())  # the store may have been slow
         else:
             self.end(name, replica)  # it was cleared meanwhile
         return taken
