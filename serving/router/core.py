@@ -367,4 +367,6 @@ def _table(
         shared_key=_shared_key(application) if _shares(spec) else b"",
         seats={of: rate.sequences for of, rate in rates.items()},
         dollars={of: rate.dollars_per_hour / rate.sequences for of, rate in rates.items()},
+        reads={(plan.model.name, plan.pool): reading(plan, 1).tokens_per_s for plan in plans},
+        clock=time.monotonic,
     )

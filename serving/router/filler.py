@@ -308,7 +308,7 @@ class Filler:
             serving = [entry for entry in self._table.entries(model) if entry.serves]
             prompts = sum(entry.prompt_tokens for entry in serving)
             unread = 1 - sum(entry.cached_tokens for entry in serving) / prompts if prompts else 1.0
-            self._pace.serve(model, len(serving), unread)
+            self._pace.serve(model, len(serving), unread, asked=self._table.is_asked(model))
 
     def _starting(self, model: str) -> int:
         """Lines that run and have no seat yet."""

@@ -1,7 +1,8 @@
 """When the next line of a batch may start: once slices have read the prompts of those before it. Pure.
 
 A free seat is no free step: the prompts of many lines that start at once fill an engine's steps for seconds, and the next
-request's prompt waits behind them.
+request's prompt waits behind them. While there are requests, half of a model's slices at most read lines, so that requests find
+others (`serving.router.scheduling.line_prompts`).
 """
 
 from collections.abc import Mapping
@@ -24,9 +25,10 @@ class PromptPace:
         self._token_s: dict[str, float] = {}
         self._read_s: dict[str, float] = {}
 
-    def serve(self, model: str, slices: int, unread: float) -> None:
-        """Note how many slices serve, and which share of prompts their caches lack."""
+    def serve(self, model: str, slices: int, unread: float, *, asked: bool = False) -> None:
+        """Note how many slices serve, which share of prompts their caches lack, and whether there are requests beside lines."""
         reading = self._readings.get(model)
+        slices = slices - slices // 2 if asked else slices
         self._token_s[model] = unread / (reading.tokens_per_s * slices) if reading and slices else 0.0
 
     def wait_s(self, model: str, now_s: float) -> float:

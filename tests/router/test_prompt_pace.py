@@ -31,6 +31,16 @@ def test_more_slices_read_sooner_and_what_caches_have_is_not_read() -> None:
     assert pace.wait_s("llama", 0.0) == 0.5
 
 
+def test_beside_requests_half_of_the_slices_read_lines() -> None:
+    waits_s = []
+    for slices in (1, 2, 3, 8):
+        pace = PromptPace({"llama": Reading(1000.0, longest=8192)})
+        pace.serve("llama", slices, unread=1.0, asked=True)
+        pace.started("llama", 1000, 0.0)
+        waits_s.append(pace.wait_s("llama", 0.0))
+    assert waits_s == [1.0, 1.0, 0.5, 0.25]
+
+
 def test_a_picture_is_no_longer_than_the_model_s_context() -> None:
     pace = PromptPace({"llama": Reading(1000.0, longest=2000)})
     pace.serve("llama", slices=1, unread=1.0)

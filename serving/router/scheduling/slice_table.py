@@ -7,7 +7,7 @@ it is full. What a choice needs of all slices stands in sets and columns (bit_co
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from serving.config import Affinity
@@ -15,6 +15,7 @@ from serving.errors import NoSliceError, UnknownModelError
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling import prefix_index, scoring, sharing
 from serving.router.scheduling.homes import Homes
+from serving.router.scheduling.line_prompts import LinePrompts
 from serving.router.scheduling.scoring import REQUEST, UNIT_TOKENS
 from serving.state.records import SliceRecord, SliceState, Wanted
 from serving.timings import TIMINGS
@@ -35,6 +36,7 @@ _MOST_DROPPED = (
 )
 _MOST_UNREAD = 1 << 20  # tokens of one prompt that another router tells of
 _ENDLESS = 1e9  # requests; what is no number or not finite counts as none
+_OF_LATE_S = 10.0  # in which a model was asked, by others than batches
 _STEP = 100  # entries that are taken over at once: half a millisecond
 
 
@@ -66,6 +68,7 @@ class _Slice:
     # Tokens sent since the last update, and between the two updates before.
     prefill: int = 0
     prefill_before: int = 0
+    line_tokens: int = 0  # of lines of batches, to be read now
     pace: float | None = None
     weight: float = 1.0
     seats: float = math.inf
@@ -103,12 +106,15 @@ class SliceTable:
         shared_key: bytes = b"",
         seats: Mapping[tuple[str, str], int] | None = None,
         dollars: Mapping[tuple[str, str], float] | None = None,
+        reads: Mapping[tuple[str, str], float] | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """For each model: how many slices it starts with, and their shape in words.
 
         `adapters`: the model of each. `pools`: each model's pool keys, the preferred first. `routers`: how many share the
         requests. `shared_key`: under which they tell each other what they sent; empty where they do not. `seats`: sequences
-        that a slice runs at once, by model and pool. `dollars`: what one of these costs an hour.
+        that a slice runs at once, by model and pool. `dollars`: what one of these costs an hour. `reads`: tokens of prompts that
+        a slice reads a second, which make requests avoid slices that read a line of a batch; `clock` is for these alone.
         """
         self._seats = seats or {}
         self.shapes = shapes
@@ -118,6 +124,9 @@ class SliceTable:
             (model, pool): rank for model, keys in (pools or {}).items() for rank, pool in enumerate(keys)
         }
         self._dollars = {(of[0], self._ranks[of]): cost for of, cost in (dollars or {}).items()}
+        self._line_prompts = LinePrompts(reads or {})
+        self._clock = clock
+        self._asked_s: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
         self._slices: dict[str, _Slice] = {}
         self._numbered: dict[int, _Slice] = {}
@@ -212,6 +221,10 @@ class SliceTable:
         asked = request.fields.get("model") if request else None
         adapter = asked if isinstance(asked, str) and asked in self.adapters else None
         fills = request is not None and request.fills
+        now_s = self._clock()
+        if request and not fills:  # a probe of the service's health has none
+            self._asked_s[model] = now_s
+        self._forget_lines(now_s)
         pools = self._able(model, tried, self._lacking.get(adapter, 0) if adapter else 0, fills=fills)
         if not pools:
             raise NoSliceError(self.why_none(model, adapter))
@@ -225,7 +238,7 @@ class SliceTable:
         chosen = self._numbered[_one_of(choice.slices, trace.home)]
         unread = trace.tokens - choice.saved * UNIT_TOKENS
         if unread > 0:
-            chosen.prefill += unread  # is reckoned with as the request begins
+            self._reads(chosen, unread, now_s, fills=fills)
         if trace is not prefix_index.NOTHING:
             names = trace.names
             self._index.put(chosen.number, names)
@@ -254,6 +267,10 @@ class SliceTable:
                     slice_.prefill += min(one.tokens, _MOST_UNREAD)
                     self._reckon(slice_)
 
+    def is_asked(self, model: str) -> bool:
+        """Whether requests for a model have come of late that are no lines of batches."""
+        return self._clock() - self._asked_s.get(model, -math.inf) < _OF_LATE_S
+
     def begin(self, replica: str) -> None:
         self._in_flight[replica] += 1
         if slice_ := self._slices.get(replica):
@@ -272,6 +289,22 @@ class SliceTable:
 
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]
+
+    def _reads(self, slice_: _Slice, tokens: int, now_s: float, *, fills: bool) -> None:
+        """A slice has so much to read; it is reckoned with as the request begins."""
+        of = slice_.entry.model, slice_.entry.pool
+        lines = self._line_prompts.began(slice_.number, of, tokens, now_s) if fills else 0.0
+        if lines:
+            slice_.line_tokens = int(lines)
+        else:
+            slice_.prefill += tokens
+
+    def _forget_lines(self, now_s: float) -> None:
+        """Lines whose prompts are read are no more than requests."""
+        for number in self._line_prompts.ended(now_s):
+            if slice_ := self._numbered.get(number):
+                slice_.line_tokens = 0
+                self._reckon(slice_)
 
     def _able(self, model: str, tried: Collection[str], out: int, *, fills: bool) -> list[tuple[_Pool, int]]:
         """The pools to choose from, and in each the slices: the first pool with room, or all where none has any.
@@ -404,7 +437,7 @@ class SliceTable:
         # all routers would choose the slice that was idle last.
         own = self._in_flight.get(slice_.entry.replica, 0)
         load = int(REQUEST * (own + slice_.others / self._routers) * slice_.weight)
-        unread = _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
+        unread = slice_.line_tokens + _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
         self._loads.load.set(slice_.number, load)
         self._loads.cost.set(slice_.number, load + int(unread) // UNIT_TOKENS)
         taken = own + slice_.others >= slice_.seats

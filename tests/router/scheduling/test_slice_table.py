@@ -372,3 +372,69 @@ def test_a_slice_whose_seats_are_taken_gets_no_request_that_another_has_a_seat_f
     assert found.choose(LLAMA, (), talk).replica == first
     found.update([entry("a", beat=2), entry("b", beat=2, running=2)], 0.5)
     assert found.choose(LLAMA, ("c",), talk).replica == first
+
+
+class Filled:
+    """Slices that read 1,000 tokens a second; lines and requests of other texts each, at a time of the test's."""
+
+    def __init__(self, slices: int, reads: float = 1000.0) -> None:
+        self.now_s = 100.0
+        self.table = SliceTable(
+            {LLAMA: slices}, {LLAMA: SHAPE}, reads={(LLAMA, ""): reads}, clock=lambda: self.now_s
+        )
+        self.table.update([entry(f"s{at}") for at in range(slices)], 0.0)
+        self._texts = itertools.count()
+
+    def sent(self, *, fills: bool, words: int = 800) -> str:
+        text = f"{next(self._texts)} " + "word " * words
+        request = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": text}, fills=fills)
+        chosen = self.table.choose(LLAMA, (), request).replica
+        self.table.begin(chosen)
+        return chosen
+
+
+def test_requests_avoid_a_slice_for_as_long_as_it_reads_a_line() -> None:
+    found = Filled(2)
+    line = found.sent(fills=True)
+    (other,) = {"s0", "s1"} - {line}
+    assert [found.sent(fills=False, words=0) for _ in range(3)] == [other] * 3
+    found.now_s += 5
+    assert [found.sent(fills=False, words=0) for _ in range(2)] == [line] * 2
+
+
+def test_lines_that_a_slice_reads_one_after_the_other_are_avoided_until_the_last_is_read() -> None:
+    found = Filled(1)
+    for _ in range(2):
+        found.sent(fills=True)
+    found.table.update([entry("s0"), entry("s1", running=4)], 0.0)
+    found.now_s += 1.5
+    assert found.sent(fills=False, words=0) == "s1"
+    found.now_s += 1.5
+    assert found.sent(fills=False, words=0) == "s0"
+
+
+def test_a_slice_that_reads_a_line_is_chosen_for_a_longer_prompt_that_it_has() -> None:
+    found = Filled(2)
+    talk = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": "long " * 4000})
+    home = found.table.choose(LLAMA, (), talk).replica
+    (other,) = {"s0", "s1"} - {home}
+    for beat in (2, 3):  # it has read that
+        found.table.update([entry("s0", beat=beat), entry("s1", beat=beat)], beat / 2)
+    line = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": "word " * 800}, fills=True)
+    assert found.table.choose(LLAMA, (other,), line).replica == home
+    found.table.begin(home)
+    assert found.sent(fills=False, words=0) == other
+    assert found.table.choose(LLAMA, (), talk).replica == home
+
+
+def test_a_model_is_asked_where_requests_come_that_are_no_lines() -> None:
+    found = Filled(1)
+    assert not found.table.is_asked(LLAMA)
+    found.sent(fills=True)
+    found.table.choose(LLAMA)  # a probe
+    assert not found.table.is_asked(LLAMA)
+    found.sent(fills=False)
+    found.now_s += 9
+    assert found.table.is_asked(LLAMA)
+    found.now_s += 2
+    assert not found.table.is_asked(LLAMA)

@@ -1,0 +1,38 @@
+"""Which slices read the prompt of a batch's line now. Pure: time is given.
+
+A request that comes while its slice reads a prompt waits for the end of that step. Reports of slices are half a second old, a line's
+prompt is read in a tenth of that: so its reading is reckoned, from the speed of the plan.
+"""
+
+import heapq
+from collections.abc import Mapping
+
+_STEP_S = 0.02  # about: a prompt is read once the step under way has ended
+
+
+class LinePrompts:
+    """`tokens_per_s`: how quickly a slice reads, by model and pool. One that is not named reads at once."""
+
+    def __init__(self, tokens_per_s: Mapping[tuple[str, str], float]) -> None:
+        self._tokens_per_s = tokens_per_s
+        self._until_s: dict[int, float] = {}
+        self._ends: list[tuple[float, int]] = []
+
+    def began(self, slice_: int, of: tuple[str, str], tokens: float, now_s: float) -> float:
+        """A line was sent to a slice of this number; the tokens that the slice has still to read of lines."""
+        if not (speed := self._tokens_per_s.get(of)):
+            return 0.0
+        until_s = max(now_s + _STEP_S, self._until_s.get(slice_, now_s)) + tokens / speed
+        self._until_s[slice_] = until_s
+        heapq.heappush(self._ends, (until_s, slice_))
+        return (until_s - now_s) * speed
+
+    def ended(self, now_s: float) -> list[int]:
+        """The slices that have read theirs since the last call."""
+        ended = []
+        while self._ends and self._ends[0][0] <= now_s:
+            until_s, slice_ = heapq.heappop(self._ends)
+            if self._until_s.get(slice_) == until_s:  # no other line has come since
+                del self._until_s[slice_]
+                ended.append(slice_)
+        return ended
