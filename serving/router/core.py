@@ -117,6 +117,8 @@ class RouterCore:
         meter = Meter(f"{name}-{uuid.uuid4().hex}"[-80:], rates) if store else None
         self.usage = UsageLoop(meter, self._kept, keys) if meter and self._kept else None
         self.admission = AdmissionController(spec, plans, self.table, keys, meter=meter)
+        if self.usage:
+            self.admission.hear = self.usage.hear
         self.latency = RecentLatency()
         self.journal = Journal(
             Recorder(application),

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from serving.errors import StoreAwayError
+from serving.router.admission.budget import Budget
 from serving.router.admission.meter import Meter
 from serving.router.http.auth import KeyFile
 from serving.router.http.kept_files import KeptFiles
@@ -16,6 +17,7 @@ logger = logging.getLogger("ray.serve")
 FLUSH_S = 1.0
 _TIMEOUT_S = 10.0  # after which an answer is taken for lost
 _LAST_S = 3.0  # for the last flush of a router that ends
+_HEARD_S = 2.0  # for a request to wait until the store has said what its key has used
 
 
 class UsageLoop:
@@ -29,6 +31,9 @@ class UsageLoop:
         self._kept = kept
         self._calendar = calendar
         self._task: asyncio.Task[None] | None = None
+        self._wanted = asyncio.Event()
+        self._over: asyncio.Future[None] | None = None  # the next flush
+        self._is_away = False
 
     async def start(self, flush_s: float = FLUSH_S) -> None:
         """Hear once what of budgets is used and which keys there are, if the store is there; then flush for ever."""
@@ -47,6 +52,18 @@ class UsageLoop:
                 for _ in range(2):  # what was on its way, and what came since
                     await self._flush()
 
+    async def hear(self, budget: Budget) -> None:
+        """Have the store say at once what of a budget is used. Not while it is away: a router then goes by what it knows."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_HEARD_S):
+                for _ in range(2):  # one may be under way that does not ask for it
+                    if budget.known or self._is_away or self._task is None:
+                        return
+                    budget.active = True
+                    self._wanted.set()
+                    self._over = self._over or asyncio.get_running_loop().create_future()
+                    await asyncio.shield(self._over)
+
     async def flush(self) -> None:
         """Tell the store, and take over its answer. Raises StoreAwayError and TimeoutError; the same is told again then."""
         if told := self._meter.flush(self._calendar()):
@@ -58,15 +75,23 @@ class UsageLoop:
 
     async def _run(self, flush_s: float) -> None:
         while True:
-            await asyncio.sleep(flush_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(flush_s):
+                    await self._wanted.wait()
+            self._wanted.clear()
             await self._flush()
+            if self._over:
+                self._over.set_result(None)
+                self._over = None
 
     async def _flush(self) -> None:
         try:
             await self.flush()
-        except StoreAwayError:
-            pass  # it is logged once, and usage stays here until the store is back
+            self._is_away = False
+        except StoreAwayError:  # it is logged once, and usage stays here until the store is back
+            self._is_away = True
         except TimeoutError:
+            self._is_away = True
             logger.warning("the store does not answer what keys have used; it is told again")
         except Exception:
             logger.exception("usage is not told; the next flush tries again")

@@ -244,3 +244,21 @@ def test_without_a_store_there_is_no_usage_and_there_are_no_budgets(tmp_path: Pa
     path.write_text(line_)
     with pytest.raises(ConfigError, match=r"'limited' has a budget, and nothing adds up.*set `store`"):
         KeyFile(path, adds_up=False)
+
+
+def test_a_request_waits_for_the_store_where_its_router_knows_nothing_of_its_budget(
+    tmp_path: Path, upstream: str
+) -> None:
+    """A budget that comes while the service runs counts what was used before, from its first request on."""
+    file = tmp_path / "keys.yaml"
+    keys, (key,) = key_file(file, {})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys, flush_s=1000) as (address, _),
+    ):
+        assert ask(address, key).status_code == 200
+        file.write_text(file.read_text().replace("}", ", tokens_per_day: 10}"))
+        until(lambda: usage(address, key)["budgets"], "the budget is in force")
+        answer = ask(address, key)
+        assert answer.status_code == 429
+        assert answer.json()["error"]["code"] == "insufficient_quota"

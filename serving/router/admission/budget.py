@@ -1,7 +1,8 @@
 """What one key may use in a day and in a month, in one router. Pure: time is given, in seconds since 1970.
 
 The store adds up what all routers tell it, and answers with the sum. Between two answers a router lets a key use its even part
-of what was left, among the routers that the key asks. Days and months are UTC's.
+of what was left, among the routers that the key asks; as soon as a key asks a router anew, that are thought to be all there are, until
+each of them could tell. Days and months are UTC's.
 """
 
 import math
@@ -14,6 +15,8 @@ from serving.router.http.auth import Key
 # Where only this router's part is used up, or what is under way may use the rest: the time until the store has answered again.
 _SOON_S = 1.0
 _LATE_S = 10.0  # answers further apart say nothing of how fast the others are
+_RESTED_S = 10.0  # after which a key that asks again asks anew; the store forgets as soon who asks where
+_ANSWERS = 2  # to what was told since: by the second, all routers that the key asks have told too
 
 
 class Calendar:
@@ -88,7 +91,12 @@ class Budget:
         self.under_way = (0.0, 0.0)
         self._open = 0
         self.active = False  # asked for, or used, since the last flush
+        self.known = False  # the store has said what was used
+        self.all_routers = 1
         self._routers = 1
+        self._asked_s = -math.inf
+        self._answers = 0  # of the store since the key has asked anew
+        self._tells = False  # that it does
         self.set(key)
 
     def set(self, key: Key) -> None:
@@ -116,7 +124,7 @@ class Budget:
 
     def tell(self) -> None:
         """What was used since is on its way to the store."""
-        self.active = False
+        self._tells, self.active = self.active, False
         for limit in (self._tokens, self._dollars):
             limit.telling += limit.own
             limit.own = 0.0
@@ -131,16 +139,22 @@ class Budget:
         now_s: float,
     ) -> None:
         """The store's sums of a day and its month, with what was on its way in them; `others`: routers that the key asks too."""
+        self.known = True
         self._routers = 1 + others
+        self._answers += self._tells
         self._tokens.answered(day, tokens, others_under_way[0], now_s)
         self._dollars.answered(day[:7], dollars, others_under_way[1], now_s)
 
     def refusal(self, now_s: float) -> Refusal | None:
         """Why the key may not ask now."""
         self.active = True
+        if not 0 <= now_s - self._asked_s < _RESTED_S:
+            self._answers, self._tells = 0, False
+        self._asked_s = now_s
+        routers = self._routers if self._answers >= _ANSWERS else max(self._routers, self.all_routers)
         day = self._begin(now_s)
         for limit, under_way in zip((self._tokens, self._dollars), self.under_way, strict=True):
-            if not limit.is_open(under_way, self._routers, now_s):
+            if not limit.is_open(under_way, routers, now_s):
                 return self._refusal(limit, _end(day, limit), now_s)
         return None
 

@@ -18,6 +18,7 @@ from serving.batches.lines import FREE_SEATS
 from serving.config import RouterSpec
 from serving.errors import ConfigError, GaveWayError, Refusal, UnreadError
 from serving.planning import Plan
+from serving.router.admission.budget import Budget
 from serving.router.admission.meter import Meter, Tokens
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
 from serving.router.admission.rate_limit import Account, Refusals
@@ -118,6 +119,9 @@ class AdmissionController:
         self._accounts: dict[str, Account] = {}
         self._bearers: dict[str, Account] = {}  # of those who come with a token
         self._filled = {plan.model.name: Filled() for plan in plans}
+        self.hear: Callable[[Budget], Awaitable[None]] = (
+            _hear_nothing  # of a budget that the store has said nothing of
+        )
         self.batches_scale = False
         self.spare = 0.0  # the share of a model's seats that requests that fill leave free
         self._rates: Mapping[str, float] = {}
@@ -217,6 +221,12 @@ class AdmissionController:
     ) -> None:
         """Have the request answered once it is its turn, or refuse it; ends the visit. Cancelled where the client has gone."""
         account, model = visit.account, request.model
+        if account.budget and not account.budget.known:
+            try:
+                await self.hear(account.budget)
+            except BaseException:
+                self.leave(visit)
+                raise
         record.sequences = estimate.work.sequences
         ticket = Ticket(
             model=model,
@@ -272,6 +282,8 @@ class AdmissionController:
         """Take over what the other routers say, from the live demands in the store; `router` is this one. Once a beat."""
         now_s, at_s = self._clock(), self.calendar()
         self._others = [other for other in demands if other.router != router]
+        if self._meter:
+            self._meter.share(1 + len({other.router for other in self._others}))
         for model, lease in self._leases.items():
             books = {
                 other.router: Book(other.seats, other.seats_wanted, other.seats_leased)
@@ -516,6 +528,10 @@ class AdmissionController:
         self._by_id, self._used = {}, {}
         for account in (*accounts.values(), *self._bearers.values()):
             self._knows(account, now_s)
+
+
+async def _hear_nothing(_: Budget) -> None:
+    """Where nobody knows."""
 
 
 class _Reader:

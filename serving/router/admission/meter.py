@@ -46,6 +46,7 @@ class Meter:
         self._told_s = -math.inf
         self._budgets: dict[str, Budget] = {}
         self._asked_s: dict[str, float] = {}
+        self._routers = 1
 
     @property
     def has_budgets(self) -> bool:
@@ -59,7 +60,16 @@ class Meter:
         if budget := self._budgets.get(key.id):
             budget.set(key)
             return budget
-        return self._budgets.setdefault(key.id, Budget(key))
+        budget = self._budgets[key.id] = Budget(key)
+        budget.all_routers = self._routers
+        return budget
+
+    def share(self, routers: int) -> None:
+        """Note how many routers there are."""
+        if routers != self._routers:
+            self._routers = routers
+            for budget in self._budgets.values():
+                budget.all_routers = routers
 
     def forget(self, key: str) -> None:
         """Of a key with budgets; the store tells it again."""

@@ -261,3 +261,43 @@ def test_routers_together_are_within_one_percent_of_a_budget(routers: int, lasts
         service.ask(service.random.choices(range(routers), weights)[0])
     service.run(NOON_S + lasts_s * 1.3 + 20)
     assert 0.99 * most <= service.used <= 1.01 * most
+
+
+def test_routers_that_a_key_begins_to_ask_at_once_let_in_one_budget_together() -> None:
+    store = Store(5, 1000)
+    for at, budget in enumerate(store.budgets):
+        budget.all_routers = 5
+        while store.ask(at, 10):
+            pass
+    assert store.used == 1000
+
+
+def test_a_router_that_a_key_asks_alone_gives_it_all_once_all_others_could_tell() -> None:
+    budget = Budget(key(tokens_per_day=1000))
+    budget.all_routers = 4
+    used = 0.0
+
+    def use(now_s: float) -> float:
+        nonlocal used
+        before = used
+        while not budget.refusal(now_s):
+            budget.use(10, 0.0, now_s)
+            used += 10
+        budget.tell()
+        budget.told(DAY, used, 0.0, 0, (0.0, 0.0), now_s)
+        return used - before
+
+    assert [use(NOON_S + at) for at in range(3)] == [250, 190, 560]
+    budget.set(key(tokens_per_day=5000))
+    budget.told(DAY, used, 0.0, 0, (0.0, 0.0), NOON_S + 3)  # of a flush from before
+    assert use(NOON_S + 30) == 1000  # it asks anew
+
+
+def test_an_answer_to_what_was_told_before_a_key_asked_says_nothing_of_who_else_is_asked() -> None:
+    budget = Budget(key(tokens_per_day=1000))
+    budget.all_routers = 10
+    for _ in range(5):
+        budget.tell()
+        budget.told(DAY, 0, 0.0, 0, (0.0, 0.0), NOON_S)
+    budget.use(100, 0.0, NOON_S)
+    assert budget.refusal(NOON_S)

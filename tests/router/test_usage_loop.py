@@ -1,0 +1,93 @@
+"""A router that does not know what a key has used asks the store before it lets the key in."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from serving.errors import BudgetError, StoreAwayError
+from serving.router.admission.budget import Budget
+from serving.router.admission.meter import Meter
+from serving.router.http.auth import Key, KeyFile
+from serving.router.usage_loop import UsageLoop
+
+pytestmark = pytest.mark.unit
+NOON_S = 1_795_348_800.0
+KEY = Key(name="team", sha256="a" * 64, tokens_per_day=100)
+
+
+class Store:
+    """Knows of 100 tokens of every key that is asked for."""
+
+    def __init__(self) -> None:
+        self.away = False
+        self.calls = 0
+
+    async def call(self, path: str, fields: Any) -> dict[str, Any]:
+        assert path == "/usage/flush"
+        self.calls += 1
+        await asyncio.sleep(0)
+        if self.away:
+            raise StoreAwayError("away")
+        total = {"tokens_today": 100, "dollars_this_month": 0.0, "others": 0, "others_under_way": 0.0}
+        return {"totals": dict.fromkeys(fields["asked"], total)}
+
+
+def loop_of(store: Any) -> tuple[UsageLoop, Meter]:
+    meter = Meter("r", {})
+    return UsageLoop(meter, store, KeyFile(None), lambda: NOON_S), meter
+
+
+def budget_of(meter: Meter, key: Key = KEY) -> Budget:
+    budget = meter.budget(key)
+    assert budget
+    return budget
+
+
+async def test_requests_of_a_key_that_nobody_knows_of_wait_for_one_word_of_the_store() -> None:
+    store = Store()
+    loop, meter = loop_of(store)
+    await loop.start(flush_s=1000)
+    budget = budget_of(meter)
+    assert budget.refusal(NOON_S) is None
+    async with asyncio.timeout(20):
+        await asyncio.gather(*(loop.hear(budget) for _ in range(10)))
+    refusal = budget.refusal(NOON_S)
+    assert refusal
+    assert isinstance(refusal.error, BudgetError)
+    assert store.calls == 1
+    await loop.hear(budget)
+    assert store.calls == 1
+    await loop.close()
+
+
+async def test_a_key_that_comes_while_another_s_use_is_told_is_asked_for_next() -> None:
+    store = Store()
+    loop, meter = loop_of(store)
+    await loop.start(flush_s=1000)
+    first, second = budget_of(meter), budget_of(meter, KEY.model_copy(update={"sha256": "b" * 64}))
+    async with asyncio.timeout(20):
+        hearing = asyncio.create_task(loop.hear(first))
+        while not store.calls:  # noqa: ASYNC110  the store sets no event
+            await asyncio.sleep(0)
+        second.active = False
+        await loop.hear(second)
+        await hearing
+    assert first.known
+    assert second.known
+    await loop.close()
+
+
+async def test_while_the_store_is_away_no_request_waits_for_it_twice() -> None:
+    store = Store()
+    loop, meter = loop_of(store)
+    store.away = True
+    await loop.start(flush_s=1000)
+    budget = budget_of(meter)
+    async with asyncio.timeout(20):
+        await loop.hear(budget)
+        calls = store.calls
+        await loop.hear(budget)
+    assert not budget.known
+    assert store.calls == calls == 1
+    await loop.close()
