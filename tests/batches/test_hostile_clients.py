@@ -126,6 +126,19 @@ def test_a_download_counts_for_its_key_until_it_ends(router: tuple[str, RouterCo
         assert _open(core) == 0
 
 
+def test_the_name_of_a_file_makes_no_other_path_at_the_store(router: tuple[str, RouterCore]) -> None:
+    """`%252Fcontent` read a whole file into the router's memory, past the bound of downloads."""
+    address, _ = router
+    with client(address) as good:
+        name = good.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}).json()["id"]
+        for after in ("%252Fcontent", "%3Flimit=1", "%23", "%252e%252e", "%0d%0aa:b", "%ff"):
+            answer = good.get(f"/v1/files/{name}{after}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "file_not_found")
+        for path in ("/v1/files/%3F", "/v1/files/%23", "/v1/files/%252e%252e"):
+            assert good.get(path).json()["error"]["code"] == "file_not_found"
+        assert good.get("/v1/files?limit=1&after=%20%23").status_code == 400
+
+
 def _open(core: RouterCore) -> int:
     """Requests of the hostile key that are under way."""
     return core.admission._accounts["evil"].open

@@ -198,6 +198,36 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
         servers.stop()
 
 
+def test_methods_that_strangers_make_up_reach_no_router_and_no_log(tmp_path: Path, router: str) -> None:
+    """Serve's collector of metrics reads the log: each method would be series of its own, for good."""
+    door = Door(tmp_path, [backend(router)])
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as log:
+        log.bind(str(tmp_path / "metrics.sock"))
+        log.settimeout(20)
+        with wrapped(door):
+            until(lambda: is_up(door), "the router's health check", 20)
+            for number in range(3):
+                refused = httpx.request(f"M{number}", f"{door.address}/")
+                assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
+            assert http.get(f"{door.address}/last").text == "answered"
+            lines = [log.recv(8192)]
+            while b"/last" not in lines[-1]:
+                lines.append(log.recv(8192))
+    assert b'method="GET"' in lines[-1]
+    assert not [line for line in lines if b'method="M' in line]
+
+
+def test_the_door_speaks_no_http_2(tmp_path: Path, router: str) -> None:
+    """A connection that counts as one would carry a hundred requests at a time."""
+    door = Door(tmp_path, [backend(router)])
+    empty_settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
+    with wrapped(door):
+        until(lambda: is_up(door), "the router's health check", 20)
+        with socket.create_connection(("127.0.0.1", door.port), timeout=20) as client:
+            client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
+            assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
+
+
 def test_statistics_are_for_the_host_itself_and_the_admin_socket_for_its_user(tmp_path: Path) -> None:
     door = Door(tmp_path)
     with wrapped(door) as process:

@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack, contextmanager
 from functools import partial
 from http import HTTPStatus
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import jiter
@@ -18,6 +19,7 @@ from fastapi import Request
 from pydantic_core import to_json
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+from yarl import URL
 
 from serving import secret
 from serving.asgi import unless_gone
@@ -39,6 +41,7 @@ _MOST_FIELDS_BYTES = 64 << 10  # of what is no file
 _PIECE_BYTES = 1 << 16
 _FIND_S = 5.0  # Serve waits for ever for a process that is not there
 _UNREAD_S = 30.0  # after which a client that does not take the next piece of a file is cut off
+_OF_QUERIES = "%&=+,:;/?@!$'()*~"  # what a query has unescaped
 
 
 class Download(Response):
@@ -96,10 +99,11 @@ class KeptFiles:
 
         Raises StoreAwayError, RateLimitError, TooLargeError, SlowBodyError and ClientDisconnect.
         """
-        query = request.scope.get("query_string", b"").decode("latin-1")
+        query = quote(request.scope.get("query_string", b""), safe=_OF_QUERIES)
         headers = {name: request.headers[name] for name in _PASSED if name in request.headers}
         headers[secret.KEY_HEADER] = key
-        where = f"{path}?{query}" if query else path
+        # Escaped anew: a `%2F` or a `?` of a name would make another path of it there.
+        where = f"{quote(path)}?{query}" if query else quote(path)
         send = partial(self._ask, self._session_of_clients(), request.method, where, headers)
         if request.method == "POST" and path.rstrip("/") == _FILES:
             with self._transfer(owner):
@@ -186,7 +190,7 @@ class KeptFiles:
             address, token = self._place
             answer = await session.request(
                 method,
-                address + path,
+                URL(address + path, encoded=True),
                 headers={**headers, **secret.headers(token)},
                 data=data,
                 allow_redirects=False,
