@@ -74,7 +74,7 @@ class Oidc:
             del self._known[digest]
         claims = self._claims(token)
         key = self._key(claims)
-        _remember(self._known, digest, (key, float(claims["exp"]) + _LEEWAY_S))
+        _remember(self._known, digest, (key, claims["exp"] + _LEEWAY_S))
         _remember(self._owners, key.sha256, key)
         return key
 
@@ -89,8 +89,15 @@ class Oidc:
         self._asked_s = asyncio.get_running_loop().time()
         try:
             listed = await self._fetched(await self._place())
-            keys = jwt.PyJWKSet.from_dict(listed).keys
-        except (aiohttp.ClientError, OSError, ValueError, TypeError, jwt.PyJWTError) as error:
+            keys = {
+                key.key_id: key
+                for key in jwt.PyJWKSet.from_dict(listed).keys
+                if key.public_key_use in (None, "sig")
+            }
+        except (
+            *(aiohttp.ClientError, OSError, jwt.PyJWTError),
+            *(ValueError, TypeError, LookupError, RecursionError),  # an answer of another kind
+        ) as error:
             problem = str(error) or type(error).__name__
             if problem != self._problem:
                 logger.error("the keys of the issuer %s are not to be had: %s", self._spec.issuer, problem)  # noqa: TRY400
@@ -100,7 +107,7 @@ class Oidc:
         if listed != self._listed:
             self._known.clear()  # of a key that was taken back no token is good, nor of one whose name another has
         self._listed = listed
-        self._keys = {key.key_id: key for key in keys if key.public_key_use in (None, "sig")}
+        self._keys = keys
 
     async def _run(self) -> None:
         while True:
@@ -118,7 +125,9 @@ class Oidc:
         found = await self._fetched(self._spec.issuer.rstrip("/") + "/.well-known/openid-configuration")
         if found.get("issuer") != self._spec.issuer:
             raise ValueError(f"it calls itself {str(found.get('issuer'))[:200]!r}")
-        return str(found["jwks_uri"])
+        if not isinstance(place := found.get("jwks_uri"), str):
+            raise TypeError("it names no place of its keys (jwks_uri); set router.oidc.jwks_url")
+        return place
 
     async def _fetched(self, url: str) -> dict[str, Any]:
         async with self._session.get(url, allow_redirects=False) as answer:
@@ -160,6 +169,7 @@ class Oidc:
                 leeway=_LEEWAY_S,
                 options={"require": ["exp", "iss", "aud", self._spec.name]},
             )
+            claims["exp"] = float(claims["exp"])
         except jwt.ExpiredSignatureError:
             raise UnauthorizedError("The token has ended; get a new one from its issuer.") from None
         except jwt.InvalidAudienceError:

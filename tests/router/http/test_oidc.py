@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from support import quick_http as http
 from support.fronts import front
@@ -41,6 +41,7 @@ class Issuer:
     address: str = ""
     keys: dict[str, Any] = field(default_factory=dict)
     asked: int = 0
+    answer: bytes | None = None  # in place of all others
 
     def add(self, name: str, key: Any) -> None:
         self.keys[name] = key
@@ -53,11 +54,15 @@ class Issuer:
         return jwt.encode(said, key, kind, headers={"kid": name}).encode()
 
     def app(self) -> Starlette:
-        async def configuration(_: Request) -> JSONResponse:
+        async def configuration(_: Request) -> Response:
+            if self.answer is not None:
+                return Response(self.answer.replace(b"ISSUER", self.address.encode()))
             return JSONResponse({"issuer": self.address, "jwks_uri": f"{self.address}/keys"})
 
-        async def keys(_: Request) -> JSONResponse:
+        async def keys(_: Request) -> Response:
             self.asked += 1
+            if self.answer is not None:
+                return Response(self.answer)
             listed = []
             for name, key in self.keys.items():
                 kind = (
@@ -132,6 +137,7 @@ async def test_a_token_of_a_curve_s_key_lets_in_too(issuer: Issuer) -> None:
         ({"sub": "a\nb\x1b[2J"}, "is no name"),
         ({"exp": "soon"}, "neither a key nor a good token"),
         ({"exp": []}, "neither a key nor a good token"),
+        ({"exp": 10**400}, "neither a key nor a good token"),
         ({"nbf": 4e9}, "neither a key nor a good token"),
     ],
 )
@@ -218,6 +224,27 @@ async def test_an_issuer_that_does_not_answer_keeps_no_router_from_starting(issu
     oidc = await ready(issuer, jwks_url=f"{issuer.address}/nothing")
     with pytest.raises(IssuerAwayError):
         oidc.holder(token)
+
+
+ODD = b'{"keys": [{"kty": "RSA", "kid": [], "e": "AQAB", "n": "' + b"wf" * 128 + b'"}]}'
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"[" * 100_000, b'{"issuer": "ISSUER"}', ODD],
+    ids=["deep", "no place of keys", "a list for a key's name"],
+)
+async def test_an_issuer_that_answers_something_else_leaves_its_keys_as_they_were(
+    issuer: Issuer, answer: bytes
+) -> None:
+    """The first such answer ended the asking for keys for good, and at the start the router."""
+    found = await ready(issuer)
+    straight = await ready(issuer, jwks_url=f"{issuer.address}/keys")
+    issuer.answer = answer
+    for oidc in (found, straight):
+        await oidc.start()
+        await oidc.close()
+        assert oidc.holder(issuer.token()).name.startswith("alpha")
 
 
 @pytest.mark.parametrize(
