@@ -234,6 +234,32 @@ _ENGINE = (
 )
 
 _GRAMMARS = (
+    Name(
+        "vllm.v1.core.sched.scheduler:check_stop",
+        "is replaced: it ends answers whose grammar takes too long",
+        "request, max_model_len",
+    ),
+    *(
+        Name(
+            f"vllm.v1.structured_output.backend_{backend}.{method}",
+            "is replaced: its time is added up",
+            signature,
+        )
+        for backend in ("xgrammar:XgrammarGrammar", "guidance:GuidanceGrammar")
+        for method, signature in (("fill_bitmask", "bitmask, idx"), ("accept_tokens", "request_id, tokens"))
+    ),
+    *_members(
+        "vllm.v1.request",
+        (
+            "Request.structured_output_request",
+            "Request.num_output_tokens",
+            "RequestStatus.FINISHED_LENGTH_CAPPED",
+        ),
+        "tells and ends an answer with a grammar",
+    ),
+    Name(
+        "vllm.v1.structured_output.request:StructuredOutputRequest.grammar", "has the time that was added up"
+    ),
     Name("vllm.sampling_params:SamplingParams.structured_outputs", "is a request's grammar"),
     Name(
         "vllm.v1.engine.input_processor:InputProcessor._validate_params",

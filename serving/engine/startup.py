@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from serving.engine import compilation_watch, stages
+from serving.engine import compilation_watch, grammar_time, stages
 from serving.environment import REPLICA
 from serving.slices import stacks
 from serving.state.gcs import Store
@@ -24,9 +24,10 @@ _PHASES = (
 
 
 def follow() -> None:
-    """Register for stacks, tell a stage its addresses, report compilations, and phases on worker 0 of a replica's slice."""
+    """Register for stacks, tell a stage its addresses, bound the time of grammars, report compilations, and phases on worker 0 of a slice."""
     stacks.register()
     stages.install()
+    grammar_time.install()
     replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
     if not replica or not address:
         return

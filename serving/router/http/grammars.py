@@ -10,6 +10,7 @@ from typing import Any
 import jiter
 
 from serving.errors import BadRequestError
+from serving.router.http import ebnf
 
 _LONGEST_REGEX_CHARS = 4096
 _MOST_REPEATS = 10_000
@@ -65,6 +66,8 @@ def check(fields: Mapping[str, Any]) -> None:
             raise BadRequestError(
                 f"{name[:40]} has {len(text)} characters; send at most {_LONGEST_GRAMMAR_CHARS}."
             )
+        if isinstance(text, str) and name == "grammar" and (problem := ebnf.problem(text)):
+            raise BadRequestError(f"{name}: {problem}.")
     for name in _SCHEMAS:
         _check_schema(name, _unpacked(fields.get(name)))
     tools = fields.get("tools")

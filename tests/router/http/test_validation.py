@@ -278,6 +278,17 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ),
         (
             CHAT,
+            {"messages": TALK, "structured_outputs": {"grammar": "root ::= root"}},
+            "grammar: rule root never ends",
+        ),
+        (
+            "/inference/v1/generate",
+            {"token_ids": [1], "sampling_params": {"structured_outputs": {"grammar": "root ::= root"}}},
+            "grammar: rule root never ends",
+        ),
+        (CHAT, {"messages": TALK, "guided_grammar": "root ::= root"}, "grammar: rule root never ends"),
+        (
+            CHAT,
             {
                 "messages": TALK,
                 "response_format": {"schema": [{"pattern": "a?" * 20 + str(of)} for of in range(5)]},
