@@ -45,6 +45,8 @@ from serving.state.records import (
 _Record = TypeVar("_Record")
 _CONNECT_TIMEOUT_S = 5
 _NAMESPACE = b"tpu-serving"
+# After so many beats a slice writes its whole record anew: a store that came back may have lost its last writes.
+_RENEWED_BEATS = 60
 # What a reader lists; phases, releases, claims and slices' fixed parts are read by name.
 _LISTED = frozenset(
     (
@@ -158,7 +160,7 @@ class Store:
         return list(self.read(application).slices)
 
     def put_slice(self, record: SliceRecord) -> None:
-        """Write a record's beat, and the rest of it where that has changed or the store has lost it."""
+        """Write a record's beat, and the rest of it where that has changed or the store may have lost it."""
         fixed = record.fixed
         revision, told = self._told.get(record.replica, (0, None))
         if fixed != told:
@@ -166,7 +168,7 @@ class Store:
             self._put_fixed(fixed, revision)
         beat = board.beat(record, revision)
         new = self._client.internal_kv_put(_beat_key(record), beat, True, _NAMESPACE)
-        if new and fixed == told:
+        if fixed == told and (new or record.beat % _RENEWED_BEATS == 0):
             self._put_fixed(fixed, revision)
 
     def _put_fixed(self, fixed: SliceRecord, revision: int) -> None:
@@ -175,8 +177,9 @@ class Store:
         self._told[fixed.replica] = revision, fixed
 
     def delete_slice(self, record: SliceRecord) -> None:
+        """Delete what is kept of a replica. One that lives after all writes it anew: it misses its beat, which goes after the rest."""
         self._told.pop(record.replica, None)
-        for key in (_beat_key(record), _fixed_key(_name(record.replica))):
+        for key in (_fixed_key(_name(record.replica)), _beat_key(record)):
             self._client.internal_kv_del(key, False, _NAMESPACE)
         self._delete(_phase_key(record.replica))
         self._delete(_verdict_key(record.replica))

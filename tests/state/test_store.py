@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.memory_store import MemoryStore, MemoryTable
@@ -102,3 +105,49 @@ async def test_a_router_claims_a_suspect_with_the_slice_that_it_is_tried_on() ->
     await one.give_back("a", "poison")
     await two.give_back("b", "other")
     assert not table.values
+
+
+def record(**fields: Any) -> SliceRecord:
+    return SliceRecord("a", "m", SliceState.SERVING, "serving", "v6e 2x4", application="app", **fields)
+
+
+class Interrupted(MemoryTable):
+    """A GCS in which something happens before a call of a given number."""
+
+    def __init__(self, at: int, what: Callable[[], None]) -> None:
+        super().__init__()
+        self._at, self._what = at, what
+
+    def internal_kv_del(self, key: bytes, by_prefix: bool, namespace: bytes) -> int:
+        self._at -= 1
+        if self._at == 0:
+            self._what()
+        return super().internal_kv_del(key, by_prefix, namespace)
+
+
+@pytest.mark.parametrize("at", range(1, 8))
+def test_a_slice_that_lives_is_back_at_its_next_beat_whenever_it_writes_while_its_record_is_deleted(
+    at: int,
+) -> None:
+    """Its description went after its beat, and nobody saw it any more: it serves on without a request."""
+    slice_store: list[MemoryStore] = []
+    table = Interrupted(at, lambda: slice_store[0].put_slice(record(beat=2)))
+    slice_store.append(MemoryStore(table))
+    slice_store[0].put_slice(record(beat=1))
+    MemoryStore(table).delete_slice(record())
+    slice_store[0].put_slice(record(beat=3))
+    assert MemoryStore(table).slices("app") == [record(beat=3)]
+
+
+def test_a_store_that_came_back_without_its_last_writes_has_them_again_within_half_a_minute() -> None:
+    """A slice that had begun to serve was taken for one that starts, for ever."""
+    table = MemoryTable()
+    store = MemoryStore(table)
+    starting = replace(record(beat=1), state=SliceState.STARTING)
+    store.put_slice(starting)
+    before = dict(table.values)
+    store.put_slice(record(beat=2))
+    table.values = before
+    for beat in range(3, 62):
+        store.put_slice(record(beat=beat))
+    assert MemoryStore(table).slices("app") == [record(beat=61)]
