@@ -61,10 +61,6 @@ class Room:
     slices: float | None = None
     dollars_per_hour: float | None = None
 
-    def within(self, slices: float) -> "Room":
-        """The room where there is none for more slices than these."""
-        return replace(self, slices=slices if self.slices is None else min(self.slices, slices))
-
     def less(self, slices: float, dollars_per_hour: float) -> "Room":
         """The room that is left when others take these slices and dollars."""
         return Room(
@@ -78,14 +74,12 @@ class Report:
     """The store's records of one model at one moment.
 
     `leaving`: slices of pools that the YAML no longer has, and their dollars an hour. They take a part of the room until they go.
-    `limit`: whose limit the room is.
     """
 
     entries: Sequence[SliceRecord]
     demands: Sequence[Demand] = ()
     room: Room = Room()
     leaving: tuple[float, float] = (0, 0.0)
-    limit: str = "the budget"
 
 
 @dataclass(frozen=True)
@@ -214,7 +208,7 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
     wanted = _within(settings, state, report.room, list(asked), [pool.min for pool in settings.pools])
     if sum(wanted) < sum(asked):
         short = True
-        limits.append(f"{report.limit} allows {sum(wanted)} of {sum(asked)} slices")
+        limits.append(f"the budget allows {sum(wanted)} of {sum(asked)} slices")
     allowed = _beside(settings, state, report, wanted)
     if more := sum(wanted) - sum(allowed):
         limits.append(f"{more} more once slices of pools that were taken out have gone")

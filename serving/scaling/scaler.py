@@ -10,14 +10,14 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import ray
 
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import DECISIONS
 from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, aligned, decide, start
-from serving.scaling.sharing import Share, given, hardware_given
+from serving.scaling.sharing import Given, Share, given, hardware_given
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
 from serving.state.records import DecisionRecord, Demand, SliceRecord, SliceState
@@ -91,7 +91,7 @@ class Scaler:
         self._kept: list[DecisionRecord] | None = None
         self._unsaved = False
         self._ordered: dict[str, int] = {}
-        self._hardware: dict[str, tuple[str, int]] = {}  # as `hardware_given` says
+        self._hardware: dict[str, Given] = {}  # by model that waits for hardware
         self._called_s = clock()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -197,23 +197,19 @@ class Scaler:
         now_s: float,
     ) -> None:
         """`gives`: slices and dollars an hour of the room that it leaves to models that lack them."""
-        settings = model.settings
+        settings, remarks = self._without_what_it_gives(model.settings)
         with self._lock:
             targets = dict(model.targets)
         state = aligned(settings, model.state, targets) if model.state else start(settings, targets)
         room = self._room(settings.model).less(*gives)
-        limit = Report.limit
-        for waiting, (giver, kept) in self._hardware.items():
-            if giver == settings.model:
-                room, limit = room.within(kept), f"{waiting}, which waits for its first slice,"
         report = Report(
             [entry for entry in entries if entry.model == settings.model],
             [demand for demand in demands if demand.model == settings.model],
             room,
             self._leaving,
-            limit,
         )
         decision = decide(settings, state, report, now_s)
+        decision = replace(decision, reason="; ".join([decision.reason, *remarks]))
         with self._lock:
             model.state = decision.state
         if not decision.held:
@@ -230,6 +226,18 @@ class Scaler:
                 failing=any(known.failed for known in decision.state.pools),
             )
         self._tell(model, decision)
+
+    def _without_what_it_gives(self, settings: Settings) -> tuple[Settings, list[str]]:
+        """The settings with less of the pools whose hardware the model gives to others, and to whom."""
+        pools, remarks = list(settings.pools), []
+        for waiting, part in self._hardware.items():
+            if part.model == settings.model:
+                pools = [
+                    replace(pool, max=min(pool.max, part.kept.get(pool.key, pool.max))) for pool in pools
+                ]
+                counts = [f"{part.kept[pool.key]} of {pool.name}" for pool in pools if pool.key in part.kept]
+                remarks.append(f"{waiting}, which waits for its first slice, allows {' and '.join(counts)}")
+        return replace(settings, pools=tuple(pools)), remarks
 
     def _room(self, model: str) -> Room:
         """The budget less what the other models want, or have until they are decided for."""

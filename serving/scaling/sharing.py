@@ -8,12 +8,20 @@ model that gives keeps its `min`, and one slice.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from serving.scaling.capacity import Pool
 from serving.scaling.policy import Room
 
 _Cost = tuple[float, float]  # slices, dollars an hour
 _NOTHING: _Cost = (0.0, 0.0)
+
+
+class Given(NamedTuple):
+    """Which model makes room on its hardware for one that waits, and the slices that it does with meanwhile, by pool."""
+
+    model: str
+    kept: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -60,13 +68,21 @@ class Share:
         waits = any(self.wanted) and not any(self.present) and not self.failing
         return waits and all(late for late, count in zip(self.late, self.wanted, strict=True) if count)
 
-    def kept_without_one_of(self, waiting: "Share") -> int:
-        """Slices that are left where the one that would stop first has the hardware of an order that waits; 0 where none may stop."""
+    def without_one_for(self, waiting: "Share") -> dict[str, int]:
+        """Slices that are left in its pools on the hardware that orders wait for, without one of the least preferred pool.
+
+        Nothing where none can go. Pools of that hardware have no orders then: they would take what is given.
+        """
         wanted = {pool.hardware for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
-        beyond = [
-            pool.hardware for pool, count in zip(self.pools, self.present, strict=True) if count > pool.min
+        there = [
+            (pool, count)
+            for pool, count in zip(self.pools, self.present, strict=True)
+            if pool.hardware in wanted
         ]
-        return sum(self.present) - 1 if beyond and beyond[-1] in wanted else 0
+        beyond = [pool.key for pool, count in there if count > pool.min]
+        if not beyond or sum(self.present) < 2:
+            return {}
+        return {pool.key: max(pool.min, count - (pool.key == beyond[-1])) for pool, count in there}
 
     def spare(self, *, late: bool) -> _Cost:
         """What it can give: all that it can do without, or of that its late orders alone."""
@@ -99,27 +115,26 @@ def given(shares: Mapping[str, Share]) -> dict[str, _Cost]:
     return gives
 
 
-def hardware_given(
-    shares: Mapping[str, Share], before: Mapping[str, tuple[str, int]]
-) -> dict[str, tuple[str, int]]:
-    """By model that waits for hardware: the model that makes room for it, and with how many slices that one does meanwhile.
+def hardware_given(shares: Mapping[str, Share], before: Mapping[str, Given]) -> dict[str, Given]:
+    """By model that waits for hardware, what another model gives it.
 
     `before`: what was given already. A model gives one slice each time, so that little is lost where that was not what lacked.
     """
-    gives: dict[str, tuple[str, int]] = {}
+    gives: dict[str, Given] = {}
     for name, share in shares.items():
         if not share.waits_for_hardware:
             continue
-        kept = {
-            other: known.kept_without_one_of(share)
+        givers = {given.model for given in gives.values()}
+        able = {
+            other: part
             for other, known in shares.items()
-            if other != name and other not in {giver for giver, _ in gives.values()}
+            if other != name and other not in givers and (part := known.without_one_for(share))
         }
-        giver = max(kept, key=lambda other: kept[other], default=name)
-        if name in before and before[name][0] in shares:
+        if name in before and before[name].model in shares:
             gives[name] = before[name]
-        elif kept.get(giver, 0):
-            gives[name] = giver, kept[giver]
+        elif able:
+            giver = max(able, key=lambda other: sum(shares[other].present))
+            gives[name] = Given(giver, able[giver])
     return gives
 
 

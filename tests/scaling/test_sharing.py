@@ -11,7 +11,7 @@ from support.controlled_fleet import ControlledFleet, Model, pool
 
 from serving.scaling.capacity import Pool
 from serving.scaling.policy import Room
-from serving.scaling.sharing import Share, hardware_given
+from serving.scaling.sharing import Given, Share, hardware_given
 from serving.scaling.sharing import given as given_up
 
 pytestmark = [
@@ -57,9 +57,11 @@ def unbounded(wanted: int, present: int, *, late: int = 0, least: int = 0, key: 
 def test_a_model_that_hardware_keeps_at_zero_gets_a_slice_of_its_pool_from_the_one_that_has_most() -> None:
     waits = unbounded(2, 0, late=1)
     others = {"a": unbounded(4, 4), "b": unbounded(7, 6, late=1), "c": unbounded(9, 9, key="other")}
-    assert hardware_given({**others, "waits": waits}, {}) == {"waits": ("b", 5)}
-    assert hardware_given({**others, "waits": waits}, {"waits": ("b", 5)}) == {"waits": ("b", 5)}
-    assert hardware_given({**others, "waits": unbounded(2, 1, late=1)}, {"waits": ("b", 5)}) == {}
+    assert hardware_given({**others, "waits": waits}, {}) == {"waits": Given("b", {"x": 5})}
+    assert hardware_given({**others, "waits": waits}, {"waits": Given("b", {"x": 5})}) == {
+        "waits": Given("b", {"x": 5})
+    }
+    assert hardware_given({**others, "waits": unbounded(2, 1, late=1)}, {"waits": Given("b", {"x": 5})}) == {}
 
 
 def test_no_hardware_is_given_up_for_orders_within_their_patience_for_failed_starts_or_below_min() -> None:
@@ -149,4 +151,28 @@ def test_a_model_gets_hardware_that_another_has_taken_all_of(bought: str) -> Non
     said = [decision.reason for decision in fleet.store.decisions]
     assert any("second, which waits for its first slice, allows" in reason for reason in said)
     fleet.run(120)
+    assert len(fleet.ended) == 1
+
+
+def test_a_model_gets_hardware_of_another_s_pool_though_that_one_has_slices_of_a_further_pool() -> None:
+    """The slice that would stop first is of the further pool, and the second waited for ever."""
+    near, far = pool("near", hardware="x"), pool("far", hardware="y")
+    both = Share((near, far), Room(), (6, 4), (5, 2), (0, 0), present=(5, 2))
+    waits = Share((near,), Room(), (1,), (1,), (1,), present=(0,))
+    assert hardware_given({"both": both, "waits": waits}, {}) == {"waits": Given("both", {"near": 4})}
+    same = replace(both, pools=(near, replace(far, hardware="x")))
+    assert hardware_given({"both": same, "waits": waits}, {}) == {
+        "waits": Given("both", {"near": 5, "far": 1})
+    }
+
+
+def test_what_a_model_gives_does_not_go_to_its_own_orders() -> None:
+    first = Model("first", (pool("x", hardware="h"), pool("y", hardware="h")))
+    second = Model("second", (pool("x", hardware="h"),))
+    fleet = ControlledFleet([first, second], hardware=6, start_s=5, drain_s=2)
+    first.rate = 80
+    fleet.run(90)
+    second.rate = 5
+    fleet.run(180)
+    assert fleet.serving(second) == 1
     assert len(fleet.ended) == 1
