@@ -175,8 +175,13 @@ _ENGINE = (
     *_members(
         "vllm.distributed.kv_events",
         (
-            *("BlockStored.block_hashes", "BlockStored.group_idx", "BlockRemoved.block_hashes"),
-            *("BlockRemoved.group_idx", "AllBlocksCleared", "EventBatch.ts", "EventBatch.events"),
+            "BlockStored.block_hashes",
+            "BlockStored.group_idx",
+            "BlockRemoved.block_hashes",
+            "BlockRemoved.group_idx",
+            "AllBlocksCleared",
+            "EventBatch.ts",
+            "EventBatch.events",
         ),
         "is decoded to know what a prefix cache has dropped",
     ),

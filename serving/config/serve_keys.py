@@ -8,25 +8,38 @@ from serving.errors import ConfigError
 
 # Of Ray 2.60's schemas; a test holds them to the installed ones.
 FILE = (
-    *("applications", "proxy_location", "http_options", "grpc_options", "controller_options"),
-    *("logging_config", "tracing_config", "target_capacity"),
+    "applications",
+    "proxy_location",
+    "http_options",
+    "grpc_options",
+    "controller_options",
+    "logging_config",
+    "tracing_config",
+    "target_capacity",
 )
 APPLICATION = (
-    *(
-        "name",
-        "route_prefix",
-        "import_path",
-        "runtime_env",
-        "host",
-        "port",
-        "deployments",
-        "autoscaling_policy",
-    ),
-    *("args", "logging_config", "external_scaler_enabled"),
+    "name",
+    "route_prefix",
+    "import_path",
+    "runtime_env",
+    "host",
+    "port",
+    "deployments",
+    "autoscaling_policy",
+    "args",
+    "logging_config",
+    "external_scaler_enabled",
 )
 HTTP = (
-    *("host", "port", "root_path", "request_timeout_s", "keep_alive_timeout_s"),
-    *("ssl_keyfile", "ssl_certfile", "ssl_keyfile_password", "ssl_ca_certs"),
+    "host",
+    "port",
+    "root_path",
+    "request_timeout_s",
+    "keep_alive_timeout_s",
+    "ssl_keyfile",
+    "ssl_certfile",
+    "ssl_keyfile_password",
+    "ssl_ca_certs",
 )
 PROXY_LOCATIONS = ("HeadOnly", "EveryNode", "Disabled")
 _PORTS = range(1, 65536)

@@ -12,9 +12,17 @@ from serving.state.records import SliceRecord, SliceState, Snapshot, StartRecord
 
 # The variables of a host that checks read. None of them is a secret.
 VARIABLES = (
-    *("TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE", "TPU_TOPOLOGY"),
-    *("RAY_AUTH_MODE", "RAY_REDIS_ADDRESS", "RAY_gcs_storage"),
-    *("NUM_PRECOMPILE_WORKERS", "VLLM_XLA_CACHE_PATH", "JAX_PLATFORMS"),
+    "TPU_NAME",
+    "TPU_WORKER_ID",
+    "TPU_WORKER_HOSTNAMES",
+    "TPU_ACCELERATOR_TYPE",
+    "TPU_TOPOLOGY",
+    "RAY_AUTH_MODE",
+    "RAY_REDIS_ADDRESS",
+    "RAY_gcs_storage",
+    "NUM_PRECOMPILE_WORKERS",
+    "VLLM_XLA_CACHE_PATH",
+    "JAX_PLATFORMS",
 )
 
 

@@ -20,7 +20,11 @@ from serving.config import SENTINEL_LOGPROBS
 NEAR_TIE_NATS = 1.0
 MOST_TOKENS = 64  # of an answer that is asked again: a wrong weight shows in few
 _WHOLE_ANSWERS = (
-    *("prompt_logprobs", "echo", "use_beam_search", "kv_transfer_params", "ec_transfer_params"),
+    "prompt_logprobs",
+    "echo",
+    "use_beam_search",
+    "kv_transfer_params",
+    "ec_transfer_params",
     "truncate_prompt_tokens",  # the prompt may be cut to the room that max_tokens leaves
 )
 

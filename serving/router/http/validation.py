@@ -78,8 +78,15 @@ _CONTENT = (
 # many frames and pixels are made of media, and tensors of media that go into the engine as they come. With the messages of
 # gpt-oss's format an engine repeats a client's own objects behind its usage, where keys are charged by it.
 _STEERING = (
-    *("priority", "kv_transfer_params", "ec_transfer_params", "data_parallel_rank", "background"),
-    *("media_io_kwargs", "mm_processor_kwargs", "features", "enable_response_messages"),
+    "priority",
+    "kv_transfer_params",
+    "ec_transfer_params",
+    "data_parallel_rank",
+    "background",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "features",
+    "enable_response_messages",
 )
 _STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
 _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
@@ -87,7 +94,12 @@ _STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
 _CHECKED = frozenset(
     (
-        *("n", "best_of", *_STOPS, "logit_bias", "tools", *grammars.FIELDS),
+        "n",
+        "best_of",
+        *_STOPS,
+        "logit_bias",
+        "tools",
+        *grammars.FIELDS,
         "repetition_detection",
     )
 )
