@@ -41,8 +41,9 @@ from benchmarks.faults import (
     routers,
 )
 from serving.cli.simulated_service import SimulatedService, answers, running
-from serving.simulation.cluster import default_directory, free_port
+from serving.simulation.cluster import default_directory
 from serving.simulation.network import LOOPBACK, best
+from serving.simulation.ports import free_port
 
 LLAMA = Path(__file__).parent.parent / "deployments" / "llama.yaml"
 SHAPE = {"generation": "v6e", "topology": "2x4", "hosts": 2}

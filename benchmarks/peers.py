@@ -19,7 +19,8 @@ from pathlib import Path
 import httpx
 
 from benchmarks import accounting
-from serving.simulation.cluster import cache_directory, free_port
+from serving.simulation.cluster import cache_directory
+from serving.simulation.ports import free_port
 
 _PINS = Path(__file__).parent / "peers"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"

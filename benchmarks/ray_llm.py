@@ -24,7 +24,8 @@ from benchmarks.client import Client
 from benchmarks.rounds import Contestant, Results, compete
 from benchmarks.service import plan_of
 from serving.simulation import stand_in
-from serving.simulation.cluster import cache_directory, free_port
+from serving.simulation.cluster import cache_directory
+from serving.simulation.ports import free_port
 
 BARE, DEFAULT, DIRECT = "vLLM's own server", "ray.serve.llm", "ray.serve.llm, direct streaming"
 PINS = "ray-llm.txt"

@@ -39,7 +39,7 @@ from benchmarks.tables import (
     request_us,
     times_table,
 )
-from serving.simulation.cluster import free_port
+from serving.simulation.ports import free_port
 
 BARE, HAPROXY, PYTHON_PROXY = "straight to the engines", "tpu-serving", "tpu-serving, Serve's Python proxy"
 DIRECT = "tpu-serving, door: direct"

@@ -15,7 +15,8 @@ from benchmarks import accounting
 from serving import config, secret
 from serving.cli.simulated_service import SimulatedService, running
 from serving.planning import Plan, plan
-from serving.simulation.cluster import default_directory, free_port
+from serving.simulation.cluster import default_directory
+from serving.simulation.ports import free_port
 
 DEPLOYMENTS = Path(__file__).parent.parent / "deployments"
 FRONT = ("HAProxy", "router replica")

@@ -30,8 +30,8 @@ from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
 from serving.router.neighbours import Neighbours
-from serving.simulation.cluster import free_port
 from serving.simulation.engine.server import SimulatorServer
+from serving.simulation.ports import free_port
 from serving.state.records import Demand, SliceRecord, SliceState
 from serving.timings import TIMINGS
 

@@ -5,12 +5,9 @@ of its own. Its processes inherit two tags in their environment: the simulation'
 and simulations ended by these tags, not by process names: nothing outlives a simulation, nothing else is touched.
 """
 
-import contextlib
 import json
 import os
-import random
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -20,15 +17,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 
 import psutil
 
 from serving import secret
 from serving.environment import CACHE, CHIPS, ENGINE, HOST, SIMULATION, STARTUP
 from serving.errors import SimulationError
-from serving.simulation import chips, processes
+from serving.simulation import chips, host_environment, processes
 from serving.simulation.network import LOOPBACK, Namespaces, best, network
+from serving.simulation.ports import Ports, is_free
 from serving.tpu import Slice, resolve
 
 HEAD = "head"
@@ -38,26 +36,9 @@ _HOSTS_A_CORE = 2  # Ray gives a host 30 s to join the cluster; a host that star
 _STARTS = 3  # of a host that misses this
 _OBJECT_STORE_BYTES = 80 << 20  # nothing but actor arguments goes through it
 
-# All are below the ports that the kernel hands out to anybody, of which Ray alone takes hundreds. Each simulation has a
-# range for its head and Serve's servers; single ports are for a YAML's front door.
-_FIRST_PORT, _PORTS, _PORT_RANGES = 12000, 100, 180
-_SINGLE_PORTS = (30_000, 32_700)
-
-# A step of the engine takes fresh buffers each time; with glibc's defaults two thirds of its time went into page faults
-# on mmap (prototype: 174 ms to 76 ms a step). So there is one arena, which keeps its memory.
-_MALLOC = {
-    "MALLOC_ARENA_MAX": "1",
-    "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TOP_PAD_": str(64 << 20),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-}
-# Settings of the caller's shell that hosts must not inherit: they would change what a host is.
-_NOT_INHERITED = ("TPU_", "JAX_", "XLA_", "VLLM_", "RAY_", "MALLOC_", "SERVING_SIMULATION")
-
 # A Unix socket's path has 107 bytes at most; of Ray's, below a host's folder, this is the longest, with a process id of Linux's.
 _SOCKET_BYTES, _LONGEST_SOCKET = 107, "session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 
-_RAY_TOKEN = "ray-token"  # noqa: S105  a file
 _ACCESS = ("RAY_ADDRESS", "RAY_TMPDIR", "RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH", secret.VARIABLE)
 
 Report = Callable[[str], None]
@@ -96,28 +77,10 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tpu-serving"
 
 
-class _Ports(NamedTuple):
-    """Ports of a simulation's head, by range: random ports would meet once in some hundred simulations."""
-
-    control_store: int
-    ray_client: int
-    haproxy_metrics: int
-    haproxy_stats: int
-    fallback_http: int
-    fallback_grpc: int
-    first_router: int
-    last_router: int
-
-
-def _ports(simulation: str) -> _Ports:
-    first = _FIRST_PORT + int(simulation, 16) % _PORT_RANGES * _PORTS
-    return _Ports._make([*range(first, first + 7), first + _PORTS - 1])
-
-
 def _new_id(kind: str) -> str:
     """An id whose ports nobody listens on, and whose addresses nobody has."""
     while not (
-        all(map(_is_free, _ports(simulation := uuid.uuid4().hex[:12])))
+        all(map(is_free, Ports.of(simulation := uuid.uuid4().hex[:12])))
         and (kind == LOOPBACK or Namespaces(simulation).free())
     ):
         continue
@@ -139,7 +102,7 @@ class SimulatedCluster:
     ) -> None:
         self.directory = directory
         self.id = simulation
-        self._ports = _ports(simulation)
+        self._ports = Ports.of(simulation)
         self.network_kind = network_kind
         self._network = network(network_kind, simulation)
         self.address = f"{self._network.head_ip}:{self._ports.control_store}"
@@ -348,47 +311,21 @@ class SimulatedCluster:
         return self._slices[name]
 
     def _environment(self, host: str) -> dict[str, str]:
-        ports = self._ports
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
-        return inherited | {
+        """What every process of a host starts with: its tags, by which it is found again, among them."""
+        tags = {
             SIMULATION: self.id,
             HOST: host,
             CACHE: str(cache_directory()),
             ENGINE: self.engine,
             STARTUP: self._startup,
             secret.VARIABLE: self.secret,
-            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
-            "RAY_TMPDIR": str(self.directory),
-            "TMPDIR": str(self.directory / "tmp"),  # a killed vLLM leaves its sockets there
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN_PATH": str(self.directory / _RAY_TOKEN),
-            "RAY_USAGE_STATS_ENABLED": "0",
-            # The control store on disk, as a Redis keeps it on a cluster: slices outlive a restart of the head.
-            "RAY_gcs_storage": "rocksdb",
-            "RAY_gcs_storage_path": str(self.directory / "gcs"),
-            # Ray's own 10 s are for a fleet; here a person watches.
-            "RAY_metrics_report_interval_ms": "2000",
-            # At Ray's 15, other work on the machine starves an engine until it looks hung.
-            "RAY_worker_niceness": "0",
-            "SPT_NOENV": "1",  # process titles must not overwrite the environment, which holds the tags
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONWARNINGS": "ignore",
-            "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
-            # Two simulations' proxies would share a fallback port, and each answer the other's clients.
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),
-            "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": str(ports.first_router),
-            "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": str(ports.last_router),
-            # Serve's HAProxy keeps its files in one place for the whole machine.
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": f"{self._haproxy}/haproxy.cfg",
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": f"{self._haproxy}/admin.sock",
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(self._haproxy),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": f"{self._haproxy}/server-state",
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": f"{self._haproxy}/metrics.sock",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(ports.haproxy_metrics),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(ports.haproxy_stats),
         }
+        return (
+            host_environment.inherited()
+            | tags
+            | host_environment.of_ray(self.directory)
+            | host_environment.of_serve(self._ports, self._haproxy)
+        )
 
     def _start_head(self) -> None:
         ip, port = self.address.split(":")
@@ -469,7 +406,7 @@ class SimulatedCluster:
         environment = (
             self._environment(f"{entry.name}/{worker_id}")
             | shape.host_environment(entry.name, worker_id)
-            | (_MALLOC if self.engine == "vllm" else {})
+            | (host_environment.MALLOC if self.engine == "vllm" else {})
             | {
                 "JAX_PLATFORMS": "cpu",
                 CHIPS: str(folder),
@@ -511,7 +448,7 @@ class SimulatedCluster:
     def _make_directory(self) -> None:
         (self.directory / "tmp").mkdir(parents=True, exist_ok=True)
         self.directory.chmod(stat.S_IRWXU)  # secrets are kept there
-        (self.directory / _RAY_TOKEN).write_text(secret.new())
+        host_environment.ray_token(self.directory).write_text(secret.new())
 
     def _save(self) -> None:
         slices = [
@@ -558,17 +495,3 @@ def _finish(start: "subprocess.Popen[str]") -> None:
     if start.returncode:
         last = "\n".join(output.strip().splitlines()[-12:])
         raise SimulationError(f"`ray start` failed:\n{last}")
-
-
-def free_port() -> int:
-    """A port for a server that starts later; the kernel hands it to nobody meanwhile."""
-    while not _is_free(port := random.randint(*_SINGLE_PORTS)):
-        continue
-    return port
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe, contextlib.suppress(OSError):
-        probe.bind(("", port))
-        return True
-    return False

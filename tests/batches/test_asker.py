@@ -19,7 +19,7 @@ from serving.batches.lines import FREE_SEATS
 from serving.router.core import RouterCore
 from serving.router.http.auth import KeyFile, new
 from serving.router.telemetry.record import RequestRecord
-from serving.simulation.cluster import free_port
+from serving.simulation.ports import free_port
 
 pytestmark = pytest.mark.http
 FREE = {FREE_SEATS: "1"}

@@ -14,7 +14,8 @@ from serving.cli.interrupt import end_on_signals
 from serving.cli.main import _parser, main
 from serving.cli.sim import _shape
 from serving.router.http.auth import KeyFile
-from serving.simulation.cluster import SimulatedCluster, default_directory, free_port
+from serving.simulation.cluster import SimulatedCluster, default_directory
+from serving.simulation.ports import free_port
 from serving.tpu import GENERATIONS
 
 pytestmark = pytest.mark.unit

@@ -15,7 +15,7 @@ import pytest
 from support import quick_http as http
 from support.service import ROOT
 
-from serving.simulation.cluster import free_port
+from serving.simulation.ports import free_port
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 BIN = Path(sys.executable).parent

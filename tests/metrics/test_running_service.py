@@ -18,7 +18,7 @@ from support.service import MODEL, Service, service
 
 from serving.metrics import table
 from serving.metrics.table import TABLE, VLLM, Kind
-from serving.simulation.cluster import free_port
+from serving.simulation.ports import free_port
 
 pytestmark = pytest.mark.cluster
 BORROWS = "two hosts, 1"

@@ -24,7 +24,7 @@ from support.servers import RawServers, asgi_server, free_address, until, whole
 from serving.errors import ConfigError
 from serving.router import haproxy
 from serving.router.haproxy import TLS_CERT, TLS_KEY, Limits
-from serving.simulation.cluster import free_port
+from serving.simulation.ports import free_port
 
 pytestmark = pytest.mark.http
 

@@ -20,7 +20,8 @@ import psutil
 from ray._raylet import GcsClient
 
 from serving.errors import SimulationError
-from serving.simulation.cluster import SimulatedCluster, SimulatedSlice, free_port
+from serving.simulation.cluster import SimulatedCluster, SimulatedSlice
+from serving.simulation.ports import free_port
 from serving.state.gcs import show_token
 from serving.tpu import Slice
 from support import serve_client
