@@ -23,11 +23,11 @@ import ray
 from ray import serve
 
 from serving.engine.compilation_watch import heard_s
-from serving.engine.first_answer import wrong_at_start
-from serving.engine.late_programs import Late, lines
 from serving.engine.lifecycle import TABLE, Action, Event, Life
 from serving.engine.server import EngineServer, EngineSite
 from serving.engine.slice_metrics import ChipsOf, SliceMetrics
+from serving.engine.worker_facts import WorkerFacts
+from serving.engine.wrong_tokens import WrongTokens
 from serving.environment import is_simulated
 from serving.errors import (
     PlacementError,
@@ -42,18 +42,11 @@ from serving.slices import stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
 from serving.slices.placement import session_logs, slices_left_out
-from serving.slices.quarantine import WRONG_TOKENS, may_be_taken_out, until
+from serving.slices.quarantine import WRONG_TOKENS, until
 from serving.slices.quarantine import failed as failed_start
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
-from serving.state.records import (
-    FIRST_REQUESTS,
-    SliceRecord,
-    SliceState,
-    Snapshot,
-    StartRecord,
-    deployment,
-)
+from serving.state.records import SliceRecord, SliceState, deployment
 from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
@@ -63,9 +56,6 @@ MakeEngine = Callable[[Plan, EngineSite], EngineServer]
 
 class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
-
-    _start: StartRecord | None = None  # what its workers found
-    _overruled = False  # it was found wrong, and told so
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None, *, compares: bool = False
@@ -115,6 +105,7 @@ class SliceReplica:
             ),
             beaten=SliceMetrics(plan, ours.app_name, chips_of).publish,
         )
+        self._wrong_tokens = WrongTokens(self._store, self._record)
         try:
             group = ray.util.get_current_placement_group()
             held = held_slice(group)
@@ -132,7 +123,7 @@ class SliceReplica:
             self._on(Event.FAILED, error.message if isinstance(error, ServingError) else repr(error))
             raise
         self._on(Event.STARTED)
-        watching = (self._watch(), self._notice(), self._verdict(), self._late_programs())
+        watching = (self._watch(), self._notice(), self._verdict(), self._facts.follow())
         self._watching = [asyncio.create_task(work) for work in watching]
 
     async def _look_over_hosts(self, server: EngineServer) -> None:
@@ -340,7 +331,7 @@ class SliceReplica:
             if not self._judged:
                 continue
             with contextlib.suppress(Exception):  # the head restarts
-                reason = await asyncio.to_thread(self._found_wrong)
+                reason = await asyncio.to_thread(self._wrong_tokens.verdict)
         self._wrong = True
         # Routers take off what they can, and suspect no request of ending the slice.
         changes = {"state": SliceState.DRAINING, "phase": "draining", "reason": reason}
@@ -349,112 +340,14 @@ class SliceReplica:
         await asyncio.sleep(2 * TIMINGS.beat_s)
         self._on(Event.WRONG, reason)
 
-    def _found_wrong(self) -> str:
-        """Why the slice is to go for wrong tokens; empty where nobody said so, or too many have gone for that."""
-        own = self._record.record
-        reason = self._store.verdict(own.replica)
-        if not reason:
-            return ""
-        if self._may_go(self._store.read(own.application)):
-            return reason
-        self._tell_overruled(reason)
-        return ""
-
-    def _may_go(self, snapshot: Snapshot) -> bool:
-        own = self._record.record
-        return may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, self._store.now())
-
-    def _tell_overruled(self, reason: str) -> None:
-        own = self._record.record
-        if not self._overruled:
-            logger.error(
-                "%s on slice %s serves on though %s: too many slices are out for that already",
-                *(own.model, own.slice, reason),
-            )
-        self._overruled = True
-
     async def _look_at_start(self, *, compares: bool) -> None:
         """What is to be known of the engine before it serves; raises WrongTokensError."""
-        await self._tell_start()
-        if compares:
-            await self._compare_first_answer()
-
-    async def _tell_start(self) -> None:
-        """Have the workers tell what they found: devices, mesh, cache, programs. A start does not fail for it."""
         self._record.load = self._load  # the engine's own phases are over
         self._enter("checking the devices")
-        try:
-            if found := await self._server.found():
-                self._start = StartRecord(found)
-                await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
-            await self._server.late_programs()  # from here on programs are late
-        except Exception:
-            logger.exception("%s: the workers could not tell what they found", self._plan.model.name)
-
-    async def _late_programs(self) -> None:
-        """Count and name what the engine compiles while it serves, and tell what its first requests had compiled."""
-        try:
-            late, output_s = Late(), -math.inf
-            while True:
-                load = self._server.load
-                if load.last_output_s != output_s:  # or it has taken no step, and is left alone
-                    output_s = load.last_output_s
-                    late = self._tell_late(late, await self._server.late_programs())
-                    await self._tell_first_requests(load.finished, late)
-                await asyncio.sleep(TIMINGS.late_programs_look_s)
-        except Exception:
-            logger.exception("%s: the workers could not tell what they compiled", self._plan.model.name)
-
-    def _tell_late(self, before: Late, now: Late) -> Late:
-        """An engine that compiles as requests come was started so, and tells nothing of it."""
-        workers = self._start.workers if self._start else ()
-        if now.programs > before.programs and all(worker.precompiles for worker in workers):
-            self._record.update(late_programs=now.programs, late_compile_s=round(now.seconds, 3))
-            # First requests bring some twenty programs of one operation each, which take a second together.
-            level = logging.WARNING if now.seconds - before.seconds >= 1 else logging.INFO
-            for line in lines(now.after(before.programs)):
-                name, own = self._plan.model.name, self._record.record
-                logger.log(level, "%s on slice %s compiled while it served: %s", name, own.slice, line)
-        return now
-
-    async def _tell_first_requests(self, ended: int, late: Late) -> None:
-        if self._start and self._start.late_programs is None and ended >= FIRST_REQUESTS:
-            seconds = round(late.seconds, 3)
-            self._start = dataclasses.replace(
-                self._start, requests=ended, late_programs=late.programs, late_compile_s=seconds
-            )
-            await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
-
-    async def _compare_first_answer(self) -> None:
-        """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise.
-
-        Not where many slices are out for that already: a change of all hosts would keep every new slice from serving.
-        """
-        own = self._record.record
-        try:
-            snapshot = await asyncio.to_thread(self._store.read, own.application)
-        except Exception:  # the head restarts: no reason to give up minutes of loading
-            logger.exception("%s: its first answer is compared with nobody's", own.model)
-            return
-        same = [
-            entry
-            for entry in snapshot.slices
-            if entry.serves and (entry.deployment, entry.version) == (own.deployment, own.version)
-        ]
-        addresses = {entry.replica: entry.address for entry in sorted(same, key=lambda entry: entry.running)}
-        found = await wrong_at_start(own.model, own.replica, {**addresses, own.replica: self._address})
-        if found is None:
-            return
-        slices = {entry.replica: entry.slice for entry in [*same, own]}
-        others = " and ".join(slices[replica] for replica in found.others)
-        reason = f"it answers a fixed prompt otherwise than slices {others}, twice"
-        if found.replica == own.replica:
-            if self._may_go(snapshot):
-                raise WrongTokensError(f"slice {own.slice} gives wrong tokens: {reason}")
-            self._tell_overruled(reason)
-            return
-        with contextlib.suppress(Exception):  # as above; the next slice that starts finds the same
-            await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
+        self._facts = WorkerFacts(self._plan.model.name, self._server, self._store, self._record)
+        await self._facts.tell_start()
+        if compares:
+            await self._wrong_tokens.compare_first_answer(self._address)
 
     def _starting(self) -> dict[str, object]:
         """The record's fields during the start. The record's thread calls this: the event loop is blocked."""

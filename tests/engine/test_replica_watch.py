@@ -1,19 +1,14 @@
 """A replica goes on watching its slice whatever fails beside it; engine, hosts and store are stand-ins."""
 
 import asyncio
-import time
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from serving.engine.answer_check import Wrong
 from serving.engine.lifecycle import Event
 from serving.engine.replica import SliceReplica
-from serving.errors import WrongTokensError
-from serving.slices.quarantine import WRONG_TOKENS
-from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
@@ -123,7 +118,7 @@ async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_
     happened: list[Any] = []
     record = SliceRecord("r", "llama", SliceState.SERVING, "", "")
     made = replica(
-        _store=SimpleNamespace(verdict=lambda _: "other tokens", read=lambda _: Snapshot(), now=time.time),
+        _wrong_tokens=SimpleNamespace(verdict=lambda: "other tokens"),
         _record=SimpleNamespace(record=record, update=lambda **changes: happened.append(changes["state"])),
         _judged=True,
     )
@@ -131,57 +126,3 @@ async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_
     monkeypatch.setattr("serving.engine.replica.TIMINGS", SimpleNamespace(verdict_look_s=0.0, beat_s=0.0))
     await made._verdict()
     assert happened == [SliceState.DRAINING, Event.WRONG]
-
-
-def test_a_slice_found_wrong_serves_on_where_too_many_are_out_for_that(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def out(name: str) -> SliceFailures:
-        return SliceFailures(
-            name, "h", "v6e-8", WRONG_TOKENS, time.time(), "other tokens", "", name, wrong=True
-        )
-
-    fleet = tuple(
-        SliceRecord(f"r{at}", "llama", SliceState.SERVING, "", "", pod_type="v6e-8") for at in range(9)
-    )
-    snapshot = Snapshot(slices=fleet, slice_failures=(out("a"),))
-    store = SimpleNamespace(verdict=lambda _: "it gave other tokens", read=lambda _: snapshot, now=time.time)
-    made = replica(_store=store, _record=SimpleNamespace(record=fleet[0]))
-    assert made._found_wrong() == "it gave other tokens"
-    snapshot = Snapshot(slices=fleet[:8], slice_failures=(out("a"), out("b")))
-    for _ in range(3):
-        assert made._found_wrong() == ""
-    assert caplog.text.count("serves on though it gave other tokens: too many slices are out") == 1
-
-
-async def test_a_slice_that_starts_serves_where_too_many_are_out_for_wrong_tokens(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """New hosts that round otherwise: each start failed and took another slice for an hour, until none was left."""
-
-    async def wrong(_model: str, own: str, _others: Any) -> Wrong:
-        return Wrong(own, ("r0", "r1"))
-
-    monkeypatch.setattr("serving.engine.replica.wrong_at_start", wrong)
-    fleet = [
-        SliceRecord(f"r{at}", "llama", SliceState.SERVING, "", "", slice=f"s{at}", pod_type="v6e-8")
-        for at in range(3)
-    ]
-    own = replace(fleet[2], state=SliceState.STARTING)
-    made = replica(_record=SimpleNamespace(record=own), _address="http://own")
-    made._store = SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own)), now=time.time)
-    with pytest.raises(WrongTokensError, match="s0 and s1"):
-        await made._compare_first_answer()
-    out = SliceFailures("a", "h", "v6e-8", WRONG_TOKENS, time.time(), "other tokens", "", "a", wrong=True)
-    snapshot = Snapshot(slices=(*fleet[:2], own), slice_failures=(out,))
-    made._store = SimpleNamespace(read=lambda _: snapshot, now=time.time)
-    await made._compare_first_answer()
-
-
-async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
-    """The model has been loaded for minutes by then."""
-
-    def away(_: str) -> Any:
-        raise ConnectionError("the head restarts")
-
-    await replica(_store=SimpleNamespace(read=away))._compare_first_answer()

@@ -7,11 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.doctor_facts import llama
 
 from serving.engine.late_programs import Late, LateProgram, Step, StepRequest
-from serving.engine.replica import SliceReplica
 from serving.engine.server import Load
+from serving.engine.worker_facts import WorkerFacts
 from serving.state.records import FIRST_REQUESTS, StartRecord, WorkerStart, dump
 from serving.timings import TIMINGS
 
@@ -62,17 +61,13 @@ class Record:
         self.changes.append(changes)
 
 
-def replica(engine: Engine) -> tuple[Any, Store]:
-    """A replica whose engine has just come up, without Ray."""
-    made: Any = SliceReplica.__new__(SliceReplica)
-    store = Store()
-    made._plan, made._server, made._store = llama(), engine, store
-    made._record = Record()
-    made._enter = lambda _: None
-    return made, store
+def facts(engine: Any) -> tuple[WorkerFacts, Store, Record]:
+    """Of an engine that has just come up."""
+    store, record = Store(), Record()
+    return WorkerFacts("llama", engine, store, record), store, record  # type: ignore[arg-type]  # no Ray
 
 
-async def looked(made: Any, monkeypatch: pytest.MonkeyPatch, times: int = 2) -> None:
+async def looked(made: WorkerFacts, monkeypatch: pytest.MonkeyPatch, times: int = 2) -> None:
     """Start, and look so many times for what was compiled since."""
     looks = 0
 
@@ -82,16 +77,16 @@ async def looked(made: Any, monkeypatch: pytest.MonkeyPatch, times: int = 2) -> 
         if looks == times:
             raise asyncio.CancelledError
 
-    await made._tell_start()
+    await made.tell_start()
     monkeypatch.setattr(asyncio, "sleep", sleep)
     with pytest.raises(asyncio.CancelledError):
-        await made._late_programs()
+        await made.follow()
 
 
 async def test_what_workers_found_is_told_and_after_a_hundred_requests_what_was_compiled_for_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made, store = replica(Engine(late=TWO))
+    made, store, _ = facts(Engine(late=TWO))
     await looked(made, monkeypatch)
     assert store.told == [
         ("r", StartRecord((WORKER,))),
@@ -102,13 +97,13 @@ async def test_what_workers_found_is_told_and_after_a_hundred_requests_what_was_
 async def test_programs_compiled_while_it_serves_are_counted_and_named_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, _ = replica(Engine(late=TWO))
+    made, _, record = facts(Engine(late=TWO))
     with caplog.at_level(logging.WARNING, "ray.serve"):
         await looked(made, monkeypatch, times=4)
-    assert made._record.changes == [{"late_programs": 2, "late_compile_s": 3.5}]
-    assert [record.getMessage() for record in caplog.records] == [
+    assert record.changes == [{"late_programs": 2, "late_compile_s": 3.5}]
+    assert [line.getMessage() for line in caplog.records] == [
         (
-            f"{made._plan.model.name} on slice slice-0 compiled while it served: step_fun (3.00 s), sample (0.50 s, from the "
+            "llama on slice slice-0 compiled while it served: step_fun (3.00 s), sample (0.50 s, from the "
             "cache), for a step of 1 request and 12 tokens: cmpl-abc (12 tokens, new, prompt of 12)"
         )
     ]
@@ -117,17 +112,17 @@ async def test_programs_compiled_while_it_serves_are_counted_and_named_once(
 async def test_an_engine_that_compiles_as_requests_come_was_started_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made, store = replica(Engine((AS_REQUESTS_COME,), late=TWO))
+    made, store, record = facts(Engine((AS_REQUESTS_COME,), late=TWO))
     await looked(made, monkeypatch)
-    assert made._record.changes == []
+    assert record.changes == []
     assert not caplog.records
     assert store.told[-1][1].late_programs == 2
 
 
 async def test_an_engine_without_devices_is_counted_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    made, store = replica(Engine((), late=TWO))
+    made, store, record = facts(Engine((), late=TWO))
     await looked(made, monkeypatch)
-    assert made._record.changes == [{"late_programs": 2, "late_compile_s": 3.5}]
+    assert record.changes == [{"late_programs": 2, "late_compile_s": 3.5}]
     assert store.told == []
 
 
@@ -140,15 +135,15 @@ async def test_an_engine_that_takes_no_steps_is_left_alone(monkeypatch: pytest.M
         asked += 1
         return Late()
 
-    made, _ = replica(engine)
+    made, _, _ = facts(engine)
     engine.late_programs = late_programs  # type: ignore[method-assign]
     await looked(made, monkeypatch, times=5)
     assert asked == 2  # at the start, and at the first look
 
 
 async def test_an_engine_that_tells_nothing_starts_all_the_same() -> None:
-    made, store = replica(SilentEngine())
-    await made._tell_start()
+    made, store, _ = facts(SilentEngine())
+    await made.tell_start()
     assert store.told == []
 
 
