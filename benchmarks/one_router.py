@@ -20,10 +20,10 @@ import uvicorn
 import uvloop
 
 from benchmarks.children import until_input_ends
-from serving.config import ModelSpec, RouterSpec
+from serving.config import ModelSpec
 from serving.planning import plan
 from serving.router import process
-from serving.router.core import RouterCore
+from serving.router.core import Outputs, RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.http.door import Door, Relay
 from serving.router.telemetry.request_log import RequestLog
@@ -49,7 +49,8 @@ async def routing(upstream: str, *, keys: Path | None = None, log: Path | None =
     async def no_metrics() -> str:
         return ""
 
-    core = RouterCore(plans, RouterSpec(), KeyFile(keys), no_metrics, log=RequestLog(log) if log else None)
+    outputs = Outputs(log=RequestLog(log) if log else None)
+    core = RouterCore(Served(plans), KeyFile(keys), no_metrics, outputs=outputs)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     door: Any = partial(Door, Relay(core.relay))
     app = core.app()

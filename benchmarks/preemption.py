@@ -33,7 +33,7 @@ from benchmarks.children import child, ended, told, until_input_ends
 from benchmarks.simulator import nowhere
 from serving.config import ModelSpec, RouterSpec
 from serving.planning import Plan, plan
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.http import auth
 from serving.router.http.door import Door, Relay
 from serving.simulation.engine.server import SimulatorServer
@@ -158,7 +158,7 @@ async def route(
 
     found = planned(seats)
     spec = RouterSpec.model_validate({"preemption": {"most": most}})
-    core = RouterCore([found], spec, auth.KeyFile(keys), no_metrics, store=find if place else None)
+    core = RouterCore(Served([found], spec), auth.KeyFile(keys), no_metrics, store=find if place else None)
 
     async def beat() -> None:
         for number in itertools.count():

@@ -17,6 +17,7 @@ from serving.errors import ServingError
 from serving.planning import Plan
 from serving.planning.prices import slice_hour
 from serving.planning.service import deployment_name, plan_service
+from serving.router.core import Served
 from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
 from serving.scaling.policy import Room, Settings
@@ -77,14 +78,8 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
         logging_config={"enable_access_log": False},
         user_config={"version": _router_version(config, every), "slices": _slices(plans)},
     )
-    return router.bind(
-        every,
-        config.router,
-        *slices,
-        store=_store(config, every),
-        batch=config.batch,
-        prices=config.prices,
-    )
+    served = Served(every, config.router, config.batch, config.prices)
+    return router.bind(served, *slices, store=_store(config, every))
 
 
 def _store(config: ServiceConfig, plans: list[Plan]) -> Application | None:

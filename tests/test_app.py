@@ -31,7 +31,7 @@ def test_an_adapter_with_the_name_of_another_is_refused(models: list[dict[str, A
 
 
 def deployments(*models: dict[str, Any]) -> list[str]:
-    return [one._bound_deployment.name for one in build({"models": models})._bound_deployment.init_args[2:]]
+    return [one._bound_deployment.name for one in build({"models": models})._bound_deployment.init_args[1:]]
 
 
 def test_a_deployment_is_named_by_model_and_pool_wherever_the_pool_stands() -> None:
@@ -64,7 +64,7 @@ def test_a_budget_leaves_to_models_that_scale_what_the_fixed_ones_do_not_take() 
     )
     slices = {
         bound.name.split("-")[0]: bound
-        for bound in (one._bound_deployment for one in application._bound_deployment.init_args[2:])
+        for bound in (one._bound_deployment for one in application._bound_deployment.init_args[1:])
     }
     assert slices["fixed"].num_replicas == 3
     policy = slices["scaled"]._deployment_config.autoscaling_config.policy

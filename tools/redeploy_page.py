@@ -278,7 +278,7 @@ def _between(old: Made, new: Made) -> set[Effect]:
 def made(args: str) -> dict[str, Made]:
     """The deployments built of args in JSON by name, with the versions that serving.slices.placement gives them."""
     router = build(json.loads(args))._bound_deployment  # noqa: SLF001  Serve has no public name
-    bound = [*router.init_args[2:], router.init_kwargs["store"]]
+    bound = [*router.init_args[1:], router.init_kwargs["store"]]
     others = [application._bound_deployment for application in bound if application]  # noqa: SLF001
     return {deployment.name: _made(deployment) for deployment in (router, *others)}
 

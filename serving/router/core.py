@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import Any
 
@@ -56,6 +56,33 @@ logger = logging.getLogger("ray.serve")
 
 
 @dataclass(frozen=True)
+class Served:
+    """What a router serves, as the YAML says. `plans` has one plan per pool, the preferred pool of each model first."""
+
+    plans: Sequence[Plan]
+    router: RouterSpec = field(default_factory=RouterSpec)
+    batch: BatchSpec = field(default_factory=BatchSpec)
+    prices: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Where a router writes about its requests, beside the metrics."""
+
+    log: RequestLog | None = None
+    audit: AuditLog | None = None
+    spans: RequestSpans | None = None
+
+    @property
+    def writers(self) -> list[RequestLog | AuditLog]:
+        """Those that get the record of every request that is over."""
+        return [writer for writer in (self.log, self.audit) if writer]
+
+
+_NOWHERE = Outputs()
+
+
+@dataclass(frozen=True)
 class Forgotten:
     """Records that leave the store: of slices and routers that have long been silent, of models that no router has, and of old failures."""
 
@@ -76,32 +103,24 @@ class RouterCore:
 
     def __init__(
         self,
-        plans: Sequence[Plan],
-        spec: RouterSpec,
+        served: Served,
         keys: KeyFile,
         metrics: Callable[[], Awaitable[str]],
         *,
         name: str = "router",
         application: str = "",
-        log: RequestLog | None = None,
-        audit: AuditLog | None = None,
-        spans: RequestSpans | None = None,
+        outputs: Outputs = _NOWHERE,
         timings: Timings = TIMINGS,
         store: Callable[[], Awaitable[tuple[str, str]]] | None = None,
-        batch: BatchSpec | None = None,
-        prices: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
-        """`plans` has one plan per pool, the preferred pool of each model first. `metrics` gives the page of all metrics.
-
-        `store` finds the process that keeps files, batches and usage, where there is one; `prices` are those of the YAML.
-        """
+        """`metrics` gives the page of all metrics. `store` finds the process that keeps files, batches and usage, where there is one."""
+        plans, spec = served.plans, served.router
         self.name = name
         self.application = application
         self.plans = plans
-        self.log = log
-        self.audit = audit
-        self.spans = spans
-        rates = _rates(plans, prices or {})
+        self.audit = outputs.audit
+        self._outputs = outputs
+        rates = _rates(plans, served.prices)
         self.table = _table(plans, spec, application, rates)
         self.neighbours: Neighbours | None = None
         self._shares = _shares(spec)
@@ -119,23 +138,21 @@ class RouterCore:
         self.admission = AdmissionController(spec, plans, self.table, keys, meter=meter)
         if self.usage:
             self.admission.hear = self.usage.hear
+        self.admission.batches_scale = served.batch.may_scale
+        self.admission.spare = served.batch.spare
         self.latency = RecentLatency()
         self.journal = Journal(
             Recorder(application),
             self.latency,
-            *(writer for writer in (log, audit) if writer),
-            spans=spans,
+            *outputs.writers,
+            spans=outputs.spans,
             slos={plan.model.name: plan.model.slo for plan in plans},
             keep_content=spec.log_content,
         )
-        if audit:
-            keys.tell = audit.tell
-            ring = keys.ring
-            settings = {"private_status": spec.private_status, "log_content": spec.log_content}
-            audit.tell(
-                "start", {"router": name, "keys": len(ring.keys) if ring.required else None, **settings}
-            )
         self.now: Callable[[], float] = time.time
+        if self.audit:
+            keys.tell = self.audit.tell
+            self.audit.tell("start", {"router": name, **_told_at_start(spec, keys)})
         self.seen = Snapshot()  # the store's, without the silent and the forgotten
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None
         self._api = Api(
@@ -149,23 +166,9 @@ class RouterCore:
             self._responses,
             self._kept,
         )
-        self.admission.batches_scale = batch is not None and batch.may_scale
-        self.admission.spare = (batch or BatchSpec()).spare
-        self.filler = (
-            Filler(
-                self._api,
-                self.admission,
-                self.table,
-                self._kept,
-                batch or BatchSpec(),
-                name,
-                _pace(plans, spec),
-            )
-            if self._kept
-            else None
-        )
+        self.filler = self._filler(served, self._kept) if self._kept else None
         # Answers a POST of a model's route outside of the app; see serving.router.http.door.
-        self.relay = self._api.relay
+        self.relay = self._api.inference.relay
         self._scaled = {plan.model.name for plan in plans if plan.model.replicas.scales}
         self.liveness = Liveness(timings, asks=True)
         self._rates = Rates()
@@ -176,6 +179,12 @@ class RouterCore:
     def keep_time(self, now: Callable[[], float]) -> None:
         """Count by the cluster's time, seconds since 1970, what this router shares with others."""
         self.now = self.dispatcher.now = self.dispatcher.trials.now = self.admission.calendar = now
+
+    def _filler(self, served: Served, kept: KeptFiles) -> Filler:
+        pace = _pace(served.plans, served.router)
+        return Filler(
+            self._api.inference, self.admission, self.table, kept, served.batch, name=self.name, pace=pace
+        )
 
     def listen(self, ip: str) -> None:
         """Open the port on which other routers tell what they sent, where they do; `ip`: of this router's host."""
@@ -281,9 +290,8 @@ class RouterCore:
         ]
         self.journal.publish(self.seen.slices, self.table.wanted(now_s), demands, left_out, quarantined)
         self.journal.publish_checks(self.dispatcher.sentinel.counts)
-        for log in (self.log, self.audit):
-            if log:
-                log.flush()
+        for writer in self._outputs.writers:
+            writer.flush()
 
     async def close(self) -> None:
         if self.neighbours:
@@ -295,9 +303,8 @@ class RouterCore:
             await self._responses.close()
         if self.audit:
             self.audit.tell("stop", {"router": self.name})
-        for log in (self.log, self.audit):
-            if log:
-                log.close()
+        for writer in self._outputs.writers:
+            writer.close()
 
     def _demand(self, model: str) -> Demand:
         fields: dict[str, Any] = {**self.admission.counts(model), **self.latency.percentiles(model)}
@@ -312,6 +319,15 @@ class RouterCore:
             application=self.application,
             address=self.neighbours.address if self.neighbours else "",
         )
+
+
+def _told_at_start(spec: RouterSpec, keys: KeyFile) -> dict[str, Any]:
+    """What the audit log has of a router's settings."""
+    return {
+        "keys": len(keys.ring.keys) if keys.ring.required else None,
+        "private_status": spec.private_status,
+        "log_content": spec.log_content,
+    }
 
 
 def _rates(plans: Sequence[Plan], prices: Mapping[str, Mapping[str, float]]) -> dict[tuple[str, str], Rate]:

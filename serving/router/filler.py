@@ -6,11 +6,10 @@ that keeps batches knows from every question which lines this router has.
 """
 
 import asyncio
-import json
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
@@ -22,20 +21,11 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from serving.config import BatchSpec
-from serving.errors import (
-    BudgetError,
-    GaveWayError,
-    PoisonousRequestError,
-    RateLimitError,
-    StoreAwayError,
-    TooLargeError,
-)
+from serving.errors import StoreAwayError
 from serving.router.admission.controller import AdmissionController
-from serving.router.forwarding.dispatch import failed
-from serving.router.http.api import Api
-from serving.router.http.downstream import Headers as RawHeaders
-from serving.router.http.downstream import Source
+from serving.router.http.inference import Inference
 from serving.router.http.kept_files import KeptFiles
+from serving.router.line_answers import LineAnswer, LineAnswers
 from serving.router.prompt_pace import PromptPace
 from serving.router.scheduling.prefix_index import TOKEN_BYTES
 from serving.router.scheduling.slice_table import SliceTable
@@ -46,9 +36,6 @@ _BEAT_S = 0.5
 _LEAST_S = 0.05  # between two questions
 _LAST_S = 3.0  # for the last words to the store, which may end with this router
 _MOST_BROUGHT_BYTES = 8 << 20  # of results at once; one alone may be longer
-# Of one line: vectors and logprobs of many answers have hundreds of megabytes, and a router has many lines at once.
-_MOST_ANSWER_BYTES = 32 << 20
-_MOST_ANSWERS_BYTES = 256 << 20  # of all lines that a router has; from half of it on no line is started
 _AHEAD = 32  # lines of a model that are here before their seat is free, at most
 
 
@@ -67,117 +54,12 @@ class Line:
         return self.batch, self.line
 
 
-class Answer:
-    """A Downstream that keeps the whole answer. One of more than `most_bytes` is `too_long`, and ends the task that answers.
-
-    So does one that is `given_back`.
-    """
-
-    def __init__(
-        self, answering: asyncio.Task[Any], held: "Held", most_bytes: int = _MOST_ANSWER_BYTES
-    ) -> None:
-        self.too_long = self.given_back = False
-        self.retry_after_s: float | None = None
-        self.source: Source | None = None
-        self.more_headers: Callable[[], RawHeaders] | None = None
-        self.status = 0
-        self.over = False
-        self.paused = False
-        self.size_bytes = 0
-        self._answering = answering
-        self._held = held
-        self._most_bytes = most_bytes
-        self._pieces: list[bytes] = []
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self._pieces)
-
-    @property
-    def started(self) -> bool:
-        return self.status != 0
-
-    def start(self, status: int, headers: RawHeaders) -> None:
-        self.status = status
-        said = next((value for name, value in headers if name == b"retry-after"), b"")
-        self.retry_after_s = float(said) if said.isdigit() else None
-
-    def write(self, data: bytes) -> None:
-        if self.too_long or self.given_back:
-            return
-        self._pieces.append(data)
-        self.size_bytes += len(data)
-        self._held.grew(self, len(data))
-        if self.size_bytes > self._most_bytes and not self.given_back:
-            self.too_long = True
-            self._end()
-
-    def give_back(self) -> None:
-        """Forget what there is of it: other answers want its room."""
-        self.given_back = True
-        self._end()
-
-    def _end(self) -> None:
-        self._pieces.clear()
-        self._held.left(self)
-        self._answering.cancel()
-
-    def end(self, data: bytes = b"") -> None:
-        if data:
-            self.write(data)
-        self.over = True
-
-    def cut(self) -> None:
-        """Nothing does: this client reads at once."""
-
-    def refuse(self) -> None:
-        """Say in the place of an answer that it is too long."""
-        error = TooLargeError(
-            f"The answer has more than {self._most_bytes >> 20} MiB, the most of a line of a batch; ask for fewer inputs, answers or "
-            "logprobs."
-        )
-        self.status, self.over = int(error.status), True
-        self._pieces = [json.dumps(error.openai_body()).encode()]
-
-
-class Held:
-    """The bytes of all answers to lines in one router. Of too many the longest answer under way is given back."""
-
-    def __init__(self, most_bytes: int = _MOST_ANSWERS_BYTES) -> None:
-        self.size_bytes = 0
-        self._most_bytes = most_bytes
-        self._under_way: set[Answer] = set()
-
-    @property
-    def is_half_full(self) -> bool:
-        return self.size_bytes > self._most_bytes // 2
-
-    def grew(self, answer: Answer, size_bytes: int) -> None:
-        self._under_way.add(answer)
-        self.size_bytes += size_bytes
-        if self.size_bytes > self._most_bytes:
-            max(self._under_way, key=lambda each: each.size_bytes).give_back()
-
-    def left(self, answer: Answer) -> None:
-        """It is whole, or is not wanted; a second call changes nothing."""
-        if answer in self._under_way:
-            self._under_way.remove(answer)
-            self.size_bytes -= answer.size_bytes
-
-    def kept(self, result: Mapping[str, Any]) -> None:
-        """It waits to be brought."""
-        self.size_bytes += len(result["body"])
-
-    def brought(self, result: Mapping[str, Any] | None) -> None:
-        self.size_bytes -= len(result["body"]) if result else 0
-
-
 class Filler:
     """The batches' lines in one router; `name` is the router's."""
 
     def __init__(
         self,
-        api: Api,
+        inference: Inference,
         admission: AdmissionController,
         table: SliceTable,
         kept: KeptFiles,
@@ -185,7 +67,7 @@ class Filler:
         name: str,
         pace: PromptPace | None = None,
     ) -> None:
-        self._api = api
+        self._inference = inference
         self._admission = admission
         self._table = table
         self._kept = kept
@@ -198,7 +80,7 @@ class Filler:
         self._running: dict[tuple[str, int], asyncio.Task[None]] = {}
         self._back: list[tuple[str, Line]] = []  # lines that got no seat, until the next step
         self._results: dict[tuple[str, int], dict[str, Any]] = {}
-        self._held = Held()
+        self._answers = LineAnswers()
         self._given_up: Counter[tuple[str, int]] = Counter()
         self._woken = asyncio.Event()
         self._over = False
@@ -282,7 +164,7 @@ class Filler:
             if not lines:
                 continue
             room = self._admission.room(model, self._spec.spare) - self._starting(model)
-            while lines and room > 0 and not self._held.is_half_full:
+            while lines and room > 0 and not self._answers.is_half_full:
                 if wait_s := self._pace.wait_s(model, time.monotonic()):
                     self._start_in(wait_s)
                     break
@@ -318,21 +200,23 @@ class Filler:
     async def _answer(self, line: Line, model: str) -> None:
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
-        answer = Answer(task, self._held)
+        answer = LineAnswer(task, self._answers)
         request_id = f"{line.batch}-{line.line}"
         try:
-            await self._api.fill(_request(line, request_id), line.key, answer, self._given_up[line.held])
+            await self._inference.fill(
+                _request(line, request_id), line.key, answer, self._given_up[line.held]
+            )
         except asyncio.CancelledError:
             if not (answer.too_long or answer.given_back) or task.uncancel():
                 raise
         finally:
-            self._held.left(answer)
+            self._answers.left(answer)
         if answer.given_back:
             self._back.append((model, line))
             return
         if answer.too_long:
             answer.refuse()
-        if answer.status == GaveWayError.status and GaveWayError.code.encode() in answer.body:
+        if answer.gave_way:
             self._given_up[line.held] += 1
         if not answer.over or answer.status == HTTPStatus.SERVICE_UNAVAILABLE:
             self._back.append((model, line))  # its seat is gone, or its slice
@@ -343,10 +227,10 @@ class Filler:
             "status": answer.status,
             "request_id": request_id,
             "body": answer.body.decode("utf-8", "replace"),
-            "again": _may_do_better(answer),
-            "wait_s": _wait_s(answer),
+            "again": answer.may_do_better,
+            "wait_s": answer.wait_s,
         }
-        self._held.kept(result)
+        self._answers.kept(result)
 
     def _ended(self, line: Line, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -368,7 +252,7 @@ class Filler:
                 results.append(result)
             await self._kept.call("/lines/commit", {"results": results})
             for result in results:
-                self._held.brought(self._results.pop((result["batch"], result["line"]), None))
+                self._answers.brought(self._results.pop((result["batch"], result["line"]), None))
 
     def _drop(self, dropped: set[tuple[str, int]]) -> None:
         """Stop work on lines of batches that are over."""
@@ -376,24 +260,10 @@ class Filler:
             for line in [line for line in lines if line.held in dropped]:
                 lines.remove(line)
         for held in dropped:
-            self._held.brought(self._results.pop(held, None))
+            self._answers.brought(self._results.pop(held, None))
             del self._given_up[held]
             if task := self._running.get(held):
                 task.cancel()
-
-
-def _may_do_better(answer: Answer) -> bool:
-    """Whether another slice may answer what one could not."""
-    if answer.status == HTTPStatus.TOO_MANY_REQUESTS:
-        return True
-    return failed(answer.status) and PoisonousRequestError.code.encode() not in answer.body
-
-
-def _wait_s(answer: Answer) -> float | None:
-    """For how long the key's budget has nothing left, where that is why."""
-    codes = BudgetError.code.encode(), RateLimitError.code.encode()
-    over = answer.status == HTTPStatus.TOO_MANY_REQUESTS and any(code in answer.body for code in codes)
-    return answer.retry_after_s if over else None
 
 
 def _request(line: Line, request_id: str) -> Request:

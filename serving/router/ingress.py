@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
@@ -13,12 +12,11 @@ from fastapi import FastAPI
 from ray import serve
 
 from serving import tracing
-from serving.config import BatchSpec, Doors, RouterSpec
+from serving.config import Doors
 from serving.metrics import agents
 from serving.metrics.scrape import Scraper
-from serving.planning import Plan
 from serving.router import direct_door, process, serve_door
-from serving.router.core import RouterCore
+from serving.router.core import Outputs, RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.http.oidc import Oidc
 from serving.router.store_loop import StoreLoop
@@ -38,17 +36,15 @@ class Router:
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
-        plans: list[Plan],
-        spec: RouterSpec,
+        served: Served,
         *_slices: Any,
         store: Any = None,
-        batch: BatchSpec | None = None,
-        prices: Mapping[str, Mapping[str, float]] | None = None,
     ) -> None:
         """`store`: the deployment that keeps files, batches and usage, if there is one; `_slices`: those of the slices.
 
         Serve runs them because they are bound here.
         """
+        spec = served.router
         process.prepare()
         self._closing = AsyncExitStack()  # Serve ends a router that could not be made as it ends any other
         oidc = Oidc(spec.oidc) if spec.oidc else None
@@ -66,18 +62,17 @@ class Router:
         if spans:
             self._closing.push_async_callback(asyncio.to_thread, spans.close)
         self._core = RouterCore(
-            plans,
-            spec,
+            served,
             keys,
             self._scraper.page,
             name=here.replica_tag,
             application=here.app_name,
-            log=RequestLog(_log_path("requests")) if spec.request_log else None,
-            audit=AuditLog(_log_path("audit")),
-            spans=spans,
+            outputs=Outputs(
+                log=RequestLog(_log_path("requests")) if spec.request_log else None,
+                audit=AuditLog(_log_path("audit")),
+                spans=spans,
+            ),
             store=partial(_place, store) if store else None,
-            batch=batch,
-            prices=prices,
         )
         self._closing.push_async_callback(self._core.close)
         self._core.listen(ray.util.get_node_ip_address())

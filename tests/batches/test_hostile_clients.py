@@ -141,7 +141,7 @@ def test_the_name_of_a_file_makes_no_other_path_at_the_store(router: tuple[str, 
 
 def _open(core: RouterCore) -> int:
     """Requests of the hostile key that are under way."""
-    return core.admission._accounts["evil"].open
+    return core.admission._accounts._of_keys["evil"].open
 
 
 @pytest.mark.slow

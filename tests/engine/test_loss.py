@@ -18,7 +18,7 @@ from support.service import MODEL, STALL_S, Service, called, two_replicas
 from serving import secret
 from serving.config import FailoverSpec, RouterSpec
 from serving.engine import known_faults
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.state.records import SliceRecord, SliceState
@@ -213,8 +213,8 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
     monkeypatch.setattr(known_faults, "FAULTS", ())
     monkeypatch.setenv(secret.VARIABLE, running.cluster.secret)
     core = RouterCore(
-        [running.plan()],
-        RouterSpec(failover=FailoverSpec(wait_s=240)),  # a slice may have to start first
+        # A slice may have to start first.
+        Served([running.plan()], RouterSpec(failover=FailoverSpec(wait_s=240))),
         KeyFile(None),
         no_metrics,
         name="beside",

@@ -12,8 +12,7 @@ from support.servers import until
 from support.simulated_engine import MODEL, serving, small_plan
 from support.two_engines import STEPS_OF_3_MS
 
-from serving.config import RouterSpec
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.telemetry.record import RequestRecord
 
@@ -125,7 +124,7 @@ async def test_a_router_ends_within_seconds_where_nobody_finds_the_store() -> No
         await asyncio.Event().wait()
         raise AssertionError
 
-    core = RouterCore([small_plan()], RouterSpec(), KeyFile(None), dict, store=find)
+    core = RouterCore(Served([small_plan()]), KeyFile(None), dict, store=find)
     assert core.filler
     async with asyncio.timeout(5):
         await core.filler.close(last_s=0.05)

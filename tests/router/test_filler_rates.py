@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from serving.config import BatchSpec
-from serving.router.filler import Answer, Filler, Held, Line
+from serving.router.filler import Filler, Line
+from serving.router.line_answers import LineAnswer, LineAnswers
 from serving.router.scheduling.slice_table import SliceTable
 
 pytestmark = pytest.mark.unit
@@ -62,7 +63,7 @@ class Floods:
 
     pieces = 0
 
-    async def fill(self, _request: Any, _key: str, client: Answer, _times: int) -> None:
+    async def fill(self, _request: Any, _key: str, client: LineAnswer, _times: int) -> None:
         client.start(200, [])
         while True:
             client.write(bytes(1 << 20))
@@ -103,7 +104,7 @@ class Answers:
         self.megabytes = megabytes
         self.asked: list[str] = []
 
-    async def fill(self, request: Any, key: str, client: Answer, _times: int) -> None:
+    async def fill(self, request: Any, key: str, client: LineAnswer, _times: int) -> None:
         del request
         self.asked.append(key)
         client.start(200, [])
@@ -119,7 +120,7 @@ async def test_the_answers_of_all_lines_have_a_bound_and_the_longest_is_given_ba
     keeper: Any = Keeper()
     api: Any = Answers({f"long{at}": 4 for at in range(9)} | {"short": 1})
     filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
-    filler._held = Held(34 << 20)
+    filler._answers = LineAnswers(34 << 20)
     lines = [Line("b", at, key, "/v1/embeddings", b"{}") for at, key in enumerate(api.megabytes)]
     async with asyncio.timeout(20):
         await asyncio.gather(
@@ -127,7 +128,7 @@ async def test_the_answers_of_all_lines_have_a_bound_and_the_longest_is_given_ba
         )
     assert [line.key[:4] for _, line in filler._back] == ["long"]
     assert len(filler._results) == len(lines) - 1
-    assert filler._held.size_bytes == (8 * 4 + 1) << 20
+    assert filler._answers.size_bytes == (8 * 4 + 1) << 20
 
 
 async def test_no_line_is_started_while_answers_fill_half_of_their_room() -> None:
@@ -136,15 +137,15 @@ async def test_no_line_is_started_while_answers_fill_half_of_their_room() -> Non
     keeper: Any = Keeper()
     api: Any = Answers({"k": 0})
     filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
-    filler._held = Held(2000)
+    filler._answers = LineAnswers(2000)
     result = {"batch": "b", "line": 7, "body": "a" * 1001}
     filler._results["b", 7] = result
-    filler._held.kept(result)
+    filler._answers.kept(result)
     filler._waiting["llama"].append(Line("b", 0, "k", "/v1/embeddings", b"{}"))
     filler._start()
     assert not filler._running
     filler._drop({("b", 7)})
-    assert filler._held.size_bytes == 0
+    assert filler._answers.size_bytes == 0
     filler._start()
     await asyncio.gather(*filler._running.values())
     assert api.asked == ["k"]

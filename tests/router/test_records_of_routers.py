@@ -7,9 +7,8 @@ import pytest
 from support.memory_store import MemoryStore, MemoryTable
 from support.simulated_engine import MODEL, small_plan
 
-from serving.config import RouterSpec
 from serving.planning import Plan
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.slices.quarantine import FORGOTTEN_S
@@ -29,9 +28,7 @@ def named(plan: Plan, name: str) -> Plan:
 
 
 def router(table: MemoryTable, name: str, *plans: Plan, timings: Timings = TIMINGS) -> StoreLoop:
-    core = RouterCore(
-        plans, RouterSpec(), KeyFile(None), no_metrics, application="app", name=name, timings=timings
-    )
+    core = RouterCore(Served(plans), KeyFile(None), no_metrics, application="app", name=name, timings=timings)
     return StoreLoop(core, MemoryStore(table), lambda *_: None, timings)
 
 

@@ -8,8 +8,7 @@ import pytest
 from support.servers import RawServers, free_address
 from support.simulated_engine import small_plan
 
-from serving.config import RouterSpec
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.slices.tpu_hosts import TpuHost
@@ -70,7 +69,7 @@ async def test_a_router_asks_slices_whose_records_stand_still_and_goes_on_while_
         for name, address in (("well", servers.start(never)), ("gone", free_address()))
     ]
     store: Any = StandingStore(*records)
-    core = RouterCore([plan], RouterSpec(), KeyFile(None), no_metrics, application="app", timings=QUICK)
+    core = RouterCore(Served([plan]), KeyFile(None), no_metrics, application="app", timings=QUICK)
     loop = StoreLoop(core, store, lambda *_: None, QUICK)
 
     def states() -> dict[str, SliceState]:
@@ -97,7 +96,7 @@ async def test_a_slice_at_whose_address_nobody_listens_is_lost_long_before_its_r
         SliceRecord("a", model, SliceState.SERVING, "serving", "v6e 2x4", address=address)
     )
     timings = replace(QUICK, stale_s=600.0, forgotten_s=900.0)
-    core = RouterCore([plan], RouterSpec(), KeyFile(None), no_metrics, application="app", timings=timings)
+    core = RouterCore(Served([plan]), KeyFile(None), no_metrics, application="app", timings=timings)
     loop = StoreLoop(core, store, lambda *_: None, timings)
     await loop.start()
     await until(lambda: [entry.state for entry in core.table.entries(model)] == [SliceState.LOST])
@@ -118,7 +117,7 @@ async def test_a_router_says_why_its_model_waits_and_keeps_that_while_hosts_cann
         return listed
 
     store: Any = StandingStore()
-    core = RouterCore([plan], RouterSpec(), KeyFile(None), no_metrics, application="app", timings=QUICK)
+    core = RouterCore(Served([plan]), KeyFile(None), no_metrics, application="app", timings=QUICK)
     loop = StoreLoop(core, store, lambda *_: None, QUICK, hosts=hosts)
 
     def why() -> str:

@@ -22,7 +22,7 @@ def deployed(least: int, **changes: Any) -> DeploymentInfo:
         "replicas": {"min": least, "max": 100},
         **changes,
     }
-    (bound,) = build({"models": [model]})._bound_deployment.init_args[2:]
+    (bound,) = build({"models": [model]})._bound_deployment.init_args[1:]
     deployment = bound._bound_deployment
     return DeploymentInfo(
         deployment_config=deployment._deployment_config,

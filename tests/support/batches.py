@@ -16,7 +16,7 @@ from serving.config import BatchSpec, RouterSpec, StoreSpec
 from serving.database.owner import Owner
 from serving.metering.service import Metering
 from serving.planning import Plan
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.state.records import SliceRecord, SliceState
 from support.doors import LateDoor
@@ -88,13 +88,11 @@ def filling_router(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         core = RouterCore(
-            plans or [small_plan()],
-            RouterSpec.model_validate(spec),
+            Served(plans or [small_plan()], RouterSpec.model_validate(spec), batch or BatchSpec()),
             keys or KeyFile(None),
             _metrics,
             name=name,
             store=find if place else None,
-            batch=batch,
         )
         made.append(core)
         pool = core.plans[0].pool

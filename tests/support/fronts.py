@@ -12,7 +12,7 @@ from serving.config import RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController
-from serving.router.core import RouterCore
+from serving.router.core import RouterCore, Served
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
@@ -64,7 +64,7 @@ def front(
         api = Api(
             [one], table, dispatcher, gate, journal or Journal(Recorder("default")), _status, _metrics, store
         )
-        late.answer = api.relay
+        late.answer = api.inference.relay
         app.router.default = api.app()
         yield
         beating.cancel()
@@ -91,7 +91,7 @@ def router_before(
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        core = RouterCore(plans, spec, keys or KeyFile(None), _metrics)
+        core = RouterCore(Served(plans, spec), keys or KeyFile(None), _metrics)
         core.table.update(slices, 0.0)
         core.admission.refresh()
         door.answer = core.relay

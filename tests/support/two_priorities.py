@@ -109,7 +109,7 @@ def two_priorities(folder: Path, **spec: Any) -> Iterator[TwoPriorities]:
         api = Api(
             [one], table, dispatcher, gate, Journal(Recorder("default"), records.append), _status, _metrics
         )
-        door.answer = api.relay
+        door.answer = api.inference.relay
         yield
         beating.cancel()
         await dispatcher.close()

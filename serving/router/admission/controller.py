@@ -8,25 +8,26 @@ beat: it refuses requests that waited too long, ends answers that nobody reads, 
 import asyncio
 import logging
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from starlette.responses import Response
-
 from serving.batches.lines import FREE_SEATS
 from serving.config import RouterSpec
-from serving.errors import ConfigError, GaveWayError, Refusal, UnreadError
+from serving.errors import ConfigError, GaveWayError, Refusal
 from serving.planning import Plan
+from serving.router.admission.accounts import Accounts
 from serving.router.admission.budget import Budget
 from serving.router.admission.meter import Meter, Tokens
 from serving.router.admission.queue import AdmissionQueue, Backlog, Outlook, Ticket, Where, capacity, seats
-from serving.router.admission.rate_limit import Account, Refusals
-from serving.router.admission.seat import AdmittedSeat, FillsSeat
-from serving.router.admission.shares import Book, KeyUse, Lease
+from serving.router.admission.rate_limit import Refusals
+from serving.router.admission.seat import AdmittedSeat, Answer, FillsSeat
+from serving.router.admission.shares import Book, Lease
+from serving.router.admission.slow_reader import Reader
 from serving.router.admission.usage import Filled, Usage, used_tokens
-from serving.router.forwarding.seat import Preemptible, Seat
-from serving.router.http.auth import ANYONE, Key, KeyFile
+from serving.router.admission.visit import RefusedError, Visit
+from serving.router.forwarding.seat import Preemptible
+from serving.router.http.auth import KeyFile
 from serving.router.http.bodies import BodyReader
 from serving.router.http.downstream import Downstream, add_headers, respond
 from serving.router.http.errors import refusal_response
@@ -40,44 +41,7 @@ from serving.timings import TIMINGS
 logger = logging.getLogger("ray.serve")
 
 _GAVE_WAY = "The seat of this request was wanted before it was answered; ask again."
-# A client that reads nothing for so long gives up its seats; one that reads on and off may take longer, by what it has read.
-UNREAD_S = 30.0
-_SLOWEST_READER_BYTES_PER_S = 1024
-_MOST_BEARERS = 10_000  # whose use is remembered
 _FREE_SEATS = FREE_SEATS.encode()
-
-
-class Visit:
-    """One request of a key, from its headers to its end. `refusal`: why it may not come now. `fills`: only a free seat is for it.
-
-    `times`: how often it has made room for other requests.
-    """
-
-    def __init__(
-        self, account: Account, refusal: Refusal | None, now_s: float, *, fills: bool = False, times: int = 0
-    ) -> None:
-        self.account = account
-        self.fills = fills
-        self.times = times
-        self.refusal = refusal
-        self.owner = account.key.name
-        self.body_bytes = 0
-        self._since_s = now_s
-        self._over = refusal is not None
-
-    def leave(self, now_s: float) -> None:
-        """The request is over; a second call changes nothing."""
-        if not self._over:
-            self._over = True
-            self.account.leave(now_s - self._since_s)
-
-
-class RefusedError(Exception):
-    """A request is refused before its body was read; `response` says why, and when to come back."""
-
-    def __init__(self, response: Response) -> None:
-        super().__init__(response)
-        self.response = response
 
 
 class AdmissionController:
@@ -107,6 +71,7 @@ class AdmissionController:
         self.spec = spec
         self._table = table
         self._keys = keys
+        self._accounts = Accounts(keys, meter, clock())
         self._clock = clock
         self.calendar = calendar
         self._meter = meter
@@ -116,12 +81,9 @@ class AdmissionController:
         self._queues = {plan.model.name: plan.model.queue for plan in plans}
         self._queue = AdmissionQueue(self._queues, spec.preemption)
         self._backlog = Backlog()
-        self._accounts: dict[str, Account] = {}
-        self._bearers: dict[str, Account] = {}  # of those who come with a token
         self._filled = {plan.model.name: Filled() for plan in plans}
-        self.hear: Callable[[Budget], Awaitable[None]] = (
-            _hear_nothing  # of a budget that the store has said nothing of
-        )
+        # Of a budget that the store has said nothing of.
+        self.hear: Callable[[Budget], Awaitable[None]] = _hear_nothing
         self.batches_scale = False
         self.spare = 0.0  # the share of a model's seats that requests that fill leave free
         self._rates: Mapping[str, float] = {}
@@ -133,14 +95,7 @@ class AdmissionController:
         self._strangers = Refusals()
         self._leases = {model: Lease() for model in self._most}
         self._others: Sequence[Demand] = ()
-        self._router = ""
-        self._told: Mapping[
-            str, Mapping[str, KeyUse]
-        ] = {}  # what other routers say of keys, by key and router
-        self._by_id: dict[str, Account] = {}  # accounts with limits
-        self._used: dict[str, Account] = {}  # those of them that routers tell each other of now
-        self._readers: set[_Reader] = set()
-        self._set_accounts()
+        self._readers: set[Reader] = set()
         self.refresh()
 
     def arrive(self, headers: Iterable[tuple[bytes, bytes]], *, costs: bool = True) -> Visit:
@@ -148,11 +103,8 @@ class AdmissionController:
 
         What `costs` nothing may come when the key's budget is used up, and asks for no seat.
         """
-        account = self._account(self._keys.ring.holder(headers))
         now_s = self._clock()
-        if account.shared:
-            account.wake(now_s)
-            self._used[account.key.id] = account
+        account = self._accounts.arriving(headers, now_s, self.calendar())
         over = account.budget.refusal(self.calendar()) if account.budget and costs else None
         fills = costs and any(name == _FREE_SEATS and value for name, value in headers)
         return Visit(account, over or account.arrive(now_s), now_s, fills=fills)
@@ -161,14 +113,8 @@ class AdmissionController:
         """A line of a batch that a key left here; raises UnauthorizedError where the key is revoked.
 
         `times`: how often it has made room for other requests.
-
-        Its account is apart: it has no limits, and what it uses costs the key's other requests no turn.
         """
-        key = self._keys.ring.owner(sha256)
-        account = Account(Key.model_construct(name=f"{key.name} (batch)", sha256=sha256))
-        account.budget = self._meter.budget(key) if self._meter else None
-        account.open += 1
-        return Visit(account, None, self._clock(), fills=True, times=times)
+        return Visit(self._accounts.of_line(sha256), None, self._clock(), fills=True, times=times)
 
     def room(self, model: str, spare: float) -> int:
         """Seats of a model for requests that fill; `spare`: the share of all seats that stays free of them."""
@@ -190,7 +136,7 @@ class AdmissionController:
         """The same for all who have shown no key, or have asked for nothing that there is."""
         await asyncio.sleep(self._strangers.delay_s(self._clock()))
 
-    def refused(self, visit: Visit, *, body_is_over: bool) -> "RefusedError":
+    def refused(self, visit: Visit, *, body_is_over: bool) -> RefusedError:
         """The answer to a request that may not come now."""
         assert visit.refusal is not None  # noqa: S101  the caller has asked
         response = refusal_response(visit.refusal)
@@ -217,7 +163,7 @@ class AdmissionController:
         estimate: Estimate,
         record: RequestRecord,
         client: Downstream,
-        answer: Callable[[Downstream, Seat], Awaitable[None]],
+        answer: Answer,
     ) -> None:
         """Have the request answered once it is its turn, or refuse it; ends the visit. Cancelled where the client has gone."""
         account, model = visit.account, request.model
@@ -245,7 +191,7 @@ class AdmissionController:
             ticket.dollars = self._meter.dollars(model, ticket.seats, seconds)
         if account.limited:
             add_headers(client, lambda: account.headers(self._clock()))
-        reader = _Reader(client, record, self._clock())
+        reader = Reader(client, record, self._clock())
         seat = AdmittedSeat(self, ticket, record)
         filled: FillsSeat | None = None
         self.enter(ticket)
@@ -293,34 +239,11 @@ class AdmissionController:
             # What only fills is no reason to lease a seat that another router's requests wait for.
             taken, wanted = self._queue.seats_needed(model), self._queue.seats_wanted(model)
             lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
-        told: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
-        for other in self._others:
-            for key, use in other.keys.items():
-                told[key][other.router] = KeyUse.of(use)
-        self._router, self._told = router, told
-        for key, uses in told.items():
-            account = self._by_id.get(key)
-            if account and account.is_news(uses):
-                account.wake(now_s)
-                self._used[key] = account
-        self._used = {key: account for key, account in self._used.items() if not account.rests(now_s)}
-        for account in self._used.values():
-            self._share(account, now_s, at_s)
-
-    def _share(self, account: Account, now_s: float, at_s: float) -> None:
-        routers = {other.router for other in self._others}
-        account.share(self._router, self._told.get(account.key.id, {}), routers, now_s, at_s)
+        self._accounts.others(self._others, router, now_s, at_s)
 
     def key_uses(self) -> dict[str, Sequence[float]]:
         """What limited keys that are used have in this router, for the other routers; by the beginning of a key's hash."""
-        now_s = self._clock()
-        return {key: account.use(now_s) for key, account in self._used.items()}
-
-    def _knows(self, account: Account, now_s: float) -> None:
-        """Other routers are told of a new account, or of one with other limits, if all of them have a part of it."""
-        if account.shared:
-            account.wake(now_s)
-            self._by_id[account.key.id] = self._used[account.key.id] = account
+        return self._accounts.uses(self._clock())
 
     def free_seats(self, model: str) -> int:
         """Sequences that the model's slices could still run for this router; negative where too many are open."""
@@ -483,79 +406,11 @@ class AdmissionController:
 
     def _refresh_keys(self) -> None:
         try:
-            if self._keys.refresh():
-                self._set_accounts()
+            if self._accounts.refresh(self._clock()):
                 logger.info("%d API keys are in force", len(self._keys.ring.keys))
         except ConfigError as error:
             logger.error("the API keys stay as they were: %s", error.message)  # noqa: TRY400  the message says it all
 
-    def _account(self, key: Key) -> Account:
-        if account := self._accounts.get(key.name):
-            return account
-        now_s = self._clock()
-        account = self._bearers.pop(key.name, None)
-        if account is None:
-            while len(self._bearers) >= _MOST_BEARERS and (
-                idle := next((name for name, known in self._bearers.items() if not known.open), None)
-            ):
-                gone = self._bearers.pop(idle).key.id
-                self._by_id.pop(gone, None)
-                self._used.pop(gone, None)
-                if self._meter:
-                    self._meter.forget(gone)
-            account = Account(key)
-            account.set(key, now_s)
-            self._knows(account, now_s)
-            if account.shared and self._others:
-                self._share(account, now_s, self.calendar())
-        elif account.key != key:
-            account.set(key, now_s)
-            self._knows(account, now_s)
-        account.budget = self._meter.budget(key) if self._meter else None
-        self._bearers[key.name] = account  # the latest stands last
-        return account
-
-    def _set_accounts(self) -> None:
-        """Make one account per key; what a key has used stays used when the file changes."""
-        now_s = self._clock()
-        accounts = {}
-        for key in self._keys.ring.keys or (ANYONE,):
-            known = self._accounts.get(key.name)
-            accounts[key.name] = known or Account(key)
-            accounts[key.name].set(key, now_s)
-            accounts[key.name].budget = self._meter.budget(key) if self._meter else None
-        self._accounts = accounts
-        self._by_id, self._used = {}, {}
-        for account in (*accounts.values(), *self._bearers.values()):
-            self._knows(account, now_s)
-
 
 async def _hear_nothing(_: Budget) -> None:
     """Where nobody knows."""
-
-
-class _Reader:
-    """How well one answer's client reads. One that does not holds seats for nothing."""
-
-    def __init__(self, client: Downstream, record: RequestRecord, now_s: float) -> None:
-        self._client = client
-        self._record = record
-        self._looked_s = now_s
-        self._sent_bytes = 0
-        self._behind_s = 0.0
-        self._cut = False
-
-    def look(self, now_s: float) -> None:
-        """Once a beat: end the answer where its client has kept it waiting for too long."""
-        elapsed_s, self._looked_s = now_s - self._looked_s, now_s
-        read, self._sent_bytes = self._record.sent_bytes - self._sent_bytes, self._record.sent_bytes
-        waited_s = 0.0
-        if self._client.paused:
-            waited_s, self._record.held_up = elapsed_s, True
-        self._behind_s = max(0.0, self._behind_s + waited_s - read / _SLOWEST_READER_BYTES_PER_S)
-        if self._behind_s > UNREAD_S and not self._cut:
-            self._cut = True
-            self._record.failed(
-                UnreadError(f"The client has not read its answer for {self._behind_s:.0f} s.")
-            )
-            self._client.cut()

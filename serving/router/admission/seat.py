@@ -2,14 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from serving.errors import Refusal
 from serving.router.admission.queue import Ticket, Where
-from serving.router.forwarding.seat import Preemptible
+from serving.router.forwarding.seat import Preemptible, Seat
 from serving.router.http.downstream import Downstream, PassesOn
 from serving.router.telemetry.record import RequestRecord
+
+# Answers an admitted request.
+Answer = Callable[[Downstream, Seat], Awaitable[None]]
 
 # Proxies and clients that wait for bytes give up after 10 s and more.
 TELL_S = 5.0

@@ -3,7 +3,7 @@
 import logging
 import math
 import sqlite3
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,9 @@ from serving.errors import (
     UnknownItemError,
     UnknownResponseError,
 )
-from serving.router.admission.controller import AdmissionController, Visit
+from serving.router.admission.controller import AdmissionController
+from serving.router.admission.seat import Answer
+from serving.router.admission.visit import Visit
 from serving.router.forwarding.seat import Seat
 from serving.router.http import responses
 from serving.router.http.downstream import Downstream
@@ -28,8 +30,6 @@ from serving.router.http.responses import Keeping, Kept
 from serving.router.http.visits import asked_by
 
 logger = logging.getLogger("ray.serve")
-
-_Run = Callable[[Downstream, Seat], Awaitable[None]]
 
 
 class Conversations:
@@ -123,11 +123,11 @@ class Conversations:
             return body, None
         return body, Keeping(visit.account.key.sha256, items, before)
 
-    async def keep(self, run: _Run, keeping: Keeping, client: Downstream, seat: Seat) -> None:
-        """Answer, and keep the response before its client has its end."""
+    async def keep(self, answer: Answer, keeping: Keeping, client: Downstream, seat: Seat) -> None:
+        """Answer a request, and keep the response before its client has its end."""
         assert self._responses is not None  # noqa: S101  what is kept has a store
         keeper = Keeper(client, keeping.previous_id)
-        await run(keeper, seat)
+        await answer(keeper, seat)
         if keeper.response:
             try:
                 await self._responses.put(keeping, keeper.response)

@@ -199,6 +199,12 @@ def id_headers(name: bytes, *, anthropic: bool) -> tuple[tuple[bytes, bytes], ..
     return ((ID_HEADER, name), (_ANTHROPIC_ID_HEADER, name)) if anthropic else ((ID_HEADER, name),)
 
 
+def exchange_of(scope: Scope) -> Exchange:
+    """The exchange of a request that came through the envelope."""
+    exchange: Exchange = scope[EXCHANGE]
+    return exchange
+
+
 def path_of(scope: Scope) -> str:
     """The path below the application's route prefix."""
     return str(scope["path"]).removeprefix(scope.get("root_path", ""))

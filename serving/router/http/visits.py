@@ -6,7 +6,8 @@ from contextlib import asynccontextmanager
 from fastapi import Request
 
 from serving.errors import ServingError, UnauthorizedError
-from serving.router.admission.controller import AdmissionController, Visit
+from serving.router.admission.controller import AdmissionController
+from serving.router.admission.visit import Visit
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from serving.errors import ConfigError
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import NO_KEY
 from serving.planning import Plan, plan
-from serving.router.admission import controller
+from serving.router.admission import accounts
 from serving.router.admission.controller import AdmissionController
 from serving.router.admission.meter import Meter
 from serving.router.admission.shares import KeyUse
@@ -148,7 +148,7 @@ def fronted(
         beating = asyncio.create_task(gate.run(beat_s))
         journal = Journal(Recorder("default"), records.append)
         api = Api([one], table, relay, gate, journal, nothing_seen, no_metrics)
-        door.answer = api.relay
+        door.answer = api.inference.relay
         app.mount("/", api.app())
         yield
         beating.cancel()
@@ -593,7 +593,7 @@ def test_budgets_of_those_whom_nobody_remembers_are_forgotten_too(monkeypatch: p
 
         def owner(self, sha256: str) -> None: ...
 
-    monkeypatch.setattr(controller, "_MOST_BEARERS", 5)
+    monkeypatch.setattr(accounts, "_MOST_BEARERS", 5)
     meter = Meter("r", {})
     keys = KeyFile(None, bearers=Issuer())
     gate = AdmissionController(

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from serving.config import ModelSpec, RouterSpec
 from serving.planning import plan
-from serving.router.admission.controller import AdmissionController, Visit
+from serving.router.admission.controller import AdmissionController
 from serving.router.admission.queue import Ticket, Where
 from serving.router.admission.rate_limit import Account
 from serving.router.admission.shares import Book, Lease, lease, share
+from serving.router.admission.visit import Visit
 from serving.router.http.auth import Key, KeyFile, new
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import Demand, SliceRecord, SliceState
@@ -389,7 +390,6 @@ def test_a_key_that_nobody_uses_is_not_told_of_and_its_limits_hold_once_it_is_us
     flood(some, 4, 20)
     some.run(120)
     assert all(router.key_uses() == {} for router in some.routers.values())
-    assert all(router._used == {} for router in some.routers.values())
     some.join(1)
     some.run(125)
     some.most = some.running = 0
@@ -417,7 +417,10 @@ def test_a_token_s_first_request_in_a_router_knows_what_others_let_through(tmp_p
     user = Key.model_construct(name="user", sha256="f" * 64, requests_per_minute=60.0)
     first, second = some.routers.values()
     for _ in range(60):
-        assert first._account(user).arrive(some.now_s) is None
+        assert first._accounts.of(user, some.now_s, 1e9 + some.now_s).arrive(some.now_s) is None
     some.run(some.now_s + 2)
-    refused = [second._account(user).arrive(some.now_s) is not None for _ in range(20)]
+    refused = [
+        second._accounts.of(user, some.now_s, 1e9 + some.now_s).arrive(some.now_s) is not None
+        for _ in range(20)
+    ]
     assert sum(refused) >= 18  # what has come back since

@@ -84,7 +84,7 @@ def app_of(
         gate = AdmissionController(RouterSpec(), plans, table, KeyFile(None))
         api = Api(plans, table, relay, gate, Journal(Recorder("default")), seen, no_metrics)
         if door:
-            door.answer = api.relay
+            door.answer = api.inference.relay
         inner = api.app()
         if prefix == "/":
             outer.router.default = inner  # not mounted: a mount takes no path with a line break

@@ -1,0 +1,134 @@
+"""The accounts of all keys in one router, and of those who come with a token; what other routers say of them. Pure: time is given.
+
+A key of the file or the store has its account for as long as it is in force. Accounts of tokens are made as they come, and the
+longest unused of them go where there are too many.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from serving.router.admission.meter import Meter
+from serving.router.admission.rate_limit import Account
+from serving.router.admission.shares import KeyUse
+from serving.router.http.auth import ANYONE, Key, KeyFile
+from serving.state.records import Demand
+
+_MOST_BEARERS = 10_000  # whose use is remembered
+
+
+class Accounts:
+    """Who may use what in this router."""
+
+    def __init__(self, keys: KeyFile, meter: Meter | None, now_s: float) -> None:
+        """`meter` knows the keys' budgets, where there is a store."""
+        self._keys = keys
+        self._meter = meter
+        self._of_keys: dict[str, Account] = {}
+        self._bearers: dict[str, Account] = {}  # of those who come with a token
+        self._by_id: dict[str, Account] = {}  # accounts with limits
+        self._used: dict[str, Account] = {}  # those of them that routers tell each other of now
+        self._router = ""
+        self._other_routers: frozenset[str] = frozenset()
+        # What other routers say of keys, by key and router.
+        self._told: Mapping[str, Mapping[str, KeyUse]] = {}
+        self._set(now_s)
+
+    def arriving(self, headers: Iterable[tuple[bytes, bytes]], now_s: float, at_s: float) -> Account:
+        """Whose request it is, by its headers; `at_s`: seconds since 1970. Raises UnauthorizedError."""
+        account = self.of(self._keys.ring.holder(headers), now_s, at_s)
+        if account.shared:
+            account.wake(now_s)
+            self._used[account.key.id] = account
+        return account
+
+    def of_line(self, sha256: str) -> Account:
+        """An account for a line of a batch that a key left here; raises UnauthorizedError where the key is revoked.
+
+        It is apart: it has no limits, and what it uses costs the key's other requests no turn.
+        """
+        key = self._keys.ring.owner(sha256)
+        account = Account(Key.model_construct(name=f"{key.name} (batch)", sha256=sha256))
+        account.budget = self._meter.budget(key) if self._meter else None
+        account.open += 1
+        return account
+
+    def of(self, key: Key, now_s: float, at_s: float) -> Account:
+        """The account of a key, or of whom a token names."""
+        if account := self._of_keys.get(key.name):
+            return account
+        account = self._bearers.pop(key.name, None)
+        if account is None:
+            self._forget_idle_bearers()
+            account = Account(key)
+            account.set(key, now_s)
+            self._knows(account, now_s)
+            if account.shared and self._other_routers:
+                self._share(account, now_s, at_s)
+        elif account.key != key:
+            account.set(key, now_s)
+            self._knows(account, now_s)
+        account.budget = self._meter.budget(key) if self._meter else None
+        self._bearers[key.name] = account  # the latest stands last
+        return account
+
+    def others(self, demands: Sequence[Demand], router: str, now_s: float, at_s: float) -> None:
+        """Take over what the other routers say of keys; `router` is this one. Once a beat."""
+        told: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
+        for other in demands:
+            for key, use in other.keys.items():
+                told[key][other.router] = KeyUse.of(use)
+        self._router, self._told = router, told
+        self._other_routers = frozenset(other.router for other in demands)
+        for key, uses in told.items():
+            account = self._by_id.get(key)
+            if account and account.is_news(uses):
+                account.wake(now_s)
+                self._used[key] = account
+        self._used = {key: account for key, account in self._used.items() if not account.rests(now_s)}
+        for account in self._used.values():
+            self._share(account, now_s, at_s)
+
+    def uses(self, now_s: float) -> dict[str, Sequence[float]]:
+        """What limited keys that are used have in this router, for the other routers; by the beginning of a key's hash."""
+        return {key: account.use(now_s) for key, account in self._used.items()}
+
+    def refresh(self, now_s: float) -> bool:
+        """Take over changed keys, and say whether there are any. What a key has used stays used. Raises ConfigError as the file does."""
+        changed = self._keys.refresh()
+        if changed:
+            self._set(now_s)
+        return changed
+
+    def _share(self, account: Account, now_s: float, at_s: float) -> None:
+        told = self._told.get(account.key.id, {})
+        account.share(self._router, told, self._other_routers, now_s, at_s)
+
+    def _knows(self, account: Account, now_s: float) -> None:
+        """Other routers are told of a new account, or of one with other limits, if all of them have a part of it."""
+        if account.shared:
+            account.wake(now_s)
+            self._by_id[account.key.id] = self._used[account.key.id] = account
+
+    def _forget_idle_bearers(self) -> None:
+        """Make room for one more, as far as there are bearers without a request."""
+        while len(self._bearers) >= _MOST_BEARERS:
+            idle = next((name for name, known in self._bearers.items() if not known.open), None)
+            if idle is None:
+                return
+            gone = self._bearers.pop(idle).key.id
+            self._by_id.pop(gone, None)
+            self._used.pop(gone, None)
+            if self._meter:
+                self._meter.forget(gone)
+
+    def _set(self, now_s: float) -> None:
+        """Make one account per key."""
+        accounts = {}
+        for key in self._keys.ring.keys or (ANYONE,):
+            account = accounts[key.name] = self._of_keys.get(key.name) or Account(key)
+            account.set(key, now_s)
+            account.budget = self._meter.budget(key) if self._meter else None
+        self._of_keys = accounts
+        self._by_id, self._used = {}, {}
+        for account in (*accounts.values(), *self._bearers.values()):
+            self._knows(account, now_s)
