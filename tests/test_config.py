@@ -112,9 +112,13 @@ def test_a_missing_key_is_named(raw: Any, says: str) -> None:
     [
         ([], "args: a mapping is needed, one `key: value` a line (got [])"),
         ({"models": {"name": "llama"}}, "models: a list is needed, one `- ` an entry (got"),
-        (args(model=8), "models.0.model: text is needed; put it into quotes (got 8)"),
+        (args(model=8), "models.0.model: text is needed, in quotes where"),
+        (args(model=None), "(got nothing)"),
+        ({**ARGS, "store": "~/data"}, "store.folder: ~ is for shells"),
+        ({**ARGS, "router": {"keys_file": "~/keys.yaml"}}, "router.keys_file: ~ is for shells"),
         (args(model=""), "models.0.model: "),
         (args(name="a\nb"), "models.0.name: 'a\\nb' has control characters"),
+        (args(engine=["max_model_len"] * 20), "'max_model…)"),
         (args(slice="2x4"), "models.0.slice: a mapping is needed"),
         (
             args(slice={"generation": "v6e", "topology": "2x4", "capacity": "spotty"}),
@@ -252,6 +256,22 @@ def test_routers_of_two_applications_have_doors_of_their_own(tmp_path: Path) -> 
     assert len(config.load(path).services) == 2
 
 
+def test_what_an_anchor_brings_may_be_changed(tmp_path: Path) -> None:
+    path = tmp_path / "anchors.yaml"
+    path.write_bytes(
+        b"x-a: {b: {c: &first {<<: &small {generation: v6e, topology: 2x2}, topology: 2x4, hosts: 2}}}\n"
+        + LISTED.replace(b"*v6e", b"{<<: *first, hosts: 1}")
+    )
+    (service,) = config.load(path).services.values()
+    assert (service.models[0].slice.topology, service.models[0].slice.hosts) == ("2x4", 1)
+
+
+def test_the_callback_is_that_of_the_placement() -> None:
+    from serving.slices import placement
+
+    assert serve_keys.INSTALL == placement.CALLBACK
+
+
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.yaml: No such file or directory"):
         config.load(tmp_path / "none.yaml")
@@ -261,6 +281,27 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     ("text", "says"),
     [
         (b"applications: [", "is not YAML"),
+        (
+            b"a: 1\n\tb: 2\n",
+            "line 2, column 1: found character '\\t' that cannot start any token; YAML is indented with spaces",
+        ),
+        (b"a: [x]\n b: 2\n", "look whether this line is indented as its neighbours are"),
+        (b"a: 1\n---\na: 1\n", "expected a single document in the stream, but found another document"),
+        (b"a: *b\n", "undefined alias 'b'; an anchor"),
+        (b"a: caf\xe9\n", "save the file as UTF-8 text"),
+        (b"applications: " + b"[" * 2000 + b"]" * 2000, "in each other too deeply"),
+        (ONE + ONE, "line 2, column 1: applications stands twice in one mapping, first in line 1"),
+        (ONE[:-2].replace(b"app:build", b"app.build") + b"]", "(got serving.app.build)"),
+        (
+            ONE + b"controller_options: {runtime_env: {env_vars: {RAY_SERVE_ENABLE_HA_PROXY: 1}}}",
+            r"controller_options: runtime_env.env_vars.RAY_SERVE_ENABLE_HA_PROXY: text is needed; write it in quotes",
+        ),
+        (
+            ONE
+            + b"controller_options: {runtime_env: {env_vars: {%s: serving.slices.placement:install}}}"
+            % serve_keys.HOOK.encode(),
+            "nothing else places whole slices; write serving.slices.placement.install",
+        ),
         (b"\xff\xfe\x00applications", "is not YAML"),
         (b"", "no applications; see deployments/llama.yaml"),
         (b"just words", "no applications"),

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from serving.config import serve_keys
+from serving.config import serve_keys, strict_yaml
 from serving.config.router import Doors
 from serving.config.service import ServiceConfig, parse
 from serving.errors import ConfigError
@@ -38,6 +36,7 @@ def load(path: Path) -> DeploymentFile:
     raw = _read(path)
     serve_keys.check(str(path), raw, serve_keys.FILE, ServiceConfig.model_fields)
     serve_keys.check_values(str(path), raw)
+    serve_keys.check_variables(f"{path}, controller_options", raw.get("controller_options"))
     services = {}
     for application in raw["applications"]:
         if application.get("import_path") != IMPORT_PATH:
@@ -45,13 +44,15 @@ def load(path: Path) -> DeploymentFile:
         name = str(application.get("name", "default"))
         where = f"{path}, application {name}"
         serve_keys.check(where, application, serve_keys.APPLICATION, ServiceConfig.model_fields)
+        serve_keys.check_variables(where, application)
         try:
             services[name] = parse(application.get("args") or {})
         except ConfigError as error:
             raise ConfigError(f"{where}: {error.message}") from None
     if not services:
+        named = " and ".join(str(application.get("import_path")) for application in raw["applications"])
         raise ConfigError(
-            f"{path}: no application has import_path: {IMPORT_PATH}; see deployments/llama.yaml"
+            f"{path}: no application has import_path: {IMPORT_PATH} (got {named}); see deployments/llama.yaml"
         )
     port = _port(path, raw.get("http_options") or {})
     _check_doors(path, port, services)
@@ -60,11 +61,9 @@ def load(path: Path) -> DeploymentFile:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        raw = yaml.safe_load(path.read_bytes())
+        raw = strict_yaml.load(path.read_bytes(), str(path))
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}") from None
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
     applications = raw.get("applications") if isinstance(raw, dict) else None
     if not isinstance(applications, list) or not applications:
         raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serving.config.spec import Spec
+from serving.config.spec import Spec, without_tilde
 
 
 class FailoverSpec(Spec):
@@ -169,6 +169,8 @@ class ResponsesStoreSpec(Spec):
     max_bytes: int = Field(default=1 << 30, ge=1 << 10, description="The same, in bytes of text.")
     max_age_s: float = Field(default=30 * 86400, gt=0, description="Seconds that a response stays.")
 
+    _without_tilde = field_validator("path")(without_tilde)
+
 
 class RouterSpec(Spec):
     """The HTTP front."""
@@ -228,6 +230,8 @@ class RouterSpec(Spec):
         default=PreemptionSpec(), description="Streams that make room for a higher priority."
     )
     sentinel: SentinelSpec = Field(default=SentinelSpec(), description="Search for wrong tokens.")
+
+    _without_tilde = field_validator("keys_file")(without_tilde)
 
     @field_validator("responses_store", mode="before")
     @classmethod

@@ -42,6 +42,8 @@ HTTP = (
     "ssl_ca_certs",
 )
 PROXY_LOCATIONS = ("HeadOnly", "EveryNode", "Disabled")
+# What has Serve's controller place whole slices.
+HOOK, INSTALL = "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", "serving.slices.placement.install"
 _PORTS = range(1, 65536)
 _NOTES = "x-"  # a key that begins so is for whoever reads the file, or for YAML's anchors
 
@@ -78,6 +80,25 @@ def check_values(where: str, raw: Mapping[str, Any]) -> None:
             if value is not None and (what, value) in taken:
                 raise ConfigError(f"{where}: two applications have {what}: {value}; give each its own")
             taken.add((what, value))
+
+
+def check_variables(where: str, options: Any) -> None:
+    """Raises ConfigError for variables of a `runtime_env` that Ray refuses, and for another callback than the placement's."""
+    variables = options
+    for key in ("runtime_env", "env_vars"):
+        variables = variables.get(key) if isinstance(variables, Mapping) else None
+    if not isinstance(variables, Mapping):
+        return
+    for name, value in variables.items():
+        if not isinstance(value, str):
+            raise ConfigError(
+                f"{where}: runtime_env.env_vars.{name}: text is needed; write it in quotes (got {value!r})"
+            )
+    callback = variables.get(HOOK, INSTALL)
+    if callback != INSTALL:
+        raise ConfigError(
+            f"{where}: runtime_env.env_vars.{HOOK}: nothing else places whole slices; write {INSTALL} (got {callback!r})"
+        )
 
 
 def _is_route(path: Any) -> bool:

@@ -94,12 +94,14 @@ def parse(args: dict[str, Any]) -> ServiceConfig:
         raise ConfigError("; ".join(_explain(problem) for problem in _first_causes(problems))) from None
 
 
+_MOST_SHOWN = 80  # characters of a value
+
 # What pydantic's kinds of problem mean to the writer of a YAML; `{}` are the limits that it names.
 _WORDS = {
     "model_type": "a mapping is needed, one `key: value` a line",
     "dict_type": "a mapping is needed, one `key: value` a line",
     "tuple_type": "a list is needed, one `- ` an entry",
-    "string_type": "text is needed; put it into quotes",
+    "string_type": "text is needed, in quotes where YAML reads a number, a date or yes and no",
     "int_type": "a whole number is needed",
     "int_parsing": "a whole number is needed",
     "int_from_float": "a whole number is needed",
@@ -141,7 +143,13 @@ def _explain(problem: dict[str, Any]) -> str:
         return f"{where}: missing"
     words = _WORDS.get(problem["type"])
     said = words.format_map(problem.get("ctx", {})) if words else problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {said} (got {problem['input']!r})"
+    return f"{where}: {said} (got {_shown(problem['input'])})"
+
+
+def _shown(value: Any) -> str:
+    """A value as the writer of the YAML knows it again, not all of a long one."""
+    shown = "nothing" if value is None else repr(value)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 1]}…"
 
 
 def _keys_beside(location: tuple[int | str, ...]) -> list[str]:

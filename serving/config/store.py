@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serving.config.spec import Spec
+from serving.config.spec import Spec, without_tilde
 
 
 class StoreSpec(Spec):
@@ -25,6 +25,8 @@ class StoreSpec(Spec):
         min_length=1,
         description="Another folder for files, or any URL of fsspec, as gs://BUCKET/FOLDER.",
     )
+
+    _without_tilde = field_validator("folder", "files")(without_tilde)
 
     @field_validator("database")
     @classmethod
