@@ -54,7 +54,7 @@ def build(args: dict[str, Any]) -> Application:
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
     room = _room(config, plans)
     slices = [
-        _slice_deployment(config, pools, at, room).bind(
+        _slice_deployment(config, pools, at, room, other_pools(pools[at], plans)).bind(
             pools[at], engine_here, chip_use, compares=config.router.sentinel.share > 0
         )
         for pools in plans
@@ -160,8 +160,22 @@ def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
     return Room(config.budget.slices, config.budget.dollars_per_hour).less(slices, dollars)
 
 
-def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> Any:
-    """The slices of one pool of a model."""
+def other_pools(plan: Plan, plans: list[list[Plan]]) -> list[str]:
+    """The keys of the service's pools whose slices Ray takes for ones of this plan, though they are bought in another way."""
+    return sorted(
+        {
+            other.pool
+            for pools in plans
+            for other in pools
+            if other.slice.pod_type == plan.slice.pod_type and other.pool != plan.pool
+        }
+    )
+
+
+def _slice_deployment(
+    config: ServiceConfig, pools: list[Plan], at: int, room: Room, others: list[str]
+) -> Any:
+    """The slices of one pool of a model; `others` are the keys of pools on whose hosts they are not placed."""
     plan = pools[at]
     return serve.deployment(
         SliceReplica,
@@ -178,6 +192,7 @@ def _slice_deployment(config: ServiceConfig, pools: list[Plan], at: int, room: R
         user_config={
             "version": plan.version,
             "pool": plan.pool,
+            "other_pools": others,
             "name": plan.model.name,
             "rollout": {**plan.model.rollout.model_dump(), "surge_s": plan.model.surge_s},
             "model": plan.model.model_dump(include={"drain_s", "stall_s", "start_s"}),

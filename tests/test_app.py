@@ -50,6 +50,18 @@ def test_a_deployment_s_name_is_one_that_ray_s_metrics_take_whatever_the_model_i
     assert name.startswith("mod-le--5-v6e")
 
 
+def test_slices_know_the_pools_whose_hosts_ray_would_take_for_theirs() -> None:
+    def bought(capacity: str, **changes: Any) -> dict[str, Any]:
+        return {"slice": model("llama")["slice"] | {"capacity": capacity} | changes}
+
+    without = {key: value for key, value in model("llama").items() if key not in ("slice", "replicas")}
+    first = without | {"pools": [bought("spot"), bought("on-demand", topology="4x4", hosts=None)]}
+    second = model("other") | bought("on-demand") | {"replicas": 1}
+    slices = build({"models": [first, second]})._bound_deployment.init_args[2:]
+    others = [one._bound_deployment._deployment_config.user_config["other_pools"] for one in slices]
+    assert others == [["v6e-2x4-1h-on-demand"], [], ["v6e-2x4-1h-spot"]]
+
+
 def test_models_that_serve_would_not_tell_apart_are_refused() -> None:
     with pytest.raises(RayServeException, match="would share the Serve deployment"):
         build({"models": [model("org/llama"), model("org-llama")]})

@@ -52,7 +52,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _doctor(options: Namespace) -> int:
-    from serving.doctor.examination import examine, summary
+    from serving.doctor.examination import examine, summary, unreadable
     from serving.doctor.gather import gather, unreached
 
     console = Console()
@@ -61,6 +61,8 @@ def _doctor(options: Namespace) -> int:
         plans = every_plan(deployment.services.values(), hub.config_of)
     except ConfigError as error:
         Console(stderr=True).print(f"serving: {error.message}", markup=False, highlight=False, soft_wrap=True)
+        if options.json:
+            console.print_json(json.dumps(summary([unreadable(error.message)])))
         return UNREADABLE
     # Ray prints to stdout what it notices of the cluster, in front of the JSON.
     with (

@@ -38,6 +38,12 @@ def add_commands(commands: Any) -> None:
     add = actions.add_parser("add", help="add one more slice")
     _shape_options(add)
     add.add_argument(
+        "--pool",
+        default="",
+        metavar="KEY",
+        help="the pool that it is bought for, as v6e-2x4-2h-spot; without one it serves every pool of its shape",
+    )
+    add.add_argument(
         "--without",
         action="append",
         default=[],
@@ -168,7 +174,8 @@ def _sim_add(options: argparse.Namespace) -> None:
     from serving.simulation.cluster import SimulatedCluster
 
     shape = _shape(options)
-    print(SimulatedCluster.attach(directory_of(options)).add_slice(shape, without=options.without))
+    cluster = SimulatedCluster.attach(directory_of(options))
+    print(cluster.add_slice(shape, pool=options.pool, without=options.without))
 
 
 def _sim_kill(options: argparse.Namespace) -> None:

@@ -22,7 +22,6 @@ from serving.simulation.cluster import SimulatedCluster, cache_directory
 from serving.state.gcs import Store, show_token
 from serving.state.records import SliceRecord, SliceState
 from serving.status import terminal
-from serving.tpu import Slice
 
 _OWN_ERROR = re.compile(r"serving\.errors\.\w+: (.+)$")  # in a traceback of Serve's
 _POLL_S = 0.5
@@ -94,7 +93,7 @@ def running(
     """
     deployment = config.load(path)
     plans = every_plan(deployment.services.values(), hub.config_of)
-    shapes = _shapes(plans, spare)
+    bought = _bought(plans, spare)
     SimulatedCluster.refuse_running(directory)  # whose port is most likely the YAML's
     refuse_busy_port(deployment.port)
     cluster: SimulatedCluster | None = None
@@ -104,7 +103,8 @@ def running(
                 _write_stand_ins(plans)
         with _step(console, "simulated slices") as status:
             cluster = SimulatedCluster.up(
-                shapes,
+                [planned.slice for planned in bought],
+                pools=[planned.pool for planned in bought],
                 directory=directory,
                 engine=engine,
                 startup=startup,
@@ -165,15 +165,14 @@ def _write_stand_ins(plans: list[Plan]) -> None:
         ) from None
 
 
-def _shapes(plans: list[Plan], spare: int) -> list[Slice]:
-    shapes = [planned.slice for planned in plans for _ in range(planned.model.replicas.min)] + [
-        plans[0].slice
-    ] * spare
-    if not shapes:
+def _bought(plans: list[Plan], spare: int) -> list[Plan]:
+    """The plan of each slice that the YAML starts with, and of the spare ones."""
+    bought = [planned for planned in plans for _ in range(planned.model.replicas.min)] + plans[:1] * spare
+    if not bought:
         raise SimulationError(
             "the YAML starts with no slice; set replicas.min to 1 or more, or give --spare 1"
         )
-    return shapes
+    return bought
 
 
 def _wait_until_ready(console: Console, trial: SimulatedService) -> None:

@@ -7,11 +7,12 @@ from serving.doctor.deployed_check import manifest
 from serving.doctor.facts import Deployed, Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
 from serving.doctor.pods_check import pods
+from serving.doctor.serve_check import serve
 from serving.doctor.versions import locked
 from serving.planning import Plan
-from serving.slices.tpu_hosts import WEBHOOK, counted, is_of, lacks, listed, nameless
+from serving.slices.tpu_hosts import WEBHOOK, TpuHost, counted, is_of, lacks, listed, nameless
 from serving.state.records import SliceState
-from serving.tpu import Slice
+from serving.tpu import POOL_LABEL, Slice, pool_label, serves_pool
 
 _GUIDE = "docs/guides/gke.md"
 
@@ -122,9 +123,14 @@ def slices(facts: Facts) -> list[Finding]:
         return [_unseen(facts)]
     findings, whole = [], 0
     for name, hosts in facts.slices.items():
-        shapes = [plan.slice for plan in facts.plans if is_of(hosts, plan.slice)]
+        shapes = [
+            plan.slice
+            for plan in facts.plans
+            if is_of(hosts, plan.slice) and serves_pool(hosts[0].pool, plan.pool)
+        ]
         if not shapes:
             shape = f"{hosts[0].pod_type or 'unknown type'}, topology {hosts[0].topology or 'unknown'}"
+            shape += f", bought for {hosts[0].pool}" if hosts[0].pool else ""
             findings.append(
                 warning(
                     f"slice {name} ({shape}) is of no pool of the YAML: nothing will be placed there",
@@ -144,29 +150,51 @@ def slices(facts: Facts) -> list[Finding]:
 
 
 def pools(facts: Facts) -> list[Finding]:
-    """Whether there are as many whole slices as the pools' minimum."""
+    """Whether there are as many whole slices as the pools' minimum, and hosts of pools of one shape can be told apart."""
     if isinstance(facts.hosts, str):
         return [_unseen(facts)]
-    wanted: defaultdict[Slice, list[Plan]] = defaultdict(list)
+    wanted: defaultdict[Slice, defaultdict[str, list[Plan]]] = defaultdict(lambda: defaultdict(list))
     for plan in facts.plans:
-        wanted[plan.slice].append(plan)
+        wanted[plan.slice][plan.pool].append(plan)
     findings = []
-    for shape, plans in wanted.items():
-        there = sum(
-            is_of(hosts, shape) and not lacks(name, hosts, shape) for name, hosts in facts.slices.items()
+    for shape, of_shape in wanted.items():
+        of_key = Counter(
+            hosts[0].pool
+            for name, hosts in facts.slices.items()
+            if is_of(hosts, shape) and not lacks(name, hosts, shape)
         )
-        least, most = (sum(getattr(plan.model.replicas, end) for plan in plans) for end in ("min", "max"))
-        said = f"{there} whole of {shape}, of {least} that the YAML starts with" + (
-            f" and {most} at most" if most > least else ""
-        )
-        if there < least:
-            remedy = (
-                "add nodes of that shape (`serving manifest` prints the gcloud line), or lower replicas.min"
-            )
-            findings.append(failed(said, remedy))
-        else:
-            findings.append(ok(said))
+        unlabelled = of_key[""]
+        for at, (key, plans) in enumerate(of_shape.items(), 1):
+            least, most = (sum(getattr(plan.model.replicas, end) for plan in plans) for end in ("min", "max"))
+            own = of_key[pool_label(key)]
+            # Slices without a label serve every pool: each counts what it lacks, and the last what is left.
+            shared = unlabelled if at == len(of_shape) else min(unlabelled, max(0, least - own))
+            unlabelled -= shared
+            findings.append(_count(shape, key if len(of_shape) > 1 else "", own + shared, least, most))
+        findings += _indistinct(shape, list(of_shape), facts.hosts)
     return findings
+
+
+def _count(shape: Slice, key: str, there: int, least: int, most: int) -> Finding:
+    said = f"{there} whole of {shape}{f' for {key}' if key else ''}, of {least} that the YAML starts with"
+    said += f" and {most} at most" if most > least else ""
+    if there >= least:
+        return ok(said)
+    remedy = "add nodes of that shape (`serving manifest` prints the gcloud line), or lower replicas.min"
+    return failed(said, remedy)
+
+
+def _indistinct(shape: Slice, keys: Sequence[str], hosts: Sequence[TpuHost]) -> list[Finding]:
+    """Hosts on which slices of several pools are placed, since no label says how they were bought."""
+    ips = [host.ip for host in hosts if is_of([host], shape) and not host.pool]
+    if len(keys) < 2 or not ips:
+        return []
+    said = (
+        f"{counted(len(ips), 'host')} of {shape} without the label {POOL_LABEL} ({listed(ips)}): "
+        f"slices of {' and '.join(keys)} go on them, however they were bought"
+    )
+    remedy = f"apply the manifest and delete the RayCluster; a worker group of your own needs `labels: {{{POOL_LABEL}: {keys[0]}}}`"
+    return [warning(said, remedy)]
 
 
 def control_store(facts: Facts) -> list[Finding]:
@@ -273,5 +301,6 @@ CLUSTER: Sequence[Check] = (
     Check("pods", "The pods of head, slices and Redis run in Kubernetes, and why not.", pods),
     Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),
     Check("manifest", "RayService and RayCluster are what the YAML renders.", manifest),
+    Check("serve", "Serve has taken the application as it was deployed last, and why not.", serve),
     Check("service", "As many slices serve as are wanted, and why not.", service),
 )

@@ -6,7 +6,7 @@ from typing import Any
 
 from serving.doctor.cluster_checks import CLUSTER
 from serving.doctor.facts import Facts
-from serving.doctor.findings import Check, Finding, any_failed
+from serving.doctor.findings import Check, Finding, any_failed, failed
 from serving.doctor.host_checks import HOSTS
 from serving.doctor.start_checks import START
 
@@ -33,6 +33,13 @@ def examine(facts: Facts) -> list[Result]:
         for stage, checks in STAGES.items()
         for check in checks
     ]
+
+
+def unreadable(why: str) -> Result:
+    """The result of a file that can't be read, or whose models do not fit: there is nothing to hold the cluster against."""
+    return Result(
+        "file", "file", (failed(why, "mend the file; `serving plan FILE` reads it as this command does"),)
+    )
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ from serving.slices.preflight import Facts as Preflight
 from serving.slices.preflight import Needs
 from serving.slices.tpu_hosts import TpuHost, by_slice, is_of
 from serving.state.records import SliceRecord, SliceState, Snapshot, StartRecord
+from serving.tpu import serves_pool
 
 # The variables of a host that checks read. None of them is a secret.
 VARIABLES = (
@@ -78,12 +79,21 @@ class Deployed:
 
 
 @dataclass(frozen=True)
+class Application:
+    """What Serve says of an application: its status, a message, and by name the messages of deployments that failed."""
+
+    status: str
+    message: str = ""
+    deployments: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Facts:
     """Everything that checks decide on. A text in place of facts says why they were not looked at.
 
     `plans` are of every pool of the YAML, `models` its models' names by application. `cluster` are the versions of `ray` and `python` that the head was started with, `here`
     those of the caller. `hosts` are the TPU hosts that Ray lists; `told` what each said of itself, by Ray's node id, or why it said
-    nothing; `head` the same of the head. `starts` are what the engines' workers found, by replica.
+    nothing; `head` the same of the head. `serve` has Serve's applications by name. `starts` are what the engines' workers found, by replica.
     """
 
     plans: Sequence[Plan]
@@ -95,6 +105,7 @@ class Facts:
     snapshot: Snapshot | str = field(default_factory=Snapshot)
     endpoints: Sequence[Endpoints] | str = ()
     deployed: Deployed | str = "nobody asked Kubernetes"
+    serve: Mapping[str, Application] | str = field(default_factory=dict)
     starts: Mapping[str, StartRecord] = field(default_factory=dict)
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -129,7 +140,9 @@ class Facts:
 
     def plans_of(self, host: TpuHost) -> list[Plan]:
         """The plans whose slices the host may be of; those that it lacks no chip for, if there are any."""
-        plans = [plan for plan in self.plans if is_of([host], plan.slice)]
+        plans = [
+            plan for plan in self.plans if is_of([host], plan.slice) and serves_pool(host.pool, plan.pool)
+        ]
         return [plan for plan in plans if plan.slice.chips_per_host == host.chips] or plans
 
     def runs_engine(self, host: TpuHost) -> bool:

@@ -6,17 +6,19 @@ this process, their driver.
 
 import logging
 import platform
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import ray
+from ray import serve
 from ray.exceptions import GetTimeoutError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from serving.config import DeploymentFile
-from serving.doctor.facts import Facts, HostFacts
+from serving.doctor.facts import Application, Facts, HostFacts
 from serving.doctor.host import HostLook
 from serving.doctor.kubernetes import deployed, kubernetes
 from serving.errors import ServingError
@@ -55,18 +57,19 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
     )
     if cluster != here:
         unseen = "this command can't join a cluster of other versions"
-        return replace(facts, hosts=unseen, head=unseen)
+        return replace(facts, hosts=unseen, head=unseen, serve=unseen)
     if why := _join(address):
-        return replace(facts, hosts=why, head=why)
+        return replace(facts, hosts=why, head=why, serve=why)
     try:
         nodes = [node for node in ray.nodes() if node["Alive"]]
         hosts = tpu_hosts(nodes)
         head = next((node for node in nodes if _HEAD in node["Resources"]), None)
         told = _told(hosts, head, replace(facts, hosts=hosts), limit_s)
+        applications = _applications(limit_s)
     finally:
         ray.shutdown()
     told_by_head = told.get(head["NodeID"], "it did not answer") if head else "Ray lists no head"
-    facts = replace(facts, hosts=hosts, told=told, head=told_by_head)
+    facts = replace(facts, hosts=hosts, told=told, head=told_by_head, serve=applications)
     if not facts.simulated:
         return facts
     return replace(facts, endpoints="the hosts are simulated", deployed="the hosts are simulated")
@@ -81,6 +84,7 @@ def unreached(why: str, deployment: DeploymentFile, plans: Sequence[Plan]) -> Fa
         hosts=unseen,
         head=unseen,
         snapshot=unseen,
+        serve=unseen,
         endpoints=kubernetes(deployment),
         deployed=deployed(deployment, plans),
     )
@@ -95,6 +99,34 @@ def _join(address: str) -> str:
     except Exception as error:  # noqa: BLE001  Ray raises errors of Python's own kinds, and of its client
         return f"this command can't join the cluster ({_last_line(error)}); run it on one of its hosts"
     return ""
+
+
+def _applications(limit_s: float) -> dict[str, Application] | str:
+    """Serve's applications by name; none where Serve does not run. Serve itself would wait for a hung controller for ever."""
+    answers: list[dict[str, Application] | str] = []
+    asking = threading.Thread(target=lambda: answers.append(_asked_of_serve()), daemon=True)
+    asking.start()
+    asking.join(limit_s)
+    return answers[0] if answers else f"Serve's controller did not answer in {limit_s:g} s"
+
+
+def _asked_of_serve() -> dict[str, Application] | str:
+    try:
+        status = serve.status()
+    except Exception as error:  # noqa: BLE001  Ray and Serve raise errors of many kinds
+        return f"Serve can't be asked ({_last_line(error)})"
+    return {
+        name: Application(
+            application.status.value,
+            application.message,
+            {
+                of: deployment.message
+                for of, deployment in application.deployments.items()
+                if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY")
+            },
+        )
+        for name, application in status.applications.items()
+    }
 
 
 def _last_line(error: Exception) -> str:

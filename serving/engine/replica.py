@@ -109,7 +109,9 @@ class SliceReplica:
         try:
             group = ray.util.get_current_placement_group()
             held = held_slice(group)
-            self._record.update(slice=held.name, hosts=tuple(host.ip for host in held.hosts))
+            self._record.update(
+                slice=held.name, hosts=tuple(host.ip for host in held.hosts), bought_for=held.bought_for
+            )
             await asyncio.to_thread(self._refuse_quarantined)
             self._hosts = HostWatch(held, group, context.get_node_id(), self._store.now)
             server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
@@ -233,7 +235,7 @@ class SliceReplica:
     def _refuse_quarantined(self) -> None:
         """Raises QuarantinedError where the slice has come into quarantine since Serve asked for one."""
         own, snapshot = self._record.record, self._store.read()
-        if own.slice in slices_left_out(snapshot, own.pod_type, own.version, self._store.now()):
+        if own.slice in slices_left_out(snapshot, own.pod_type, own.version, self._store.now(), own.pool):
             raise QuarantinedError(f"slice {own.slice} is in quarantine; Serve is to take another")
 
     def _note_failure(self) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from serving.config import GatewaySpec
-from serving.gke.application import Application
+from serving.gke.application import Application, own
 from serving.gke.pods import DASHBOARD_PORT, METRICS_PORT
 
 # Above the pods that say nothing of their priority (0), below Kubernetes' own (2e9).
@@ -120,7 +120,7 @@ def _disruption_budgets(app: Application) -> Iterator[dict[str, Any]]:
         labels = {"app": app.label, "ray.io/group": pool.name}
         pods = pool.plan.model.replicas.min * pool.plan.slice.hosts
         # One of 0 too: `kubectl apply` would leave that of a minimum which is no more.
-        yield disruption_budget(app, f"{app.label}-{pool.name}", labels, pods)
+        yield disruption_budget(app, f"{app.label}--{pool.name}", labels, pods)
 
 
 def disruption_budget(app: Application, name: str, labels: dict[str, str], pods: int) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def _monitoring(app: Application) -> Iterator[dict[str, Any]]:
         yield from _collectors_read(app, app.gke.metrics_secret)
     for name, labels, endpoint in (
         (app.label, _head(app), door),
-        (f"{app.label}-ray", {"app": app.label}, {"port": "metrics", "interval": "30s"}),
+        (own(app.label, "ray"), {"app": app.label}, {"port": "metrics", "interval": "30s"}),
     ):
         yield {
             "apiVersion": "monitoring.googleapis.com/v1",

@@ -21,6 +21,10 @@ _LONGEST_NAME_OF_HOSTS = 50 - len("-xxxxx-headless")
 _LONGEST_POOL = 40
 _LONGEST_ACCOUNT = 50
 _LONGEST_LABEL = 63
+# A StatefulSet's: Kubernetes labels its pods with the name and a hash, and labels end at 63.
+_LONGEST_SET = 52
+# How KubeRay ends the names of the Services that it makes of a RayService's name.
+_OF_KUBERAY = ("-head-svc", "-serve-svc", "-headless")
 _MODEL_LETTERS = 30
 _IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")
 # What the webhook sets for TPUs in each pod, and what keys of the YAML set.
@@ -67,7 +71,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Application:
-    """An application that can be rendered. `label` is its name as Kubernetes takes it: of the RayService, and with a suffix of the rest."""
+    """An application that can be rendered. `label` is its name as Kubernetes takes it: of the RayService, and with a suffix of the rest.
+
+    No label has two hyphens in a row. Where a suffix alone could make the name of another application, `own` puts two before it.
+    """
 
     name: str
     label: str
@@ -91,11 +98,11 @@ class Application:
     @property
     def head_account(self) -> str:
         """The head's service account. KubeRay clips names of more than 50 characters, and then finds no account."""
-        return f"{self.label[: _LONGEST_ACCOUNT - 5].rstrip('-')}-head"
+        return _within(_LONGEST_ACCOUNT, f"{self.label}-head", "-head")
 
     @property
     def slice_account(self) -> str:
-        return f"{self.label[: _LONGEST_ACCOUNT - 6].rstrip('-')}-slice"
+        return _within(_LONGEST_ACCOUNT, f"{self.label}-slice", "-slice")
 
     @property
     def priority_class(self) -> str:
@@ -112,6 +119,11 @@ class Application:
     def asks_the_hub(self) -> bool:
         """Whether something of a model comes from Hugging Face's site, which may ask for a token."""
         return any(asks_the_hub(pool.plan) for pool in self.pools)
+
+
+def own(label: str, name: str) -> str:
+    """The name of an object of an application, which no object of another one has, whatever that is called."""
+    return _within(_LONGEST_SET, f"{label}--{name}", f"--{name}")
 
 
 def application(
@@ -173,7 +185,7 @@ def application(
         gke=gke,
         router=router,
         pools=tuple(
-            Pool(pool, plan, storage, f"{_owner(label, gke)}-{pool}")
+            Pool(pool, plan, storage, f"{_owner(label, gke)}--{pool}")
             for pool, plan, storage in zip(_pool_names(plans), plans, storages, strict=True)
         ),
         store=store,
@@ -226,6 +238,10 @@ def label_of(name: str) -> str:
         raise ConfigError(
             f"application name {name!r} has {len(label)} characters; KubeRay takes {_LONGEST_NAME}: shorten it"
         )
+    if label.endswith(_OF_KUBERAY):
+        raise ConfigError(
+            f"application name {name!r} ends as names of KubeRay's own Services do ({', '.join(_OF_KUBERAY)}); change it"
+        )
     return label
 
 
@@ -250,10 +266,7 @@ def _shape(plan: Plan) -> str:
 
 
 def _owner(label: str, gke: GkeSpec) -> str:
-    """The application among all of the GKE cluster: names of two namespaces may be equal. A letter is first, as GKE asks for.
-
-    No label has two hyphens in a row, so that none of the namespace `default` is a label and a namespace.
-    """
+    """The application among all of the GKE cluster: names of two namespaces may be equal. A letter is first, as GKE asks for."""
     return label if gke.namespace == "default" else f"{label}--{gke.namespace}"
 
 

@@ -14,7 +14,7 @@ import yaml
 from serving.config import ON_DISK, OWN_REDIS
 from serving.gke import access, nodepools, pods, redis, serve_config
 from serving.gke.application import Application
-from serving.tpu import POD_TYPE_LABEL
+from serving.tpu import POD_TYPE_LABEL, POOL_LABEL, pool_label
 
 RAY_VERSION = "2.60.0"
 
@@ -225,8 +225,11 @@ def _worker_groups(app: Application) -> list[dict[str, Any]]:
             "maxReplicas": counts.max,
             "numOfHosts": pool.plan.slice.hosts,
             "rayStartParams": {},
-            # Ray labels the hosts so itself; the autoscaler has to know the label before there are hosts.
-            "labels": {POD_TYPE_LABEL: pool.plan.slice.pod_type},
+            # Ray sets the first on the hosts itself; the autoscaler has to know both before there are hosts.
+            "labels": {
+                POD_TYPE_LABEL: pool.plan.slice.pod_type,
+                POOL_LABEL: pool_label(pool.plan.pool),
+            },
             "template": pods.host(app, pool),
         }
         if before[pool.plan.slice.pod_type]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from serving.gke import access
-from serving.gke.application import Application
+from serving.gke.application import Application, own
 
 _IMAGE = "redis:7.2-bookworm"
 _PORT = 6379
@@ -17,8 +17,8 @@ _COMMAND = (
 
 
 def name(label: str) -> str:
-    """At most 52 characters: Kubernetes labels the pods of a StatefulSet with its name and a hash, and labels end at 63."""
-    return f"{label[:46].rstrip('-')}-redis"
+    """The name of its objects: NAME-redis may be another application's."""
+    return own(label, "redis")
 
 
 def address(app: Application) -> str:

@@ -269,12 +269,12 @@ class RouterCore:
         taken = {entry.slice for entry in self.seen.slices if entry.state is not SliceState.LOST}
         known = quarantine.of_hosts_there(self.seen.slice_failures, {(host.slice, host.ip) for host in hosts})
         left_out = {failed.slice for failed in quarantine.quarantined(known, self.now())}
-        shapes = {
-            model: [plan.slice for plan in self.plans if plan.model.name == model]
+        pools = {
+            model: [(plan.slice, plan.pool) for plan in self.plans if plan.model.name == model]
             for model in self.table.shapes
         }
         self._why = {
-            model: why_waiting(of_model, hosts, taken, left_out) for model, of_model in shapes.items()
+            model: why_waiting(of_model, hosts, taken, left_out) for model, of_model in pools.items()
         }
 
     def status(self) -> Status:

@@ -27,7 +27,8 @@ SLOWEST, FASTEST = 0.5, 2.0
 class Pool:
     """Slices of one shape, bought in one way: bounds, price, and the plan's speeds.
 
-    `key` tells the pool from others, `name` is for people, `hardware` is what Ray places its slices on, however they are bought. `steps` are (sequences, seconds a step), ascending.
+    `key` tells the pool from others, `name` is for people. `hardware` is what Ray places its slices on where no label says for which
+    pool hosts were bought. `steps` are (sequences, seconds a step), ascending.
     """
 
     key: str

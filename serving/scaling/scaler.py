@@ -224,6 +224,7 @@ class Scaler:
                 present=[known.delivered for known in decision.state.pools],
                 out=[known.late for known in decision.state.pools],
                 failing=any(known.failed for known in decision.state.pools),
+                apart=any(entry.bought_for for entry in entries),
             )
         self._tell(model, decision)
 

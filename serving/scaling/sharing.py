@@ -8,6 +8,7 @@ model that gives keeps its `min`, and one slice.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from serving.scaling.capacity import Pool
@@ -28,7 +29,8 @@ class Given(NamedTuple):
 class Share:
     """One model's part of the budget, in slices by pool: those it asks for, those of them that `room` allows, and late orders.
 
-    `present`: those that are there. `out`: whether the pool's patience has run out. `failing`: starts have failed.
+    `present`: those that are there. `out`: whether the pool's patience has run out. `failing`: starts have failed. `apart`: hosts
+    carry the pool that they were bought for, so that no slice of another pool is placed on them.
     """
 
     pools: Sequence[Pool]
@@ -39,6 +41,7 @@ class Share:
     present: Sequence[int] = ()
     out: Sequence[bool] = ()
     failing: bool = False
+    apart: bool = False
 
     @property
     def has_none(self) -> bool:
@@ -73,11 +76,12 @@ class Share:
 
         Nothing where none can go. Pools of that hardware have no orders then: they would take what is given.
         """
-        wanted = {pool.hardware for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
+        hardware = attrgetter("key" if self.apart else "hardware")
+        wanted = {hardware(pool) for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
         there = [
             (pool, count)
             for pool, count in zip(self.pools, self.present, strict=True)
-            if pool.hardware in wanted
+            if hardware(pool) in wanted
         ]
         beyond = [pool.key for pool, count in there if count > pool.min]
         if not beyond or sum(self.present) < 2:

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Self
 
@@ -27,7 +28,7 @@ from serving.errors import SimulationError
 from serving.simulation import chips, host_environment, processes
 from serving.simulation.network import LOOPBACK, Namespaces, best, network
 from serving.simulation.ports import Ports, is_free
-from serving.tpu import Slice, resolve
+from serving.tpu import POOL_LABEL, Slice, pool_label, resolve
 
 HEAD = "head"
 ENGINES = ("vllm", "simulated")
@@ -46,7 +47,10 @@ Report = Callable[[str], None]
 
 @dataclass(frozen=True)
 class SimulatedSlice:
-    """One simulated slice: its shape by name, its number among the simulation's slices, its hosts' addresses, and which are cut off or alive."""
+    """One simulated slice: its shape by name, its number among the simulation's slices, its hosts' addresses, and which are cut off or alive.
+
+    `pool` is the key of the pool that it is bought for; without one its hosts have no label of a pool.
+    """
 
     name: str
     generation: str
@@ -56,6 +60,7 @@ class SimulatedSlice:
     ips: tuple[str, ...] = ()
     cut: tuple[int, ...] = ()
     alive: tuple[bool, ...] = ()
+    pool: str = ""
 
     @property
     def shape(self) -> Slice:
@@ -130,6 +135,7 @@ class SimulatedCluster:
         cls,
         shapes: Sequence[Slice],
         *,
+        pools: Sequence[str] = (),
         directory: Path | None = None,
         engine: str = "vllm",
         startup: str = "",
@@ -138,7 +144,7 @@ class SimulatedCluster:
     ) -> Self:
         """Start a head and slices of these shapes; raises SimulationError if one runs in this directory already.
 
-        `engine` is what replicas run, one of ENGINES; `startup` how long the simulated engine takes to start;
+        `pools` are the keys of the pools that the first of the slices are bought for. `engine` is what replicas run, one of ENGINES; `startup` how long the simulated engine takes to start;
         `network_kind` one of network.NETWORKS, by default namespaces where this user may make them.
         """
         network_kind = network_kind or best()
@@ -163,7 +169,10 @@ class SimulatedCluster:
             report("starting the head")
             cluster._network.up()
             cluster._start_head()
-            entries = [cluster._added(shape) for shape in shapes]
+            entries = [
+                cluster._added(shape, pool=pool)
+                for shape, pool in zip(shapes, chain(pools, repeat("")), strict=False)
+            ]
             hosts = [(entry, worker_id) for entry in entries for worker_id in range(entry.hosts)]
             cluster._start_hosts(hosts, report)
         except BaseException:
@@ -206,12 +215,14 @@ class SimulatedCluster:
         environment = self.environment
         return {name: environment[name] for name in _ACCESS}
 
-    def add_slice(self, shape: Slice, *, name: str | None = None, without: Sequence[str] = ()) -> str:
-        """Start every host of one more slice; returns its name.
+    def add_slice(
+        self, shape: Slice, *, name: str | None = None, pool: str = "", without: Sequence[str] = ()
+    ) -> str:
+        """Start every host of one more slice, bought for the pool of this key or for any; returns its name.
 
         `without` are variables that the hosts lack, as TPU_NAME where Google's webhook was not there in time.
         """
-        entry = self._added(shape, name)
+        entry = self._added(shape, name, pool)
         self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)], without=without)
         return entry.name
 
@@ -342,7 +353,7 @@ class SimulatedCluster:
         )
         _finish(start)
 
-    def _added(self, shape: Slice, name: str | None = None) -> SimulatedSlice:
+    def _added(self, shape: Slice, name: str | None = None, pool: str = "") -> SimulatedSlice:
         taken = {entry.subnet for entry in self._slices.values()}
         subnet = next(number for number in range(1, 255) if number not in taken)
         name = name or f"slice-{subnet - 1}"
@@ -351,7 +362,7 @@ class SimulatedCluster:
                 f"there is a slice {name!r} already; the slices are {', '.join(self._slices)}"
             )
         ips = tuple(self._network.ip(subnet, worker_id) for worker_id in range(shape.hosts))
-        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet, ips)
+        entry = SimulatedSlice(name, shape.generation, shape.topology, shape.hosts, subnet, ips, pool=pool)
         self._slices[name] = entry
         self._save()
         return entry
@@ -417,13 +428,14 @@ class SimulatedCluster:
         )
         environment = {name: value for name, value in environment.items() if name not in without}
         resources = json.dumps({"TPU": shape.chips_per_host})
+        labels = [f"--labels={POOL_LABEL}={pool_label(entry.pool)}"] if entry.pool else []
         self._network.add(entry.subnet, worker_id)
         return self._ray_start(
             environment,
             [f"--address={self.address}", f"--node-ip-address={entry.ips[worker_id]}"]
             # Hosts that start together in one folder would pick the same socket names.
             + [f"--temp-dir={self.directory / f'{entry.name}-{worker_id}'}"]
-            + ["--num-cpus=2", f"--resources={resources}"],
+            + ["--num-cpus=2", f"--resources={resources}", *labels],
             self._network.command(entry.subnet, worker_id),
         )
 

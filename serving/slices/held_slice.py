@@ -8,7 +8,7 @@ import ray
 
 from serving.errors import PlacementError
 from serving.slices.placement import CALLBACK
-from serving.tpu import SLICE_LABEL, WORKER_LABEL
+from serving.tpu import POOL_LABEL, SLICE_LABEL, WORKER_LABEL
 
 RESTART = (
     "Serve keeps the options of its first start: run `serve shutdown -y`, then `serve run` the YAML again with "
@@ -29,10 +29,11 @@ class SliceHost:
 
 @dataclass(frozen=True)
 class HeldSlice:
-    """A whole slice held by a placement group; hosts in worker-id order."""
+    """A whole slice held by a placement group; hosts in worker-id order. `bought_for`: the label of the pool that its hosts carry."""
 
     name: str
     hosts: tuple[SliceHost, ...]
+    bought_for: str = ""
 
     @property
     def bundle_order(self) -> str:
@@ -81,4 +82,5 @@ def read_group(bundles_to_node: dict[int, str], nodes: dict[str, dict[str, Any]]
         )
     if hosts[0].bundle != 0:
         raise PlacementError(f"bundle 0 is not on worker 0 of slice {slices.pop()}. {RESTART}")
-    return HeldSlice(slices.pop(), tuple(hosts))
+    label = nodes[hosts[0].node_id]["Labels"].get(POOL_LABEL, "")
+    return HeldSlice(slices.pop(), tuple(hosts), label)

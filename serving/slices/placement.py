@@ -23,7 +23,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
 from serving.state.records import Release, SliceState, Snapshot, deployment
 from serving.timings import TIMINGS
-from serving.tpu import POD_TYPE_LABEL, SLICE_LABEL
+from serving.tpu import POD_TYPE_LABEL, POOL_LABEL, SLICE_LABEL, pool_label, serves_pool
 
 logger = logging.getLogger("ray.serve")
 
@@ -49,6 +49,21 @@ VERSION = "version"  # in the user_config of a deployment that says itself when 
 _EXTENSION_POINT = "_default_create_placement_group"
 _VERSION_POINT = "deploy_args_to_deployment_info"
 _STOP_POINT = "_get_replicas_to_stop"
+
+
+@dataclass(frozen=True)
+class Without:
+    """Where a replica is not placed: on these slices, which are in quarantine, and on hosts of these pools, by their label."""
+
+    slices: frozenset[str] = frozenset()
+    pools: frozenset[str] = frozenset()
+
+    def suffices(self, wanted: "Without") -> bool:
+        """Whether a group that waits with this may wait on. What is left out for a pool that is gone does no harm."""
+        return self.slices == wanted.slices and self.pools >= wanted.pools
+
+
+_ANYWHERE = Without()
 
 
 def is_slice(bundles: Sequence[Mapping[str, float]]) -> bool:
@@ -67,18 +82,19 @@ def create_slice_group(
     *,
     name: str,
     lifetime: str | None = None,
-    without: Collection[str] = (),
+    without: Without = _ANYWHERE,
 ) -> Any:
     """One placement group over all hosts of one slice: atomic, and pending until a whole slice is free.
 
-    Slices in `without` are left out.
+    Hosts without a pool's label are not left out for any pool: clusters made by hand, and those of older manifests, have none.
 
     Ray's autoscaler does not know that the bundles need one slice. Without the selector it puts all but the first on any
     host with the chips, also of another pool. It then orders less than a slice, which KubeRay rounds down to none.
     """
     selector = {POD_TYPE_LABEL: _pod_type(bundles[0])}
-    if without:
-        selector[SLICE_LABEL] = f"!in({','.join(sorted(without))})"
+    for label, values in {SLICE_LABEL: without.slices, POOL_LABEL: without.pools}.items():
+        if values:
+            selector[label] = f"!in({','.join(sorted(values))})"
     return ray.util.placement_group(
         [dict(bundle) for bundle in bundles],
         name=name,
@@ -116,15 +132,15 @@ def install() -> None:
 
 @dataclass(frozen=True)
 class _Asked:
-    """A placement group that Serve asked for, by its bundles, and the slices that it leaves out."""
+    """A placement group that Serve asked for, by its bundles, and what it leaves out."""
 
     bundles: Sequence[Mapping[str, float]]
     group: Any
-    without: frozenset[str]
+    without: Without
 
 
 class _Waiting:
-    """Replicas that wait for a slice. A group can't change which slices it leaves out: it ends with its replica, and Serve
+    """Replicas that wait for a slice. A group can't change what it leaves out: it ends with its replica, and Serve
     starts another one.
 
     Of a replica that waits when a controller comes back Serve starts another one after 30 s.
@@ -141,25 +157,24 @@ class _Waiting:
         self._ended.discard(name)
         return ended
 
-    def add(
-        self, name: str, bundles: Sequence[Mapping[str, float]], group: Any, without: frozenset[str]
-    ) -> None:
+    def add(self, name: str, bundles: Sequence[Mapping[str, float]], group: Any, without: Without) -> None:
         self._asked[name] = _Asked(bundles, group, without)
 
-    def left_out_of_each(
-        self, replicas: Mapping[str, Sequence[Mapping[str, float]]]
-    ) -> dict[str, frozenset[str]]:
-        """The slices in quarantine for the engines of replicas, by name; none where the store can't be read."""
+    def left_out_of_each(self, replicas: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Without]:
+        """What is left out for replicas, by name; nothing where the store can't be read."""
         try:
             store = self._store()
-            snapshot = store.read()
+            snapshot, nodes, now = store.read(), ray.nodes(), store.now()
+            releases = {owner: store.release(owner) for owner in {_deployment_of(name) for name in replicas}}
             return {
-                name: _left_out(store, snapshot, name, bundles) if snapshot.slice_failures else frozenset()
+                name: left_out(
+                    snapshot, nodes, _pod_type(bundles[0]) or "", releases[_deployment_of(name)], now
+                )
                 for name, bundles in replicas.items()
             }
         except Exception:
             logger.exception("the store can't be read: no slice is left out for %s", ", ".join(replicas))
-            return dict.fromkeys(replicas, frozenset())
+            return dict.fromkeys(replicas, _ANYWHERE)
 
     def run(self) -> None:
         while True:
@@ -171,7 +186,7 @@ class _Waiting:
                 logger.exception("waiting replicas can't be looked at; trying again")
 
     def look(self) -> None:
-        """Remove groups that still wait and leave out other slices than they should."""
+        """Remove groups that still wait and leave out something else than they should."""
         known = dict(self._asked)
         if not known:
             return
@@ -182,21 +197,37 @@ class _Waiting:
         waiting = {name: asked for name, asked in known.items() if name in pending}
         without = self.left_out_of_each({name: asked.bundles for name, asked in waiting.items()})
         for name, asked in waiting.items():
-            if without[name] != asked.without:
-                logger.info("%s waits for a slice with other slices left out than before: asking anew", name)
+            if not asked.without.suffices(without[name]):
+                logger.info("%s waits for a slice, and others are left out than before: asking anew", name)
                 del self._asked[name]
                 self._ended.add(name)
                 ray.util.remove_placement_group(asked.group)
                 _end(name)  # Ray leaves an actor waiting for a group that is gone
 
 
-def _left_out(
-    store: Store, snapshot: Snapshot, name: str, bundles: Sequence[Mapping[str, float]]
-) -> frozenset[str]:
-    pod_type = _pod_type(bundles[0])
-    assert pod_type is not None  # noqa: S101  as `is_slice` said
-    release = store.release(name.removeprefix(_REPLICA).rpartition("#")[0])
-    return slices_left_out(snapshot, pod_type, release.version if release else "", store.now())
+def _deployment_of(replica: str) -> str:
+    """The deployment of a replica by its full name."""
+    return replica.removeprefix(_REPLICA).rpartition("#")[0]
+
+
+def left_out(
+    snapshot: Snapshot, nodes: Sequence[Mapping[str, Any]], pod_type: str, release: Release | None, now: float
+) -> Without:
+    """What is left out for a replica of a release, by the store's time. `nodes` are Ray's.
+
+    Of pools that the YAML has no more, hosts may be there still: their labels say so.
+    """
+    release = release or Release("", "")
+    slices = slices_left_out(snapshot, pod_type, release.version, now, release.pool, nodes)
+    if not release.pool:
+        return Without(slices)
+    labels = {
+        node["Labels"].get(POOL_LABEL, "")
+        for node in nodes
+        if node["Alive"] and node["Labels"].get(POD_TYPE_LABEL) == pod_type
+    }
+    others = labels | {pool_label(pool) for pool in release.other_pools}
+    return Without(slices, frozenset(others - {"", pool_label(release.pool)}))
 
 
 def slices_left_out(
@@ -204,9 +235,10 @@ def slices_left_out(
     pod_type: str,
     version: str,
     now: float,
+    pool: str = "",
     nodes: Sequence[Mapping[str, Any]] | None = None,
 ) -> frozenset[str]:
-    """The slices of this type that no engine of this version is to be placed on now, by the store's time; `nodes` are Ray's."""
+    """The slices of this type that no engine of this version and pool is to be placed on now, by the store's time; `nodes` are Ray's."""
     if not snapshot.slice_failures:
         return frozenset()
     held = {entry.slice for entry in snapshot.slices if entry.state is not SliceState.LOST}
@@ -218,7 +250,12 @@ def slices_left_out(
     known = quarantine.of_hosts_there(
         snapshot.slice_failures, {(labels.get(SLICE_LABEL, ""), address) for labels, address in hosts}
     )
-    there = {labels[SLICE_LABEL] for labels, _ in hosts if labels.get(POD_TYPE_LABEL) == pod_type}
+    there = {
+        labels[SLICE_LABEL]
+        for labels, _ in hosts
+        if labels.get(POD_TYPE_LABEL) == pod_type
+        and (not pool or serves_pool(labels.get(POOL_LABEL, ""), pool))
+    }
     return quarantine.left_out(known, there - held, pod_type, version, now)
 
 
@@ -235,7 +272,7 @@ def _version_by_engine() -> None:
         if is_slice(info.replica_config.placement_group_bundles or ()):
             _store().put_release(
                 deployment(kwargs["app_name"], kwargs["deployment_name"]),
-                Release(settings[VERSION], settings["pool"]),
+                Release(settings[VERSION], settings["pool"], tuple(settings.get("other_pools", ()))),
             )
         return info
 

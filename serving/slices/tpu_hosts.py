@@ -9,7 +9,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from serving.tpu import POD_TYPE_LABEL, SLICE_LABEL, TOPOLOGY_LABEL, WORKER_LABEL, Slice
+from serving.tpu import (
+    POD_TYPE_LABEL,
+    POOL_LABEL,
+    SLICE_LABEL,
+    TOPOLOGY_LABEL,
+    WORKER_LABEL,
+    Slice,
+    serves_pool,
+)
 
 _SHOWN = 4
 WEBHOOK = "Google's TPU webhook sets it: install the webhook, then delete the pods"
@@ -17,7 +25,7 @@ WEBHOOK = "Google's TPU webhook sets it: install the webhook, then delete the po
 
 @dataclass(frozen=True)
 class TpuHost:
-    """One live host with TPUs, as Ray lists it. `slice`, `pod_type` and `topology` are empty, `worker_id` None without the label.
+    """One live host with TPUs, as Ray lists it. `slice`, `pod_type`, `topology` and `pool` are empty, `worker_id` None without the label.
 
     `chips` is the host's resource TPU, `is_head` whether it has the resource of worker 0.
     """
@@ -31,6 +39,7 @@ class TpuHost:
     topology: str = ""
     chips: int = 0
     is_head: bool = False
+    pool: str = ""
 
     @property
     def named(self) -> bool:
@@ -58,6 +67,7 @@ def _host(node: Mapping[str, Any]) -> TpuHost:
         topology=labels.get(TOPOLOGY_LABEL, ""),
         chips=int(resources.get("TPU", 0)),
         is_head=f"TPU-{pod_type}-head" in resources,
+        pool=labels.get(POOL_LABEL, ""),
     )
 
 
@@ -119,31 +129,40 @@ def nameless(hosts: Iterable[TpuHost]) -> str:
 
 
 def why_waiting(
-    shapes: Iterable[Slice], hosts: Sequence[TpuHost], taken: Collection[str], left_out: Collection[str] = ()
+    pools: Iterable[tuple[Slice, str]],
+    hosts: Sequence[TpuHost],
+    taken: Collection[str],
+    left_out: Collection[str] = (),
 ) -> str:
-    """Why no slice of these shapes is free, in words.
+    """Why no slice is free for these pools, each by its shape and its key, in words.
 
     Slices in `taken` are held by replicas, those in `left_out` are in quarantine. Empty where a whole slice is free: Ray is
     about to place on it.
     """
     slices, unnamed = by_slice(hosts), nameless(hosts)
     said = [f"{unnamed}; {WEBHOOK}"] if unnamed else []
-    for shape in shapes:
-        of_shape = {name: found for name, found in slices.items() if is_of(found, shape)}
-        broken = {name: lacks(name, found, shape) for name, found in of_shape.items()}
-        free = [name for name in of_shape if not broken[name] and name not in taken]
+    for shape, pool in pools:
+        alike = {name: found for name, found in slices.items() if is_of(found, shape)}
+        of_pool = {name: found for name, found in alike.items() if serves_pool(found[0].pool, pool)}
+        broken = {name: lacks(name, found, shape) for name, found in of_pool.items()}
+        free = [name for name in of_pool if not broken[name] and name not in taken]
         if any(name not in left_out for name in free):
             return ""
         said += [problem for problem in broken.values() if problem]
         said += [f"slice {name} is in quarantine" for name in free]
-        held = [name for name in of_shape if name in taken]
+        held = [name for name in of_pool if name in taken]
         if held:
-            said.append(
-                f"{counted(len(held), 'slice')} of {shape} {'is' if len(held) == 1 else 'are'} in use"
-            )
-        elif not of_shape and not unnamed:
+            said.append(f"{_are(len(held), shape)} in use")
+        elif not of_pool and alike:
+            labels = sorted({found[0].pool for found in alike.values()})
+            said.append(f"{_are(len(alike), shape)} of another pool ({listed(labels)}), and none of {pool}")
+        elif not of_pool and not unnamed:
             said.append(f"no host of {shape} ({shape.pod_type}) has joined")
     return "; ".join(dict.fromkeys(said))
+
+
+def _are(slices: int, shape: Slice) -> str:
+    return f"{counted(slices, 'slice')} of {shape} {'is' if slices == 1 else 'are'}"
 
 
 def counted(count: int, noun: str) -> str:

@@ -230,7 +230,10 @@ class Store:
 
     def release(self, deployment: str) -> Release | None:
         raw = self._get(_release_key(deployment))
-        return known_fields(Release, json.loads(raw)) if raw else None
+        if not raw:
+            return None
+        found = known_fields(Release, json.loads(raw))
+        return dataclasses.replace(found, other_pools=tuple(found.other_pools))
 
     def rollout(self, rollout: Rollout) -> Rollout | None:
         """What is kept of a roll of the same deployment."""

@@ -31,7 +31,8 @@ class SliceState(StrEnum):
 class SliceRecord:
     """One slice replica.
 
-    `pool` is the key of its pool: the slice's shape and the way it is bought. `reading`: requests, running or waiting, that
+    `pool` is the key of its pool: the slice's shape and the way it is bought. `bought_for` is the label of its hosts that says for
+    which pool they were bought, empty where they have none. `reading`: requests, running or waiting, that
     have no token yet. `kv_usage` is a share of 1.
     `prompt_tokens` (of them `cached_tokens` from the prefix cache) and `output_tokens` count since the engine's start. The
     prefix cache has dropped what it was last asked for `cache_age_s` ago and earlier; 0 where it has dropped nothing yet.
@@ -68,6 +69,7 @@ class SliceRecord:
     late_programs: int = 0
     late_compile_s: float = 0.0
     pool: str = ""
+    bought_for: str = ""
     chips_per_host: int = 0
     hbm_bytes: int = 0
     weight_bytes: int = 0
@@ -185,10 +187,14 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Release:
-    """What Serve is to run of one deployment: the version of its engine, on slices of this pool."""
+    """What Serve is to run of one deployment: the version of its engine, on slices of this pool.
+
+    `other_pools` are the keys of the service's other pools of the same pod type, on whose hosts no slice of this one is placed.
+    """
 
     version: str
     pool: str
+    other_pools: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

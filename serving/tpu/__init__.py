@@ -3,21 +3,27 @@
 from serving.tpu.generations import GENERATIONS
 from serving.tpu.slices import (
     POD_TYPE_LABEL,
+    POOL_LABEL,
     SLICE_LABEL,
     TOPOLOGY_LABEL,
     WORKER_LABEL,
     Slice,
     every_slice,
+    pool_label,
     resolve,
+    serves_pool,
 )
 
 __all__ = [
     "GENERATIONS",
     "POD_TYPE_LABEL",
+    "POOL_LABEL",
     "SLICE_LABEL",
     "TOPOLOGY_LABEL",
     "WORKER_LABEL",
     "Slice",
     "every_slice",
+    "pool_label",
     "resolve",
+    "serves_pool",
 ]

@@ -5,7 +5,9 @@ so the caller says which.
 """
 
 import difflib
+import hashlib
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -20,6 +22,9 @@ POD_TYPE_LABEL = "ray.io/tpu-pod-type"
 SLICE_LABEL = "ray.io/tpu-slice-name"
 WORKER_LABEL = "ray.io/tpu-worker-id"
 TOPOLOGY_LABEL = "ray.io/tpu-topology"
+# Label of the hosts that are bought for one pool. `serving manifest` gives it to worker groups.
+POOL_LABEL = "tpu-serving/pool"
+_LABEL_LETTERS, _MARK_LETTERS = 63, 8
 
 
 @dataclass(frozen=True)
@@ -139,6 +144,20 @@ def resolve(
         raise TopologyError(f"{row.name} {shape} is sold as {offers}; name hosts or machine_type")
     machine, count = chosen[0]
     return Slice(generation=row.name, topology=shape, hosts=count, machine_type=machine.name)
+
+
+def pool_label(pool: str) -> str:
+    """POOL_LABEL's value for a pool's key; a mark of the key ends a value that is not the key itself."""
+    value = re.sub(r"[^A-Za-z0-9._-]+", "-", pool)
+    if value == pool and len(value) <= _LABEL_LETTERS and value[-1:].isalnum():
+        return value
+    mark = hashlib.sha256(pool.encode()).hexdigest()[:_MARK_LETTERS]
+    return f"{value[: _LABEL_LETTERS - _MARK_LETTERS - 1].rstrip('._-')}-{mark}"
+
+
+def serves_pool(label: str, pool: str) -> bool:
+    """Whether hosts of this POOL_LABEL serve the pool of this key. Hosts without the label serve every pool of their shape."""
+    return label in ("", pool_label(pool))
 
 
 def every_slice() -> Iterator[Slice]:

@@ -8,8 +8,9 @@ import pytest
 from support.doctor_facts import HERE, as_rendered, head, healthy, host, llama, told
 
 from serving import config
+from serving.config import CapacityType
 from serving.doctor.examination import STAGES, Result, examine
-from serving.doctor.facts import Endpoints, Facts, HostFacts
+from serving.doctor.facts import Application, Endpoints, Facts, HostFacts
 from serving.doctor.findings import Verdict
 from serving.doctor.versions import IMAGE, SIMULATED
 from serving.planning import plan
@@ -579,3 +580,118 @@ def test_every_check_is_in_the_guide() -> None:
     guide = (ROOT / "docs" / "guides" / "doctor.md").read_text()
     names = [check.name for checks in STAGES.values() for check in checks]
     assert [name for name in names if f"| `{name}` |" not in guide] == []
+
+
+def of_two_pools(*labels: str) -> Facts:
+    """A slice for each label, and a YAML that starts with one slice on spot and one on demand."""
+    plan = llama()
+    spot, sure = (
+        replace(plan, model=plan.model.model_copy(update={"slice": slice_}))
+        for slice_ in (plan.model.slice.model_copy(update={"capacity": (way,)}) for way in CapacityType)
+        if slice_.capacity[0] in (CapacityType.SPOT, CapacityType.ON_DEMAND)
+    )
+    hosts = [
+        replace(host(worker, name), pool=label)
+        for name, label in zip("abc", labels, strict=False)
+        for worker in range(2)
+    ]
+    return replace(healthy(), plans=[spot, sure], hosts=hosts)
+
+
+SPOT, ON_DEMAND = "v6e-2x4-2h-spot", "v6e-2x4-2h-on-demand"
+
+
+@pytest.mark.parametrize(
+    ("labels", "there", "warned"),
+    [
+        ((SPOT, ON_DEMAND), {SPOT: "1", ON_DEMAND: "1"}, False),
+        ((SPOT, SPOT), {SPOT: "2", ON_DEMAND: "0"}, False),
+        (("", ON_DEMAND), {SPOT: "1", ON_DEMAND: "1"}, True),
+        (("", SPOT), {SPOT: "1", ON_DEMAND: "1"}, True),
+        (("", "", ""), {SPOT: "1", ON_DEMAND: "2"}, True),
+    ],
+)
+def test_slices_count_for_the_pool_that_they_were_bought_for(
+    labels: tuple[str, ...], there: dict[str, str], warned: bool
+) -> None:
+    findings = result(of_two_pools(*labels), "pools").findings
+    counts = {
+        key: found.said.split()[0] for found in findings for key in there if f"for {key}," in found.said
+    }
+    assert counts == there
+    failed = {key for key, count in there.items() if count == "0"}
+    assert {
+        key for key in there for found in findings if key in found.said and found.verdict is Verdict.FAILED
+    } == failed
+    assert any("without the label tpu-serving/pool" in found.said for found in findings) is warned
+
+
+def test_a_slice_that_was_bought_for_a_pool_of_no_plan_is_told() -> None:
+    facts = of_two_pools(SPOT, ON_DEMAND, "v6e-2x4-2h-reserved-old")
+    stranger = result(facts, "slices").findings[0]
+    assert "bought for v6e-2x4-2h-reserved-old) is of no pool of the YAML" in stranger.said
+
+
+REFUSED = "Deploying app 'llama' failed with exception:\nmodels.0.slice: missing; name a slice"
+TRACEBACK = "Deploying app 'llama' failed with exception:\nTraceback (most recent call last):\n  File x\nImportError: no"
+
+
+@pytest.mark.parametrize(
+    ("application", "verdict", "says"),
+    [
+        (Application("RUNNING"), Verdict.OK, "Serve calls llama RUNNING"),
+        (Application("DEPLOYING"), Verdict.NOT_YET, "Serve calls llama DEPLOYING"),
+        (None, Verdict.NOT_YET, "Serve has no application llama"),
+        (
+            Application("DEPLOY_FAILED", REFUSED),
+            Verdict.FAILED,
+            "Serve calls llama DEPLOY_FAILED: models.0.slice: missing; name a slice",
+        ),
+        (
+            Application("DEPLOY_FAILED", TRACEBACK),
+            Verdict.FAILED,
+            "Serve calls llama DEPLOY_FAILED: ImportError: no",
+        ),
+        (
+            Application("UNHEALTHY", "The deployments ['x'] are UNHEALTHY.", {"x": "a slice was lost"}),
+            Verdict.FAILED,
+            "Serve calls llama UNHEALTHY: The deployments ['x'] are UNHEALTHY.; x: a slice was lost",
+        ),
+        (
+            Application("DEPLOY_FAILED"),
+            Verdict.FAILED,
+            "Serve calls llama DEPLOY_FAILED: it does not say why",
+        ),
+    ],
+)
+def test_what_serve_has_refused_is_told_with_the_reason(
+    application: Application | None, verdict: Verdict, says: str
+) -> None:
+    known = {"llama": application} if application else {}
+    facts = replace(
+        healthy(), models={"llama": ["llama"]}, serve={**known, "other": Application("DEPLOY_FAILED")}
+    )
+    (finding,) = result(facts, "serve").findings
+    assert (finding.verdict, finding.said) == (verdict, says)
+    status: dict[str, Any] = {}
+    if application:
+        deployments = {
+            of: {"status": "UNHEALTHY", "message": message} for of, message in application.deployments.items()
+        }
+        told = {
+            "status": application.status,
+            "message": application.message,
+            "serveDeploymentStatuses": deployments,
+        }
+        status = {"activeServiceStatus": {"applicationStatuses": {"llama": told}}}
+    heard = as_rendered()
+    assert heard.service
+    heard = replace(heard, service={**heard.service, "status": status})
+    assert result(replace(facts, serve="no cluster was reached", deployed=heard), "serve").findings == (
+        finding,
+    )
+
+
+def test_without_serve_and_kubernetes_nothing_is_said_of_the_application() -> None:
+    facts = replace(healthy(), serve="no cluster was reached", deployed="kubectl is not here")
+    assert [found.verdict for found in result(facts, "serve").findings] == [Verdict.NOT_LOOKED_AT]

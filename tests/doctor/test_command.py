@@ -33,8 +33,15 @@ def test_without_a_cluster_the_command_fails_and_nothing_is_called_ok(
 def test_a_file_that_cannot_be_read_is_another_status(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["doctor", str(tmp_path / "none.yaml")]) == 2
-    assert "No such file" in capsys.readouterr().err
+    missing = str(tmp_path / "none.yaml")
+    assert main(["doctor", missing]) == 2
+    printed = capsys.readouterr()
+    assert "No such file" in printed.err
+    assert not printed.out
+    assert main(["doctor", missing, "--json"]) == 2
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert (finding["stage"], finding["verdict"]) == ("file", "failed")
+    assert "No such file" in finding["said"]
 
 
 def test_the_table_has_a_row_for_each_check_and_counts_them() -> None:
@@ -43,4 +50,4 @@ def test_the_table_has_a_row_for_each_check_and_counts_them() -> None:
         show(console, examine(healthy()))
     text = capture.get()
     assert "TPU_NAME and TPU_WORKER_ID on 2 hosts" in text
-    assert text.splitlines()[-1] == "20 ok, 11 not yet"
+    assert text.splitlines()[-1] == "20 ok, 12 not yet"

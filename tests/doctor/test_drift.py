@@ -29,7 +29,10 @@ pytestmark = pytest.mark.unit
 
 ROOT = Path(__file__).parents[2]
 GOLDENS = sorted((ROOT / "tests" / "gke" / "goldens").glob("*.yaml"))
-REDIS = {"metadata": {"name": "llama-redis-0", "labels": {"app": "llama-redis"}}, "spec": {"containers": []}}
+REDIS = {
+    "metadata": {"name": "llama--redis-0", "labels": {"app": "llama--redis"}},
+    "spec": {"containers": []},
+}
 GROUP = "llama-3-1-8b-instruct-v6e-2x4"
 
 
@@ -257,7 +260,7 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
         "#!/bin/sh\n"
         'case "$*" in\n'
         f'"get rayservices.ray.io -n default -l app=llama "*) /bin/cat {answers["rayservices"]};;\n'
-        f'"get pods -n default -l app in (llama,llama-redis),ray.io/node-type notin (redis-cleanup) "*) /bin/cat {answers["pods"]};;\n'
+        f'"get pods -n default -l app in (llama,llama--redis),ray.io/node-type notin (redis-cleanup) "*) /bin/cat {answers["pods"]};;\n'
         f'"get rayclusters.ray.io -n default -l ray.io/originated-from-cr-name=llama,ray.io/originated-from-crd=RayService "*) /bin/cat {answers["rayclusters"]};;\n'
         "*) echo refused >&2; exit 1;;\n"
         "esac\n"

@@ -112,7 +112,9 @@ def test_the_doctor_finds_what_is_wrong_on_simulated_hosts(leases: Leases) -> No
     )
 
 
-def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_start(leases: Leases) -> None:
+def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_start(
+    leases: Leases, tmp_path: Path
+) -> None:
     def nameless(cluster: SimulatedCluster) -> None:
         cluster.add_slice(SHAPE, name="nameless", without=("TPU_NAME",))
 
@@ -135,3 +137,15 @@ def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_st
         status, findings = doctor(running.cluster, running.deployment)
         assert status == 0
         assert findings["service"][0]["said"].endswith("1 of 1 slice serve")
+        assert findings["serve"][0]["said"] == f"Serve calls {running.application} RUNNING"
+
+        served = tmp_path / "served.yaml"
+        served.write_text(running.deployment.read_text())
+        running.deploy(slcie={})
+        running.until(
+            lambda: running.status() == "DEPLOY_FAILED", 120, "Serve to refuse a key that there is not"
+        )
+        status, findings = doctor(running.cluster, served)
+        assert status == 1
+        assert findings["service"][0]["said"].endswith("1 of 1 slice serve")
+        assert "slcie: unknown key" in findings["serve"][0]["said"]

@@ -492,6 +492,14 @@ def test_a_slice_may_get_the_engine_of_another_pool_of_its_shape() -> None:
     assert len({line.partition("--disk-size=")[2].split()[0] for line in lines if line.startswith("#")}) == 1
 
 
+def test_hosts_carry_the_pool_that_they_are_bought_for() -> None:
+    plans = [planned(slice=BIG["slice"] | {"capacity": way}) for way in ("spot", "on-demand")]
+    (service,) = objects(*plans)["RayService"]
+    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    assert [group["labels"]["tpu-serving/pool"] for group in groups] == [made.pool for made in plans]
+    assert {group["labels"]["ray.io/tpu-pod-type"] for group in groups} == {"v6e-16"}
+
+
 def test_values_are_what_the_yaml_says() -> None:
     """Kubernetes takes $(NAME) for another variable's value, and $$ for a $."""
     found = objects(
@@ -565,7 +573,7 @@ def test_what_serves_is_not_put_away_for_other_work() -> None:
     found = objects(planned(replicas={"min": 2, "max": 3}), planned(replicas={"min": 0, "max": 3}))
     budgets = {each["metadata"]["name"]: each["spec"] for each in found["PodDisruptionBudget"]}
     assert budgets.pop("app-head")["minAvailable"] == 1
-    assert budgets.pop("app-redis") == {
+    assert budgets.pop("app--redis") == {
         "minAvailable": 1,
         "selector": {"matchLabels": found["StatefulSet"][0]["spec"]["template"]["metadata"]["labels"]},
     }
@@ -595,7 +603,7 @@ def test_kueue_admits_the_service_as_an_elastic_job() -> None:
         (
             {},
             {
-                "redisAddress": "app-redis:6379",
+                "redisAddress": "app--redis:6379",
                 "redisPassword": {
                     "valueFrom": {"secretKeyRef": {"name": "serving-cluster", "key": "secret"}}
                 },
@@ -628,8 +636,8 @@ def test_the_manifest_brings_a_redis_that_keeps_what_it_was_told() -> None:
     (claim,) = store["spec"]["volumeClaimTemplates"]
     assert claim["metadata"]["name"] == container["volumeMounts"][0]["name"]
     services = {service["metadata"]["name"]: service["spec"] for service in found["Service"]}
-    assert services["app-redis"]["selector"] == store["spec"]["template"]["metadata"]["labels"]
-    (policy,) = [each for each in found["NetworkPolicy"] if each["metadata"]["name"] == "app-redis"]
+    assert services["app--redis"]["selector"] == store["spec"]["template"]["metadata"]["labels"]
+    (policy,) = [each for each in found["NetworkPolicy"] if each["metadata"]["name"] == "app--redis"]
     assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {"matchLabels": {"app": "app"}}}]}]
     for other in (None, "rocksdb", "redis.default:6379"):
         assert "StatefulSet" not in objects(control_store=other)
@@ -644,6 +652,8 @@ def test_the_manifest_brings_a_redis_that_keeps_what_it_was_told() -> None:
         ("???", "has neither letters nor digits"),
         ("70b", "starts with no letter"),
         ("a" * 48, "has 48 characters; KubeRay takes 47"),
+        ("llama-serve-svc", "ends as names of KubeRay's own Services do"),
+        ("llama.head_svc", "ends as names of KubeRay's own Services do"),
     ],
 )
 def test_a_name_that_kubernetes_refuses_is_refused_here(name: str, says: str) -> None:

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,39 @@ def test_two_applications_of_one_model_share_no_name() -> None:
     elsewhere = names_in_the_cluster("app-2", namespace="1")
     found.append({kept for kept in elsewhere if " " not in kept or kept.startswith(whole)})
     assert sum(map(len, found)) == len(set().union(*found))
+
+
+@pytest.mark.parametrize(
+    "names", [("app", "app-redis", "app-ray", "app-head", "app-slice"), (f"{'a' * 45}bb", f"{'a' * 45}cc")]
+)
+def test_no_name_of_an_application_is_that_of_another_one_s_object(names: tuple[str, ...]) -> None:
+    """Services, pods and scrapes by the name of the application itself, and by it with a suffix or cut at a limit."""
+    one_host = planned("v6e", "2x2")
+    found: list[set[str]] = []
+    for name in names:
+        made = list(yaml.safe_load_all(render(application(name, GKE, [one_host]), {})))
+        pods = [
+            entry["spec"]["template"]["metadata"]["labels"]["app"]
+            for entry in made
+            if "template" in entry.get("spec", {})
+        ]
+        found.append({*(f"{entry['kind']} {entry['metadata']['name']}" for entry in made), *pods, name})
+    assert sum(map(len, found)) == len(set().union(*found))
+
+
+def test_a_hyphen_in_a_name_makes_no_pool_another_application_s() -> None:
+    def made(name: str, model: str) -> set[str]:
+        plan_ = planned("v6e", "2x4", {"min": 1, "max": 1}, hosts=2)
+        app = application(name, GKE, [replace(plan_, model=plan_.model.model_copy(update={"name": model}))])
+        text = render(app, {})
+        budgets = {
+            entry["metadata"]["name"]
+            for entry in yaml.safe_load_all(text)
+            if entry["kind"] == "PodDisruptionBudget"
+        }
+        return budgets | {line.split()[5] for line in text.splitlines() if "node-pools create" in line}
+
+    assert made("a", "b-c").isdisjoint(made("a-b", "c"))
 
 
 def test_a_short_name_is_whole_and_a_long_one_ends_in_its_shape() -> None:

@@ -132,6 +132,18 @@ def test_no_model_in_use_stays_without_a_slice_while_another_has_several(
     assert fleet.targets[-1] == {"first-x": budget, "second-y": 0}
 
 
+def test_no_slice_is_given_back_for_a_pool_whose_hosts_are_others() -> None:
+    """Where hosts carry the pool that they were bought for, no slice of another pool is placed on them."""
+    bought, waits = pool("x", hardware="h"), pool("y", hardware="h")
+    waiting = Share([waits], Room(), [1], [1], [1], present=[0])
+    shared, apart = (
+        Share([bought], Room(), [3], [3], [0], present=[3], apart=apart) for apart in (False, True)
+    )
+    assert shared.without_one_for(waiting) == {"x": 2}
+    assert apart.without_one_for(waiting) == {}
+    assert apart.without_one_for(replace(waiting, pools=[bought])) == {"x": 2}
+
+
 @pytest.mark.parametrize("bought", ["x", "y"])
 def test_a_model_gets_hardware_that_another_has_taken_all_of(bought: str) -> None:
     """Without a budget, a model at zero waited for ever beside one that wanted more slices than there are.

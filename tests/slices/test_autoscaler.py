@@ -13,13 +13,13 @@ from google.protobuf.json_format import ParseDict
 from ray.autoscaler._private.kuberay.autoscaling_config import _generate_available_node_types_from_ray_cr_spec
 from ray.core.generated.autoscaler_pb2 import GangResourceRequest
 from support.kuberay import Autoscaled
-from support.recorded_demand import nameless, recorded
+from support.recorded_demand import POOL, nameless, recorded
 
 from serving.config import GkeSpec, ModelSpec
 from serving.gke.application import application
 from serving.gke.manifest import render
 from serving.planning import plan
-from serving.tpu import Slice, resolve
+from serving.tpu import POOL_LABEL, Slice, resolve
 
 pytestmark = pytest.mark.unit
 GOLDENS = sorted((Path(__file__).parents[1] / "gke" / "goldens").glob("*.yaml"))
@@ -34,10 +34,14 @@ SHAPES = [
 
 
 def cluster(
-    *pools: Slice, least: int = 0, most: int = 4, change: Callable[[dict[str, Any]], None] | None = None
+    *pools: Slice,
+    least: int = 0,
+    most: int = 4,
+    bought: tuple[str, ...] = (),
+    change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Autoscaled:
     """A cluster of the manifest of one model on these pools, with no slice yet unless there is a least."""
-    spec = copy.deepcopy(rendered(pools, least, most))
+    spec = copy.deepcopy(rendered(pools, least, most, bought or ("on-demand",) * len(pools)))
     if change:
         change(spec)
     names = [group["groupName"] for group in spec["workerGroupSpecs"]]
@@ -45,19 +49,24 @@ def cluster(
 
 
 @functools.cache
-def rendered(pools: tuple[Slice, ...], least: int, most: int) -> dict[str, Any]:
+def rendered(pools: tuple[Slice, ...], least: int, most: int, bought: tuple[str, ...]) -> dict[str, Any]:
     plans = [
         plan(
             ModelSpec.model_validate(
                 {
                     "model": "meta-llama/Llama-3.1-8B-Instruct",
-                    "slice": {"generation": pool.generation, "topology": pool.topology, "hosts": pool.hosts},
+                    "slice": {
+                        "generation": pool.generation,
+                        "topology": pool.topology,
+                        "hosts": pool.hosts,
+                        "capacity": capacity,
+                    },
                     "replicas": {"min": least, "max": most},
                     "engine": {"max_model_len": 4096},
                 }
             )
         )
-        for pool in pools
+        for pool, capacity in zip(pools, bought, strict=True)
     ]
     return ray_cluster(render(application("llama", GkeSpec(image="image"), plans), {}))
 
@@ -96,16 +105,23 @@ def pass_hours(monkeypatch: pytest.MonkeyPatch, hours: float) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: later_ns)
 
 
-def demand(shape: Slice, number: int = 0) -> Any:
-    """The pending group of a slice, as Ray's control store reports it to the autoscaler."""
+def without_pools(spec: dict[str, Any]) -> None:
+    for group in spec["workerGroupSpecs"]:
+        del group["labels"][POOL_LABEL]
+
+
+def demand(shape: Slice, number: int = 0, without: str = "") -> Any:
+    """The pending group of a slice, as Ray's control store reports it to the autoscaler; `without` is a pool that it leaves out."""
     group = {"antiAffinity": {"labelName": f"_PG_{number}"}}
     pod_type = {
         "labelKey": "ray.io/tpu-pod-type",
         "operator": "LABEL_OPERATOR_IN",
         "labelValues": [shape.pod_type],
     }
+    left_out = {"labelKey": POOL_LABEL, "operator": "LABEL_OPERATOR_NOT_IN", "labelValues": [without]}
+    constraints = [pod_type, left_out] if without else [pod_type]
     requests = [{"resourcesBundle": bundle, "placementConstraints": [group]} for bundle in shape.bundles()]
-    selected = [{**request, "labelSelectors": [{"labelConstraints": [pod_type]}]} for request in requests]
+    selected = [{**request, "labelSelectors": [{"labelConstraints": constraints}]} for request in requests]
     one_slice = {
         "localityConstraint": {"labelName": "ray.io/tpu-slice-name", "placementStrategy": "STRICT_PACK"}
     }
@@ -116,9 +132,9 @@ def demand(shape: Slice, number: int = 0) -> Any:
 def test_the_demand_is_what_a_control_store_reported() -> None:
     """Of groups that `create_slice_group` made; the cluster tier has them reported again."""
     groups = nameless(recorded()["groups"])
-    assert [len(group["requests"]) for group in groups] == [1, 2, 4, 16]
-    for group, shape in zip(groups, [SHAPES[0], TWO, FOUR, SIXTEEN], strict=True):
-        assert ParseDict({**group, "details": ""}, GangResourceRequest()) == demand(shape)
+    assert [len(group["requests"]) for group in groups] == [1, 1, 2, 4, 16]
+    wanted = [demand(SHAPES[0]), demand(SHAPES[0], without=POOL), demand(TWO), demand(FOUR), demand(SIXTEEN)]
+    assert [ParseDict({**group, "details": ""}, GangResourceRequest()) for group in groups] == wanted
 
 
 def test_a_host_that_a_group_holds_is_not_idle_though_nothing_runs_on_it() -> None:
@@ -200,6 +216,27 @@ def test_of_pools_of_one_shape_the_first_is_ordered_from_until_it_is_full(pendin
     running.pending = [demand(FOUR, number) for number in range(pending)]
     running.rounds(3)
     assert list(running.slices().values()) == [min(pending, 2), max(pending - 2, 0)]
+
+
+def test_a_slice_is_ordered_from_the_pool_that_it_is_bought_for() -> None:
+    running = cluster(FOUR, FOUR, bought=("spot", "on-demand"))
+    running.pending = [demand(FOUR, without="v6e-4x4-4h-spot")]
+    report = running.rounds(3)
+    assert not report.infeasible_gang_resource_requests
+    assert list(running.slices().values()) == [0, 1]
+
+
+@pytest.mark.parametrize(("change", "ordered"), [(None, [1, 1]), (without_pools, [1, 0])])
+def test_a_free_slice_of_another_pool_stands_in_only_where_no_label_says_whose_it_is(
+    change: Callable[[dict[str, Any]], None] | None, ordered: list[int]
+) -> None:
+    running = cluster(FOUR, FOUR, bought=("spot", "on-demand"), change=change)
+    running.pending = [demand(FOUR)]
+    running.rounds(2)
+    running.deliver()
+    running.pending = [demand(FOUR, 1, without="v6e-4x4-4h-spot")]
+    running.rounds(3)
+    assert list(running.slices().values()) == ordered
 
 
 def test_without_a_priority_half_a_slice_of_each_would_be_asked_for_and_none_ordered() -> None:

@@ -7,8 +7,8 @@ import ray
 
 from serving.errors import ExtensionPointError
 from serving.slices import placement
-from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot
-from serving.tpu import POD_TYPE_LABEL, SLICE_LABEL, resolve
+from serving.state.records import Release, SliceFailures, SliceRecord, SliceState, Snapshot
+from serving.tpu import POD_TYPE_LABEL, POOL_LABEL, SLICE_LABEL, resolve
 
 pytestmark = pytest.mark.unit
 
@@ -45,10 +45,58 @@ def test_a_slice_of_new_hosts_is_not_left_out_for_what_happened_on_those_it_repl
             {"Alive": alive, "Labels": labels, "NodeManagerAddress": address}
             for alive, address in [(False, "10.0.0.2"), *((True, address) for address in addresses)]
         ]
-        return placement.slices_left_out(Snapshot(slice_failures=(failures,)), "v6e-8", "1", 1001.0, nodes)
+        return placement.slices_left_out(
+            Snapshot(slice_failures=(failures,)), "v6e-8", "1", 1001.0, nodes=nodes
+        )
 
     assert left_out("10.0.0.1", "10.0.0.2") == {"llama-0"}
     assert left_out("10.0.0.3", "10.0.0.4") == frozenset()
+
+
+def labelled(name: str, pool: str, pod_type: str = "v6e-8", *, alive: bool = True) -> dict[str, Any]:
+    """A host as `ray.nodes()` has it."""
+    labels = {SLICE_LABEL: name, POD_TYPE_LABEL: pod_type} | ({POOL_LABEL: pool} if pool else {})
+    return {"Alive": alive, "Labels": labels, "NodeManagerAddress": name}
+
+
+SPOT, ON_DEMAND, RESERVED = (f"v6e-2x4-2h-{way}" for way in ("spot", "on-demand", "reserved-mine"))
+
+
+def test_a_replica_is_kept_off_hosts_that_are_bought_for_other_pools() -> None:
+    nodes = [
+        labelled("a", SPOT),
+        labelled("b", ON_DEMAND),
+        labelled("c", ""),
+        labelled("d", "v6e-2x4-2h-of-a-yaml-before"),
+        labelled("e", "v6e-2x4-2h-gone", alive=False),
+        labelled("f", "v6e-4x4-4h-spot", "v6e-16"),
+    ]
+    release = Release("v1", SPOT, (ON_DEMAND, RESERVED))
+    without = placement.left_out(Snapshot(), nodes, "v6e-8", release, 0.0)
+    assert without.pools == {ON_DEMAND, RESERVED, "v6e-2x4-2h-of-a-yaml-before"}
+    assert (
+        placement.left_out(Snapshot(), [labelled("c", "")], "v6e-8", Release("v1", SPOT), 1001.0).pools
+        == frozenset()
+    )
+    assert placement.left_out(Snapshot(), nodes, "v6e-8", None, 0.0).pools == frozenset()
+
+
+def test_a_suspected_slice_is_tried_though_another_pool_has_a_free_one() -> None:
+    """The engine may be at fault, and no other slice of the pool is there to be tried."""
+    failures = SliceFailures("a", "a", "v6e-8", 2, 1000.0, "why", "v1", "one")
+    nodes = [labelled("a", SPOT), labelled("b", ON_DEMAND)]
+    snapshot = Snapshot(slice_failures=(failures,))
+    assert placement.left_out(snapshot, nodes, "v6e-8", Release("v1", SPOT), 1001.0).slices == frozenset()
+    assert placement.left_out(
+        snapshot, [*nodes, labelled("c", "")], "v6e-8", Release("v1", SPOT), 1001.0
+    ).slices == {"a"}
+
+
+def test_a_group_waits_on_while_nothing_more_is_left_out() -> None:
+    asked = placement.Without(frozenset({"a"}), frozenset({SPOT, RESERVED}))
+    assert asked.suffices(placement.Without(frozenset({"a"}), frozenset({SPOT})))
+    assert not asked.suffices(placement.Without(frozenset({"a"}), frozenset({ON_DEMAND})))
+    assert not asked.suffices(placement.Without(frozenset(), frozenset({SPOT})))
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # Ray's

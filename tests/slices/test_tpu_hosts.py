@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from serving.tpu import resolve
 pytestmark = pytest.mark.unit
 SHAPE = resolve("v6e", "4x4")
 SMALL = resolve("v6e", "2x4", hosts=2)
+POOL = "v6e-4x4-4h-spot"
 
 
 def node(worker: int | None, name: str | None = "a", **changes: Any) -> dict[str, Any]:
@@ -106,9 +108,18 @@ def test_hosts_without_the_webhooks_variables_are_named() -> None:
 def test_why_a_model_waits_is_said_in_words(
     hosts: list[TpuHost], taken: list[str], left_out: list[str], said: str
 ) -> None:
-    assert why_waiting([SHAPE], hosts, taken, left_out) == said
+    assert why_waiting([(SHAPE, POOL)], hosts, taken, left_out) == said
 
 
 def test_a_slice_of_another_shape_does_not_help() -> None:
-    assert why_waiting([SMALL], whole(), []) == "no host of v6e 2x4 (2 hosts x 4 chips) (v6e-8) has joined"
-    assert why_waiting([SMALL, SHAPE], whole(), []) == ""
+    small = SMALL, "v6e-2x4-2h-spot"
+    assert why_waiting([small], whole(), []) == "no host of v6e 2x4 (2 hosts x 4 chips) (v6e-8) has joined"
+    assert why_waiting([small, (SHAPE, POOL)], whole(), []) == ""
+
+
+def test_a_slice_of_another_pool_does_not_help_and_one_of_none_does() -> None:
+    labelled = [replace(host, pool="v6e-4x4-4h-on-demand") for host in whole("b")]
+    said = f"1 slice of {SHAPE} is of another pool (v6e-4x4-4h-on-demand), and none of v6e-4x4-4h-spot"
+    assert why_waiting([(SHAPE, POOL)], labelled, []) == said
+    assert why_waiting([(SHAPE, POOL)], [*whole(), *labelled], []) == ""
+    assert why_waiting([(SHAPE, POOL)], [*whole(), *labelled], ["a"]) == f"1 slice of {SHAPE} is in use"

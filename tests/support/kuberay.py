@@ -203,7 +203,12 @@ class Autoscaled:
                 "idleDurationMs": round(pod.idle_s * 1000),
                 "totalResources": total,
                 "availableResources": {key: 0.0 if key in used else size for key, size in total.items()},
-                "labels": {_POD_TYPE: shape.pod_type, _SLICE: pod.replica, _WORKER: str(pod.host)},
+                "labels": {
+                    **self.kubernetes.group(pod.group).get("labels", {}),
+                    _POD_TYPE: shape.pod_type,
+                    _SLICE: pod.replica,
+                    _WORKER: str(pod.host),
+                },
             },
             node,
         )

@@ -1,5 +1,7 @@
 """What Ray's control store tells its autoscaler of our pending groups, and of a host before and after one holds it.
 
+The host is of one pool, and the first group leaves that pool out: it waits while the host is free.
+
 `python tests/support/recorded_demand.py > tests/support/recorded_demand.json` records it anew on a simulated cluster of one host.
 """
 
@@ -13,11 +15,12 @@ from typing import Any
 from google.protobuf.json_format import MessageToDict
 
 from serving.simulation.cluster import SimulatedCluster
-from serving.slices.placement import create_slice_group
+from serving.slices.placement import Without, create_slice_group
 from serving.state.gcs import show_token
 from serving.tpu import resolve
 
 HELD = resolve("v6e", "2x2")
+POOL = "v6e-2x2-1h-spot"
 PENDING = [HELD, resolve("v6e", "2x4", hosts=2), resolve("v6e", "4x4"), resolve("v6e", "8x8")]
 _FILE = Path(__file__).with_suffix(".json")
 _PATIENCE_S = 30
@@ -34,7 +37,7 @@ def nameless(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for group in groups:
         name, state = group["details"].split(":")
         found.append(json.loads(json.dumps({**group, "details": state}).replace(f"_PG_{name}", "_PG_0")))
-    return sorted(found, key=lambda group: len(group["requests"]))
+    return sorted(found, key=lambda group: (len(group["requests"]), json.dumps(group)))
 
 
 def record() -> dict[str, Any]:
@@ -52,6 +55,8 @@ def record() -> dict[str, Any]:
         host = next(node for node in state["nodeStates"] if "TPU" in node["totalResources"])
         return host, state.get("pendingGangResourceRequests", [])
 
+    elsewhere = create_slice_group(HELD.bundles(), name="elsewhere", without=Without(pools=frozenset({POOL})))
+    assert not elsewhere.wait(_PATIENCE_S / 10)
     free, _ = reported()
     assert create_slice_group(HELD.bundles(), name="held").wait(_PATIENCE_S)
     for number, shape in enumerate(PENDING):
@@ -59,14 +64,14 @@ def record() -> dict[str, Any]:
     until = time.monotonic() + _PATIENCE_S
     while True:
         held, groups = reported()
-        if (len(groups) == len(PENDING) and held["status"] == "RUNNING") or time.monotonic() > until:
+        if (len(groups) == len(PENDING) + 1 and held["status"] == "RUNNING") or time.monotonic() > until:
             return {"host": {"free": free, "held": held}, "groups": groups}
         time.sleep(0.2)
 
 
 def main() -> None:
     with tempfile.TemporaryDirectory(prefix="svt") as directory:
-        cluster = SimulatedCluster.up([HELD], directory=Path(directory) / "sim")
+        cluster = SimulatedCluster.up([HELD], pools=[POOL], directory=Path(directory) / "sim")
         try:
             os.environ.update(cluster.environment)
             show_token(cluster.environment)

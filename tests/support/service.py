@@ -112,9 +112,12 @@ class Service:
 
     def until_deployed(self, timeout_s: float = 200) -> None:
         """Wait until Serve has done all that was asked of it."""
-        self.until(
-            lambda: self._lent.ask("status").get(self.application) == "RUNNING", timeout_s, "the deployment"
-        )
+        self.until(lambda: self.status() == "RUNNING", timeout_s, "the deployment")
+
+    def status(self) -> str | None:
+        """What Serve calls the application."""
+        found: str | None = self._lent.ask("status").get(self.application)
+        return found
 
     def fault(self, victim: SliceRecord, **faults: Any) -> None:
         """Have a simulated engine fail."""

@@ -2,11 +2,12 @@
 
 import pytest
 from ray._private.accelerators import tpu as ray_tpu
+from ray._private.label_utils import validate_label_selector, validate_node_label_syntax
 from ray.autoscaler._private.kuberay.utils import gke_tpu_accelerator_to_generation
 from ray.util.accelerators import accelerators as ray_names
 from ray.util.tpu import get_tpu_version_from_type, get_tpu_worker_resources
 
-from serving.tpu import GENERATIONS, resolve
+from serving.tpu import GENERATIONS, POOL_LABEL, pool_label, resolve, serves_pool
 
 pytestmark = pytest.mark.unit
 
@@ -83,3 +84,30 @@ def test_accelerator_names_are_rays() -> None:
         assert row.ray_accelerator_type in of_ray
         assert gke_tpu_accelerator_to_generation[row.gke_accelerator] == row.pod_prefix
         assert ray_tpu.get_tpu_cores_per_chip(row.pod_prefix) == row.cores_per_chip
+
+
+POOLS = [
+    "v6e-4x4-4h-on-demand",
+    "v6e-2x4-2h-flex-start-spot",
+    "v5e-4x4-4h-reserved-projects/other/reservations/mine",
+    "v5e-4x4-4h-reserved-projects/other/reservations-mine",
+    f"v5e-4x4-4h-reserved-{'a' * 63}",
+    f"v5e-4x4-4h-reserved-{'a' * 62}",
+    "v5e-4x4-4h-reserved-mine-",
+]
+
+
+def test_the_label_of_a_pool_is_one_that_ray_takes_and_no_other_pool_s() -> None:
+    labels = [pool_label(pool) for pool in POOLS]
+    assert labels[:2] == POOLS[:2]
+    assert len(set(labels)) == len(POOLS)
+    for label in labels:
+        validate_node_label_syntax({POOL_LABEL: label})
+    assert validate_label_selector({POOL_LABEL: f"!in({','.join(labels)})"}) is None
+
+
+def test_hosts_without_a_label_serve_every_pool() -> None:
+    spot, on_demand = "v6e-4x4-4h-spot", "v6e-4x4-4h-on-demand"
+    assert serves_pool("", spot)
+    assert serves_pool(pool_label(spot), spot)
+    assert not serves_pool(pool_label(on_demand), spot)

@@ -1,0 +1,67 @@
+"""The check of what Serve says of the applications: a deployment that it refused leaves what ran before, and every slice looks well."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from serving.doctor.facts import Application, Deployed, Facts
+from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, ok
+
+_REASON_CHARACTERS = 500
+_FAILED = "DEPLOY_FAILED", "UNHEALTHY"
+
+
+def serve(facts: Facts) -> list[Finding]:
+    """Whether Serve has taken the applications of the file as they were deployed last."""
+    known = facts.serve
+    if isinstance(known, str):
+        told = in_kubernetes(facts.deployed)
+        if told is None:
+            return [not_looked_at(known)]
+        known = told
+    return [_of(name, known.get(name)) for name in facts.models]
+
+
+def in_kubernetes(deployed: Deployed | str) -> dict[str, Application] | None:
+    """What KubeRay last heard from Serve; None where Kubernetes has no RayService."""
+    if isinstance(deployed, str) or deployed.service is None:
+        return None
+    status = (deployed.service.get("status") or {}).get("activeServiceStatus") or {}
+    return {
+        name: Application(told.get("status") or "", told.get("message") or "", _deployments(told))
+        for name, told in (status.get("applicationStatuses") or {}).items()
+    }
+
+
+def _deployments(told: Mapping[str, Any]) -> dict[str, str]:
+    """What is wrong with an application's deployments, by name."""
+    deployments = told.get("serveDeploymentStatuses") or {}
+    return {
+        name: entry.get("message") or ""
+        for name, entry in deployments.items()
+        if entry.get("status") in _FAILED
+    }
+
+
+def _of(name: str, application: Application | None) -> Finding:
+    if application is None:
+        return not_yet(f"Serve has no application {name}")
+    said = f"Serve calls {name} {application.status}"
+    if application.status == "RUNNING":
+        return ok(said)
+    if application.status not in _FAILED:
+        return not_yet(said)
+    wrong = [application.message, *(f"{of}: {message}" for of, message in application.deployments.items())]
+    reasons = "; ".join(filter(None, map(reason, wrong))) or "it does not say why"
+    if application.deployments:
+        return failed(f"{said}: {reasons}", "see `service`, and Serve's log on the head")
+    return failed(f"{said}: {reasons}", "change the YAML and deploy it again; what ran before runs on")
+
+
+def reason(message: str) -> str:
+    """The words of a message that say why: of a traceback its last line, else what stands behind Serve's own first line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if any(line.startswith("Traceback (most recent call last)") for line in lines):
+        lines = lines[-1:]
+    elif len(lines) > 1 and lines[0].endswith(":"):
+        lines = lines[1:]
+    return " ".join(lines)[:_REASON_CHARACTERS]
