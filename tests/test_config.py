@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import ValidationError
 
 from serving import config
 from serving.config import serve_keys
@@ -233,6 +234,15 @@ def test_serve_s_keys_are_those_of_the_installed_serve() -> None:
         (serve_keys.HTTP, schema.HTTPOptionsSchema),
     ):
         assert set(known) == set(theirs.model_fields)
+    one = {"name": "a", "import_path": "a:b"}
+    for kind, keys, sound in (
+        (schema.ServeDeploySchema, serve_keys._OF_FILE, {"applications": [one]}),
+        (schema.ServeApplicationSchema, serve_keys._OF_APPLICATION, one),
+    ):
+        kind.model_validate(sound)
+        for key in keys:
+            with pytest.raises(ValidationError, match=key):
+                kind.model_validate(sound | {key: None})
     assert set(serve_keys.PROXY_LOCATIONS) == {location.value for location in schema.ProxyLocation}
 
 
@@ -335,6 +345,17 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
             "route_prefix: 'llama' is no path; write / or",
         ),
         (ONE.replace(b"{import", b"{route_prefix: /a/, import"), "route_prefix: '/a/' is no path"),
+        (ONE + b"http_options:", "http_options: nothing stands behind it, and Serve takes no null"),
+        (ONE.replace(b"{import", b"{runtime_env: , import"), "runtime_env: nothing stands behind it"),
+        (
+            ONE.replace(b"{import", b"{name: 123, import"),
+            "name: text is needed; put it into quotes (got 123)",
+        ),
+        (ONE.replace(b"{import", b"{name: '', import"), "name: text is needed"),
+        (
+            ONE.replace(b"{import", b"{runtime_env: {working_dir: .}, import"),
+            "runtime_env.working_dir: . is a folder of this machine",
+        ),
         (LISTED_TWICE, "two applications have name: default; give each its own"),
         (
             LISTED_TWICE.replace(b"{import", b"{name: second, import", 1),

@@ -44,6 +44,9 @@ HTTP = (
 PROXY_LOCATIONS = ("HeadOnly", "EveryNode", "Disabled")
 # What has Serve's controller place whole slices.
 HOOK, INSTALL = "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", "serving.slices.placement.install"
+# Keys whose value is never null. Serve refuses the whole file for one that is.
+_OF_FILE = ("proxy_location", "http_options", "grpc_options")
+_OF_APPLICATION = ("name", "import_path", "runtime_env", "deployments", "args")
 _PORTS = range(1, 65536)
 _NOTES = "x-"  # a key that begins so is for whoever reads the file, or for YAML's anchors
 
@@ -63,7 +66,8 @@ def check(where: str, raw: Mapping[Any, Any], known: Collection[str], ours: Coll
 
 
 def check_values(where: str, raw: Mapping[str, Any]) -> None:
-    """Raises ConfigError for what Serve refuses once hosts are there: its proxy, and names and paths of applications."""
+    """Raises ConfigError for what Serve refuses once hosts are there: nulls, its proxy, names, paths and folders of applications."""
+    _refuse_nulls(where, raw, _OF_FILE)
     location = raw.get("proxy_location")
     if location not in (None, *PROXY_LOCATIONS):
         raise ConfigError(
@@ -71,15 +75,39 @@ def check_values(where: str, raw: Mapping[str, Any]) -> None:
         )
     taken: set[tuple[str, str]] = set()
     for application in raw["applications"]:
+        _refuse_nulls(where, application, _OF_APPLICATION)
+        name = application.get("name", "default")
+        if not isinstance(name, str) or not name:
+            raise ConfigError(f"{where}: name: text is needed; put it into quotes (got {name!r})")
+        _refuse_folder(f"{where}, application {name}", application)
         path = application.get("route_prefix", "/")
         if path is not None and not _is_route(path):
             raise ConfigError(
                 f"{where}: route_prefix: {path!r} is no path; write / or one as /llama, without / at its end"
             )
-        for what, value in (("name", str(application.get("name", "default"))), ("route_prefix", path)):
+        for what, value in (("name", name), ("route_prefix", path)):
             if value is not None and (what, value) in taken:
                 raise ConfigError(f"{where}: two applications have {what}: {value}; give each its own")
             taken.add((what, value))
+
+
+def _refuse_nulls(where: str, raw: Mapping[str, Any], never_null: Collection[str]) -> None:
+    for key in never_null:
+        if key in raw and raw[key] is None:
+            raise ConfigError(
+                f"{where}: {key}: nothing stands behind it, and Serve takes no null; give it a value, or leave it out"
+            )
+
+
+def _refuse_folder(where: str, options: Mapping[str, Any]) -> None:
+    """Raises ConfigError for a `working_dir` that is on this machine alone."""
+    environment = options.get("runtime_env")
+    folder = environment.get("working_dir") if isinstance(environment, Mapping) else None
+    if isinstance(folder, str) and "://" not in folder:
+        raise ConfigError(
+            f"{where}: runtime_env.working_dir: {folder} is a folder of this machine, and Serve takes a URI of an archive alone; "
+            "put what engines read into the image"
+        )
 
 
 def check_variables(where: str, options: Any) -> None:

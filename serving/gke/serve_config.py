@@ -38,6 +38,15 @@ _CERTIFICATES = ("SERVING_TLS_CERT", "SERVING_TLS_KEY")
 
 def check(app: Application, document: Mapping[str, Any]) -> None:
     """Raises ConfigError for a door that nobody reaches, and for slices that Serve would not place whole."""
+    if document.get("proxy_location") == "Disabled":
+        raise ConfigError(
+            "proxy_location is Disabled, and nobody gets in without Serve's proxy; set HeadOnly"
+        )
+    ours = [entry for entry in document.get("applications") or () if entry.get("name", "default") == app.name]
+    if any("route_prefix" in entry and entry["route_prefix"] is None for entry in ours):
+        raise ConfigError(
+            f"route_prefix of {app.name} is null, and Serve sends it no request; leave it out, or set /"
+        )
     host = str((document.get("http_options") or {}).get("host") or "")
     if host.startswith(_LOOPBACK):
         raise ConfigError(

@@ -755,6 +755,12 @@ TLS = {"controller_options": {"runtime_env": {"env_vars": {"SERVING_TLS_CERT": "
         ({}, 10001, "port is 10001, which Ray's clients has"),
         ({}, 30000, "port is 30000, which a router of Serve's has"),
         ({}, 12000, "port is 12000, which a worker of Ray's has"),
+        ({"proxy_location": "Disabled"}, 8000, "proxy_location is Disabled, and nobody gets in"),
+        (
+            {"applications": [{"name": "app", "route_prefix": None}]},
+            8000,
+            "route_prefix of app is null, and Serve sends it no request",
+        ),
         (TLS, 8000, "sets SERVING_TLS_CERT, and the head's pod holds no certificate"),
         ({"controller_options": {"runtime_env": None}}, 8000, f"IMPORT_PATH: {INSTALL}"),
     ],

@@ -133,7 +133,7 @@ def test_the_demand_is_what_a_control_store_reported() -> None:
     """Of groups that `create_slice_group` made; the cluster tier has them reported again."""
     groups = nameless(recorded()["groups"])
     assert [len(group["requests"]) for group in groups] == [1, 1, 2, 4, 16]
-    wanted = [demand(SHAPES[0]), demand(SHAPES[0], without=POOL), demand(TWO), demand(FOUR), demand(SIXTEEN)]
+    wanted = [demand(SHAPES[0], without=POOL), demand(SHAPES[0]), demand(TWO), demand(FOUR), demand(SIXTEEN)]
     assert [ParseDict({**group, "details": ""}, GangResourceRequest()) for group in groups] == wanted
 
 
