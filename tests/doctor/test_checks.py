@@ -260,6 +260,12 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         "slice b (v5p-8, topology 2x4) is of no pool of the YAML",
         Verdict.WARNING,
     ),
+    "a refused deployment": (
+        "serve",
+        lambda: replace(healthy(), serve={"": Application("DEPLOY_FAILED", "no such key")}),
+        "DEPLOY_FAILED: no such key",
+        Verdict.FAILED,
+    ),
     "too few slices": ("pools", lambda: replace(healthy(), hosts=[]), "0 whole of v6e 2x4", Verdict.FAILED),
     "a head without a disk": (
         "control store",
