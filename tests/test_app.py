@@ -57,7 +57,7 @@ def test_slices_know_the_pools_whose_hosts_ray_would_take_for_theirs() -> None:
     without = {key: value for key, value in model("llama").items() if key not in ("slice", "replicas")}
     first = without | {"pools": [bought("spot"), bought("on-demand", topology="4x4", hosts=None)]}
     second = model("other") | bought("on-demand") | {"replicas": 1}
-    slices = build({"models": [first, second]})._bound_deployment.init_args[2:]
+    slices = build({"models": [first, second]})._bound_deployment.init_args[1:]
     others = [one._bound_deployment._deployment_config.user_config["other_pools"] for one in slices]
     assert others == [["v6e-2x4-1h-on-demand"], [], ["v6e-2x4-1h-spot"]]
 
