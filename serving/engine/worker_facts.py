@@ -4,9 +4,11 @@ An engine starts and serves though its workers tell nothing.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import math
+from functools import partial
 
 from serving.engine.late_programs import Late, lines
 from serving.engine.server import EngineServer
@@ -46,17 +48,18 @@ class WorkerFacts:
                 load = self._server.load
                 if load.last_output_s != output_s:  # or it has taken no step, and is left alone
                     output_s = load.last_output_s
-                    late = self._tell_late(late, await self._server.late_programs())
+                    late = await self._tell_late(late, await self._server.late_programs())
                     await self._tell_first_requests(load.finished, late)
                 await asyncio.sleep(TIMINGS.late_programs_look_s)
         except Exception:
             logger.exception("%s: the workers could not tell what they compiled", self._model)
 
-    def _tell_late(self, before: Late, now: Late) -> Late:
+    async def _tell_late(self, before: Late, now: Late) -> Late:
         """An engine that compiles as requests come was started so, and tells nothing of it."""
         workers = self._start.workers if self._start else ()
         if now.programs > before.programs and all(worker.precompiles for worker in workers):
-            self._record.update(late_programs=now.programs, late_compile_s=round(now.seconds, 3))
+            told = {"late_programs": now.programs, "late_compile_s": round(now.seconds, 3)}
+            await asyncio.to_thread(partial(self._record.update, **told))
             # First requests bring some twenty programs of one operation each, which take a second together.
             level = logging.WARNING if now.seconds - before.seconds >= 1 else logging.INFO
             for line in lines(now.after(before.programs)):
@@ -67,7 +70,9 @@ class WorkerFacts:
     async def _tell_first_requests(self, ended: int, late: Late) -> None:
         if self._start and self._start.late_programs is None and ended >= FIRST_REQUESTS:
             seconds = round(late.seconds, 3)
-            self._start = dataclasses.replace(
+            start = dataclasses.replace(
                 self._start, requests=ended, late_programs=late.programs, late_compile_s=seconds
             )
-            await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
+            with contextlib.suppress(Exception):  # the head restarts; the next look tells
+                await asyncio.to_thread(self._store.put_start, self._record.record.replica, start)
+                self._start = start

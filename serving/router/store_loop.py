@@ -131,7 +131,8 @@ class StoreLoop:
         await asyncio.to_thread(self._write, wanted, demands, forgotten)
         for entry, reason in core.wrong_slices():
             await asyncio.to_thread(self._store.put_verdict, entry.replica, reason)
-        if (suspicions := dict(core.suspicions)) != self._told:
+        # Every time while there are any: other routers delete those of one that stood still.
+        if (suspicions := dict(core.suspicions)) or self._told:
             await asyncio.to_thread(self._store.put_suspicions, core.application, core.name, suspicions)
             self._told = suspicions
         await asyncio.to_thread(core.publish, demands, now_s)

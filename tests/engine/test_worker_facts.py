@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,3 +151,25 @@ async def test_an_engine_that_tells_nothing_starts_all_the_same() -> None:
 def test_a_record_is_read_as_it_was_written() -> None:
     record = StartRecord((WORKER,), requests=100, late_programs=0)
     assert StartRecord.of(json.loads(dump(record))) == record
+
+
+async def test_a_store_that_hangs_or_is_away_holds_up_neither_the_replica_nor_what_is_told_later(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop, by which Serve asks for its health, stood still; after one failed write nothing was counted any more."""
+    made, store, record = facts(Engine(late=TWO))
+    threads = []
+    monkeypatch.setattr(record, "update", lambda **_: threads.append(threading.current_thread()))
+    put, tries = store.put_start, []
+
+    def away(name: str, start: StartRecord) -> None:
+        tries.append(start)
+        if len(tries) == 2:
+            raise ConnectionError("the head restarts")
+        put(name, start)
+
+    monkeypatch.setattr(store, "put_start", away)
+    await looked(made, monkeypatch, times=3)
+    assert threading.main_thread() not in threads
+    assert len(threads) == 1
+    assert [start.late_programs for _, start in store.told] == [None, 2]

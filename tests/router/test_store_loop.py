@@ -1,6 +1,6 @@
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,13 +9,14 @@ from support.servers import RawServers, free_address
 from support.simulated_engine import small_plan
 
 from serving.router.core import RouterCore, Served
+from serving.router.forwarding.suspects import Flight
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.slices.tpu_hosts import TpuHost
 from serving.state import board
 from serving.state.board import Board
 from serving.state.gcs import Found
-from serving.state.records import SliceRecord, SliceState, Snapshot
+from serving.state.records import SliceRecord, SliceState, Snapshot, Suspicion
 from serving.timings import Timings
 
 pytestmark = pytest.mark.http
@@ -130,5 +131,27 @@ async def test_a_router_says_why_its_model_waits_and_keeps_that_while_hosts_cann
     listed[0] = TpuHost("n0", "10.0.0.1", 0, "slice-0", 0, "v6e-8", "2x4", 8, is_head=True)
     await until(lambda: why() == "")
     assert core.status().models[0].missing_why == ""
+    await loop.close()
+    await core.close()
+
+
+async def test_a_router_tells_again_whom_it_suspects_for_others_may_have_taken_it_for_gone() -> None:
+    """As after a pause of half a minute: what it suspected was deleted, and never written again."""
+    plan, told = small_plan(), list[Mapping[str, Suspicion]]()
+
+    class Kept(StandingStore):
+        def put_suspicions(
+            self, _application: str, _router: str, suspicions: Mapping[str, Suspicion]
+        ) -> None:
+            told.append(suspicions)
+
+    store: Any = Kept()
+    core = RouterCore(Served([plan]), KeyFile(None), no_metrics, application="app", timings=QUICK)
+    loop = StoreLoop(core, store, lambda *_: None, QUICK)
+    now = time.time()
+    core.dispatcher.suspects.died("a", [Flight("f00d", plan.model.name, now)], now, 0.0)
+    await loop.start()
+    await until(lambda: len(told) > 2)
+    assert all("f00d" in suspicions for suspicions in told)
     await loop.close()
     await core.close()
