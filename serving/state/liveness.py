@@ -8,7 +8,7 @@ plan says so before it takes its record away.
 """
 
 import dataclasses
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Protocol
 
 from serving.state.records import Demand, SliceRecord, SliceState
@@ -36,7 +36,7 @@ class Liveness:
         self._asked: set[str] = set()
         self._mute: set[str] = set()
         self._ended: dict[str, int | None] = {}  # the last beat of replicas that nobody listens for any more
-        self._known: dict[str, SliceRecord] = {}  # what the last look had of slices that do not go
+        self._known: dict[str, SliceRecord] = {}  # what the last look had
         self._missing: dict[str, float] = {}  # since when records are missing
         self._told: dict[Hashable, Demand] = {}  # and of routers
         self.silent: list[SliceRecord] = []
@@ -46,7 +46,8 @@ class Liveness:
     ) -> tuple[list[SliceRecord], list[SliceRecord]]:
         """Records with lost ones marked, and those to delete from the store. `silent` then has the slices to ask."""
         found = {record.replica: record for record in records}
-        records = [*found.values(), *self._missed(found, now_s)]
+        missed = self._missed(found, now_s)
+        records = [*found.values(), *missed]
         marked, forgotten, silent = [], [], []
         still = self._slices.still(((record.replica, record) for record in records), now_s)
         for record, still_s in zip(records, still, strict=True):
@@ -66,21 +67,18 @@ class Liveness:
             else:
                 marked.append(record)
         self._asked.update(record.replica for record in silent)
-        gone = {record.replica for record in forgotten}
-        self._known = {
-            record.replica: record
-            for record in records
-            if record.state in _STAYS and record.replica not in gone
-        }
-        there = {record.replica for record in records}
-        self._mute &= there
+        there = {record.replica: record for record in records} if missed else found
+        self._known = there.copy() if forgotten else there
+        for record in forgotten:
+            del self._known[record.replica]
+        self._mute &= there.keys()
         self._ended = {replica: beat for replica, beat in self._ended.items() if replica in there}
         self.silent = silent
         return marked, forgotten
 
-    def _missed(self, found: Collection[str], now_s: float) -> list[SliceRecord]:
+    def _missed(self, found: Mapping[str, SliceRecord], now_s: float) -> list[SliceRecord]:
         """The last look's records that this one lacks; Serve has stopped a start that stays away."""
-        missing = self._known.keys() - found
+        missing = [name for name in self._known.keys() - found.keys() if self._known[name].state in _STAYS]
         self._missing = {name: self._missing.get(name, now_s) for name in missing}
         return [
             self._known[name]
