@@ -272,6 +272,12 @@ _GRAMMARS = (
         "params, supported_tasks",
     ),
     Name(
+        "vllm.v1.engine.input_processor:InputProcessor.process_inputs",
+        "is replaced: it refuses what EngineCore can't read",
+        "request_id, prompt, params, supported_tasks, arrival_time=, lora_request=, tokenization_kwargs=, trace_headers=, priority=, data_parallel_rank=, resumable=",
+    ),
+    Name("vllm.v1.engine:EngineCoreRequest.pooling_params", "is read as EngineCore will read it"),
+    Name(
         "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses._generate_with_builtin_tools",
         "is replaced: it looks at the sampling parameters before it is read",
         "request_id, engine_input, sampling_params, context, lora_request=, priority=, trace_headers=, reasoning_parser_kwargs=",

@@ -4,10 +4,15 @@ vLLM 0.26 looks at sampling parameters when an answer is read for the first time
 its connection is cut, which to a router is a slice that broke off, and elsewhere the error is an event. And its `/v1/messages`
 tells every mistake, as a prompt that is too long, as a 500 of the engine's, its `/v1/responses` every item that it can't make a
 message of. Here parameters are looked at before, and a mistake is a 400 on every route.
+
+EngineCore looks at the parameters of a request once more as it reads it, and where they are wrong then it reads no other request: a
+`min_tokens` beyond what the prompt leaves of the context ended an engine without a sign. So they are read here before they are sent.
 """
 
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 _CHECKED = "serving_checked"  # an attribute of sampling parameters, which a copy lacks
 
@@ -32,6 +37,7 @@ def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
 
     engine.input_processor._validate_params = unless_checked  # noqa: SLF001
     engine.generate = _checked(engine.generate, check)
+    engine.input_processor.process_inputs = _readable(engine.input_processor.process_inputs)
     if responses := getattr(state, "openai_serving_responses", None):
         responses._make_request = _read(responses._make_request)  # noqa: SLF001
         generate = responses._generate_with_builtin_tools  # noqa: SLF001
@@ -49,6 +55,25 @@ def _check_grammar(sampling_params: Any, no_grammars: str) -> None:
             "No grammar can bind an answer here (structured_outputs, response_format, a required or strict tool): "
             f"{no_grammars}. Leave it out."
         )
+
+
+def _readable(process_inputs: Any) -> Any:
+    """vLLM's making of what is sent to EngineCore, by which `max_tokens` is known."""
+
+    def processing(*arguments: Any, **options: Any) -> Any:
+        request = process_inputs(*arguments, **options)
+        for params in (request.sampling_params, request.pooling_params):
+            if params is None:
+                continue
+            try:
+                msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=type(params))
+            except TypeError:
+                continue  # of a kind that vLLM has its own way for
+            except (msgspec.MsgspecError, ValueError, OverflowError) as error:
+                raise ValueError(f"No engine can read the request's parameters: {error}") from error
+        return request
+
+    return processing
 
 
 def _checked(generate: Any, check: Callable[[Any], None]) -> Any:

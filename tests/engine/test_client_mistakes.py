@@ -2,6 +2,7 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from serving.engine import client_mistakes
@@ -15,6 +16,27 @@ def validated(params: Any, tasks: Any) -> None:
     assert tasks is TASKS
     if params.temperature < 0:
         raise ValueError("temperature must be non-negative")
+
+
+class Sent(msgspec.Struct):
+    """Parameters as vLLM sends them: they are looked at where they are made, and where they are read."""
+
+    min_tokens: int
+    max_tokens: int
+    extra: Any = None
+
+    def __post_init__(self) -> None:
+        if self.min_tokens > self.max_tokens:
+            raise ValueError("min_tokens must be less than or equal to max_tokens")
+
+
+def made(sampling_params: Any, pooling_params: Any = None) -> Any:
+    return SimpleNamespace(sampling_params=sampling_params, pooling_params=pooling_params)
+
+
+def engine_of() -> Any:
+    looks = SimpleNamespace(_validate_params=validated, process_inputs=made)
+    return SimpleNamespace(generate=answers, input_processor=looks)
 
 
 def params(temperature: float) -> Any:
@@ -45,7 +67,7 @@ class Messages:
 
 @pytest.fixture
 def app() -> Any:
-    engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
+    engine = engine_of()
     state = SimpleNamespace(
         openai_serving_responses=SimpleNamespace(
             _generate_with_builtin_tools=answers, _make_request=conversation
@@ -108,6 +130,20 @@ def test_parameters_are_looked_at_once(app: Any) -> None:
         look(params(-1.0), TASKS)
 
 
+def test_what_no_engine_core_can_read_is_refused_before_it_is_sent(app: Any) -> None:
+    """It ended the reading of all further requests there."""
+    make = app.engine.input_processor.process_inputs
+    good, late, wide = Sent(1, 5), Sent(1, 5), Sent(1, 5, {"a": 1 << 70})
+    late.min_tokens = 6  # vLLM sets max_tokens itself once it has looked
+    assert make(good).sampling_params is good
+    assert make(None, good).pooling_params is good
+    assert make(Sent(1, 5, object())), "vLLM's own way of sending may know it"
+    for bad, says in ((late, "less than or equal"), (wide, "No engine can read")):
+        for arguments in ((bad,), (None, bad)):
+            with pytest.raises(ValueError, match=says):
+                make(*arguments)
+
+
 GRAMMARS = {
     "none": None,
     "empty": SimpleNamespace(all_constraints_none=lambda: True),
@@ -118,7 +154,7 @@ GRAMMARS = {
 @pytest.mark.parametrize("no_grammars", ["", "they end it"])
 @pytest.mark.parametrize("name", GRAMMARS)
 def test_a_grammar_is_refused_only_where_the_engine_takes_none(name: str, no_grammars: str) -> None:
-    engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
+    engine = engine_of()
     client_mistakes.install(engine, SimpleNamespace(), TASKS, no_grammars)
     asked = params(1.0)
     asked.structured_outputs = GRAMMARS[name]
@@ -130,5 +166,5 @@ def test_a_grammar_is_refused_only_where_the_engine_takes_none(name: str, no_gra
 
 
 def test_an_app_without_these_routes_is_left_as_it_is() -> None:
-    engine = SimpleNamespace(generate=answers, input_processor=SimpleNamespace(_validate_params=validated))
+    engine = engine_of()
     client_mistakes.install(engine, SimpleNamespace(openai_serving_responses=None), TASKS, "")

@@ -117,6 +117,18 @@ def test_a_client_s_mistake_is_a_400_and_no_failure_of_its_slice(
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_parameters_that_its_core_can_t_read_do_not_end_an_engine(service: str) -> None:
+    """`max_tokens` is worked out after vLLM has looked at `min_tokens`; the core then read no request any more."""
+    for min_tokens, status in ((2046, 400), (10**6, 400), (2, 200)):
+        sampling = {"min_tokens": min_tokens, "max_tokens": None if status == 400 else 4}
+        answer = http.post(
+            f"{service}/inference/v1/generate",
+            json={"model": MODEL, "token_ids": [1, 2, 3], "sampling_params": sampling},
+            timeout=60,
+        )
+        assert answer.status_code == status, answer.text
+
+
 @pytest.fixture(scope="module")
 def service(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A router before the engine."""
