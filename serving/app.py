@@ -55,7 +55,11 @@ def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
     room = _room(config, plans)
     slices = [
         _slice_deployment(config, pools, at, room, other_pools(pools[at], plans)).bind(
-            pools[at], engine_here, chip_use, compares=config.router.sentinel.share > 0
+            pools[at],
+            engine_here,
+            chip_use,
+            compares=config.router.sentinel.share > 0,
+            tls=config.router.slices_tls,
         )
         for pools in plans
         for at in range(len(pools))
@@ -188,7 +192,7 @@ def _slice_deployment(
         graceful_shutdown_timeout_s=plan.model.drain_s + TIMINGS.stop_margin_s,
         **_count(config, pools, at, room),
         max_surge_percent=_SURGES,
-        # `model` and `judged` change without a restart; the rest is for the controller (see serving.slices.controller).
+        # `model`, `judged` and `tls` change without a restart; the rest is for the controller (see serving.slices.controller).
         user_config={
             "version": plan.version,
             "pool": plan.pool,
@@ -197,6 +201,7 @@ def _slice_deployment(
             "rollout": {**plan.model.rollout.model_dump(), "surge_s": plan.model.surge_s},
             "model": plan.model.model_dump(include={"drain_s", "stall_s", "start_s"}),
             "judged": config.router.sentinel.share > 0,
+            "tls": config.router.slices_tls,
             "budget": config.budget.model_dump(),
             "dollars_per_hour": slice_hour(plan.model.slice, plan.slice, config.prices),
         },

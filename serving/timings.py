@@ -63,6 +63,11 @@ class Timings:
         2.0  # how often a slice that takes steps asks its workers what they compiled
     )
 
+    # Routers read the store every beat, but go on by their last view of it while the head restarts.
+    former_port_s: float = (
+        60.0  # for which a slice that goes over to TLS, or away from it, is reached on the port before
+    )
+
     # app: what Serve is told
     health_period_s: float = 1.0  # Serve learns by it that a replica has ended
     health_timeout_s: float = 30.0

@@ -15,8 +15,8 @@ from benchmarks.simulator import nowhere
 from serving import secret
 from serving.cli.main import _parser
 from serving.config import FailoverSpec
-from serving.engine.server import HttpServer
 from serving.errors import SliceLostError
+from serving.http_server import HttpServer
 from serving.metrics.scrape import Scraper
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.upstream import SliceResponse
@@ -53,7 +53,7 @@ async def slice_port(cluster_secret: str) -> AsyncIterator[str]:  # noqa: ARG001
     """A simulated slice as a replica serves it."""
     server = SimulatorServer(plan_of("llama-8b-v6e-1"), nowhere())
     await server.start()
-    yield f"http://127.0.0.1:{server.port}"
+    yield f"http://127.0.0.1:{server.http.port}"
     server.kill()
 
 
@@ -174,9 +174,9 @@ async def test_a_slice_on_the_network_without_a_secret_is_told_of_in_its_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(secret.VARIABLE, raising=False)
-    HttpServer(None, "127.0.0.1")._listener.close()
+    HttpServer(None, "127.0.0.1")._port.close()
     assert "SERVING_CLUSTER_SECRET" not in caplog.text
-    HttpServer(None, "0.0.0.0")._listener.close()
+    HttpServer(None, "0.0.0.0")._port.close()
     assert "SERVING_CLUSTER_SECRET is not set: this slice's port on 0.0.0.0 answers everybody" in caplog.text
 
 

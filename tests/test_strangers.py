@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from serving import secret
-from serving.engine.server import HttpServer
+from serving.http_server import HttpServer
 from serving.strangers import Strangers
 
 SECRET = "of-the-cluster"

@@ -120,6 +120,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.log_content": ({}, True),
     "router.affinity": ({}, "none"),
     "router.share": ({}, False),
+    "router.slices_tls": ({}, True),
     "router.failover.continue_streams": ({}, False),
     "router.failover.retries": ({}, 7),
     "router.failover.wait_s": ({}, 7),

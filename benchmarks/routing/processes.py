@@ -57,7 +57,7 @@ async def route(policy: Policy, port: int, engines: Sequence[str], folder: Path)
         app.state.neighbours = Neighbours(name, table, "127.0.0.1")
         if policy.shares:
             app.state.neighbours.start()
-            (folder / name).write_text(app.state.neighbours.address)
+            (folder / name).write_text(app.state.neighbours.peer.address)
         async with aiohttp.ClientSession() as session:
             await read(session, 1)
             following = asyncio.create_task(follow(session))
@@ -127,7 +127,7 @@ async def serve() -> None:
     """One engine: print its port, end with the input."""
     server = SimulatorServer(plan(ModelSpec.model_validate(_SPEC)), nowhere())
     await server.start()
-    print(server.port, flush=True)
+    print(server.http.port, flush=True)
     await asyncio.to_thread(sys.stdin.read)
     server.kill()
 

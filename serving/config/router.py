@@ -225,6 +225,10 @@ class RouterSpec(Spec):
         description="Whether routers, where there are several, tell each other which prompts they sent to which slice. Off, each "
         "knows its own alone.",
     )
+    slices_tls: bool = Field(
+        default=False,
+        description="Whether routers ask slices, and each other, by TLS. Each makes itself a certificate, and is trusted by that alone.",
+    )
     failover: FailoverSpec = Field(default=FailoverSpec(), description="Retries and continuation.")
     preemption: PreemptionSpec = Field(
         default=PreemptionSpec(), description="Streams that make room for a higher priority."

@@ -7,8 +7,9 @@ from http import HTTPStatus
 
 import aiohttp
 
-from serving import secret
+from serving import pinned_tls, secret
 from serving.engine.answer_check import Answer, Ask, Case, Wrong, again, read
+from serving.state.records import Peer
 
 _PROMPT = "The capital of France is Paris. The capital of Italy is"
 _TOKENS = 16
@@ -16,10 +17,10 @@ _PATIENCE_S = 20.0
 _OTHERS = 2
 
 
-async def wrong_at_start(model: str, own: str, others: Mapping[str, str]) -> Wrong | None:
+async def wrong_at_start(model: str, own: str, others: Mapping[str, Peer]) -> Wrong | None:
     """Who gives wrong tokens: the slice `own`, or one of those that serve. None where nobody does, or too few answer.
 
-    `others` has the addresses of slices with the same engine, `own` among them, by replica.
+    `others` has slices with the same engine, `own` among them, by replica.
     """
     fields = {"model": model, "prompt": _PROMPT, "temperature": 0, "ignore_eos": True}
     body = json.dumps(again(fields, _TOKENS, chat=False)).encode()
@@ -39,12 +40,17 @@ async def wrong_at_start(model: str, own: str, others: Mapping[str, str]) -> Wro
     return step
 
 
-async def _ask(session: aiohttp.ClientSession, address: str, body: bytes) -> Answer | None:
+async def _ask(session: aiohttp.ClientSession, peer: Peer, body: bytes) -> Answer | None:
     headers = {"content-type": "application/json"}
     try:
         async with (
             asyncio.timeout(_PATIENCE_S),
-            session.post(f"{address}/v1/completions", data=body, headers=headers) as response,
+            session.post(
+                f"{peer.address}/v1/completions",
+                data=body,
+                headers=headers,
+                ssl=pinned_tls.of(peer.certificate),
+            ) as response,
         ):
             return read(await response.json()) if response.status == HTTPStatus.OK else None
     except (aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):

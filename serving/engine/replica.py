@@ -58,11 +58,18 @@ class SliceReplica:
     """The callable of a slice deployment; `app.build` binds it to its plan."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, plan: Plan, engine: MakeEngine, chips_of: ChipsOf | None = None, *, compares: bool = False
+        self,
+        plan: Plan,
+        engine: MakeEngine,
+        chips_of: ChipsOf | None = None,
+        *,
+        compares: bool = False,
+        tls: bool = False,
     ) -> None:
         """`engine` makes the engine of the host that this replica stands on; `chips_of` works out a simulated slice's chip use.
 
-        `compares`: whether the slice's first answer is compared with those of the slices that serve.
+        `compares`: whether the slice's first answer is compared with those of the slices that serve. `tls`: whether its port
+        speaks TLS from the start.
         """
         stacks.register()
         context = ray.get_runtime_context()
@@ -114,12 +121,12 @@ class SliceReplica:
             )
             await asyncio.to_thread(self._refuse_quarantined)
             self._hosts = HostWatch(held, group, context.get_node_id(), self._store.now)
-            server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id()))
+            server = engine(plan, EngineSite(held, group, context.gcs_address, context.get_actor_id(), tls))
             self._engine = server
             await self._look_over_hosts(server)
             self._enter("starting the engine")
             self._record.load = self._starting
-            await self._bring_up(server, held.hosts[0].ip, compares=compares)
+            await self._bring_up(server, compares=compares)
         except Exception as error:
             self._error = error
             self._on(Event.FAILED, error.message if isinstance(error, ServingError) else repr(error))
@@ -134,7 +141,7 @@ class SliceReplica:
         if unfit := await first(partial(self._hosts.unfit, server.needs()), self._leave_at_notice):
             raise UnfitHostError(unfit)
 
-    async def _bring_up(self, server: EngineServer, ip: str, *, compares: bool) -> None:
+    async def _bring_up(self, server: EngineServer, *, compares: bool) -> None:
         """Start the engine and look at it, which hangs where a host dies under it: the watch goes on till then."""
         late = partial(self._is_late, asyncio.get_running_loop())
         watch = partial(first, self._hosts.lost, server.worker_died, late, self._leave_at_notice)
@@ -142,13 +149,24 @@ class SliceReplica:
             with _serves_log_kept():
                 await server.start()
             self._server = server
-            self._address = f"http://{ip}:{server.port}"
             await self._look_at_start(compares=compares)
 
-    def reconfigure(self, settings: dict[str, Any]) -> None:
+    async def reconfigure(self, settings: dict[str, Any]) -> None:
         """Take over what the YAML may change while the engine runs; Serve calls this also after the start."""
         self._spec = self._plan.model.model_copy(update=settings["model"])
         self._judged = settings["judged"]
+        await self._speak(tls=settings["tls"])
+
+    async def _speak(self, *, tls: bool) -> None:
+        """Go over to TLS, or away from it; the former port takes connections until routers have long read of the new one."""
+        http = self._server.http
+        if close_former := await http.speak(tls=tls):
+            logger.info(
+                "%s on slice %s speaks %s with routers from now on",
+                *(self._plan.model.name, self._record.record.slice, "TLS" if tls else "plain HTTP"),
+            )
+            await asyncio.to_thread(partial(self._record.update, **http.peer._asdict()))
+            asyncio.get_running_loop().call_later(TIMINGS.former_port_s, close_former)
 
     def check_health(self) -> None:
         """Serve's health check; raises SliceLostError once the slice is lost."""
@@ -219,7 +237,7 @@ class SliceReplica:
         self._enter("serving")
         self._record.update(
             state=SliceState.SERVING,
-            address=self._address,
+            **self._server.http.peer._asdict(),
             max_model_len=self._server.max_model_len,
             reason="",
         )
@@ -349,7 +367,7 @@ class SliceReplica:
         self._facts = WorkerFacts(self._plan.model.name, self._server, self._store, self._record)
         await self._facts.tell_start()
         if compares:
-            await self._wrong_tokens.compare_first_answer(self._address)
+            await self._wrong_tokens.compare_first_answer(self._server.http.peer)
 
     def _starting(self) -> dict[str, object]:
         """The record's fields during the start. The record's thread calls this: the event loop is blocked."""

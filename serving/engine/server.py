@@ -1,29 +1,14 @@
-"""What a slice replica needs of an engine: of vLLM, or on simulated hosts of one that only keeps vLLM's timing.
+"""What a slice replica needs of an engine: of vLLM, or on simulated hosts of one that only keeps vLLM's timing."""
 
-And the HTTP server in front of either engine.
-"""
-
-import asyncio
-import logging
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol
 
-import uvicorn
-
-from serving import secret
 from serving.engine.late_programs import Late
+from serving.http_server import HttpServer
 from serving.slices.held_slice import HeldSlice
 from serving.slices.preflight import Needs
 from serving.state.records import WorkerStart
-from serving.strangers import GuardedHttp, Strangers
-
-logger = logging.getLogger("ray.serve")
-
-# Longer than a router keeps an idle connection, so that the router closes it.
-_KEEP_ALIVE_S = 120
 
 
 @dataclass
@@ -50,19 +35,26 @@ class Load:
 
 @dataclass(frozen=True)
 class EngineSite:
-    """Where an engine runs: its slice, the placement group on it, Ray's address, and the replica that owns the engine."""
+    """Where an engine runs: its slice, the placement group on it, Ray's address, and the replica that owns the engine.
+
+    `tls`: whether its port speaks TLS from the start.
+    """
 
     held: HeldSlice
     group: Any
     gcs_address: str
     replica: str
+    tls: bool = False
 
 
 class EngineServer(Protocol):
     """One engine on one slice and the HTTP server in front of it. Lives in the replica's event loop."""
 
-    port: int
     max_model_len: int
+
+    @property
+    def http(self) -> HttpServer:
+        """The HTTP server of an engine that has started."""
 
     @property
     def load(self) -> Load: ...
@@ -99,47 +91,3 @@ class EngineServer(Protocol):
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""
-
-
-class HttpServer:
-    """An engine's ASGI app on a free port of its host, served by a task of the running event loop.
-
-    It asks for the cluster's secret, where there is one.
-    """
-
-    def __init__(self, app: Any, ip: str) -> None:
-        ours = secret.of_this_process()
-        if not ours and not ip.startswith("127."):
-            logger.warning(
-                "%s is not set: this slice's port on %s answers everybody who reaches it; `serving secret` makes one",
-                secret.VARIABLE,
-                ip,
-            )
-        self._listener = socket.create_server((ip, 0), backlog=2048)
-        self.port: int = self._listener.getsockname()[1]
-        self.uvicorn = uvicorn.Server(
-            uvicorn.Config(
-                secret.guarded(app, ours),
-                # uvicorn's own config closes every handler, Serve's too; a restarted controller asks replicas for their log file.
-                log_config=None,
-                log_level="warning",
-                interface="asgi3",
-                access_log=False,
-                timeout_keep_alive=_KEEP_ALIVE_S,
-                http=partial(GuardedHttp, Strangers(), ours),  # type: ignore[arg-type]  # a class or what makes one
-            )
-        )
-        self._serving: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        self._serving = asyncio.create_task(self.uvicorn.serve(sockets=[self._listener]))
-
-    async def ended(self) -> str:
-        """Wait until the server has ended."""
-        assert self._serving is not None  # noqa: S101  `start` came first
-        await asyncio.wait([self._serving])
-        return "the engine's HTTP server has ended"
-
-    @property
-    def requests_open(self) -> int:
-        return len(self.uvicorn.server_state.tasks)

@@ -25,9 +25,10 @@ from serving.engine.compilation_watch import Sights
 from serving.engine.late_programs import Late, most
 from serving.engine.protocol import MOST_PIXELS
 from serving.engine.redaction import redacted, secrets_of
-from serving.engine.server import EngineSite, HttpServer, Load
+from serving.engine.server import EngineSite, Load
 from serving.environment import HOST_BOUNDS, OWNER, REPLICA, STAGES
 from serving.errors import EngineStartError, ServingError
+from serving.http_server import HttpServer
 from serving.planning import Plan
 from serving.planning.adapters import flag_values
 from serving.planning.engine_options import ONLY_ON, TOOL_PARSER
@@ -63,7 +64,6 @@ class VllmServer:
     """One engine on one slice and the HTTP server in front of it. Lives in the replica's event loop."""
 
     def __init__(self, plan: Plan, site: EngineSite, overrides: Overrides | None = None) -> None:
-        self.port = 0
         self.max_model_len = 0
         self._plan = plan
         self._site = site
@@ -126,10 +126,14 @@ class VllmServer:
         client_mistakes.install(self._engine, app.state, tasks, self._plan.no_grammars)
         stopped_answers.install()
         refusals.install(app)
-        self._http = HttpServer(app, self._held.hosts[0].ip)
-        self.port = self._http.port
+        self._http = HttpServer(app, self._held.hosts[0].ip, tls=self._site.tls)
         app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it
         self._http.start()
+
+    @property
+    def http(self) -> HttpServer:
+        assert self._http is not None  # noqa: S101  `start` came first
+        return self._http
 
     @property
     def load(self) -> Load:
@@ -185,8 +189,7 @@ class VllmServer:
 
     async def died(self) -> str:
         """Wait until the engine reports itself dead, or its HTTP server has ended; returns which."""
-        assert self._http is not None  # noqa: S101  `start` came first
-        return await first(self._errored, self._http.ended)
+        return await first(self._errored, self.http.ended)
 
     async def _errored(self) -> str:
         while not self._engine.errored:  # noqa: ASYNC110  vLLM has no event for it

@@ -12,7 +12,7 @@ from serving.errors import WrongTokensError
 from serving.slices.quarantine import may_be_taken_out
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
-from serving.state.records import Snapshot
+from serving.state.records import Peer, Snapshot
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,8 +36,8 @@ class WrongTokens:
         self._tell_overruled(reason)
         return ""
 
-    async def compare_first_answer(self, address: str) -> None:
-        """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise than that at `address`."""
+    async def compare_first_answer(self, peer: Peer) -> None:
+        """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise than `peer`, this one."""
         own = self._record.record
         try:
             snapshot = await asyncio.to_thread(self._store.read, own.application)
@@ -49,8 +49,8 @@ class WrongTokens:
             for entry in snapshot.slices
             if entry.serves and (entry.deployment, entry.version) == (own.deployment, own.version)
         ]
-        addresses = {entry.replica: entry.address for entry in sorted(same, key=lambda entry: entry.running)}
-        found = await wrong_at_start(own.model, own.replica, {**addresses, own.replica: address})
+        peers = {entry.replica: entry.peer for entry in sorted(same, key=lambda entry: entry.running)}
+        found = await wrong_at_start(own.model, own.replica, {**peers, own.replica: peer})
         if found is None:
             return
         slices = {entry.replica: entry.slice for entry in [*same, own]}

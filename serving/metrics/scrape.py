@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from serving import secret
+from serving import pinned_tls, secret
 from serving.metrics import exposition
 from serving.metrics.exposition import Engine
 from serving.metrics.table import UNREACHABLE
-from serving.state.records import SliceRecord
+from serving.state.records import Peer, SliceRecord
 
 _TIMEOUT_S = 3.0  # below any scraper's own
 _FRESH_S = 1.0
@@ -57,8 +57,8 @@ class Scraper:
         engines = [entry for entry in self._entries() if entry.address]
         agents = await self._agents()
         texts = await asyncio.gather(
-            *(self._read(address) for address in agents),
-            *(self._read(entry.address, self._secret) for entry in engines),
+            *(self._read(Peer(address)) for address in agents),
+            *(self._read(entry.peer, self._secret) for entry in engines),
         )
         engine_pages = [
             (Engine(entry.model, entry.slice, entry.pool, entry.hosts), text or "")
@@ -79,9 +79,10 @@ class Scraper:
             self._page.cancel()
         await self._session.close()
 
-    async def _read(self, address: str, headers: Mapping[str, str] | None = None) -> str | None:
+    async def _read(self, peer: Peer, headers: Mapping[str, str] | None = None) -> str | None:
         try:
-            async with self._session.get(f"{address}/metrics", headers=headers) as response:
+            trusted = pinned_tls.of(peer.certificate)
+            async with self._session.get(f"{peer.address}/metrics", headers=headers, ssl=trusted) as response:
                 return await response.text() if response.status == 200 else None
         except (aiohttp.ClientError, TimeoutError):
             return None

@@ -124,6 +124,7 @@ class RouterCore:
         self.table = _table(plans, spec, application, rates)
         self.neighbours: Neighbours | None = None
         self._shares = _shares(spec)
+        self._tls = spec.slices_tls
         self.dispatcher = Dispatcher(
             self.table,
             spec.failover,
@@ -189,7 +190,7 @@ class RouterCore:
     def listen(self, ip: str) -> None:
         """Open the port on which other routers tell what they sent, where they do; `ip`: of this router's host."""
         if self._shares:
-            self.neighbours = Neighbours(self.name, self.table, ip)
+            self.neighbours = Neighbours(self.name, self.table, ip, tls=self._tls)
             self.neighbours.start()
 
     def reconfigure(self, slices: Mapping[str, int | None]) -> None:
@@ -317,7 +318,7 @@ class RouterCore:
             keys=keys,
             beat=self._beats,
             application=self.application,
-            address=self.neighbours.address if self.neighbours else "",
+            **(self.neighbours.peer._asdict() if self.neighbours else {}),
         )
 
 

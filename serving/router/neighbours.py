@@ -13,11 +13,12 @@ from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
 
-from serving.engine.server import HttpServer
-from serving.router.forwarding.upstream import Upstream, UpstreamError
+from serving.http_server import HttpServer
+from serving.router.forwarding.connecting import UpstreamError
+from serving.router.forwarding.upstream import Upstream
 from serving.router.scheduling import sharing
 from serving.router.scheduling.slice_table import SliceTable
-from serving.state.records import Demand
+from serving.state.records import Demand, Peer
 from serving.timings import TIMINGS, Timings
 
 logger = logging.getLogger("ray.serve")
@@ -35,18 +36,20 @@ _EVERY_NEIGHBOUR_S = 0.025
 class Neighbours:
     """The other routers, as one router knows them. Lives in the router's event loop."""
 
-    def __init__(self, name: str, table: SliceTable, ip: str, timings: Timings = TIMINGS) -> None:
-        """`name`: this router's own; `ip`: of its host."""
+    def __init__(
+        self, name: str, table: SliceTable, ip: str, timings: Timings = TIMINGS, *, tls: bool = False
+    ) -> None:
+        """`name`: this router's own; `ip`: of its host. `tls`: whether others ask by TLS."""
         self._name = name
         self._table = table
-        self._server = HttpServer(self._app, ip)
+        self._server = HttpServer(self._app, ip, tls=tls)
         self._upstream = Upstream(timings.connect_s)
-        self._addresses: dict[str, str] = {}
+        self._peers: dict[str, Peer] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
         self._knows = False  # what routers that were there before told
         self._asking: asyncio.Task[None] | None = None
         self._next_s = 0.0
-        self.address = f"http://{ip}:{self._server.port}"
+        self.peer = self._server.peer
 
     def start(self) -> None:
         self._server.start()
@@ -54,13 +57,13 @@ class Neighbours:
 
     def settle(self, demands: Iterable[Demand]) -> None:
         """Once a beat: take over which routers there are."""
-        self._addresses = {
-            demand.router: demand.address
+        self._peers = {
+            demand.router: Peer(demand.address, demand.certificate)
             for demand in demands
             if demand.address and demand.router != self._name
         }
-        if self._addresses and not self._knows and not self._asking:
-            self._asking = asyncio.create_task(self._ask(random.choice(list(self._addresses.values()))))
+        if self._peers and not self._knows and not self._asking:
+            self._asking = asyncio.create_task(self._ask(random.choice(list(self._peers.values()))))
 
     async def close(self) -> None:
         self._table.news.on_first = lambda: None
@@ -76,33 +79,33 @@ class Neighbours:
 
     def _tell_all(self) -> None:
         sent = self._table.news.take()
-        if not self._addresses:
+        if not self._peers:
             return
-        paced_s = max(EVERY_S, _EVERY_NEIGHBOUR_S * len(self._addresses))
+        paced_s = max(EVERY_S, _EVERY_NEIGHBOUR_S * len(self._peers))
         self._next_s = asyncio.get_running_loop().time() + paced_s
         raw = sharing.Batch(self._name, sent).encoded()
-        for router, address in self._addresses.items():
+        for router, peer in self._peers.items():
             if router not in self._telling:
-                self._telling[router] = asyncio.create_task(self._tell(router, address, raw))
+                self._telling[router] = asyncio.create_task(self._tell(router, peer, raw))
 
-    async def _tell(self, router: str, address: str, raw: bytes) -> None:
+    async def _tell(self, router: str, peer: Peer, raw: bytes) -> None:
         try:
             async with asyncio.timeout(_WITHIN_S):
-                await self._upstream.call(address, b"POST", PATH, raw)
+                await self._upstream.call(peer, b"POST", PATH, raw)
         except (UpstreamError, TimeoutError) as error:
-            logger.debug("the router at %s was not told: %s", address, error)
+            logger.debug("the router at %s was not told: %s", peer.address, error)
         finally:
             del self._telling[router]
 
-    async def _ask(self, address: str) -> None:
+    async def _ask(self, peer: Peer) -> None:
         """Have a neighbour tell everything; the next call asks another where this one does not."""
         try:
             async with asyncio.timeout(_ALL_WITHIN_S):
-                raw = await self._upstream.call(address, b"GET", PATH)
+                raw = await self._upstream.call(peer, b"GET", PATH)
             await self._take(sharing.Batch.decoded(raw))
             self._knows = True
         except (UpstreamError, TimeoutError, ValueError) as error:
-            logger.debug("the router at %s has not told what it knows: %s", address, error)
+            logger.debug("the router at %s has not told what it knows: %s", peer.address, error)
         finally:
             self._asking = None
 

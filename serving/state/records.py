@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 _Record = TypeVar("_Record")
 
@@ -16,6 +16,13 @@ _Record = TypeVar("_Record")
 def known_fields(kind: type[_Record], fields: Mapping[str, Any]) -> _Record:
     """A record of what JSON kept of it. A store that outlives the head may have those of another version, with other fields."""
     return kind(**{name: value for name, value in fields.items() if name in kind.__dataclass_fields__})  # type: ignore[attr-defined]
+
+
+class Peer(NamedTuple):
+    """Where a process of the cluster listens, and the certificate (PEM) that it shows; without one it speaks plain HTTP."""
+
+    address: str
+    certificate: str = ""
 
 
 class SliceState(StrEnum):
@@ -40,7 +47,7 @@ class SliceRecord:
     token; 0 where it does not.
     `late_programs` were compiled while it served, in `late_compile_s`; 0 of an engine that compiles as requests come.
     `hbm_bytes`, `weight_bytes` and `cache_bytes` are the plan's figures for one chip. `since` is when the replica entered
-    its state, seconds since 1970 by its own clock. `adapters` has its engine; None where it does not say. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
+    its state, seconds since 1970 by its own clock. `certificate` (PEM) is what its port shows; empty where `address` is plain HTTP. `adapters` has its engine; None where it does not say. `tag` is Serve's name of the replica within `deployment`, `pod_type` Ray's of
     the slice.
     """
 
@@ -53,6 +60,7 @@ class SliceRecord:
     slice: str = ""
     hosts: tuple[str, ...] = ()
     address: str = ""
+    certificate: str = ""
     simulated: bool = False
     max_model_len: int = 0
     phases: tuple[tuple[str, float], ...] = ()
@@ -86,6 +94,10 @@ class SliceRecord:
     @property
     def serves(self) -> bool:
         return self.state is SliceState.SERVING
+
+    @property
+    def peer(self) -> Peer:
+        return Peer(self.address, self.certificate)
 
     @property
     def fixed(self) -> Self:
@@ -225,7 +237,7 @@ class Demand:
     `in_flight` requests are with a slice. A percentile is 0 where nothing was answered. `seats` sequences are with slices,
     `seats_wanted` wait, `seats_leased` is the most that this router lets be with slices. `keys` is what limited keys have in
     this router, by the beginning of a key's hash, in the order of the fields of `serving.router.admission.shares.KeyUse`.
-    `address` is where other routers tell this one what they sent; empty where they do not. `waiting` has pairs of a priority and how
+    `address` is where other routers tell this one what they sent, and `certificate` what is shown there; empty where they do not. `waiting` has pairs of a priority and how
     many requests of it wait for a seat, the highest first.
 
     Lines of batches are no demand: `filling` of them are with a slice, beside `in_flight` and `seats`; `seats_leased` has theirs.
@@ -253,6 +265,7 @@ class Demand:
     beat: int = 0
     application: str = ""
     address: str = ""
+    certificate: str = ""
     filling: int = 0
     filled_prompt_tokens: int = 0
     filled_output_tokens: int = 0

@@ -9,28 +9,31 @@ from support.simulated_engine import MODEL, serving
 
 from serving.engine.answer_check import Wrong
 from serving.engine.first_answer import wrong_at_start
+from serving.state.records import Peer
 
 pytestmark = pytest.mark.http
 
+NOBODY = Peer("http://127.0.0.1:1")
+
 
 @pytest.fixture
-def slices() -> Iterator[dict[str, str]]:
-    """The addresses of three engines."""
+def slices() -> Iterator[dict[str, Peer]]:
+    """Three engines."""
     with ExitStack() as running:
-        yield {name: running.enter_context(serving())[0] for name in "abc"}
+        yield {name: Peer(running.enter_context(serving())[0]) for name in "abc"}
 
 
-def corrupt(address: str) -> None:
-    assert httpx.post(f"{address}/simulator/faults", json={"corrupt": True}).is_success
+def corrupt(peer: Peer) -> None:
+    assert httpx.post(f"{peer.address}/simulator/faults", json={"corrupt": True}).is_success
 
 
-async def test_slices_that_answer_alike_are_right(slices: dict[str, str]) -> None:
+async def test_slices_that_answer_alike_are_right(slices: dict[str, Peer]) -> None:
     assert await wrong_at_start(MODEL, "a", slices) is None
 
 
 @pytest.mark.parametrize("wrong", ["a", "b"])
 async def test_the_slice_that_starts_or_one_that_serves_may_be_the_wrong_one(
-    slices: dict[str, str], wrong: str
+    slices: dict[str, Peer], wrong: str
 ) -> None:
     corrupt(slices[wrong])
     found = await wrong_at_start(MODEL, "a", slices)
@@ -39,16 +42,16 @@ async def test_the_slice_that_starts_or_one_that_serves_may_be_the_wrong_one(
     assert set(found.others) == set("abc") - {wrong}
 
 
-async def test_with_one_other_slice_nobody_is_called_wrong(slices: dict[str, str]) -> None:
+async def test_with_one_other_slice_nobody_is_called_wrong(slices: dict[str, Peer]) -> None:
     corrupt(slices["a"])
     assert await wrong_at_start(MODEL, "a", {name: slices[name] for name in "ab"}) is None
 
 
-async def test_a_slice_that_does_not_answer_accuses_nobody(slices: dict[str, str]) -> None:
+async def test_a_slice_that_does_not_answer_accuses_nobody(slices: dict[str, Peer]) -> None:
     corrupt(slices["a"])
-    assert await wrong_at_start(MODEL, "a", {**slices, "c": "http://127.0.0.1:1"}) is None
-    assert await wrong_at_start(MODEL, "a", {"a": "http://127.0.0.1:1"}) is None
+    assert await wrong_at_start(MODEL, "a", {**slices, "c": NOBODY}) is None
+    assert await wrong_at_start(MODEL, "a", {"a": NOBODY}) is None
 
 
-async def test_a_model_that_gives_no_completions_is_not_compared(slices: dict[str, str]) -> None:
+async def test_a_model_that_gives_no_completions_is_not_compared(slices: dict[str, Peer]) -> None:
     assert await wrong_at_start("another", "a", slices) is None

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from serving.engine.server import HttpServer
+from serving.http_server import HttpServer
 
 pytestmark = pytest.mark.http
 
@@ -20,6 +20,6 @@ def test_serve_s_log_handlers_outlive_the_http_server_s_start(tmp_path: Path) ->
     handler = logging.handlers.MemoryHandler(10, target=file)
     server = HttpServer(app, "127.0.0.1")
     assert handler.target is file
-    server._listener.close()
+    server._port.close()
     handler.close()
     file.close()

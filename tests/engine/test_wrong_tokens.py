@@ -11,7 +11,7 @@ from serving.engine.answer_check import Wrong
 from serving.engine.wrong_tokens import WrongTokens
 from serving.errors import WrongTokensError
 from serving.slices.quarantine import WRONG_TOKENS
-from serving.state.records import SliceFailures, SliceRecord, SliceState, Snapshot
+from serving.state.records import Peer, SliceFailures, SliceRecord, SliceState, Snapshot
 
 pytestmark = pytest.mark.unit
 
@@ -61,11 +61,11 @@ async def test_a_slice_that_starts_serves_where_too_many_are_out_for_wrong_token
         SimpleNamespace(read=lambda _: Snapshot(slices=(*fleet[:2], own)), now=time.time), own
     )
     with pytest.raises(WrongTokensError, match="s0 and s1"):
-        await made.compare_first_answer("http://own")
+        await made.compare_first_answer(Peer("http://own"))
     out = SliceFailures("a", "h", "v6e-8", WRONG_TOKENS, time.time(), "other tokens", "", "a", wrong=True)
     snapshot = Snapshot(slices=(*fleet[:2], own), slice_failures=(out,))
     store = SimpleNamespace(read=lambda _: snapshot, now=time.time)
-    await wrong_tokens(store, own).compare_first_answer("http://own")
+    await wrong_tokens(store, own).compare_first_answer(Peer("http://own"))
 
 
 async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
@@ -75,4 +75,4 @@ async def test_a_store_that_can_t_be_read_ends_no_start() -> None:
         raise ConnectionError("the head restarts")
 
     own = SliceRecord("r", "llama", SliceState.STARTING, "", "")
-    await wrong_tokens(SimpleNamespace(read=away), own).compare_first_answer("http://own")
+    await wrong_tokens(SimpleNamespace(read=away), own).compare_first_answer(Peer("http://own"))

@@ -47,7 +47,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def demands(*routers: Neighbours) -> list[Demand]:
-    return [Demand(router._name, MODEL, address=router.address) for router in routers]
+    return [Demand(router._name, MODEL, **router.peer._asdict()) for router in routers]
 
 
 async def test_a_router_sends_a_prompt_where_another_sent_its_beginning() -> None:
@@ -82,7 +82,7 @@ async def test_who_does_not_show_the_secret_tells_and_learns_nothing(monkeypatch
     monkeypatch.setenv(secret.VARIABLE, "known to the cluster")
     router = Neighbours("x", table(), "127.0.0.1")
     router.start()
-    async with httpx.AsyncClient(base_url=router.address) as client:
+    async with httpx.AsyncClient(base_url=router.peer.address) as client:
         assert (await client.get(PATH)).status_code == 401
         assert (await client.post(PATH, content=b"{}")).status_code == 401
         shown = secret.headers("known to the cluster")

@@ -38,7 +38,7 @@ async def main(found: Plan) -> None:
     server = VllmServer(found, site, overrides(found, cache_directory()))
     await server.start()
     await server.late_programs()
-    print(f"port {server.port}", flush=True)
+    print(f"port {server.http.port}", flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         told: Any = await server.late_programs() if line == "late\n" else server.load
         print(json.dumps(dataclasses.asdict(told)), flush=True)

@@ -11,6 +11,9 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from serving.pinned_tls import Identity
+from serving.state.records import Peer
+
 Script = Callable[[bytes, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -41,9 +44,13 @@ def asgi_server(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
 
 
 class RawServers:
-    """Servers that do with a connection what a script says; all in one thread with an event loop of its own."""
+    """Servers that do with a connection what a script says; all in one thread with an event loop of its own.
 
-    def __init__(self) -> None:
+    With `identity` they speak TLS.
+    """
+
+    def __init__(self, identity: Identity | None = None) -> None:
+        self._identity = identity
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -68,10 +75,18 @@ class RawServers:
                 writer.close()
 
         starting = asyncio.run_coroutine_threadsafe(
-            asyncio.start_server(connected, "127.0.0.1", 0), self._loop
+            asyncio.start_server(
+                connected, "127.0.0.1", 0, ssl=self._identity.context if self._identity else None
+            ),
+            self._loop,
         )
         self._servers.append(starting.result())
-        return f"http://127.0.0.1:{self._servers[-1].sockets[0].getsockname()[1]}"
+        scheme = "https" if self._identity else "http"
+        return f"{scheme}://127.0.0.1:{self._servers[-1].sockets[0].getsockname()[1]}"
+
+    def peer(self, script: Script) -> Peer:
+        """As `start`, with the certificate."""
+        return Peer(self.start(script), self._identity.certificate if self._identity else "")
 
     def stop(self) -> None:
         async def end_all() -> None:

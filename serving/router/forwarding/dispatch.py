@@ -15,6 +15,7 @@ from http import HTTPStatus
 from serving.config import FailoverSpec
 from serving.errors import NoSliceError, PoisonousRequestError, ServingError, SliceLostError
 from serving.router.forwarding.circuit_breaker import CircuitBreaker
+from serving.router.forwarding.connecting import NotConnectedError, UpstreamError
 from serving.router.forwarding.sentinel import Sentinel
 from serving.router.forwarding.slice_timing import SliceTiming
 from serving.router.forwarding.stalls import Stream, stalled
@@ -27,13 +28,7 @@ from serving.router.forwarding.suspects import (
     fingerprint,
 )
 from serving.router.forwarding.trials import Trials
-from serving.router.forwarding.upstream import (
-    Health,
-    NotConnectedError,
-    SliceResponse,
-    Upstream,
-    UpstreamError,
-)
+from serving.router.forwarding.upstream import Health, SliceResponse, Upstream
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord

@@ -17,11 +17,12 @@ from serving.errors import (
     TooLargeError,
     UnknownPathError,
 )
+from serving.router.forwarding.connecting import UpstreamError
 from serving.router.forwarding.continuation import Transcript, ids_of, with_ids, without_ids
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.seat import Seat
 from serving.router.forwarding.stalls import Stream
-from serving.router.forwarding.upstream import SliceResponse, UpstreamError, returned
+from serving.router.forwarding.upstream import SliceResponse, returned
 from serving.router.http import sse
 from serving.router.http.downstream import Downstream, respond
 from serving.router.http.errors import error_event, error_response

@@ -15,8 +15,9 @@ from http import HTTPStatus
 from pydantic_core import to_json
 
 from serving.engine.answer_check import MOST_TOKENS, Answer, Ask, Case, Wrong, again, is_greedy, read
+from serving.router.forwarding.connecting import UpstreamError
 from serving.router.forwarding.ledger import Ledger
-from serving.router.forwarding.upstream import Upstream, UpstreamError
+from serving.router.forwarding.upstream import Upstream
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.routes import ROUTES
 from serving.router.scheduling.slice_table import SliceTable

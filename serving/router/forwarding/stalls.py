@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+from serving.router.forwarding.connecting import UpstreamError
 from serving.router.forwarding.slice_timing import SliceTiming
-from serving.router.forwarding.upstream import SliceResponse, UpstreamError
+from serving.router.forwarding.upstream import SliceResponse
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import SliceRecord
 

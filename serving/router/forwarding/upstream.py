@@ -1,13 +1,12 @@
 """The router's HTTP connections to slices: asyncio's protocols, httptools' parser, and a few idle connections per slice.
 
 Every streamed chunk passes here, so a chunk costs one call: the connection hands what it read to a function, and no task
-wakes up. Headers go on as they came. The kernel sends keepalive probes, and finds a vanished host in 5 s.
+wakes up. Headers go on as they came.
 """
 
 import asyncio
 import logging
 import math
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -20,8 +19,15 @@ from urllib.parse import quote, urlsplit
 import httptools
 
 from serving import secret
+from serving.router.forwarding.connecting import (
+    NobodyListensError,
+    UntrustedError,
+    UpstreamError,
+    connected,
+    probed,
+)
 from serving.router.http.protocol import InferenceRequest
-from serving.state.records import SliceRecord
+from serving.state.records import Peer, SliceRecord
 
 logger = logging.getLogger("ray.serve")
 
@@ -30,13 +36,6 @@ _HOP_BY_HOP = frozenset(
     b"content-length expect".split()
 )
 _NOT_RETURNED = _HOP_BY_HOP | {b"date", b"server"}  # the HTTP server in front sends its own
-_KEEPALIVE = (
-    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 2),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 1),
-    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
-    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 5000),
-)
 # Half of what engines keep a connection for, so that no request meets one that its engine is just closing.
 _IDLE_S = 60.0
 _MOST_HEAD_BYTES = 64 << 10
@@ -46,18 +45,6 @@ _END_S = 1.0  # between an answer's last event and the end of its body
 _JOINED_BYTES = 64 << 10  # a longer body is not copied behind its head
 
 Headers = list[tuple[bytes, bytes]]
-
-
-class UpstreamError(Exception):
-    """A slice broke a connection off, or sent what is no HTTP."""
-
-
-class NotConnectedError(UpstreamError):
-    """No connection was made: the slice has not seen the request."""
-
-
-class NobodyListensError(NotConnectedError):
-    """The slice's host is there, its process is not."""
 
 
 class Health(Enum):
@@ -225,9 +212,9 @@ def _keep(_: bytes) -> bool:
 class _Connection(asyncio.Protocol):
     """One connection to a slice: one answer at a time."""
 
-    def __init__(self, pool: "Upstream", address: str) -> None:
+    def __init__(self, pool: "Upstream", peer: Peer) -> None:
         self.transport: asyncio.Transport
-        self.address = address
+        self.peer = peer
         self.idle_since_s = 0.0
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
@@ -276,9 +263,7 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # uvloop's, on which Serve runs routers, is of no such class.
         self.transport = cast("asyncio.Transport", transport)
-        connection = transport.get_extra_info("socket")
-        for level, option, value in _KEEPALIVE:
-            connection.setsockopt(level, option, value)
+        probed(transport.get_extra_info("socket"))
 
     def data_received(self, data: bytes) -> None:
         response = self._response
@@ -371,7 +356,7 @@ class Upstream:
     def __init__(self, connect_timeout_s: float) -> None:
         self._secret = _encoded(secret.headers(secret.of_this_process()))
         self._connect_timeout_s = connect_timeout_s
-        self._idle: dict[str, deque[_Connection]] = {}
+        self._idle: dict[Peer, deque[_Connection]] = {}
         self._open: set[_Connection] = set()
 
     async def post(
@@ -386,7 +371,11 @@ class Upstream:
             target += b"?" + request.query.encode("utf-8", "surrogateescape")
         ours = {**_encoded(carried), **self._secret} if carried else self._secret
         head = _head(b"POST", target, entry.address, request.headers, ours, body)
-        response = await self._ask(entry.address, head, body)
+        try:
+            response = await self._ask(entry.peer, head, body)
+        except UntrustedError as error:
+            logger.error("slice %s of %s gets no request: %s", entry.slice, entry.model, error)  # noqa: TRY400  no traceback
+            raise
         if response.status == HTTPStatus.UNAUTHORIZED:  # a client would take it for a word on its own key
             response.close()
             logger.error(
@@ -402,7 +391,7 @@ class Upstream:
         """What a slice says of itself on a connection of its own: one that was kept may have ended since, and tells less."""
         try:
             async with asyncio.timeout(within_s):
-                connection = await self._connect(entry.address)
+                connection = await self._connect(entry.peer)
                 response = await connection.ask(_head(b"GET", b"/health", entry.address, (), {}, b""), b"")
         except NobodyListensError:
             return Health.GONE
@@ -411,41 +400,41 @@ class Upstream:
         response.close()
         return Health.WELL if response.status < HTTPStatus.BAD_REQUEST else Health.FAILING
 
-    async def call(self, address: str, method: bytes, path: str, body: bytes = b"") -> bytes:
+    async def call(self, peer: Peer, method: bytes, path: str, body: bytes = b"") -> bytes:
         """The body that another process of the cluster answers with; raises UpstreamError, also where it refuses."""
-        head = _head(method, path.encode(), address, (), self._secret, body)
-        response = await self._ask(address, head, body)
+        head = _head(method, path.encode(), peer.address, (), self._secret, body)
+        response = await self._ask(peer, head, body)
         try:
             whole = await response.read()
         finally:
             response.close()
         if response.status != HTTPStatus.OK:
-            raise UpstreamError(f"{address}{path} answers {response.status}")
+            raise UpstreamError(f"{peer.address}{path} answers {response.status}")
         return whole
 
     def give_back(self, connection: _Connection) -> None:
         connection.idle_since_s = time.monotonic()
-        self._idle.setdefault(connection.address, deque()).append(connection)
+        self._idle.setdefault(connection.peer, deque()).append(connection)
 
     def lost(self, connection: _Connection) -> None:
         self._open.discard(connection)
-        idle = self._idle.get(connection.address)
+        idle = self._idle.get(connection.peer)
         if idle and connection in idle:
             idle.remove(connection)
         if idle is not None and not idle:
-            del self._idle[connection.address]
+            del self._idle[connection.peer]
 
     async def close(self) -> None:
         for connection in list(self._open):
             connection.transport.abort()
 
-    async def _ask(self, address: str, head: bytes, body: bytes) -> SliceResponse:
-        connection = self._kept(address) or await self._connect(address)
+    async def _ask(self, peer: Peer, head: bytes, body: bytes) -> SliceResponse:
+        connection = self._kept(peer) or await self._connect(peer)
         return await connection.ask(head, body)
 
-    def _kept(self, address: str) -> _Connection | None:
+    def _kept(self, peer: Peer) -> _Connection | None:
         """The connection that was used last, where it has not been idle for too long."""
-        idle = self._idle.get(address)
+        idle = self._idle.get(peer)
         oldest_s = time.monotonic() - _IDLE_S
         while idle:
             connection = idle.pop()
@@ -454,17 +443,8 @@ class Upstream:
             connection.transport.abort()
         return None
 
-    async def _connect(self, address: str) -> _Connection:
-        parts = urlsplit(address)
-        try:
-            async with asyncio.timeout(self._connect_timeout_s):
-                _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: _Connection(self, address), parts.hostname or "", parts.port or 80
-                )
-        except ConnectionRefusedError as error:
-            raise NobodyListensError(f"{address} takes no connection: {error}") from error
-        except (OSError, TimeoutError) as error:
-            raise NotConnectedError(f"{address} takes no connection: {error}") from error
+    async def _connect(self, peer: Peer) -> _Connection:
+        connection = await connected(peer, lambda: _Connection(self, peer), self._connect_timeout_s)
         self._open.add(connection)
         return connection
 

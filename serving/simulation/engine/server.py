@@ -6,8 +6,9 @@ import time
 
 from serving import tracing
 from serving.engine.late_programs import Late
-from serving.engine.server import EngineSite, HttpServer, Load
+from serving.engine.server import EngineSite, Load
 from serving.errors import EngineStartError
+from serving.http_server import HttpServer
 from serving.planning import Plan
 from serving.simulation import chips
 from serving.simulation.engine.calibration import factors_for
@@ -27,7 +28,6 @@ class SimulatorServer:
 
     def __init__(self, plan: Plan, site: EngineSite, startup: str = "") -> None:
         """`startup`: how long each phase of a start takes, as `Startup.parse` reads it."""
-        self.port = 0
         self.max_model_len = plan.fit.max_model_len
         self._plan = plan
         self._site = site
@@ -46,10 +46,14 @@ class SimulatorServer:
         chips.hold()
         await self._go_through_phases(Startup.parse(self._startup))
         app = EngineApi(self._plan, self._engine, self._spans).app()
-        self._http = HttpServer(app, self._site.held.hosts[0].ip)
-        self.port = self._http.port
+        self._http = HttpServer(app, self._site.held.hosts[0].ip, tls=self._site.tls)
         self._running = asyncio.create_task(self._engine.run())
         self._http.start()
+
+    @property
+    def http(self) -> HttpServer:
+        assert self._http is not None  # noqa: S101  it has started
+        return self._http
 
     @property
     def load(self) -> Load:
@@ -100,8 +104,7 @@ class SimulatorServer:
 
     async def died(self) -> str:
         """Wait until the engine is dead, or its HTTP server has ended; returns which."""
-        assert self._http is not None  # noqa: S101  it has started
-        return await first(self._engine.died, self._http.ended)
+        return await first(self._engine.died, self.http.ended)
 
     def kill(self) -> None:
         """End the engine at once; requests in flight then end with an error."""

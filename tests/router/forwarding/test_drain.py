@@ -14,7 +14,7 @@ from starlette.routing import Route
 from support.simulated_engine import MODEL, small_plan
 from support.two_engines import CHAT, HELLO, STEPS_OF_3_MS
 
-from serving.engine.server import HttpServer
+from serving.http_server import HttpServer
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import OverAsgi

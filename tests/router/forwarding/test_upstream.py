@@ -10,15 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.servers import SSE_HEAD, RawServers, Script, chunk, until, whole
 
-from serving.router.forwarding.upstream import (
-    NotConnectedError,
-    SliceResponse,
-    Upstream,
-    UpstreamError,
-    _Connection,
-)
+from serving.router.forwarding.connecting import NotConnectedError, UpstreamError
+from serving.router.forwarding.upstream import SliceResponse, Upstream, _Connection
 from serving.router.http.protocol import InferenceRequest
-from serving.state.records import SliceRecord, SliceState
+from serving.state.records import Peer, SliceRecord, SliceState
 
 ADDRESS = "http://127.0.0.1:1"
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -99,7 +94,7 @@ class Asked:
     def __init__(self) -> None:
         self.pool = Upstream(1)
         self.wire = Wire()
-        self.connection = _Connection(self.pool, ADDRESS)
+        self.connection = _Connection(self.pool, Peer(ADDRESS))
         self.connection.connection_made(self.wire)
         self.task = asyncio.create_task(self._body())
         self.pieces: list[bytes] = []

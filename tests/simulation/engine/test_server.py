@@ -29,7 +29,7 @@ async def server() -> AsyncIterator[SimulatorServer]:
 
 def completion(server: EngineServer, client: httpx.AsyncClient, most: int) -> "asyncio.Task[httpx.Response]":
     asked = {"prompt": "x", "max_tokens": most, "ignore_eos": True}
-    return asyncio.create_task(client.post(f"http://127.0.0.1:{server.port}/v1/completions", json=asked))
+    return asyncio.create_task(client.post(f"http://127.0.0.1:{server.http.port}/v1/completions", json=asked))
 
 
 async def until_running(server: EngineServer) -> None:
@@ -66,7 +66,7 @@ async def test_a_program_that_it_is_made_to_compile_is_late_and_named_with_its_s
     server: SimulatorServer,
 ) -> None:
     assert await server.late_programs() == Late()
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.port}") as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{server.http.port}") as client:
         await client.post("/simulator/faults", json={"compile_s": 0.05})
         headers = {"x-request-id": "abc"}
         asked = {"prompt": [1, 2, 3], "max_tokens": 2, "ignore_eos": True}
