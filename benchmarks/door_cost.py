@@ -2,6 +2,7 @@
 
     python -m benchmarks.door_cost                          # this tree
     python -m benchmarks.door_cost --against ../before      # and another working tree, round by round in turn
+    python -m benchmarks.door_cost --slices-tls             # plain HTTP to the engine and TLS in turn
 
 A real router behind its own door, in a process of its own, relays from an engine that makes its events beforehand. Client
 and engine are the measuring process; only the router's CPU is counted. Rounds of both trees alternate, so that other work on
@@ -16,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import uvloop
@@ -24,6 +26,7 @@ from benchmarks.children import asked, told
 from benchmarks.client import Load, put
 from benchmarks.instant import Script, serving
 from benchmarks.one_router import MODEL
+from serving.pinned_tls import identity
 
 TOKENS = 32
 _CONCURRENCY = 32
@@ -42,6 +45,17 @@ _TOKEN = (
 _LAST = _TOKEN.replace(b'"finish_reason":null', b'"finish_reason":"length","stop_reason":null')
 
 
+@dataclass(frozen=True)
+class Measured:
+    """A working tree, and how its router asks the engine."""
+
+    tree: Path
+    tls: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.tree.name}, TLS to the engine" if self.tls else self.tree.name
+
+
 class Router:
     """A tree's router in a process of its own."""
 
@@ -54,14 +68,14 @@ class Router:
 
 
 @contextmanager
-def started(tree: Path, upstream: str, folder: Path) -> Iterator[Router]:
-    """A working tree's router, under this tree's benchmark; it ends with its input."""
+def started(tree: Path, upstream: Sequence[str], folder: Path) -> Iterator[Router]:
+    """A working tree's router, under this tree's benchmark; it ends with its input. `upstream`: arguments of one_router."""
     home = Path(tempfile.mkdtemp(dir=folder))
     (home / "serving").symlink_to(tree / "serving")
     (home / "benchmarks").symlink_to(Path(__file__).resolve().parent)
     log = str(home / "requests.jsonl")
     with subprocess.Popen(
-        [sys.executable, "-m", "benchmarks.one_router", upstream, "--log", log],
+        [sys.executable, "-m", "benchmarks.one_router", *upstream, "--log", log],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -74,14 +88,22 @@ def started(tree: Path, upstream: str, folder: Path) -> Iterator[Router]:
             process.kill()
 
 
-async def measure(trees: Sequence[Path], rounds: int, seconds: float) -> list[list[tuple[float, float]]]:
+async def measure(
+    measured: Sequence[Measured], rounds: int, seconds: float
+) -> list[list[tuple[float, float]]]:
     """For each tree and round: CPU µs of a one-token answer, and of a further chunk."""
-    server, port = await serving(Script(_OPENING, _TOKEN, _LAST, _STEP_S))
-    upstream = f"http://127.0.0.1:{port}"
-    found: list[list[tuple[float, float]]] = [[] for _ in trees]
+    script, shown = Script(_OPENING, _TOKEN, _LAST, _STEP_S), identity("engine")
+    (plain, plain_port), (encrypted, tls_port) = await serving(script), await serving(script, shown.context)
+    found: list[list[tuple[float, float]]] = [[] for _ in measured]
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        routers = [stack.enter_context(started(tree, upstream, Path(folder))) for tree in trees]
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        certificate = folder / "engine.crt"
+        certificate.write_text(shown.certificate)
+        upstream = {
+            False: [f"http://127.0.0.1:{plain_port}"],
+            True: [f"https://127.0.0.1:{tls_port}", "--certificate", str(certificate)],
+        }
+        routers = [stack.enter_context(started(each.tree, upstream[each.tls], folder)) for each in measured]
         for router in routers:
             await put([router.address], MODEL, Load(_CONCURRENCY, 1, 0.5))
         for _ in range(rounds):
@@ -89,7 +111,8 @@ async def measure(trees: Sequence[Path], rounds: int, seconds: float) -> list[li
                 answer = await _cpu_us(router, Load(_CONCURRENCY, 1, seconds))
                 stream = await _cpu_us(router, Load(_CONCURRENCY, TOKENS, seconds))
                 times.append((answer, (stream - answer) / (TOKENS - 1)))
-        server.close()
+        plain.close()
+        encrypted.close()
     return found
 
 
@@ -105,25 +128,29 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--against", type=Path, help="another working tree, measured beside this one")
+    parser.add_argument(
+        "--slices-tls", action="store_true", help="measure TLS to the engine beside plain HTTP"
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seconds", type=float, default=2.0)
     options = parser.parse_args()
     here = Path(__file__).resolve().parent.parent
-    trees = [tree.resolve() for tree in (options.against, here) if tree]
-    found = uvloop.run(measure(trees, options.rounds, options.seconds))
+    measured = [Measured(tree.resolve()) for tree in (options.against, here) if tree]
+    measured += [Measured(here, tls=True)] if options.slices_tls else []
+    found = uvloop.run(measure(measured, options.rounds, options.seconds))
     print(f"| tree, median of {options.rounds} rounds | CPU µs a 1-token answer | CPU µs a further chunk |")
     print("|---|---|---|")
-    for tree, times in zip(trees, found, strict=True):
+    for each, times in zip(measured, found, strict=True):
         answers, chunks = zip(*times, strict=True)
         print(
-            f"| {tree.name} | {statistics.median(answers):.0f} ({min(answers):.0f} to {max(answers):.0f}) "
+            f"| {each} | {statistics.median(answers):.0f} ({min(answers):.0f} to {max(answers):.0f}) "
             f"| {statistics.median(chunks):.1f} ({min(chunks):.1f} to {max(chunks):.1f}) |"
         )
-    if len(trees) == 2:
+    if len(measured) == 2:
         ratios = [
             statistics.median(now[at] / then[at] for then, now in zip(*found, strict=True)) for at in (0, 1)
         ]
-        print(f"| now of before, median of quotients | {ratios[0]:.2f} | {ratios[1]:.2f} |")
+        print(f"| second of first, median of quotients | {ratios[0]:.2f} | {ratios[1]:.2f} |")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ python -m benchmarks.instant        # prints its port; ends with its input
 
 import asyncio
 import json
+import ssl
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,9 +84,13 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
-async def serving(script: Script = Script()) -> tuple[asyncio.Server, int]:
-    """A server of such an engine, and its port."""
-    server = await asyncio.get_running_loop().create_server(lambda: Engine(script), "127.0.0.1", 0)
+async def serving(
+    script: Script = Script(), context: ssl.SSLContext | None = None
+) -> tuple[asyncio.Server, int]:
+    """A server of such an engine, by TLS where there is a context, and its port."""
+    server = await asyncio.get_running_loop().create_server(
+        lambda: Engine(script), "127.0.0.1", 0, ssl=context
+    )
     return server, server.sockets[0].getsockname()[1]
 
 

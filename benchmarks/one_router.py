@@ -1,6 +1,6 @@
 """One real router behind its own door, before one engine, without Ray and without HAProxy: what several benchmarks measure.
 
-    python -m benchmarks.one_router UPSTREAM [--keys FILE] [--log FILE]
+    python -m benchmarks.one_router UPSTREAM [--certificate FILE] [--keys FILE] [--log FILE]
 
 It prints its port, tells what it has done so far for every line of its input, and ends with it.
 """
@@ -27,7 +27,7 @@ from serving.router.core import Outputs, RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.http.door import Door, Relay
 from serving.router.telemetry.request_log import RequestLog
-from serving.state.records import SliceRecord, SliceState, Snapshot
+from serving.state.records import Peer, SliceRecord, SliceState, Snapshot
 
 MODEL = "llama"
 _BEAT_S = 0.5
@@ -41,7 +41,7 @@ _SPEC = {
 
 
 @asynccontextmanager
-async def routing(upstream: str, *, keys: Path | None = None, log: Path | None = None) -> AsyncIterator[int]:
+async def routing(upstream: Peer, *, keys: Path | None = None, log: Path | None = None) -> AsyncIterator[int]:
     """The port of a router before an engine that is there for as long as the router is."""
     process.prepare()
     plans = [plan(ModelSpec.model_validate(_SPEC))]
@@ -62,7 +62,7 @@ async def routing(upstream: str, *, keys: Path | None = None, log: Path | None =
 
     async def beat() -> None:
         for number in itertools.count():
-            entry = record(address=upstream, max_model_len=8192, beat=number)
+            entry = record(**upstream._asdict(), max_model_len=8192, beat=number)
             for _ in core.take(Snapshot(slices=(entry,)), time.monotonic()):
                 pass
             core.publish(core.demands(), time.monotonic())
@@ -98,7 +98,7 @@ class Held:
         return sorted(held_s, reverse=True)
 
 
-async def main(upstream: str, keys: Path | None, log: Path | None, *, held: bool) -> None:
+async def main(upstream: Peer, keys: Path | None, log: Path | None, *, held: bool) -> None:
     """Answers have the process' CPU seconds and, where they are asked for, how long the loop was held since the last one."""
     watched = Held()
     async with routing(upstream, keys=keys, log=log) as port:
@@ -112,8 +112,10 @@ async def main(upstream: str, keys: Path | None, log: Path | None, *, held: bool
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("upstream")
+    parser.add_argument("--certificate", type=Path, help="of an engine that speaks TLS")
     parser.add_argument("--keys", type=Path)
     parser.add_argument("--log", type=Path)
     parser.add_argument("--held", action="store_true")
     given = parser.parse_args()
-    uvloop.run(main(given.upstream, given.keys, given.log, held=given.held))
+    peer = Peer(given.upstream, given.certificate.read_text() if given.certificate else "")
+    uvloop.run(main(peer, given.keys, given.log, held=given.held))

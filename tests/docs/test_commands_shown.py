@@ -196,7 +196,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     r"python -m benchmarks\.routing\.simulated": InPart(
         MINUTES, "test_in_simulated_time_routers_that_share_find_more_than_those_that_do_not"
     ),
-    r"python -m benchmarks\.(simulator|footprint|metrics_cost|door_cost)": InPart(MINUTES),
+    r"python -m benchmarks\.(simulator|footprint|metrics_cost|door_cost)( --slices-tls)?": InPart(MINUTES),
     r"python benchmarks/load_generator\.py": RunBy("test_locust_is_kept_busy_and_its_answers_are_counted"),
 }
 

@@ -3,12 +3,19 @@
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import aiohttp
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from support.simulated_engine import MODEL, serving
 
 from serving.engine.answer_check import Wrong
-from serving.engine.first_answer import wrong_at_start
+from serving.engine.first_answer import _ask, wrong_at_start
+from serving.http_server import HttpServer
+from serving.pinned_tls import identity
 from serving.state.records import Peer
 
 pytestmark = pytest.mark.http
@@ -55,3 +62,18 @@ async def test_a_slice_that_does_not_answer_accuses_nobody(slices: dict[str, Pee
 
 async def test_a_model_that_gives_no_completions_is_not_compared(slices: dict[str, Peer]) -> None:
     assert await wrong_at_start("another", "a", slices) is None
+
+
+async def test_a_slice_is_asked_by_the_certificate_of_its_record_alone() -> None:
+    async def engine(_: Request) -> JSONResponse:
+        return JSONResponse({"choices": [{"token_ids": [1, 2, 3]}]})
+
+    server = HttpServer(
+        Starlette(routes=[Route("/v1/completions", engine, methods=["POST"])]), "127.0.0.1", tls=True
+    )
+    server.start()
+    async with aiohttp.ClientSession() as session:
+        assert await _ask(session, server.peer, b"{}")
+        assert await _ask(session, server.peer._replace(certificate=identity("x").certificate), b"{}") is None
+    server.uvicorn.should_exit = True
+    await server.ended()

@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
@@ -7,7 +8,10 @@ from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from support.servers import asgi_server, free_address
 
+from serving.http_server import HttpServer
 from serving.metrics.scrape import Scraper
+from serving.pinned_tls import identity
+from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.http
 
@@ -28,6 +32,31 @@ async def test_what_an_agent_says_is_shown_under_its_nodes_address() -> None:
         await scraper.close()
     assert 'tpu_serving_retries_total{application="blue",model="llama",node="127.0.0.1"} 2.0\n' in page
     assert 'tpu_serving_scrape_sources_unreachable{application="blue"} 1\n' in page
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_engines_are_read_by_the_certificate_of_their_record_alone(*, tls: bool) -> None:
+    async def engine(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n")
+
+    server = HttpServer(Starlette(routes=[Route("/metrics", engine)]), "127.0.0.1", tls=tls)
+    server.start()
+    record = SliceRecord(
+        "a", "llama", SliceState.SERVING, "", "v6e 2x4", slice="slice-0", **server.peer._asdict()
+    )
+    impostor = replace(record, slice="slice-x", certificate=identity("x").certificate)
+
+    async def agents() -> list[str]:
+        return []
+
+    scraper = Scraper("blue", agents, lambda: [record, impostor] if tls else [record])
+    page = await scraper.page()
+    await scraper.close()
+    server.uvicorn.should_exit = True
+    await server.ended()
+    assert 'slice="slice-0"' in page
+    assert 'slice="slice-x"' not in page
+    assert f'tpu_serving_scrape_sources_unreachable{{application="blue"}} {int(tls)}\n' in page
 
 
 async def test_however_many_ask_the_sources_are_asked_once_a_second() -> None:

@@ -50,9 +50,13 @@ def demands(*routers: Neighbours) -> list[Demand]:
     return [Demand(router._name, MODEL, **router.peer._asdict()) for router in routers]
 
 
-async def test_a_router_sends_a_prompt_where_another_sent_its_beginning() -> None:
+@pytest.mark.parametrize("tls", [(False, False), (True, True), (True, False)])
+async def test_a_router_sends_a_prompt_where_another_sent_its_beginning(tls: tuple[bool, bool]) -> None:
     tables = [table(), table()]
-    routers = [Neighbours(name, of, "127.0.0.1") for name, of in zip("xy", tables, strict=True)]
+    routers = [
+        Neighbours(name, of, "127.0.0.1", tls=speaks)
+        for name, of, speaks in zip("xy", tables, tls, strict=True)
+    ]
     for router in routers:
         router.start()
         router.settle(demands(*routers))

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from serving import pinned_tls
 from serving.state.records import Peer
 
-_Protocol = TypeVar("_Protocol", bound=asyncio.Protocol)
+_Protocol = TypeVar("_Protocol", bound=asyncio.BaseProtocol)
 
 # The kernel takes a connection, but a handshake waits for the slice's event loop, as an answer does.
 _HANDSHAKE_S = 10.0

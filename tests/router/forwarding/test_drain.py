@@ -14,6 +14,7 @@ from starlette.routing import Route
 from support.simulated_engine import MODEL, small_plan
 from support.two_engines import CHAT, HELLO, STEPS_OF_3_MS
 
+from serving import pinned_tls
 from serving.http_server import HttpServer
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
@@ -23,7 +24,7 @@ from serving.router.scheduling.slice_table import SliceTable
 from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.http import EngineApi
 from serving.simulation.engine.physics import Physics
-from serving.state.records import SliceRecord, SliceState
+from serving.state.records import Peer, SliceRecord, SliceState
 
 pytestmark = pytest.mark.http
 
@@ -31,15 +32,15 @@ DRAIN_S = 1
 
 
 class Slice:
-    def __init__(self) -> None:
+    def __init__(self, *, tls: bool = False) -> None:
         plan = small_plan()
         self.engine = Engine(plan, Physics(plan, STEPS_OF_3_MS))
-        self.http = HttpServer(EngineApi(plan, self.engine).app(), "127.0.0.1")
+        self.http = HttpServer(EngineApi(plan, self.engine).app(), "127.0.0.1", tls=tls)
         self.running = asyncio.create_task(self.engine.run())
         self.http.start()
 
     def entry(self, name: str, state: SliceState = SliceState.SERVING) -> SliceRecord:
-        return SliceRecord(name, MODEL, state, "", "v6e 2x4", address=f"http://127.0.0.1:{self.http.port}")
+        return SliceRecord(name, MODEL, state, "", "v6e 2x4", **self.http.peer._asdict())
 
     async def stop(self) -> None:
         """As a replica leaves: what is open may end in time, then the engine is killed."""
@@ -50,7 +51,8 @@ class Slice:
         await self.running
 
 
-async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away() -> None:
+@pytest.mark.parametrize("tls", [False, True])
+async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away(*, tls: bool) -> None:
     table = SliceTable({MODEL: 2}, {MODEL: "v6e 2x4"})
     relay = Dispatcher(table)
 
@@ -62,27 +64,28 @@ async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away() -
             ).run
         )
 
-    a, b = Slice(), Slice()
+    a, b = Slice(tls=tls), Slice(tls=tls)
     front = HttpServer(Starlette(routes=[Route(CHAT, forward, methods=["POST"])]), "127.0.0.1")
     front.start()
     table.update([a.entry("a")], 0.0)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(force_close=True)) as session:
 
-        async def ask(tokens: int, port: int) -> tuple[str, float]:
+        async def ask(tokens: int, peer: Peer) -> tuple[str, float]:
             fields = {"model": MODEL, **HELLO, "max_tokens": tokens, "stream": True}
-            async with session.post(f"http://127.0.0.1:{port}{CHAT}", json=fields) as answer:
+            trusted = pinned_tls.of(peer.certificate)
+            async with session.post(f"{peer.address}{CHAT}", json=fields, ssl=trusted) as answer:
                 events = (await answer.read()).split(b"\n\n")
             assert events[-2] == b"data: [DONE]"
             return "".join(map(text_of, events[:-2])), time.monotonic()
 
-        expected = [(await ask(tokens, b.http.port))[0] for tokens in (50, 900)]
-        short, long = (asyncio.create_task(ask(tokens, front.port)) for tokens in (50, 900))
+        expected = [(await ask(tokens, b.http.peer))[0] for tokens in (50, 900)]
+        short, long = (asyncio.create_task(ask(tokens, front.peer)) for tokens in (50, 900))
         while a.engine.scheduler.totals.written_tokens < 20:  # noqa: ASYNC110  an engine tells nobody
             await asyncio.sleep(0.01)
         before = b.engine.scheduler.totals.written_tokens
         table.update([a.entry("a", SliceState.DRAINING), b.entry("b")], 1.0)
         stopping = asyncio.create_task(a.stop())
-        assert (await ask(5, front.port))[0]
+        assert (await ask(5, front.peer))[0]
         assert b.engine.scheduler.totals.written_tokens == before + 5
         assert [(await short)[0], (await long)[0]] == expected
         await stopping
