@@ -8,7 +8,7 @@ import pytest
 
 from serving.engine.lifecycle import Event
 from serving.engine.replica import SliceReplica
-from serving.state.records import SliceRecord, SliceState
+from serving.state.records import Peer, SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
 
@@ -50,8 +50,8 @@ async def test_a_host_that_goes_while_a_started_engine_is_looked_at_is_noticed()
         await never()
 
     made = replica(_hosts=SimpleNamespace(lost=lost, draining=never), _look_at_start=look)
-    server: Any = SimpleNamespace(start=start, worker_died=never, port=1)
-    coming = asyncio.create_task(made._bring_up(server, "127.0.0.1", compares=False))
+    server: Any = SimpleNamespace(start=start, worker_died=never)
+    coming = asyncio.create_task(made._bring_up(server, compares=False))
     await looks.wait()
     async with asyncio.timeout(5):
         while not made.events:  # noqa: ASYNC110  another thread appends
@@ -67,8 +67,8 @@ async def test_a_start_on_a_host_that_is_to_go_is_given_up_and_no_failure() -> N
         return "host 1 is to go", 30.0
 
     made = replica(_hosts=SimpleNamespace(lost=never, draining=draining))
-    server: Any = SimpleNamespace(start=never, worker_died=never, port=1)
-    coming = asyncio.create_task(made._bring_up(server, "127.0.0.1", compares=False))
+    server: Any = SimpleNamespace(start=never, worker_died=never)
+    coming = asyncio.create_task(made._bring_up(server, compares=False))
     async with asyncio.timeout(5):
         while not made.events:  # noqa: ASYNC110  another thread appends
             await asyncio.sleep(0.01)
@@ -126,3 +126,34 @@ async def test_a_slice_that_gives_wrong_tokens_says_that_it_leaves_before_it_is_
     monkeypatch.setattr("serving.engine.replica.TIMINGS", SimpleNamespace(verdict_look_s=0.0, beat_s=0.0))
     await made._verdict()
     assert happened == [SliceState.DRAINING, Event.WRONG]
+
+
+async def test_a_slice_that_goes_over_to_tls_says_so_before_it_leaves_the_port_that_routers_know(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    happened: list[Any] = []
+
+    class Http:
+        peer = Peer("http://slice:1")
+
+        async def speak(self, *, tls: bool) -> Any:
+            if tls is bool(self.peer.certificate):
+                return None
+            self.peer = Peer("https://slice:2", "its certificate") if tls else Peer("http://slice:3")
+            return lambda: happened.append("the former port is closed")
+
+    monkeypatch.setattr("serving.engine.replica.TIMINGS", SimpleNamespace(former_port_s=0.0))
+    record = SliceRecord("r", "llama", SliceState.SERVING, "", "")
+    made = replica(
+        _record=SimpleNamespace(record=record, update=lambda **changes: happened.append(changes)),
+        _server=SimpleNamespace(http=Http()),
+    )
+    for tls in (False, True, True, False):
+        await made._speak(tls=tls)
+        await asyncio.sleep(0.01)
+    assert happened == [
+        {"address": "https://slice:2", "certificate": "its certificate"},
+        "the former port is closed",
+        {"address": "http://slice:3", "certificate": ""},
+        "the former port is closed",
+    ]
