@@ -2,7 +2,7 @@
 
 A file is deleted once there are more than `files` and its last line is older than `keep_s`. Whoever fills files faster than
 that fills `most_files` of them; then nothing is written until the oldest is old enough. So nobody rotates away what they
-did, and the disk has an end.
+did, and the disk has an end. With `router.log_content` it has prompts: its owner alone reads it.
 """
 
 import errno
@@ -39,7 +39,7 @@ class RotatingFile:
         if self.path.exists() and 0 < self.path.stat().st_size > self._rotation.most_bytes - len(text):
             self._rotate()
         # A buffered file would write its buffer again after an error.
-        with self.path.open("ab", buffering=0) as file:
+        with open(self.path, "ab", buffering=0, opener=_private) as file:
             begun = file.tell()
             if file.write(text) < len(text):
                 file.truncate(begun)
@@ -68,3 +68,7 @@ class RotatingFile:
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)

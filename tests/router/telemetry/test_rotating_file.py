@@ -30,6 +30,13 @@ def test_a_full_file_is_put_aside_and_no_line_is_lost(tmp_path: Path) -> None:
     assert written.split() == [b"%09d" % number for number in range(5)]
 
 
+def test_its_owner_alone_reads_it(tmp_path: Path) -> None:
+    file = RotatingFile(tmp_path / "log", Rotation(most_bytes=4))
+    for _ in range(2):
+        file.append(b"line\n")
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
 def test_what_is_young_stays_however_much_is_written_and_the_disk_has_an_end(tmp_path: Path) -> None:
     now_s = 1000.0
     file = RotatingFile(tmp_path / "log", SMALL, clock=lambda: now_s)
