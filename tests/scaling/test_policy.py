@@ -392,3 +392,15 @@ def test_pools_in_another_order_are_not_ordered_for_by_the_size_of_the_old_first
     fleet.slices.reverse()
     fleet.orders.reverse()
     assert fleet.step(40).wanted[0] < before / 3
+
+
+def test_starts_that_notices_end_are_no_failures_and_the_next_pool_is_asked_once_patience_is_over() -> None:
+    """A notice to a starting slice counted as a failed start: three in a row, on spot hosts, and the pool was given up."""
+    near, far = pool("near", least=0, patience_s=120), pool("far", least=0)
+    fleet = Fleet(settings(near, far), noticed=frozenset([0]))
+    fleet.run(rate=5, seconds=110)
+    assert fleet.made > 3
+    assert not any(decision.failing or "failed" in decision.reason for decision in fleet.decisions)
+    assert fleet.counts()[1] == 0
+    fleet.run(rate=5, seconds=120)
+    assert fleet.serving >= 1

@@ -1,5 +1,7 @@
 """What Serve's own DeploymentState makes of our answers: waves, failed starts, pools that are taken out."""
 
+from dataclasses import replace
+
 import pytest
 from ray.serve._private.common import ReplicaState
 from support.serve_deployment import APPLICATION, Cluster
@@ -337,3 +339,19 @@ def test_a_model_that_is_taken_out_goes_at_once() -> None:
     there.configure("router")
     there.run(1)
     assert there.deleted == ["llama"]
+
+
+def test_a_slice_that_the_store_does_not_tell_of_is_not_taken_for_an_idle_one() -> None:
+    """A store that answers in part had the roll begin with whichever slices it left out."""
+    there = serving(3, hardware=3, start_s=40, drain_s=1)
+    llama = there.deployed()
+    missing, idle, busy = sorted(llama.names("a"))
+    there.records = [
+        replace(record, running=9 if record.tag == busy else 0)
+        for record in there.records
+        if record.tag != missing
+    ]
+    llama.deploy("b", 3)
+    while len(left := llama.names("a")) == 3:
+        there.run(1)
+    assert {missing, idle, busy} - left == {idle}

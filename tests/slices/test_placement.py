@@ -1,9 +1,11 @@
 import dataclasses
+import time
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import ray
+from support.memory_store import MemoryStore, MemoryTable
 
 from serving.errors import ExtensionPointError
 from serving.slices import placement
@@ -166,3 +168,22 @@ def test_a_ray_without_the_extension_point_is_refused_by_version_and_name() -> N
         f"Ray {ray.__version__} has no ray.serve._private.default_impl._default_create_placement_group"
     )
     assert "install ray[serve]==2.60.0" in refusal.value.message
+
+
+def test_the_controller_tells_all_processes_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarantine that a host wrote whose clock was an hour off was over at once, or lasted an hour more."""
+    table = MemoryTable()
+    controller, elsewhere = MemoryStore(table), MemoryStore(table)
+    looks = iter([None])
+
+    def sleep(_: float) -> None:
+        if next(looks, "over"):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(placement, "time", SimpleNamespace(sleep=sleep))
+    with pytest.raises(KeyboardInterrupt):
+        placement._Waiting(lambda: controller).run()
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    elsewhere.read()
+    assert elsewhere.now() == pytest.approx(controller.now(), abs=60)
+    assert elsewhere.now() > 1e9

@@ -43,6 +43,7 @@ class Fleet:
     due: float = 0.0  # lines of batches a second that slices are ordered for; they are among the rate
     expected: float = 0.0
     failing: frozenset[int] = frozenset()  # pools whose starts fail
+    noticed: frozenset[int] = frozenset()  # pools whose hosts are taken back while engines start
     lost: list[SliceRecord] = field(default_factory=list)  # as long as the store has them
     leaving: int = 0  # slices of pools that the YAML no longer has
 
@@ -150,7 +151,10 @@ class Fleet:
         for entry in list(self.slices[at]):
             if entry.serves or self.now_s - self.born[entry.replica] < self.start_s:
                 continue
-            if at in self.failing:
+            if at in self.noticed:
+                self.slices[at].remove(entry)
+                self.lost.append(replace(entry, state=SliceState.DRAINING, reason="host 1 is to go"))
+            elif at in self.failing:
                 self.slices[at].remove(entry)
                 self.lost.append(replace(entry, state=SliceState.LOST, reason="the weights are gone"))
             else:
