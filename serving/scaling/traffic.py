@@ -234,13 +234,19 @@ def _fills(
 def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, residence_s: float) -> Traffic:
     """The estimates after `seconds` more, for orders that take `lead_s`.
 
-    Without routers' counts, the rate is the running requests over `residence_s`.
+    Without routers' counts, the rate is the running requests over `residence_s`, and nothing is learned of lengths.
     """
     arrived = sums.arrived / seconds if sums.counted else sums.running / max(residence_s, 1e-3)
-    finished = sums.finished if sums.counted else arrived * seconds
     over_s = min(max(lead_s * _SHARE_OF_LEAD, _FASTEST_S), _SLOWEST_S)
     fast, slow = 1 - math.exp(-seconds / over_s), 1 - math.exp(-seconds / (over_s * _SLOWER))
-    kept = math.exp(-seconds / _LENGTHS_S)
+    if sums.counted:
+        kept = math.exp(-seconds / _LENGTHS_S)
+        traffic = replace(
+            traffic,
+            prompt_tokens=kept * traffic.prompt_tokens + sums.prompt_tokens,
+            output_tokens=kept * traffic.output_tokens + sums.output_tokens,
+            finished=kept * traffic.finished + sums.finished,
+        )
     return replace(
         traffic,
         over_s=over_s,
@@ -248,9 +254,6 @@ def follow(traffic: Traffic, sums: Sums, seconds: float, *, lead_s: float, resid
         slow=traffic.slow + slow * (arrived - traffic.slow),
         fast_weight=traffic.fast_weight + fast * (1 - traffic.fast_weight),
         slow_weight=traffic.slow_weight + slow * (1 - traffic.slow_weight),
-        prompt_tokens=kept * traffic.prompt_tokens + sums.prompt_tokens,
-        output_tokens=kept * traffic.output_tokens + sums.output_tokens,
-        finished=kept * traffic.finished + finished,
     )
 
 

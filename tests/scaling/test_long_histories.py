@@ -142,3 +142,15 @@ def test_starts_of_a_pool_that_fails_and_orders_of_the_next_do_not_end_each_othe
     fleet.cluster.faulty, fleet.cluster.failures = set(), {}
     fleet.run(60)
     assert fleet.serving(model) == 4
+
+
+def test_requests_of_routers_that_are_out_of_sight_are_not_taken_for_ever_shorter_ones() -> None:
+    """Their slices gave no token meanwhile: 4,000 requests a second of none. A slice then passed for fifty, for ten minutes."""
+    model = Model("first", (pool("x"),), rate=20.0)
+    fleet = ControlledFleet([model], hardware=6, start_s=3)
+    fleet.run(120)
+    before = fleet.serving(model)
+    assert before >= 2
+    fleet.restart_router(away_s=20)
+    fleet.run(120)
+    assert {wanted["first-x"] for wanted in fleet.targets[-120:]} == {before}
