@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from serving.errors import ServingError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a refusal is one message on stderr and exit status 1, never a traceback."""
     end_on_signals()
+    _print_what_can_be_printed()
     options = _parser().parse_args(arguments)
     try:
         status = options.run(options)
@@ -39,6 +41,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"serving: {error}", file=sys.stderr)
         return 1
     return status or 0
+
+
+def _print_what_can_be_printed() -> None:
+    """A terminal of another encoding than UTF-8 shows question marks for what it lacks, where Python would fail."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def _drop_output() -> None:

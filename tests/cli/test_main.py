@@ -1,3 +1,4 @@
+import io
 import os
 import signal
 import socket
@@ -332,3 +333,10 @@ def test_a_key_goes_to_stderr_and_its_hash_to_the_file(
 def test_a_key_with_a_limit_that_makes_no_sense(refusal: Refusal) -> None:
     said = refusal("keys", "new", "batch", "--weight", "0")
     assert said == "weight: Input should be greater than or equal to 0.001"
+
+
+def test_a_terminal_without_utf_8_gets_the_plan_with_question_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="latin-1"))
+    assert main(["plan", str(LLAMA)]) == 0
+    assert b"llama-3.1-8b-instruct fits v6e 2x4" in shown.getvalue()
