@@ -34,7 +34,7 @@ def add_address(command: argparse.ArgumentParser) -> None:
 def _status(options: argparse.Namespace) -> None:
     from serving.state.gcs import Store
     from serving.status import terminal
-    from serving.status.document import quarantined, told
+    from serving.status.document import quarantined, refused_deploys, told
 
     store = Store(address_of(options))
     if options.watch:
@@ -43,6 +43,8 @@ def _status(options: argparse.Namespace) -> None:
         watch(store, Console())
     snapshot = store.read()
     Console().print(terminal.slices(snapshot.wanted, snapshot.slices))
+    for line in terminal.refused_deploys(refused_deploys(snapshot.refused_deploys, store.now())):
+        Console().print(line)
     for line in terminal.quarantine(quarantined(snapshot.slice_failures, store.now())):
         Console().print(line)
     if made := snapshot.decisions[-_DECISIONS:]:

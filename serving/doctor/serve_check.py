@@ -5,8 +5,8 @@ from typing import Any
 
 from serving.doctor.facts import Application, Deployed, Facts
 from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, ok
+from serving.slices.refused import last_words
 
-_REASON_CHARACTERS = 500
 _FAILED = "DEPLOY_FAILED", "UNHEALTHY"
 
 
@@ -51,17 +51,7 @@ def _of(name: str, application: Application | None) -> Finding:
     if application.status not in _FAILED:
         return not_yet(said)
     wrong = [application.message, *(f"{of}: {message}" for of, message in application.deployments.items())]
-    reasons = "; ".join(filter(None, map(reason, wrong))) or "it does not say why"
+    reasons = "; ".join(filter(None, map(last_words, wrong))) or "it does not say why"
     if application.deployments:
         return failed(f"{said}: {reasons}", "see `service`, and Serve's log on the head")
     return failed(f"{said}: {reasons}", "change the YAML and deploy it again; what ran before runs on")
-
-
-def reason(message: str) -> str:
-    """The words of a message that say why: of a traceback its last line, else what stands behind Serve's own first line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if any(line.startswith("Traceback (most recent call last)") for line in lines):
-        lines = lines[-1:]
-    elif len(lines) > 1 and lines[0].endswith(":"):
-        lines = lines[1:]
-    return " ".join(lines)[:_REASON_CHARACTERS]

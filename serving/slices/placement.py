@@ -31,7 +31,7 @@ from typing import Any
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import controller, quarantine, recovery
+from serving.slices import controller, quarantine, recovery, refused
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
 from serving.state.records import Release, SliceState, Snapshot, deployment
@@ -291,6 +291,8 @@ def _roll_in_waves() -> None:
     _existing(
         application_state.ApplicationState, controller.DELETE_POINT, "a pool's slices go once others serve"
     )
+    _existing(application_state.ApplicationState, refused.POINT, "status says what Serve refused to deploy")
+    refused.install(application_state.ApplicationState, _store)
     controller.install(
         deployment_state.DeploymentState,
         application_state.ApplicationState,

@@ -29,6 +29,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    RefusedDeploy,
     Release,
     Rollout,
     SliceFailures,
@@ -51,7 +52,7 @@ _RENEWED_BEATS = 60
 _LISTED = frozenset(
     (
         *(b"beat", b"demand", b"wanted", b"decisions", b"ordered", b"suspicions", b"slice-failures"),
-        *(b"rollout", b"batches", b"usage"),
+        *(b"rollout", b"refused-deploy", b"batches", b"usage"),
     )
 )
 
@@ -235,6 +236,12 @@ class Store:
         found = known_fields(Release, json.loads(raw))
         return dataclasses.replace(found, other_pools=tuple(found.other_pools))
 
+    def put_refused_deploy(self, refused: RefusedDeploy) -> None:
+        self._put(_refused_key(refused.application), dump(refused))
+
+    def delete_refused_deploy(self, application: str) -> None:
+        self._delete(_refused_key(application))
+
     def rollout(self, rollout: Rollout) -> Rollout | None:
         """What is kept of a roll of the same deployment."""
         raw = self._get(_key(rollout.application, "rollout", rollout.deployment))
@@ -388,6 +395,7 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         },
         slice_failures=tuple(records(SliceFailures, each("slice-failures"))),
         rollouts=tuple(records(Rollout, each("rollout"))),
+        refused_deploys=tuple(records(RefusedDeploy, each("refused-deploy"))),
         batches=tuple(records(BatchRecord, all_of("batches"))),
         usage=tuple(records(UsageRecord, all_of("usage"))),
     )
@@ -441,6 +449,10 @@ def _start_key(replica: str) -> str:
 
 def _retry_key(deployment: str) -> str:
     return _key("", "retry", deployment)
+
+
+def _refused_key(application: str) -> str:
+    return _key(application, "refused-deploy", application)
 
 
 def _release_key(deployment: str) -> str:

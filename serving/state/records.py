@@ -210,6 +210,15 @@ class Release:
 
 
 @dataclass(frozen=True)
+class RefusedDeploy:
+    """What Serve was last told to run of an application and refused, at a time in seconds since 1970: what ran before runs on."""
+
+    application: str
+    reason: str
+    at: float
+
+
+@dataclass(frozen=True)
 class Rollout:
     """A changed engine on its way through the slices of one deployment: `changed` of `slices` serve its version.
 
@@ -364,12 +373,15 @@ class Snapshot:
     ordered: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     suspicions: Mapping[str, Mapping[str, Suspicion]] = field(default_factory=dict)
     rollouts: tuple[Rollout, ...] = ()
+    refused_deploys: tuple[RefusedDeploy, ...] = ()
     slice_failures: tuple[SliceFailures, ...] = ()
     batches: tuple[BatchRecord, ...] = ()
     usage: tuple[UsageRecord, ...] = ()
 
 
-def dump(record: Wanted | Release | Rollout | Demand | SliceFailures | StartRecord) -> bytes:
+def dump(
+    record: Wanted | Release | RefusedDeploy | Rollout | Demand | SliceFailures | StartRecord,
+) -> bytes:
     """A record as the store keeps it."""
     return json.dumps(dataclasses.asdict(record)).encode()
 

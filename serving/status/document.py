@@ -13,6 +13,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    RefusedDeploy,
     SliceFailures,
     SliceRecord,
     SliceState,
@@ -160,6 +161,14 @@ class RolloutStatus(_Document):
     application: str = ""
 
 
+class RefusedDeployStatus(_Document):
+    """What Serve refused to deploy so long ago: what ran before runs on."""
+
+    application: str
+    reason: str
+    for_s: float
+
+
 class BatchStatus(_Document):
     """A batch that is not over: of `total` lines, as far as they are read, those answered and those refused; its age."""
 
@@ -194,6 +203,7 @@ class Status(_Document):
     refused: tuple[RefusedStatus, ...] = ()
     quarantined: tuple[QuarantinedStatus, ...] = ()
     rollouts: tuple[RolloutStatus, ...] = ()
+    refused_deploys: tuple[RefusedDeployStatus, ...] = ()
     batches: tuple[BatchStatus, ...] = ()
     usage: tuple[UsageStatus, ...] = ()
 
@@ -211,6 +221,7 @@ def status(seen: Snapshot, window: Rates, at: float) -> Status:
             RolloutStatus(**{name: getattr(rollout, name) for name in RolloutStatus.model_fields})
             for rollout in sorted(seen.rollouts, key=lambda rollout: rollout.deployment)
         ),
+        refused_deploys=refused_deploys(seen.refused_deploys, at),
         batches=_batches(seen.batches, at),
         usage=_usage(seen.usage, at),
     )
@@ -239,6 +250,16 @@ def _usage(usage: Iterable[UsageRecord], at: float) -> tuple[UsageStatus, ...]:
         UsageStatus(**{name: getattr(record, name) for name in UsageStatus.model_fields})
         for record in usage
         if at - record.at < _KEPT_S
+    )
+
+
+def refused_deploys(refused: Iterable[RefusedDeploy], at: float) -> tuple[RefusedDeployStatus, ...]:
+    """What Serve was last told to run, and refused."""
+    return tuple(
+        RefusedDeployStatus(
+            application=entry.application, reason=entry.reason, for_s=round(max(0.0, at - entry.at), 1)
+        )
+        for entry in sorted(refused, key=lambda entry: entry.application)
     )
 
 

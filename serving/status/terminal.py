@@ -14,6 +14,7 @@ from serving.status.document import (
     Hbm,
     ModelStatus,
     QuarantinedStatus,
+    RefusedDeployStatus,
     RolloutStatus,
     SliceStatus,
     Start,
@@ -86,6 +87,7 @@ def service(status: Status) -> RenderableType:
         )
         for one in status.refused
     ]
+    parts += refused_deploys(status.refused_deploys)
     parts += quarantine(status.quarantined)
     parts += [_rollout(rollout, several) for rollout in status.rollouts]
     parts += [_batch(batch, several) for batch in status.batches]
@@ -94,6 +96,17 @@ def service(status: Status) -> RenderableType:
     if status.decisions:
         parts += [Text(), decisions(status.decisions, status.at, several=several)]
     return Group(*(parts or [Text("no model is served")]))
+
+
+def refused_deploys(refused: Sequence[RefusedDeployStatus]) -> list[RenderableType]:
+    """One line an application whose last deployment Serve refused."""
+    return [
+        Text(
+            f"deployment of {entry.application} refused {_time(entry.for_s)} ago, what ran before runs on: {entry.reason}",
+            "red",
+        )
+        for entry in refused
+    ]
 
 
 def quarantine(quarantined: Sequence[QuarantinedStatus]) -> list[RenderableType]:

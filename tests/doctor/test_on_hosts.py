@@ -149,3 +149,8 @@ def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_st
         assert status == 1
         assert findings["service"][0]["said"].endswith("1 of 1 slice serve")
         assert "slcie: unknown key" in findings["serve"][0]["said"]
+        (refused,) = running.records().refused_deploys
+        assert "slcie: unknown key" in refused.reason
+        running.deployment.write_text(served.read_text())
+        running.deploy()
+        running.until(lambda: not running.records().refused_deploys, 120, "the store to hear of a sound YAML")

@@ -147,14 +147,16 @@ function meter(name, value, share, hint = "") {
     h("meter", { min: 0, max: 1, high: 0.9, value: share.toFixed(3), "aria-label": `${name} ${value}` })));
 }
 
-/** What an operator should know of: slices that are left out, and requests that are refused. */
+/** What an operator should know of: deployments and requests that are refused, and slices that are left out. */
 function drawTroubles(status) {
+  const deploys = status.refused_deploys.map((deploy) => h("li.error", { "data-id": `deploy ${deploy.application}` },
+    h("strong", {}, "refused"), ` deployment of ${deploy.application}, ${time(deploy.for_s)} ago; what ran before runs on: ${deploy.reason}`));
   const quarantined = status.quarantined.map((slice) => h("li.error", { "data-id": `${slice.slice}/${slice.host}` },
     h("strong", {}, "quarantined"), ` slice ${slice.slice}, for ${time(slice.for_s)} yet`, slice.engine_only && ", for one engine",
     `; ${slice.failures} failures on ${slice.host}, the last one: ${slice.reason}`));
   const refused = status.refused.map((request) => h("li.error", { "data-id": request.fingerprint },
     h("strong", {}, "refused"), ` request ${request.fingerprint} of ${request.model}, under which two slices died ${time(request.for_s)} ago`));
-  return [...quarantined, ...refused];
+  return [...deploys, ...quarantined, ...refused];
 }
 
 /** Batches that are not over; how many lines there are is known once the input is read. */
