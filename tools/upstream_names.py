@@ -656,6 +656,11 @@ _RAY = (
         "is replaced: a pool taken out serves until others do",
         "name",
     ),
+    Name(
+        f"{_SERVE}application_state:ApplicationState._update_status",
+        "is replaced: the store is told what Serve refused to deploy",
+        "status, status_msg=",
+    ),
     *_members(
         f"{_SERVE}application_state:ApplicationState",
         ("_name", "_target_state", "target_deployments", "_deployment_state_manager"),

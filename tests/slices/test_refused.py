@@ -102,8 +102,17 @@ def test_of_serve_s_message_the_words_that_say_why_are_kept(message: str, words:
 
 
 @pytest.mark.filterwarnings("ignore::pydantic.PydanticDeprecatedSince20")  # Ray's
-def test_this_version_of_serve_sets_its_status_where_it_is_listened_to() -> None:
+def test_serve_s_own_application_is_listened_to(monkeypatch: pytest.MonkeyPatch) -> None:
     from ray.serve._private.application_state import ApplicationState, ApplicationStatus
 
-    assert callable(getattr(ApplicationState, refused.POINT))
-    assert refused._FAILED in ApplicationStatus.__members__
+    kept = Kept()
+    monkeypatch.setattr(ApplicationState, refused.POINT, ApplicationState._update_status)
+    refused.install(ApplicationState, lambda: kept)
+    state = object.__new__(ApplicationState)
+    state._name, state._status_msg = "a", ""
+    state._target_state = SimpleNamespace(deployment_infos=None)
+    state._update_status(ApplicationStatus.DEPLOY_FAILED, WHY)
+    assert kept.records == {"a": "models.0.slcie: unknown key"}
+    assert (state._status, state._status_msg) == (ApplicationStatus.DEPLOY_FAILED, WHY)
+    state._update_status(ApplicationStatus.DEPLOYING)
+    assert kept.records == {}

@@ -14,6 +14,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    RefusedDeploy,
     Release,
     Rollout,
     SliceFailures,
@@ -39,6 +40,7 @@ def test_a_snapshot_has_every_kind_of_record() -> None:
         suspicions={"r": {"f00d": Suspicion(1.0, guilty=True, model="m", replica="a")}},
         slice_failures=(SliceFailures("s", "10.0.0.1", "TPU", 2, 1.0, "why", "", "a", application="app"),),
         rollouts=(Rollout("app", "app#m", "m", "p", "v2", slices=10, changed=3),),
+        refused_deploys=(RefusedDeploy("app", "why", 1.0),),
         batches=(BatchRecord("b", "in_progress", 10, 1, 0, created=0.0, at=1.0, application="app"),),
         usage=(UsageRecord("k", "2026-11-22", 1, 2, 0, 3, 0.5, at=1.0, application="app"),),
     )
@@ -47,6 +49,7 @@ def test_a_snapshot_has_every_kind_of_record() -> None:
     store.put_demand(written.demands[0])
     store.put_wanted(written.wanted[0])
     store.put_decisions("app", written.decisions)
+    store.put_refused_deploy(written.refused_deploys[0])
     store.put_ordered("app", written.ordered["app"])
     store.put_suspicions("app", "r", written.suspicions["r"])
     store.put_slice_failures(written.slice_failures[0])
@@ -151,3 +154,13 @@ def test_a_store_that_came_back_without_its_last_writes_has_them_again_within_ha
     for beat in range(3, 62):
         store.put_slice(record(beat=beat))
     assert MemoryStore(table).slices("app") == [record(beat=61)]
+
+
+def test_what_serve_refused_is_kept_by_application_until_it_is_taken_back() -> None:
+    store = MemoryStore(MemoryTable())
+    refused = RefusedDeploy("app", "why", 1.0)
+    store.put_refused_deploy(refused)
+    store.put_refused_deploy(RefusedDeploy("other", "why", 2.0))
+    assert store.read("app").refused_deploys == (refused,)
+    store.delete_refused_deploy("app")
+    assert [entry.application for entry in store.read().refused_deploys] == ["other"]

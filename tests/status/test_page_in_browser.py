@@ -26,6 +26,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    RefusedDeploy,
     SliceFailures,
     SliceState,
     Suspicion,
@@ -262,15 +263,18 @@ def test_what_an_operator_should_know_of_is_shown_while_it_holds(browser: "Brows
         SliceFailures("slice-3", "10.0.0.7", "v6e-8", 2, 1000.0, "its chips are held by pid 7", "", "r")
     ]
     service.suspicions = {"f00d": Suspicion(at=0.0, guilty=True, model=MODEL)}
+    service.refused_deploys = [RefusedDeploy("app", "no such key", 0.0)]
     with shown(service), opened(browser, service.address) as page:
         troubles = page.locator("#troubles li")
-        expect(troubles).to_have_count(2)
+        expect(troubles).to_have_count(3)
+        assert troubles.nth(0).inner_text().startswith("refused deployment of app, ")
+        assert troubles.nth(0).inner_text().endswith("; what ran before runs on: no such key")
         assert re.fullmatch(
             "quarantined slice slice-3, for .+ yet; 2 failures on 10.0.0.7, the last one: its chips are held by pid 7",
-            troubles.nth(0).inner_text(),
+            troubles.nth(1).inner_text(),
         )
-        assert troubles.nth(1).inner_text().startswith(f"refused request f00d of {MODEL}")
-        service.failures, service.suspicions = [], {}
+        assert troubles.nth(2).inner_text().startswith(f"refused request f00d of {MODEL}")
+        service.failures, service.suspicions, service.refused_deploys = [], {}, []
         expect(page.locator("#troubles")).to_be_hidden()
 
 

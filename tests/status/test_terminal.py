@@ -6,6 +6,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    RefusedDeploy,
     Rollout,
     SliceFailures,
     SliceRecord,
@@ -135,6 +136,13 @@ def test_a_quarantined_slice_and_a_refused_request_are_shown() -> None:
         in text
     )
     assert "refused: request f00d of llama, under which two slices died 30 s ago" in text
+
+
+def test_a_deployment_that_serve_refused_is_shown() -> None:
+    seen = Snapshot(refused_deploys=(RefusedDeploy("app", "models.0.slcie: unknown key [x]", 40.0),))
+    text = _plain(terminal.service(status(seen, Rates(), 100.0)))
+    said = "deployment of app refused 60 s ago, what ran before runs on: models.0.slcie: unknown key [x]"
+    assert said in " ".join(text.split())
 
 
 def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() -> None:

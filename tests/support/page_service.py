@@ -20,6 +20,7 @@ from serving.state.records import (
     BatchRecord,
     DecisionRecord,
     Demand,
+    RefusedDeploy,
     SliceFailures,
     SliceRecord,
     SliceState,
@@ -64,6 +65,7 @@ class Shown:
     decisions: list[DecisionRecord] = field(default_factory=list)
     suspicions: dict[str, Suspicion] = field(default_factory=dict)
     failures: list[SliceFailures] = field(default_factory=list)
+    refused_deploys: list[RefusedDeploy] = field(default_factory=list)
     batches: list[BatchRecord] = field(default_factory=list)
     usage: list[UsageRecord] = field(default_factory=list)
     wanted: int = 1
@@ -96,6 +98,7 @@ class Shown:
             decisions=tuple(self.decisions),
             suspicions={"router": self.suspicions},
             slice_failures=tuple(self.failures),
+            refused_deploys=tuple(self.refused_deploys),
             batches=tuple(self.batches),
             usage=tuple(self.usage),
         )
