@@ -1,7 +1,7 @@
 """Work on batches in the background: few at a time, and keys in turn.
 
-A batch that is read or written has files open, and thousands may be to read at once. A key's next one begins when no key has less
-under way, so that a key's hundred large batches keep nobody's small one.
+A batch that is read or written has files open, and thousands may be to read at once. A key has a part of the places alone, so that
+its hundred large batches, which take minutes, keep nobody's small one.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from serving.errors import StorageError
 
 logger = logging.getLogger("ray.serve")
 
-_MOST = 16  # under way at once
+_MOST, _MOST_OF_KEY = 16, 4  # under way at once
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 
@@ -22,8 +22,9 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 class InTurn:
     """What is under way, and what waits for its turn, by name."""
 
-    def __init__(self, most: int = _MOST) -> None:
+    def __init__(self, most: int = _MOST, most_of_key: int = _MOST_OF_KEY) -> None:
         self._most = most
+        self._most_of_key = most_of_key
         self._waiting: dict[str, deque[tuple[str, Work]]] = {}  # by key
         self._names: set[str] = set()  # of all that wait or run
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -50,6 +51,8 @@ class InTurn:
     def _next(self) -> None:
         while self._waiting and len(self._running) < self._most:
             key = min(self._waiting, key=self._of_key.__getitem__)
+            if self._of_key[key] >= self._most_of_key:
+                return
             name, work = self._waiting[key].popleft()
             if not self._waiting[key]:
                 del self._waiting[key]

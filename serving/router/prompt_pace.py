@@ -7,6 +7,9 @@ others (`serving.router.scheduling.line_prompts`).
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
+
+from serving.router.scheduling.line_prompts import read_s
 
 
 @dataclass(frozen=True)
@@ -17,19 +20,25 @@ class Reading:
     longest: int
 
 
+class _Serving(NamedTuple):
+    """How many slices may read lines, which share of prompts they have to read, and whether requests come too."""
+
+    slices: int
+    unread: float
+    asked: bool
+
+
 class PromptPace:
     """By model. One that is not named has no pace."""
 
     def __init__(self, readings: Mapping[str, Reading]) -> None:
         self._readings = readings
-        self._token_s: dict[str, float] = {}
+        self._serving: dict[str, _Serving] = {}
         self._read_s: dict[str, float] = {}
 
     def serve(self, model: str, slices: int, unread: float, *, asked: bool = False) -> None:
         """Note how many slices serve, which share of prompts their caches lack, and whether there are requests beside lines."""
-        reading = self._readings.get(model)
-        slices = slices - slices // 2 if asked else slices
-        self._token_s[model] = unread / (reading.tokens_per_s * slices) if reading and slices else 0.0
+        self._serving[model] = _Serving(slices - slices // 2 if asked else slices, unread, asked)
 
     def wait_s(self, model: str, now_s: float) -> float:
         """Seconds until the next line of the model may start."""
@@ -37,6 +46,9 @@ class PromptPace:
 
     def started(self, model: str, tokens: float, now_s: float) -> None:
         """Note a line of so many tokens."""
-        if reading := self._readings.get(model):
-            took_s = min(tokens, reading.longest) * self._token_s.get(model, 0.0)
-            self._read_s[model] = max(now_s, self._read_s.get(model, now_s)) + took_s
+        reading, serving = self._readings.get(model), self._serving.get(model)
+        if reading and serving and serving.slices:
+            unread = min(tokens, reading.longest) * serving.unread
+            # Beside requests no two lines share a step of a slice, which would be the longer.
+            took_s = read_s(unread, reading.tokens_per_s) if serving.asked else unread / reading.tokens_per_s
+            self._read_s[model] = max(now_s, self._read_s.get(model, now_s)) + took_s / serving.slices

@@ -32,7 +32,7 @@ async def settle() -> None:
 
 
 async def test_few_of_thousands_are_under_way_and_all_come_to_their_end() -> None:
-    turns, works, done = InTurn(most=3), Works(), 0
+    turns, works, done = InTurn(most=3, most_of_key=3), Works(), 0
     for at in range(2000):
         turns.begin(str(at), "key", lambda at=at: works.do(str(at)))  # type: ignore[misc]
     while works.running or not done:
@@ -46,7 +46,7 @@ async def test_few_of_thousands_are_under_way_and_all_come_to_their_end() -> Non
 
 
 async def test_many_of_one_key_keep_none_of_another() -> None:
-    turns, works = InTurn(most=2), Works()
+    turns, works = InTurn(most=2, most_of_key=2), Works()
     for name in ("a1", "a2", "a3", "b1"):
         turns.begin(name, name[0], lambda name=name: works.do(name))  # type: ignore[misc]
     await settle()
@@ -60,6 +60,18 @@ async def test_many_of_one_key_keep_none_of_another() -> None:
     assert set(works.running) == {"a2", "a3"}
     await turns.close()
     assert not works.running
+
+
+async def test_a_place_is_free_for_another_key_though_one_would_take_all() -> None:
+    turns, works = InTurn(most=3, most_of_key=2), Works()
+    for name in ("a1", "a2", "a3"):
+        turns.begin(name, "a", lambda name=name: works.do(name))  # type: ignore[misc]
+    await settle()
+    assert set(works.running) == {"a1", "a2"}
+    turns.begin("b1", "b", lambda: works.do("b1"))
+    await settle()
+    assert set(works.running) == {"a1", "a2", "b1"}
+    await turns.close()
 
 
 async def test_what_fails_makes_room_and_may_begin_again(caplog: pytest.LogCaptureFixture) -> None:

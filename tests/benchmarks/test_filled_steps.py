@@ -30,5 +30,12 @@ def test_what_leaves_most_seats_free_costs_less() -> None:
 
 def test_a_row_for_each() -> None:
     rows = table([play(LOAD), play(replace(LOAD, line_prompt_tokens=16))]).splitlines()
-    assert rows[2].startswith("| no batch |  |")
+    assert rows[2].startswith("| 1 | no batch |  |")
     assert len({row.count("|") for row in rows}) == 1
+
+
+def test_of_two_slices_requests_wait_less_for_lines_than_on_one() -> None:
+    """They go past the one that reads a line."""
+    load = replace(LOAD, seats=16, seconds=20.0, line_prompt_tokens=2000, line_tokens=200)
+    alone, two = play(load), play(replace(load, slices=2))
+    assert two.first_ms(90) < 0.8 * alone.first_ms(90)

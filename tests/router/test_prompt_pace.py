@@ -6,6 +6,7 @@ import pytest
 from serving.config import BatchSpec
 from serving.router.filler import Filler
 from serving.router.prompt_pace import PromptPace, Reading
+from serving.router.scheduling.line_prompts import read_s
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
 
@@ -38,7 +39,7 @@ def test_beside_requests_half_of_the_slices_read_lines() -> None:
         pace.serve("llama", slices, unread=1.0, asked=True)
         pace.started("llama", 1000, 0.0)
         waits_s.append(pace.wait_s("llama", 0.0))
-    assert waits_s == [1.0, 1.0, 0.5, 0.25]
+    assert waits_s == [alone_s := read_s(1000, 1000.0), alone_s, alone_s / 2, alone_s / 4]
 
 
 def test_a_picture_is_no_longer_than_the_model_s_context() -> None:

@@ -10,6 +10,11 @@ from collections.abc import Mapping
 _STEP_S = 0.02  # about: a prompt is read once the step under way has ended
 
 
+def read_s(tokens: float, tokens_per_s: float) -> float:
+    """Seconds for which a line's prompt keeps a slice."""
+    return _STEP_S + tokens / tokens_per_s
+
+
 class LinePrompts:
     """`tokens_per_s`: how quickly a slice reads, by model and pool. One that is not named reads at once."""
 
@@ -22,7 +27,7 @@ class LinePrompts:
         """A line was sent to a slice of this number; the tokens that the slice has still to read of lines."""
         if not (speed := self._tokens_per_s.get(of)):
             return 0.0
-        until_s = max(now_s + _STEP_S, self._until_s.get(slice_, now_s)) + tokens / speed
+        until_s = max(now_s, self._until_s.get(slice_, now_s)) + read_s(tokens, speed)
         self._until_s[slice_] = until_s
         heapq.heappush(self._ends, (until_s, slice_))
         return (until_s - now_s) * speed
