@@ -9,7 +9,7 @@ def limit_of(asked: str | None, usual: int, most: int) -> int:
     """The entries of a page; raises BadRequestError."""
     if asked is None:
         return usual
-    if not re.fullmatch(r"\d{1,9}", asked) or not 1 <= int(asked) <= most:
+    if not re.fullmatch(r"[0-9]{1,9}", asked) or not 1 <= int(asked) <= most:
         raise BadRequestError(f"limit is not a whole number from 1 to {most}.")
     return int(asked)
 

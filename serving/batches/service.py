@@ -283,7 +283,7 @@ class Batches:
             return self._spec.max_age_s
         if anchor != "created_at":
             raise BadRequestError("expires_after: anchor has to be created_at.")
-        if isinstance(seconds, bool) or not re.fullmatch(r"\d{1,9}", str(seconds)):
+        if isinstance(seconds, bool) or not re.fullmatch(r"[0-9]{1,9}", str(seconds)):
             raise BadRequestError("expires_after: seconds has to be a whole number.")
         if not _LEAST_EXPIRY_S <= int(seconds) <= self._spec.max_age_s:
             raise BadRequestError(
@@ -299,7 +299,7 @@ class Batches:
         return int(self._expiry(asked.get("anchor", ""), asked.get("seconds", "")))
 
     def _window_s(self, window: Any) -> int:
-        found = re.fullmatch(r"(\d{1,6})([mhd])", window) if isinstance(window, str) else None
+        found = re.fullmatch(r"([0-9]{1,6})([mhd])", window) if isinstance(window, str) else None
         seconds = int(found[1]) * _UNITS[found[2]] if found else 0
         if not 0 < seconds <= self._spec.max_window_s:
             raise BadRequestError(
