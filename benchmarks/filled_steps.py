@@ -37,7 +37,10 @@ _MODEL = "llama"
 
 @dataclass(frozen=True)
 class Load:
-    """Requests a second of each slice, and their tokens; the tokens of lines, none where there is no batch, and the share they leave free."""
+    """Requests a second of each slice, and their tokens; the tokens of lines, none where there is no batch, and the share they leave free.
+
+    `passes`: whether requests go past slices that read a line, of which there are half at most.
+    """
 
     slices: int = 1
     seats: int = 32
@@ -48,6 +51,7 @@ class Load:
     line_prompt_tokens: int = 0
     line_tokens: int = 300
     spare: float = BatchSpec().spare
+    passes: bool = True
 
 
 LOADS = (
@@ -135,7 +139,7 @@ class Fleet:
             {_MODEL: load.slices},
             {_MODEL: "v6e"},
             seats={(_MODEL, ""): load.seats},
-            reads={(_MODEL, ""): reading(plan, routers=1).tokens_per_s},
+            reads={(_MODEL, ""): reading(plan, routers=1).tokens_per_s} if load.passes else {},
             clock=lambda: self._now_s,
         )
         self._pace = PromptPace({_MODEL: reading(plan, routers=1)})
@@ -177,7 +181,8 @@ class Fleet:
             ),
             self._now_s,
         )
-        self._pace.serve(_MODEL, self._load.slices, unread=1.0, asked=self._table.is_asked(_MODEL))
+        asked = self._load.passes and self._table.is_asked(_MODEL)
+        self._pace.serve(_MODEL, self._load.slices, unread=1.0, asked=asked)
         self._beat_s += TIMINGS.beat_s
 
     def _end_step(self, slice_: Slice) -> None:
