@@ -13,9 +13,9 @@ from serving.planning.engine_options import OF_SERVER, SETTABLE
 _LONGEST = 4000
 _MOST_PROBLEMS = 5
 _MOST_READ = 64  # problems of a request; each is parsed, and a request may have one for each of its values
-# vLLM's `exc.errors()`, a dictionary a line; everything from the input on goes.
+# vLLM's `exc.errors()`, a dictionary a line; everything from the input on goes, or from a context that holds Python's own error.
 _VALIDATION = re.compile(r"\d+ validation errors?:\n")
-_INPUT = re.compile(r", 'input': .*", re.MULTILINE)
+_INPUT = re.compile(r", '(?:input|ctx)': .*", re.MULTILINE)
 # pydantic's own text of the same.
 _PYDANTIC = re.compile(r"\d+ validation errors? for .*\n")
 _DETAIL = re.compile(r" \[type=\w+, input_value=.*")

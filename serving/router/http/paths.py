@@ -20,6 +20,8 @@ from serving.status import page
 
 _GET_PATHS = ("/v1/models", "/health", "/metrics", "/openapi.json", "/status.json", *page.PATHS)
 _KEPT_PATHS = {"/v1/files": "GET, POST", "/v1/batches": "GET, POST", "/v1/usage": "GET"}
+# Where a response's name would stand, OpenAI has paths that this service lacks.
+_NO_RESPONSES = ("input_tokens", "compact")
 
 
 def _takes(path: str) -> str:
@@ -27,7 +29,9 @@ def _takes(path: str) -> str:
     if path in ROUTES:
         return "POST"
     if path.startswith(f"{responses.PATH}/"):
-        _name, _, what = path.removeprefix(f"{responses.PATH}/").partition("/")
+        name, _, what = path.removeprefix(f"{responses.PATH}/").partition("/")
+        if name in _NO_RESPONSES:
+            return ""
         return {"": "GET, DELETE", "input_items": "GET", "cancel": "POST"}.get(what, "")
     if takes := _KEPT_PATHS.get(path.rstrip("/")):
         return takes

@@ -203,6 +203,8 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
         _check_entries(holder, "logit_bias", _MOST_BIASES)
         _check_entries(holder, "tools", _MOST_TOOLS)
         grammars.check(holder)
+        if route.opens and isinstance(holder.get("tool_choice"), Mapping):
+            _check_functions(holder.get("tools"))
         _check_repetition(holder.get("repetition_detection"))
     # What an engine can't run at once would wait in the engine, where no key has a share.
     most = max(plan.most_sequences, spec.max_n) if work.generates else _MOST_SEQUENCES
@@ -301,6 +303,15 @@ def _check_entries(fields: Mapping[str, Any], name: str, most: int) -> None:
     value = fields.get(name)
     if isinstance(value, Mapping | list) and len(value) > most:
         raise BadRequestError(f"{name} has {len(value)} entries; send at most {most}.")
+
+
+def _check_functions(tools: Any) -> None:
+    """Refuse tools that are no functions beside one that a chat has to call: vLLM fails on them."""
+    for number, tool in enumerate(tools if isinstance(tools, list) else ()):
+        if isinstance(tool, Mapping) and not isinstance(tool.get("function"), Mapping):
+            raise BadRequestError(
+                f'tools[{number}] has no function; send {{"type": "function", "function": {{"name": ...}}}}.'
+            )
 
 
 def _check_messages(name: str, value: Any) -> None:

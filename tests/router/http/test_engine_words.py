@@ -91,6 +91,12 @@ def test_fields_that_are_wrong_are_told_in_a_sentence() -> None:
     assert said == "The request is not valid: messages.0.role: Field required; no tools."
 
 
+def test_a_field_is_named_whose_problem_comes_with_python_s_own_error() -> None:
+    wrong = {"type": "value_error", "loc": ("body", "max_tokens"), "msg": "Value error, must be positive"}
+    said = in_our_words(listed({**wrong, "ctx": {"error": ValueError("must be positive")}}))
+    assert said == "The request is not valid: max_tokens: must be positive."
+
+
 def test_of_many_problems_the_first_are_told_and_each_once() -> None:
     said = in_our_words(listed(*(problem("body", f"field_{at // 2}") for at in range(20))))
     assert said.count("Field required") == 5

@@ -210,6 +210,8 @@ def test_other_methods_and_paths_of_a_response_are_named() -> None:
             http.post(f"{running.address}/v1/responses/resp_1/other").json()["error"]["code"]
             == "unknown_path"
         )
+        for missing in ("input_tokens", "compact"):
+            assert http.post(f"{running.address}/v1/responses/{missing}", json={}).status_code == 404
         assert (
             http.get(f"{running.address}/v1/responses/resp_1", params={"stream": "true"}).status_code == 400
         )

@@ -186,6 +186,11 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             "continued_token_ids is not",
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background is not"),
+        (
+            CHAT,
+            {"messages": TALK, "tools": [{"type": "function"}], "tool_choice": {"function": {"name": "f"}}},
+            r"tools\[0\] has no function",
+        ),
         (CHAT, {"messages": TALK, "logit_bias": {str(one): 1 for one in range(2000)}}, "logit_bias has 2000"),
         (CHAT, {"messages": TALK, "tools": [{}] * 513}, "tools has 513 entries"),
         (CHAT, {"messages": TALK, "structured_outputs": "json"}, "structured_outputs is no object"),
