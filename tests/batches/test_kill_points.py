@@ -3,7 +3,6 @@
 Real SQLite, real files. The bomb goes off before a transaction, in it, and after it; and before and after each call on files.
 """
 
-import asyncio
 import itertools
 import json
 from collections import Counter
@@ -145,10 +144,8 @@ async def life(world: World, bomb: Bomb) -> dict[str, Any]:
         ) as http:
             return await story(world, batches, http)
     finally:
-        left = list(batches.desk._busy.values())
-        for task in left:
-            task.cancel()
-        await asyncio.gather(*left, return_exceptions=True)  # what they have open locks the file
+        await batches.desk._turns.close()  # what they have open locks the file
+        await batches.desk._sweeping.close()
         await database.close()
 
 
