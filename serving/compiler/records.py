@@ -154,10 +154,19 @@ def chosen(programs: tuple[Program, ...], *, sequences: int, full: bool) -> tupl
         best = largest.get(program.name)
         if best is None or _size(program) > _size(programs[best]):
             largest[program.name] = index
-    steps = [index for index, program in enumerate(programs) if program.name == BACKBONE]
-    decodes = [index for index in steps if programs[index].bucket.get("num_tokens", 0) >= sequences]
-    decode = decodes[:1] if decodes else []
-    return tuple(dict.fromkeys([*decode, *largest.values()]))
+    decodes = [
+        index
+        for index, program in enumerate(programs)
+        if program.name == BACKBONE and program.bucket.get("num_tokens", 0) >= sequences
+    ]
+    # A step of the fewest tokens may have several buckets of requests (ATTN_BUCKETIZED_NUM_REQS).
+    decode = min(decodes, key=lambda index: _fewest_tokens(programs[index]), default=None)
+    return tuple(dict.fromkeys([*([] if decode is None else [decode]), *largest.values()]))
+
+
+def _fewest_tokens(program: Program) -> tuple[int, int]:
+    """Orders steps by tokens; of equals the one with the most requests is first."""
+    return program.bucket["num_tokens"], -program.bucket.get("num_reqs", 0)
 
 
 def _size(program: Program) -> tuple[int, ...]:

@@ -3,9 +3,12 @@
 import ast
 import importlib.util
 import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +26,17 @@ MIN_TOKEN_BUCKET = 16  # tpu_inference/envs.py
 
 @cache
 def upstream() -> dict[str, Any]:
-    """get_token_paddings, get_req_paddings and what they call, out of tpu_inference/runner/utils.py."""
+    """The functions that make buckets, and what they call, out of tpu_inference/runner/utils.py."""
     package = importlib.util.find_spec("tpu_inference")
     assert package
     assert package.submodule_search_locations
     source = (Path(package.submodule_search_locations[0]) / "runner" / "utils.py").read_text()
-    wanted = {"get_padded_num_reqs_with_upper_limit", "get_req_paddings", "get_token_paddings"}
+    wanted = {
+        "get_attn_req_paddings",
+        "get_padded_num_reqs_with_upper_limit",
+        "get_req_paddings",
+        "get_token_paddings",
+    }
     body = [
         node
         for node in ast.parse(source).body
@@ -40,28 +48,76 @@ def upstream() -> dict[str, Any]:
     return names
 
 
-def buckets(tokens: int, sequences: int) -> tuple[list[int], list[int]]:
-    functions = upstream()
-    return functions["get_token_paddings"](MIN_TOKEN_BUCKET, tokens, 0), functions["get_req_paddings"](
-        8, sequences
+@dataclass(frozen=True)
+class Buckets:
+    """Tokens, requests, and the requests of a step's attention, each padded up to the next of these."""
+
+    tokens: list[int]
+    requests: list[int]
+    attention: list[int]
+
+
+def buckets(
+    tokens: int,
+    sequences: int,
+    copies: int = 1,
+    cache_itemsize: int = 2,
+    variables: Mapping[str, str] | None = None,
+) -> Buckets:
+    """As TPUModelRunner makes them for `copies` groups that schedule apart, each of so many tokens and sequences."""
+    functions, variables = upstream(), variables or {}
+    custom = variables.get("ATTN_CUSTOM_NUM_REQS_BUCKETS", "")
+    functions["envs"] = SimpleNamespace(
+        ATTN_BUCKETIZED_NUM_REQS=variables.get("ATTN_BUCKETIZED_NUM_REQS") == "true",
+        ATTN_CUSTOM_NUM_REQS_BUCKETS=[int(size) for size in custom.split(",") if size],
+    )
+    packing = 4 // cache_itemsize
+    return Buckets(
+        functions["get_token_paddings"](
+            max(MIN_TOKEN_BUCKET, power_of_two(copies * packing)), tokens * copies, 0
+        ),
+        functions["get_req_paddings"](
+            max(functions["MIN_NUM_SEQS"], power_of_two(copies)), sequences * copies
+        ),
+        functions["get_attn_req_paddings"](functions["MIN_NUM_SEQS"], sequences),
     )
 
 
-def programs(tokens: list[int], requests: list[int], *, grammars: bool = True) -> int:
+def power_of_two(number: int) -> int:
+    """The next one that is no smaller."""
+    return 1 << (number - 1).bit_length()
+
+
+def programs(found: Buckets, *, grammars: bool = True) -> int:
     """How many programs a text model without drafts has at these buckets (CompilationManager.capture_model)."""
+    tokens, requests = found.tokens, found.requests
     sizes = sorted({*tokens, *requests})
     substitutes = len(sizes) * (len(sizes) + len(requests))
     selects = sum(request <= token for token, request in product(tokens, requests))
     samples = 4 * len(requests)  # greedy or not, with logprobs or not
-    by_token = 2 * len(tokens)  # steps, prompt logprobs
+    by_token = (len(found.attention) + 1) * len(tokens)  # steps, prompt logprobs
     by_request = (2 + grammars) * len(requests)  # logits, logprobs, grammars
     return by_token + by_request + samples + substitutes + selects
 
 
 def test_the_count_is_that_of_a_small_engine() -> None:
     """Llama on one simulated chip, as its own log had it."""
-    assert buckets(256, 32) == ([16, 32, 64, 128, 256], [8, 16, 32])
-    assert programs(*buckets(256, 32)) == 99
+    found = buckets(256, 32)
+    assert found == Buckets([16, 32, 64, 128, 256], [8, 16, 32], [32])
+    assert programs(found) == 99
+
+
+def test_copies_pad_tokens_further_and_buckets_of_attention_multiply_steps() -> None:
+    """Qwen3.5 397B on v7x 2x2x1: eight groups of devices, four buckets of requests; 338 programs in the runner's own list."""
+    found = buckets(
+        1024,
+        64,
+        8,
+        1,
+        {"ATTN_BUCKETIZED_NUM_REQS": "true", "ATTN_CUSTOM_NUM_REQS_BUCKETS": "8,16,32,64"},
+    )
+    assert (found.tokens[0], found.attention) == (32, [8, 16, 32, 64])
+    assert programs(found, grammars=False) == 338
 
 
 def kept() -> dict[str, tuple[Plan, dict[str, Any]]]:
@@ -82,12 +138,15 @@ KEPT = kept()
 @pytest.mark.parametrize(("planned", "entry"), KEPT.values(), ids=KEPT)
 def test_a_kept_ledger_has_the_engine_s_own_buckets(planned: Plan, entry: dict[str, Any]) -> None:
     copies = separate_batches(planned.layout)
-    tokens, requests = buckets(planned.sizes.batched_tokens * copies, planned.sizes.sequences * copies)
-    expected = programs(tokens, requests, grammars=copies == 1)
+    sizes = planned.sizes
+    found = buckets(
+        sizes.batched_tokens, sizes.sequences, copies, sizes.cache_itemsize, planned.environment
+    )
+    expected = programs(found, grammars=copies == 1)
     print(entry["programs_at_start"], expected)
     of_steps = {
         program["bucket"]["num_tokens"] for program in entry["programs"] if program["name"] == "backbone"
     }
-    decode = next(size for size in tokens if size >= min(planned.most_sequences, tokens[-1]))
-    assert of_steps == {decode, tokens[-1]}
+    decode = next(size for size in found.tokens if size >= min(planned.most_sequences, found.tokens[-1]))
+    assert of_steps == {decode, found.tokens[-1]}
     assert entry["programs_at_start"] == expected

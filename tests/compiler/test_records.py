@@ -21,6 +21,15 @@ def test_the_largest_of_each_name_and_the_step_that_decodes_are_compiled() -> No
     assert chosen(PROGRAMS, sequences=128, full=False) == (3, 5)
 
 
+def test_the_step_that_decodes_has_the_most_requests_of_its_tokens() -> None:
+    steps = tuple(
+        Program("backbone", {"num_tokens": tokens, "num_reqs": requests})
+        for tokens in (256, 512, 1024)
+        for requests in (64, 128, 512)
+    )
+    assert chosen(steps, sequences=512, full=False) == (5, 8)
+
+
 def test_full_is_every_program() -> None:
     assert chosen(PROGRAMS, sequences=32, full=True) == tuple(range(len(PROGRAMS)))
 
