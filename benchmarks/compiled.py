@@ -17,8 +17,8 @@ from serving.tpu.generations import GIB
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "plans.md"
 HEAD = (
-    "| file | model | slice | weights | cache | a step | sampling and the like | programs, at most | prompt logprobs | compiled in |",
-    "|---|---|---|---|---|---|---|---|---|---|",
+    "| file | model | slice | weights | cache | a step | grammars, at start | sampling and the like | programs | prompt logprobs | compiled in |",
+    "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 
 
@@ -38,12 +38,13 @@ def _row(file: str, planned: Plan) -> tuple[str, str | None]:
     start = f"| {file} | {planned.model.name} | {planned.slice.generation} {planned.slice.topology} |"
     kept, fit = entries().get(planned.version), planned.fit
     if kept is None:
-        return f"{start} not compiled yet |{' |' * 6}", None
+        return f"{start} not compiled yet |{' |' * 7}", None
     space = fit.workspace
     pairs = (
         (fit.weight_bytes, kept["weight_bytes"]),
         (fit.cache_bytes + fit.state_bytes, kept["cache_bytes"]),
         (space.step_bytes, kept["step_bytes"]),
+        (space.grammar_bytes, kept["grammar_bytes"]),
         (space.sampling_bytes, kept["sampling_bytes"]),
         (space.program_bytes, kept["program_bytes"]),
         (space.prompt_logprobs_bytes, kept["prompt_logprobs_bytes"]),

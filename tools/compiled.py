@@ -32,6 +32,7 @@ def entry(document: Mapping[str, Any]) -> dict[str, Any]:
         "cache_bytes": max((stage["cache_bytes"] for stage in stages), default=None),
         "program_bytes": told("programs"),
         "step_bytes": told("a step"),
+        "grammar_bytes": told("grammars, at start"),
         "sampling_bytes": told("sampling and the like"),
         "prompt_logprobs_bytes": told("prompt logprobs, if asked for"),
         "seconds": round(sum(program["lower_s"] + program["compile_s"] for program in programs), 1),

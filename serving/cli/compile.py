@@ -40,7 +40,7 @@ def add_commands(commands: Any) -> None:
     depth.add_argument(
         "--quick",
         action="store_true",
-        help="steps of a few layers, extended to all of them by what a layer adds",
+        help="steps of a few layers: whether they compile, and what they take at least",
     )
     depth.add_argument("--full", action="store_true", help="every program at every bucket; takes hours")
     compiling.add_argument(

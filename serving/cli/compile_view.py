@@ -87,12 +87,13 @@ def _verdict(document: Mapping[str, Any]) -> str:
     if document["compiles"]:
         needs = document["needs_bytes"]
         usable = next(line["plan_bytes"] for line in document["device_hbm"] if line["name"] == "usable")
-        return f"compiles, needs {gib(needs)} of {gib(usable)} a device"
+        least = "at least " if document["asked"]["quick"] else ""
+        return f"compiles, needs {least}{gib(needs)} of {gib(usable)} a device"
     return "was not built" if document["unbuildable"] else "does not compile"
 
 
 def _programs(of: str, programs: Sequence[Mapping[str, Any]], *, quick: bool) -> Table:
-    how = "a few layers compiled, extended to all" if quick else "all layers"
+    how = "steps of a few layers: temporaries and code at least these" if quick else "all layers"
     table = Table(title=f"{of}programs, bytes a device ({how})", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("program")  # folded where a terminal is narrow, and no figure is
     for column in ("arguments", "outputs", "temporaries", "code", "s"):

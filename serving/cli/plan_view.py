@@ -248,7 +248,8 @@ def _compiled(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
     said = "no"
     if result["compiles"]:
-        said = f"yes, needs {gib(result['needs_bytes'])} a device"
+        least = "at least " if result["quick"] else ""
+        said = f"yes, needs {least}{gib(result['needs_bytes'])} a device"
     elif result["unbuildable"]:
         said = f"not built without a TPU: {result['unbuildable'][0]}"
     return f"{said} ({result['date']}, {versions}): {result['command']}"

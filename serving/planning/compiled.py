@@ -21,15 +21,18 @@ ENGINE = {"tpu-inference": "0.26.0", "jax": "0.10.2", "libtpu": "0.0.43.2"}
 class CompileResult:
     """Bytes are of one device. `needs_bytes` has weights, cache, programs and the largest step; None where it was refused.
 
-    `program_bytes` is an upper bound: a program that was not compiled counts as the largest of its name. Figures are None where
-    no program of the kind was compiled. `unbuildable` has the reason where the engine can't be built without a TPU.
+    Of a `quick` answer steps and programs are lower bounds. Of others programs are an upper bound: one that was not compiled counts as
+    the next larger one of its name. Figures are None where no program of the kind was compiled. `unbuildable` has the reason where
+    the engine can't be built without a TPU.
     """
 
     compiles: bool
+    quick: bool
     needs_bytes: int | None
     weight_bytes: int | None
     program_bytes: int | None
     step_bytes: int | None
+    grammar_bytes: int | None
     sampling_bytes: int | None
     prompt_logprobs_bytes: int | None
     unbuildable: list[str]
@@ -37,22 +40,27 @@ class CompileResult:
     command: str
     versions: dict[str, str]
 
-    @property
-    def workspace(self) -> Workspace | None:
-        """The figures in place of a plan's estimates, where everything compiled with the versions that the image runs."""
-        if (
-            not self.compiles
-            or self.versions != ENGINE
-            or self.program_bytes is None
-            or self.step_bytes is None
-        ):
-            return None
+    def workspace(self, estimate: Workspace) -> Workspace:
+        """An estimate with the compiler's figures in its place, where everything compiled with the versions that the image runs.
+
+        Of a lower bound and the estimate the larger one stays.
+        """
+        if not self.compiles or self.versions != ENGINE:
+            return estimate
+        steps = (self.program_bytes or 0, self.step_bytes or 0)
+        if self.quick or None in (self.program_bytes, self.step_bytes):
+            steps = (max(estimate.program_bytes, steps[0]), max(estimate.step_bytes, steps[1]))
         return Workspace(
-            program_bytes=self.program_bytes,
-            step_bytes=self.step_bytes,
-            expert_bytes=0,
-            sampling_bytes=self.sampling_bytes or 0,
-            prompt_logprobs_bytes=self.prompt_logprobs_bytes or 0,
+            program_bytes=steps[0],
+            step_bytes=steps[1],
+            expert_bytes=estimate.expert_bytes if steps[1] == estimate.step_bytes else 0,
+            grammar_bytes=estimate.grammar_bytes if self.grammar_bytes is None else self.grammar_bytes,
+            sampling_bytes=estimate.sampling_bytes if self.sampling_bytes is None else self.sampling_bytes,
+            prompt_logprobs_bytes=(
+                estimate.prompt_logprobs_bytes
+                if self.prompt_logprobs_bytes is None
+                else self.prompt_logprobs_bytes
+            ),
         )
 
 

@@ -18,10 +18,11 @@ from serving.tpu.generations import GIB
 # In HBM beside the weights when the cache is sized. Gemma 4 E2B, whose loaded weights are 8.93 GiB, used 8.95 GiB of a v6e
 # and 8.97 GiB of a v5e chip; Qwen3.5-397B-FP8 used 0.7% more than its weights.
 RESIDENT_BYTES = GIB // 8
-# Compiled programs and their constants, by implementation. tpu-inference's own leave no more at the 0.98 of the published
-# v6e recipes: of 0.62 GiB sampling takes 0.49. vLLM's, which run through torchax, are assumed to take more. Those of Gemma 4
-# with its encoder compiled for every token budget take about 6 GiB (tpu-inference PR 3408).
-_PROGRAM_BYTES = GIB // 16
+# Compiled programs and their constants, by implementation. Those that have run stay in HBM. tpu-inference's own took about 0.2 GiB
+# with Gemma 4 E2B on a v5e chip, 0.14 and 0.17 by the compiler with Llama 3.1 8B and Qwen3 4B on a v6e chip, and leave no more than
+# this at the 0.98 of published v6e recipes: of 0.62 GiB grammars take 0.44 with Qwen3 32B. vLLM's, which run through torchax, are
+# assumed to take more. Those of Gemma 4 with its encoder compiled for every token budget take about 6 GiB (tpu-inference PR 3408).
+_PROGRAM_BYTES = GIB // 8
 _PROGRAM_BYTES_BY_VLLM = GIB // 4
 _ENCODER_PROGRAM_BYTES = 6 * GIB
 # Rows a token that activations hold at once: residual stream, its norm and the two sides of an addition.
@@ -30,14 +31,19 @@ _STREAMS = 4
 # copies (layers/common/fused_moe_gmm.py). Published runs of Qwen3.5-397B leave more: 9 rows at 32,768 tokens, and at 65,536
 # tokens 47 GiB were too few (PR 2512, PR 2582).
 _EXPERT_ROWS = 4
-# Sampling gathers float32 logits of the whole vocabulary on every device and holds them four times: as they come, masked,
-# transposed, and as probabilities (layers/jax/sample/sampling.py). gpt-oss-120b with 2048 sequences reserves 6.14 GiB.
-_SAMPLING_COPIES = 4
+# Sampling gathers float32 logits of the whole vocabulary on every device (layers/jax/sample/sampling.py). Beside what comes, cut as the
+# head is, and what goes out it holds them as many times as libtpu's compiler says, which differs by generation: for 256 and 512
+# requests on v6e, 1,024 and 2,048 on v7x, 256 and 512 on v5e.
+_SAMPLING_COPIES = {"v6e": 1, "v7x": 2}
+_SAMPLING_COPIES_ELSEWHERE = 3
+# At start the program of grammars runs for every bucket of requests beside the cache, and bf16 logits and masks of all buckets, which
+# are together twice those of the largest, lie there until the last has run (_precompile_structured_decoding). In float32 logits of the
+# largest that is 1.06 with what goes out at 0.5 and temporaries of 1.5: 384 MiB of them "reserved" for 256 requests of Gemma 4 E2B.
+_GRAMMAR_COPIES = 3.06
 # Logprobs of a prompt take float32 logits of every token of a step, cut over the devices as the head is, as many times as
 # libtpu's compiler says (runner/tpu_runner.py, compute_and_gather_prompt_logprobs).
 _PROMPT_LOGPROBS_COPIES = 3
-# A program wants its bytes in one piece: of 6.63 GiB withheld, those 6.14 were not to be had at 64% of starts (tpu-recipes
-# issue 151).
+# A program wants its bytes in one piece: of 6.63 GiB withheld, 6.14 were not to be had at 64% of starts (tpu-recipes issue 151).
 _FRAGMENTED = 1.08
 # Experts that take this many times what is withheld are refused; less is a warning, as a step's bytes are estimated.
 _HOPELESS = 2
@@ -47,21 +53,26 @@ _BLOCK_TOKENS = 128  # advice rounds lengths to this
 
 @dataclass(frozen=True)
 class Workspace:
-    """HBM of a device beside weights and cache: programs, and the larger of a step and of sampling, which take turns.
+    """HBM of a device beside weights and cache: programs, and the largest of a step, of grammars and of sampling, which take turns.
 
-    `expert_bytes` of a step are the tokens of its experts. `prompt_logprobs_bytes` are taken by requests that ask for logprobs of
-    their prompt, and by no others.
+    A start runs steps and grammars for as many requests as there may be; it samples before there is a cache. `expert_bytes` of a step
+    are the tokens of its experts. `prompt_logprobs_bytes` are taken by requests that ask for logprobs of their prompt, and by no others.
     """
 
     program_bytes: int
     step_bytes: int
     expert_bytes: int
+    grammar_bytes: int
     sampling_bytes: int
     prompt_logprobs_bytes: int
 
     @property
+    def start_bytes(self) -> int:
+        return self.program_bytes + max(self.step_bytes, self.grammar_bytes)
+
+    @property
     def bytes(self) -> int:
-        return self.program_bytes + max(self.step_bytes, self.sampling_bytes)
+        return max(self.start_bytes, self.sampling_bytes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ def measure(
     usable = slice_.hardware.usable_hbm_bytes // slice_.hardware.devices_per_chip
     weights = device_bytes(groups, shape, layout)
     state = state_bytes(shape, sizes, layout)
-    workspace = compiled or _workspace(shape, sizes, layout)
+    workspace = compiled or _workspace(shape, sizes, slice_, layout)
     cache = max(0, int(usable * sizes.utilization) - weights - RESIDENT_BYTES - state)
     longest = _longest(shape, sizes, layout, cache)
     length = sizes.max_model_len or max(longest, 1)
@@ -150,7 +161,11 @@ def measure(
     notes = (
         ()
         if problems
-        else (*_warnings(fit), *_padding(shape, sizes, layout, fit), *_slow_formats(sizes, slice_))
+        else (
+            *_warnings(shape, sizes, layout, fit),
+            *_padding(shape, sizes, layout, fit),
+            *_slow_formats(sizes, slice_),
+        )
     )
     return replace(fit, problems=problems, notes=notes)
 
@@ -226,26 +241,50 @@ def _step_too_large(sizes: EngineSizes, fit: Fit) -> list[str]:
     ]
 
 
-def _warnings(fit: Fit) -> list[str]:
+def _warnings(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit) -> list[str]:
     space = fit.workspace
-    if space.bytes * _FRAGMENTED <= fit.withheld_bytes:
+    leaves = f"gpu_memory_utilization {fit.utilization:g} leaves {gib(fit.withheld_bytes)}"
+    if space.start_bytes * _FRAGMENTED > fit.withheld_bytes:
+        larger = (
+            f"a step {gib(space.step_bytes)}"
+            if space.step_bytes > space.grammar_bytes
+            else f"grammars {gib(space.grammar_bytes)}"
+        )
+        return [
+            (
+                f"start-up may run out of HBM: {leaves}, programs may take {gib(space.program_bytes)} and {larger}; "
+                f"lower it{_utilization_for(fit)}"
+            )
+        ]
+    if space.sampling_bytes > fit.withheld_bytes:
+        return [
+            (
+                f"{sizes.sequences} requests that sample at once may run out of HBM: {leaves}, sampling takes "
+                f"{gib(space.sampling_bytes)}; lower max_num_seqs, or it{_utilization_for(fit)}"
+            )
+        ]
+    return _older_engines(shape, sizes, layout, fit, leaves)
+
+
+def _older_engines(shape: ModelShape, sizes: EngineSizes, layout: Layout, fit: Fit, leaves: str) -> list[str]:
+    """What tpu-recipes issue 151 ran out of: logits of all copies, laid on one device beside the cache."""
+    whole = 0 if sizes.pools else 4 * sizes.sequences * layout.data * shape.vocab_size
+    wanted = (fit.workspace.program_bytes + whole) * _FRAGMENTED
+    if layout.data == 1 or wanted <= fit.withheld_bytes:
         return []
-    larger = (
-        f"a step {gib(space.step_bytes)}"
-        if space.step_bytes > space.sampling_bytes
-        else f"sampling {gib(space.sampling_bytes)}"
-    )
     return [
         (
-            f"start-up may run out of HBM: gpu_memory_utilization {fit.utilization:g} leaves {gib(fit.withheld_bytes)}, "
-            f"programs may take {gib(space.program_bytes)} and {larger}; lower it{_utilization_for(fit)}"
+            f"start-up may run out of HBM with tpu-inference before 0.13, which lays logits of all {layout.data} copies on one device "
+            f"beside the cache: {leaves}, they take {gib(whole)}; 0.26 does so before there is a cache"
         )
     ]
 
 
 def _utilization_for(fit: Fit) -> str:
     """The utilisation that leaves enough, as advice; nothing where weights would not fit then."""
-    share = math.floor(100 * (1 - fit.workspace.bytes * _FRAGMENTED / fit.usable_bytes)) / 100
+    space = fit.workspace
+    wanted = max(space.start_bytes * _FRAGMENTED, space.sampling_bytes)
+    share = math.floor(100 * (1 - wanted / fit.usable_bytes)) / 100
     needed = fit.weight_bytes + RESIDENT_BYTES + fit.state_bytes
     return f" to {share:.2f}" if share * fit.usable_bytes > needed else ""
 
@@ -272,7 +311,7 @@ def _slow_formats(sizes: EngineSizes, slice_: Slice) -> list[str]:
     return []
 
 
-def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspace:
+def _workspace(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> Workspace:
     tokens, item = sizes.batched_tokens, 4 if sizes.weight_format == "float32" else 2
     stream = _STREAMS * tokens * shape.hidden_size * item
     widest = max((width for _, width in shape.mlp_widths), default=0)
@@ -285,12 +324,15 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Workspa
         routed = tokens * layout.attention_groups * experts.per_token
         rows = routed * item * (_EXPERT_ROWS * shape.hidden_size + width)
     programs = _PROGRAM_BYTES_BY_VLLM if sizes.by_vllm else _PROGRAM_BYTES
-    sampled = 0 if sizes.pools else sizes.sequences
+    logits = 0 if sizes.pools else 4 * sizes.sequences * shape.vocab_size
+    batches = separate_batches(layout)
+    copies = _SAMPLING_COPIES.get(slice_.generation, _SAMPLING_COPIES_ELSEWHERE)
     return Workspace(
         program_bytes=_ENCODER_PROGRAM_BYTES if sizes.encoder_programs else programs,
         step_bytes=math.ceil(stream + tokens * item * (2 * widest / layout.head_shards + heads) + rows),
         expert_bytes=math.ceil(rows),
-        sampling_bytes=_SAMPLING_COPIES * 4 * sampled * shape.vocab_size,
+        grammar_bytes=math.ceil(_GRAMMAR_COPIES * logits) if batches == 1 else 0,
+        sampling_bytes=math.ceil((copies + 1 + batches / (layout.width * layout.data)) * logits),
         prompt_logprobs_bytes=0
         if sizes.pools
         else _PROMPT_LOGPROBS_COPIES * 4 * tokens * shape.vocab_size // layout.width,

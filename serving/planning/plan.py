@@ -172,7 +172,7 @@ def plan(spec: ModelSpec, hub: Hub = no_hub, *, estimated: bool = False) -> Plan
     drawn = _drawn(spec, hub)
     decided = _fitted(spec, drawn, None)
     kept = None if estimated else result_of(decided.version)
-    return _fitted(spec, drawn, kept.workspace) if kept and kept.workspace else decided
+    return _fitted(spec, drawn, kept.workspace(decided.fit.workspace)) if kept else decided
 
 
 @dataclass(frozen=True)

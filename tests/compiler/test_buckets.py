@@ -139,9 +139,7 @@ KEPT = kept()
 def test_a_kept_ledger_has_the_engine_s_own_buckets(planned: Plan, entry: dict[str, Any]) -> None:
     copies = separate_batches(planned.layout)
     sizes = planned.sizes
-    found = buckets(
-        sizes.batched_tokens, sizes.sequences, copies, sizes.cache_itemsize, planned.environment
-    )
+    found = buckets(sizes.batched_tokens, sizes.sequences, copies, sizes.cache_itemsize, planned.environment)
     expected = programs(found, grammars=copies == 1)
     print(entry["programs_at_start"], expected)
     of_steps = {

@@ -1,10 +1,14 @@
+from dataclasses import replace
+
 import pytest
 
 from serving.compiler.configs import checkpoint_config, quick_layers
 from serving.compiler.records import Built, Compiled, Job, Program, Stage, chosen, ledger
-from serving.compiler.report import available_bytes, code_bytes, extended
+from serving.compiler.report import available_bytes, code_bytes, extended, hbm
+from serving.config import ModelSpec
 from serving.errors import CompileError
 from serving.planning.known_models import CONFIGS
+from serving.planning.plan import plan
 from serving.tpu.generations import GIB
 
 pytestmark = pytest.mark.unit
@@ -14,6 +18,13 @@ PROGRAMS = (
     *(Program("sample", {"num_reqs": 8, "do_sampling": switch}) for switch in (0, 1)),
 )
 BUILT = Built("flax_nnx", {"model": 4}, GIB, 2 * GIB, 100, 128, PROGRAMS, 1.0)
+PLANNED = plan(
+    ModelSpec.model_validate(
+        {"model": "google/gemma-4-E2B-it", "slice": {"generation": "v5e", "topology": "1x1"}}
+        | {"engine": {"max_model_len": 16384}}
+    ),
+    estimated=True,
+)
 
 
 def test_the_largest_of_each_name_and_the_step_that_decodes_are_compiled() -> None:
@@ -60,12 +71,38 @@ def test_programs_that_were_not_compiled_count_as_the_next_larger_of_their_name(
     assert code_bytes(Stage(BUILT, (smaller,))) == 4 * 3  # no larger one is known
 
 
-def test_what_a_layer_adds_is_added_for_every_layer() -> None:
+def test_every_layer_adds_weights_and_cache_and_temporaries_and_code_are_at_least_those_of_a_few() -> None:
+    """Llama 3.3 70B by its layers: 1 takes 0.002 GiB of temporaries, 3 take 0.006, and all 80 take 0.085."""
+
     def depth(layers: int) -> Compiled:
-        return Compiled(3, "compiled", argument_bytes=100 + 7 * layers, code_bytes=4 + layers)
+        return Compiled(
+            3,
+            "compiled",
+            argument_bytes=100 + 7 * layers,
+            temporary_bytes=2 * layers,
+            code_bytes=4 + layers,
+            resident_bytes=6 * layers,
+        )
 
     whole = extended(depth(1), depth(3), depths=(1, 3), layers=80)
-    assert (whole.argument_bytes, whole.code_bytes) == (100 + 7 * 80, 4 + 80)
+    assert (whole.argument_bytes, whole.resident_bytes) == (100 + 7 * 80, 6 * 80)
+    assert (whole.temporary_bytes, whole.code_bytes) == (depth(3).temporary_bytes, depth(3).code_bytes)
+
+
+def test_logits_of_all_buckets_lie_beside_the_largest_that_runs_at_start() -> None:
+    """Gemma 4 E2B on a v5e chip: 384 MiB reserved for 256 requests, 128 MiB of logits for them and 124 for the smaller buckets."""
+    logits = {size: 262_144 * 2 * size for size in (8, 16, 32, 64, 128, 256)}
+    programs = tuple(Program("structured_decode", {"num_reqs": size}) for size in logits)
+    largest = Compiled(
+        5,
+        "compiled",
+        argument_bytes=logits[256],
+        output_bytes=logits[256],
+        temporary_bytes=3 * logits[256],
+    )
+    built = replace(BUILT, programs=programs)
+    (line,) = (line for line in hbm(PLANNED, [Stage(built, (largest,))]) if line.name == "grammars, at start")
+    assert line.compiler_bytes == sum(logits.values()) + 4 * logits[256]
 
 
 def test_a_refusal_at_one_depth_is_the_answer() -> None:

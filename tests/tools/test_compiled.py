@@ -8,11 +8,15 @@ import benchmarks.compiled
 from serving.compiler.libtpu import VERSION
 from serving.config import load
 from serving.planning.compiled import ENGINE, KEPT, result_of
+from serving.planning.fit import Workspace
 from serving.planning.plan import plan
 from tools.compiled import main
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
+ESTIMATE = Workspace(
+    program_bytes=8, step_bytes=9, expert_bytes=0, grammar_bytes=4, sampling_bytes=7, prompt_logprobs_bytes=6
+)
 
 
 def answer(version: str, **changes: Any) -> dict[str, Any]:
@@ -60,7 +64,7 @@ def test_a_kept_answer_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     found = result_of("b", kept)
     assert found is not None
     assert (found.needs_bytes, found.step_bytes, found.weight_bytes, found.program_bytes) == (40, 5, 10, 3)
-    assert found.workspace is None  # another libtpu than the image's
+    assert found.workspace(ESTIMATE) == ESTIMATE  # another libtpu than the image's
     assert result_of("a", kept) is None
 
 
@@ -71,7 +75,35 @@ def test_an_engine_that_was_not_built_is_kept_with_the_reason(tmp_path: Path) ->
     found = result_of("a", kept)
     assert found is not None
     assert (found.compiles, found.unbuildable, found.weight_bytes) == (False, ["no"], None)
-    assert found.workspace is None
+    assert found.workspace(ESTIMATE) == ESTIMATE
+
+
+@pytest.mark.parametrize(
+    ("quick", "told", "taken"),
+    [
+        (False, (3, 5), (3, 5)),
+        (True, (3, 5), (8, 9)),  # lower bounds, below the estimate
+        (True, (80, 90), (80, 90)),
+        (False, (None, None), (8, 9)),
+    ],
+)
+def test_of_a_quick_answer_steps_and_programs_are_lower_bounds(
+    tmp_path: Path, told: tuple[int | None, int | None], taken: tuple[int, int], *, quick: bool
+) -> None:
+    kept, result = tmp_path / "kept.json", tmp_path / "result.json"
+    asked = answer("a")["asked"] | {"quick": quick, "versions": ENGINE}
+    lines = [
+        {"name": "programs", "compiler_bytes": told[0]},
+        {"name": "a step", "compiler_bytes": told[1]},
+        {"name": "sampling and the like", "compiler_bytes": 2},
+    ]
+    result.write_text(json.dumps([answer("a", asked=asked, device_hbm=lines)]))
+    assert main([str(result), "--kept", str(kept)]) == 0
+    found = result_of("a", kept)
+    assert found is not None
+    space = found.workspace(ESTIMATE)
+    assert (space.program_bytes, space.step_bytes, space.sampling_bytes) == (*taken, 2)
+    assert space.prompt_logprobs_bytes == ESTIMATE.prompt_logprobs_bytes
 
 
 def test_a_plan_takes_the_compiler_s_figures_in_place_of_estimates() -> None:
@@ -81,7 +113,7 @@ def test_a_plan_takes_the_compiler_s_figures_in_place_of_estimates() -> None:
     found = result_of(kept.version)
     assert found is not None
     assert kept.version == estimate.version
-    assert kept.fit.workspace == found.workspace != estimate.fit.workspace
+    assert kept.fit.workspace == found.workspace(estimate.fit.workspace) != estimate.fit.workspace
 
 
 def test_the_figures_are_those_of_the_versions_that_the_image_runs() -> None:
