@@ -17,7 +17,7 @@ from serving.tpu.generations import GIB
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "benchmarks" / "plans.md"
 HEAD = (
-    "| file | model | slice | weights | cache | a step | grammars, at start | sampling and the like | programs | prompt logprobs | compiled in |",
+    "| file | model | slice | weights | cache | a step | grammars, at start | sampling and the like | programs, at most | prompt logprobs | compiled in |",
     "|---|---|---|---|---|---|---|---|---|---|---|",
 )
 

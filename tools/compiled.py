@@ -30,7 +30,7 @@ def entry(document: Mapping[str, Any]) -> dict[str, Any]:
         "needs_bytes": document["needs_bytes"],
         "weight_bytes": max((stage["weight_bytes"] for stage in stages), default=None),
         "cache_bytes": max((stage["cache_bytes"] for stage in stages), default=None),
-        "program_bytes": told("programs"),
+        "program_bytes": told("programs, at most"),
         "step_bytes": told("a step"),
         "grammar_bytes": told("grammars, at start"),
         "sampling_bytes": told("sampling and the like"),

@@ -93,7 +93,7 @@ def _verdict(document: Mapping[str, Any]) -> str:
 
 
 def _programs(of: str, programs: Sequence[Mapping[str, Any]], *, quick: bool) -> Table:
-    how = "steps of a few layers: temporaries and code at least these" if quick else "all layers"
+    how = "steps of a few layers: temporaries are at least these" if quick else "all layers"
     table = Table(title=f"{of}programs, bytes a device ({how})", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("program")  # folded where a terminal is narrow, and no figure is
     for column in ("arguments", "outputs", "temporaries", "code", "s"):

@@ -19,11 +19,10 @@ ENGINE = {"tpu-inference": "0.26.0", "jax": "0.10.2", "libtpu": "0.0.43.2"}
 
 @dataclass(frozen=True)
 class CompileResult:
-    """Bytes are of one device. `needs_bytes` has weights, cache, programs and the largest step; None where it was refused.
+    """Bytes are of one device. `needs_bytes` has weights, cache and the largest program with its code; None where it was refused.
 
-    Of a `quick` answer steps and programs are lower bounds. Of others programs are an upper bound: one that was not compiled counts as
-    the next larger one of its name. Figures are None where no program of the kind was compiled. `unbuildable` has the reason where
-    the engine can't be built without a TPU.
+    Of a `quick` answer a step is a lower bound. `program_bytes` is an upper bound, of code that need not lie in HBM at once. Figures are
+    None where no program of the kind was compiled. `unbuildable` has the reason where the engine can't be built without a TPU.
     """
 
     compiles: bool
@@ -43,17 +42,15 @@ class CompileResult:
     def workspace(self, estimate: Workspace) -> Workspace:
         """An estimate with the compiler's figures in its place, where everything compiled with the versions that the image runs.
 
-        Of a lower bound and the estimate the larger one stays.
+        Of a lower bound and the estimate the larger one stays. So does the estimate of what programs leave in HBM once they have run.
         """
-        if not self.compiles or self.versions != ENGINE:
+        if not self.compiles or self.versions != ENGINE or self.step_bytes is None:
             return estimate
-        steps = (self.program_bytes or 0, self.step_bytes or 0)
-        if self.quick or None in (self.program_bytes, self.step_bytes):
-            steps = (max(estimate.program_bytes, steps[0]), max(estimate.step_bytes, steps[1]))
+        step = max(estimate.step_bytes, self.step_bytes) if self.quick else self.step_bytes
         return Workspace(
-            program_bytes=steps[0],
-            step_bytes=steps[1],
-            expert_bytes=estimate.expert_bytes if steps[1] == estimate.step_bytes else 0,
+            program_bytes=estimate.program_bytes,
+            step_bytes=step,
+            expert_bytes=estimate.expert_bytes if step == estimate.step_bytes else 0,
             grammar_bytes=estimate.grammar_bytes if self.grammar_bytes is None else self.grammar_bytes,
             sampling_bytes=estimate.sampling_bytes if self.sampling_bytes is None else self.sampling_bytes,
             prompt_logprobs_bytes=(

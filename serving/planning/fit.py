@@ -18,10 +18,10 @@ from serving.tpu.generations import GIB
 # In HBM beside the weights when the cache is sized. Gemma 4 E2B, whose loaded weights are 8.93 GiB, used 8.95 GiB of a v6e
 # and 8.97 GiB of a v5e chip; Qwen3.5-397B-FP8 used 0.7% more than its weights.
 RESIDENT_BYTES = GIB // 8
-# Compiled programs and their constants, by implementation. Those that have run stay in HBM. tpu-inference's own took about 0.2 GiB
-# with Gemma 4 E2B on a v5e chip, 0.14 and 0.17 by the compiler with Llama 3.1 8B and Qwen3 4B on a v6e chip, and leave no more than
-# this at the 0.98 of published v6e recipes: of 0.62 GiB grammars take 0.44 with Qwen3 32B. vLLM's, which run through torchax, are
-# assumed to take more. Those of Gemma 4 with its encoder compiled for every token budget take about 6 GiB (tpu-inference PR 3408).
+# What programs that have run leave in HBM at start, by implementation. The runtime gives them up for buffers, not for another program.
+# tpu-inference's own left about 0.2 GiB with Gemma 4 E2B on a v5e chip, and leave no more than this at the 0.98 of published v6e
+# recipes: of 0.62 GiB grammars take 0.44 with Qwen3 32B. vLLM's, which run through torchax, are assumed to leave more. Those of Gemma 4
+# with its encoder compiled for every token budget leave about 6 GiB (tpu-inference PR 3408).
 _PROGRAM_BYTES = GIB // 8
 _PROGRAM_BYTES_BY_VLLM = GIB // 4
 _ENCODER_PROGRAM_BYTES = 6 * GIB

@@ -7,6 +7,7 @@ from serving.compiler.records import Built, Compiled, Job, Program, Stage, chose
 from serving.compiler.report import available_bytes, code_bytes, extended, hbm
 from serving.config import ModelSpec
 from serving.errors import CompileError
+from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.known_models import CONFIGS
 from serving.planning.plan import plan
 from serving.tpu.generations import GIB
@@ -71,8 +72,7 @@ def test_programs_that_were_not_compiled_count_as_the_next_larger_of_their_name(
     assert code_bytes(Stage(BUILT, (smaller,))) == 4 * 3  # no larger one is known
 
 
-def test_every_layer_adds_weights_and_cache_and_temporaries_and_code_are_at_least_those_of_a_few() -> None:
-    """Llama 3.3 70B by its layers: 1 takes 0.002 GiB of temporaries, 3 take 0.006, and all 80 take 0.085."""
+def test_every_layer_adds_weights_cache_and_code_and_takes_the_buffers_of_the_last() -> None:
 
     def depth(layers: int) -> Compiled:
         return Compiled(
@@ -86,7 +86,15 @@ def test_every_layer_adds_weights_and_cache_and_temporaries_and_code_are_at_leas
 
     whole = extended(depth(1), depth(3), depths=(1, 3), layers=80)
     assert (whole.argument_bytes, whole.resident_bytes) == (100 + 7 * 80, 6 * 80)
-    assert (whole.temporary_bytes, whole.code_bytes) == (depth(3).temporary_bytes, depth(3).code_bytes)
+    assert (whole.temporary_bytes, whole.code_bytes) == (depth(3).temporary_bytes, 4 + 80)
+
+
+def test_what_is_needed_has_the_program_that_runs_and_not_the_code_of_all() -> None:
+    small = Compiled(0, "compiled", temporary_bytes=3, code_bytes=5)
+    large = Compiled(3, "compiled", temporary_bytes=30, code_bytes=50)
+    lines = {line.name: line.compiler_bytes for line in hbm(PLANNED, [Stage(BUILT, (small, large))])}
+    assert (lines["a step"], lines["programs, at most"]) == (30 + 50, 5 + 3 * 50)
+    assert lines["all of it"] == 3 * GIB + RESIDENT_BYTES + 30 + 50
 
 
 def test_logits_of_all_buckets_lie_beside_the_largest_that_runs_at_start() -> None:
