@@ -78,6 +78,15 @@ def test_gemma_4_is_near_what_boot_logs_say(
         assert found.fit.cache_tokens == pytest.approx(tokens, rel=0.01)
 
 
+def test_a_device_of_v7x_holds_of_qwen3_vl_what_its_boot_log_says() -> None:
+    """tpu-inference issue 2803: 16.58 GiB in use on the one device, 465,664 tokens of cache at 0.85."""
+    asked = {"max_model_len": 4096, "gpu_memory_utilization": 0.85}
+    one_device_each = {"tensor": 1, "data": 2}
+    fit = plan(spec("Qwen/Qwen3-VL-8B-Instruct", "v7x 1x1x1", asked, parallel=one_device_each)).fit
+    assert fit.weight_bytes / GIB == pytest.approx(16.58, rel=0.01)
+    assert fit.cache_tokens / 2 == pytest.approx(465_664, rel=0.01)
+
+
 # vLLM's models with heads of two sizes. Boot log of a third party's v6e-4; concurrency of 16,384 tokens in tpu-inference PR 3408,
 # whose model is named by the figures alone.
 @pytest.mark.parametrize(
