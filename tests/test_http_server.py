@@ -34,7 +34,9 @@ class Slice:
     def __init__(self, *, tls: bool = False) -> None:
         self.may_end = asyncio.Event()
         self.schemes: list[str] = []
-        routes = [Route("/stream", self._stream, methods=["POST"]), Route("/echo", _echo, methods=["POST"])]
+        self.written = 0
+        answers = {"/stream": self._stream, "/endless": self._endless, "/echo": _echo}
+        routes = [Route(path, answer, methods=["POST"]) for path, answer in answers.items()]
         self.http = HttpServer(Starlette(routes=routes), "127.0.0.1", tls=tls)
         self.http.start()
         self.router = Upstream(1)
@@ -51,6 +53,15 @@ class Slice:
         async with asyncio.timeout(10):
             await self.http.ended()
 
+    async def _endless(self, _: Request) -> StreamingResponse:
+        async def pieces() -> AsyncIterator[bytes]:
+            while True:
+                yield b"x" * (64 << 10)
+                self.written += 64 << 10
+                await asyncio.sleep(0)  # as an engine does, which awaits its next token
+
+        return StreamingResponse(pieces())
+
     async def _stream(self, request: Request) -> StreamingResponse:
         self.schemes.append(request.url.scheme)
 
@@ -60,6 +71,25 @@ class Slice:
             yield b"last"
 
         return StreamingResponse(pieces())
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_an_engine_writes_no_further_than_its_router_reads(run: Run, *, tls: bool) -> None:
+    async def scenario() -> None:
+        slice_ = Slice(tls=tls)
+        response = await slice_.ask("/endless")
+        before = -1
+        while slice_.written != before:
+            before = slice_.written
+            await asyncio.sleep(0.2)
+        assert 0 < slice_.written < 30 << 20
+        response.close()
+        async with asyncio.timeout(10):
+            while slice_.http.requests_open:  # noqa: ASYNC110  the server has no event for it
+                await asyncio.sleep(0.01)
+        await slice_.stop()
+
+    run(scenario())
 
 
 async def _echo(request: Request) -> PlainTextResponse:

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from serving import secret
 from serving.http_server import HttpServer
+from serving.pinned_tls import trusting
 from serving.strangers import Strangers
 
 SECRET = "of-the-cluster"
@@ -48,8 +49,10 @@ async def test_of_too_many_strangers_the_oldest_goes() -> None:
         strangers.left(wire)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+@pytest.fixture(params=[False, True], ids=["plain", "TLS"])
+async def server(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[HttpServer]:
     """A slice's HTTP server that says how many bytes a body has."""
 
     async def measured(request: Request) -> PlainTextResponse:
@@ -57,11 +60,16 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
 
     monkeypatch.setenv(secret.VARIABLE, SECRET)
     routes = [Route("/work", measured, methods=["POST"]), Route("/health", measured)]
-    server = HttpServer(Starlette(routes=routes), "127.0.0.1")
+    server = HttpServer(Starlette(routes=routes), "127.0.0.1", tls=request.param)
     server.start()
-    yield server.port
+    yield server
     server.uvicorn.should_exit = True
     await server.ended()
+
+
+async def connected(server: HttpServer) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    trusted = trusting(server.peer.certificate) if server.peer.certificate else None
+    return await asyncio.open_connection("127.0.0.1", server.port, ssl=trusted)
 
 
 @pytest.mark.http
@@ -75,8 +83,8 @@ async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
         ),
     ],
 )
-async def test_a_stranger_can_send_no_endless_headers(port: int, head: bytes, more: bytes) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+async def test_a_stranger_can_send_no_endless_headers(server: HttpServer, head: bytes, more: bytes) -> None:
+    reader, writer = await connected(server)
     writer.write(head)
     sent = 0
     async with asyncio.timeout(30):
@@ -92,10 +100,10 @@ async def test_a_stranger_can_send_no_endless_headers(port: int, head: bytes, mo
 
 
 @pytest.mark.http
-async def test_who_shows_the_secret_may_send_much_and_who_does_not_is_told(port: int) -> None:
+async def test_who_shows_the_secret_may_send_much_and_who_does_not_is_told(server: HttpServer) -> None:
     body = b"x" * (1 << 20)
     for shown, status in ((SECRET, b"200 OK"), ("another", b"401 Unauthorized")):
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader, writer = await connected(server)
         head = f"POST /work HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {shown}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
         async with asyncio.timeout(30):
