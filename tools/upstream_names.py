@@ -58,6 +58,8 @@ LISTED_IN_FULL = (ENGINE_ARGUMENTS, _COMPILER_OPTIONS)
 _ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
 _DETOKENIZER = "vllm.v1.engine.detokenizer:"
 _CHAT = "vllm.entrypoints.openai.chat_completion."
+_MESSAGES = "vllm.entrypoints.anthropic.serving:AnthropicServingMessages"
+_RESPONSES = "vllm.entrypoints.openai.responses.serving:OpenAIServingResponses"
 _COMPLETION = "vllm.entrypoints.openai.completion."
 _WORKER = "tpu_inference.worker.tpu_worker:"
 _RUNNER = "tpu_inference.runner.tpu_runner:TPUModelRunner"
@@ -398,6 +400,58 @@ _RESUME = (
         "request",
     ),
     Name(f"{_CHAT}serving:OpenAIServingChat.parser_cls", "is replaced by a parser that reads the ids first"),
+    *_members(
+        "vllm.entrypoints.generate.api_router:init_generate_state",
+        ("state.anthropic_serving_messages", "state.openai_serving_responses"),
+        "is the handler whose streams are run step by step",
+    ),
+    Name(
+        f"{_CHAT}serving:OpenAIServingChat.chat_completion_stream_generator",
+        "is replaced: a message's converter runs it by hand",
+        "request, result_generator, request_id, model_name, conversation, tokenizer, request_metadata, "
+        "chat_template_kwargs=, mm_token_counts=",
+    ),
+    Name(
+        f"{_MESSAGES}.create_chat_completion",
+        "is replaced: it takes over what of a message only our engines know",
+        "request, raw_request=",
+    ),
+    Name(
+        f"{_MESSAGES}.message_stream_converter",
+        "is replaced: it is run by hand, and tells tokens",
+        "generator",
+    ),
+    Name(
+        f"{_MESSAGES}.messages_full_converter",
+        "is replaced: it names the stop sequence that ended a message",
+        "generator",
+    ),
+    Name(
+        f"{_RESPONSES}.create_responses",
+        "is replaced: it refuses ids that can't be gone on with",
+        "request, raw_request=",
+    ),
+    Name(
+        f"{_RESPONSES}.responses_stream_generator",
+        "is replaced: it is run by hand, and tells tokens",
+        "request, sampling_params, result_generator, context, model_name, tokenizer, request_metadata, created_time=",
+    ),
+    *_members(
+        "vllm.outputs:RequestOutput",
+        ("outputs", "prompt_token_ids", "num_cached_tokens", "finished"),
+        "is a step of an answer",
+    ),
+    *_members(
+        "vllm.outputs:CompletionOutput",
+        ("text", "token_ids", "finish_reason", "stop_reason"),
+        "is a step of an answer",
+    ),
+    *_members(_RESPONSES, ("use_harmony", "parser"), "tells how its answers are read"),
+    *_members(
+        "vllm.entrypoints.openai.responses.context:SimpleContext",
+        ("last_output",),
+        "has a step's tokens",
+    ),
     *(
         Name(f"{handler}.{name}", "bounds an answer, less what another slice has given of it")
         for handler in (

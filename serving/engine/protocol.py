@@ -1,13 +1,31 @@
-"""Fields of a request: those that both engines know beyond vLLM's own, and where sampling parameters stand. Pure."""
+"""What both engines know beyond vLLM's own requests and answers, and where sampling parameters stand. Pure."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # In `vllm_xargs`: ids of the tokens that another engine gave already. This engine goes on behind them.
 CONTINUED = "continued_token_ids"
+# Beside it: why that other engine ended the answer, where the last of these tokens was the answer's last, and its stop string.
+CONTINUED_FINISH, CONTINUED_STOP = "continued_finish_reason", "continued_stop_reason"
+# And how many of the tokens came together, step by step: parsers may read three at once otherwise than one after the other.
+CONTINUED_STEPS = "continued_steps"
+# A field of `/v1/messages` and `/v1/responses`, whose events name no tokens: the stream begins with an event of tokens, and so does
+# whatever an engine sends at once end. A client that has everything up to such an event has these tokens, and nothing of later ones.
+TELLS_TOKENS = "tells_token_ids"
+TOKENS_EVENT = b'event: serving.tokens\ndata: {"token_ids":['
 # A small file may unpack to gigabytes; a photograph of a good camera has 50 million pixels. A router bounds a request's pictures
 # by this, an engine each of them.
 MOST_PIXELS = 64 << 20
+
+
+def tokens_event(token_ids: Iterable[int] = (), **facts: Any) -> str:
+    """The event behind a step's other events.
+
+    `facts`: `prompt_tokens` of the client's own prompt once, and at the answer's end `finish_reason` and `stop_reason`.
+    """
+    fields = json.dumps({"token_ids": list(token_ids), **facts}, separators=(",", ":"))
+    return f"event: serving.tokens\ndata: {fields}\n\n"
 
 
 def sampling_holders(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving import environment, tracing
-from serving.engine import client_mistakes, refusals, resume, stopped_answers, token_logprobs
+from serving.engine import client_mistakes, refusals, resume, steps, stopped_answers, token_logprobs
 from serving.engine.compilation_watch import Sights
 from serving.engine.late_programs import Late, most
 from serving.engine.protocol import MOST_PIXELS
@@ -122,6 +122,7 @@ class VllmServer:
         app = build_app(args, tasks, self._engine.model_config)
         await init_app_state(self._engine, app.state, args, tasks)
         resume.install(app.state)
+        steps.install(app.state)
         token_logprobs.install(self._engine)
         client_mistakes.install(self._engine, app.state, tasks, self._plan.no_grammars)
         stopped_answers.install()

@@ -85,7 +85,7 @@ def continued(address: str, asked: InferenceRequest, cuts: list[int]) -> bytes:
     for cut in [*cuts, None]:
         for event in part(address, asked.path, transcript.body, cut):
             shown += transcript.take(event)
-            assert not transcript.failed, transcript.failed
+            assert not transcript.failed, transcript.engine_error
         if transcript.done:
             break
         if ending := transcript.ending():

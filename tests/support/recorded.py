@@ -4,10 +4,15 @@ import json
 from typing import Any
 
 from serving.router.http.protocol import InferenceRequest
+from serving.simulation.engine import messages, responses
+from serving.simulation.engine.http import AnyReply
+from serving.simulation.engine.messages import MessagesReply
 from serving.simulation.engine.replies import Reply
 from serving.simulation.engine.requests import ChatBody, CompletionBody
+from serving.simulation.engine.responses import ResponsesReply
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MESSAGES, RESPONSES = "/v1/messages", "/v1/responses"
 HELLO = [{"role": "user", "content": "Hello"}]
 _LENGTH, _SEED = 2048, 0
 
@@ -20,9 +25,7 @@ def ask(path: str, **fields: Any) -> InferenceRequest:
 
 def record(asked: InferenceRequest, body: bytes, *, created: int) -> bytes:
     """The answer to a body sent in the ask's place, from an engine whose clock shows `created`."""
-    read = ChatBody if asked.path == CHAT else CompletionBody
-    order = read.read(json.loads(body)).to_order(_LENGTH, _SEED)
-    reply = Reply(order, "llama", str(created), created)
+    reply = _reply(asked.path, json.loads(body), created)
     tokens = max(len(answer.tokens) for _, answer in reply.answers)
     events = [reply.opening()]
     for at in range(tokens):
@@ -32,6 +35,17 @@ def record(asked: InferenceRequest, body: bytes, *, created: int) -> bytes:
             if at < len(answer.tokens)
         ]
     return b"".join([*events, reply.ending()])
+
+
+def _reply(path: str, fields: dict[str, Any], created: int) -> AnyReply:
+    name = str(created)
+    if path == MESSAGES:
+        return MessagesReply(messages.order_of(fields, _LENGTH, _SEED), "llama", name)
+    if path == RESPONSES:
+        order = responses.order_of(fields, _LENGTH, _SEED)
+        return ResponsesReply(order, fields, "llama", name, created)
+    read = ChatBody if path == CHAT else CompletionBody
+    return Reply(read.read(fields).to_order(_LENGTH, _SEED), "llama", name, created)
 
 
 def events_of(stream: bytes) -> list[bytes]:

@@ -11,7 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, Self
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -55,13 +55,13 @@ _COMPLETION_TOKENS = 16  # max_tokens of completions that name none, or null
 class Transcript:
     """One streamed answer as its client has it, over all the slices that gave a part of it.
 
-    `body` is what to ask of the next slice. `done` turns true with the answer's end. `failed` becomes the engine's own
+    `body` is what to ask of the next slice. `done` turns true with the answer's end. `engine_error` becomes the engine's own
     error event where the engine failed, not the client.
     """
 
     def __init__(self, request: InferenceRequest) -> None:
         self.done = False
-        self.failed = b""
+        self.engine_error = b""
         self._request = request
         self._chat = ROUTES[request.path].opens
         self._indivisible = _indivisible(request.fields, chat=self._chat)
@@ -87,11 +87,10 @@ class Transcript:
         self._text_before = 0
         self.body = request.body if self._unread or self._shows_ids else with_ids(request)
 
-    @classmethod
-    def of(cls, request: InferenceRequest) -> Self | None:
-        """None where the answer is no stream of tokens."""
-        route = ROUTES.get(request.path)
-        return cls(request) if route and route.continued and request.streams else None
+    @property
+    def failed(self) -> bool:
+        """Whether this slice's engine failed."""
+        return bool(self.engine_error)
 
     @property
     def speaks(self) -> bool:
@@ -133,7 +132,7 @@ class Transcript:
 
     def resume(self) -> str:
         """Make `body` ask for the rest of the answer; returns the reason where another slice can't go on."""
-        self.failed = b""
+        self.engine_error = b""
         self._later = bool(self._opening)
         if not self._begun:
             return ""
@@ -210,7 +209,7 @@ class Transcript:
             return b""
         body = {} if event == sse.DONE else sse.body(event)
         if "error" in body and _status(body["error"]) >= HTTPStatus.INTERNAL_SERVER_ERROR:
-            self.failed = event + sse.DONE
+            self.engine_error = event + sse.DONE
             return b""
         if not isinstance(body.get("choices"), list):
             self.done = event == sse.DONE

@@ -22,6 +22,7 @@ from serving.router.forwarding.continuation import Transcript, ids_of, with_ids,
 from serving.router.forwarding.dispatch import Dispatcher, failed
 from serving.router.forwarding.seat import Seat
 from serving.router.forwarding.stalls import Stream
+from serving.router.forwarding.steps import StepTranscript, transcript_of
 from serving.router.forwarding.upstream import SliceResponse, returned
 from serving.router.http import sse
 from serving.router.http.downstream import Downstream, respond
@@ -50,7 +51,7 @@ class Forwarding:
         self._dispatcher = dispatcher
         self._record = record or RequestRecord(request.path)
         self._request = request
-        self._transcript = Transcript.of(request) if dispatcher.failover.continue_streams else None
+        self._transcript = transcript_of(request) if dispatcher.failover.continue_streams else None
         self._tries = dispatcher.tries()
         self._started = False
         self._client: Downstream
@@ -141,7 +142,7 @@ class Forwarding:
         False where another slice is to be asked for the rest, true once the client has the end.
         """
         entry, response = stream.entry, stream.response
-        failure = self._transcript.failed if self._transcript else b""
+        failure = self._transcript.engine_error if self._transcript else b""
         if failed:
             self._tries.accused.add(entry.replica)
         elif not stream.moving:
@@ -282,7 +283,7 @@ class _Running:
 
     __slots__ = ("_stream", "_transcript")
 
-    def __init__(self, stream: Stream, transcript: Transcript) -> None:
+    def __init__(self, stream: Stream, transcript: Transcript | StepTranscript) -> None:
         self._stream = stream
         self._transcript = transcript
 
@@ -336,7 +337,7 @@ class _EventRelay:
         if transcript and events:
             events = transcript.take(events)
             stream.movable = transcript.movable
-            self.failed = bool(transcript.failed)
+            self.failed = transcript.failed
         elif sse.NAMED_ERROR in events:
             # vLLM's words there are pydantic's, on a chunk that was its own error.
             events, self.failed = events.partition(sse.NAMED_ERROR)[0], True
@@ -365,7 +366,7 @@ class _EventRelay:
                 return None
             data = self.rest + data
             self._let_go()
-        if self._new and not self._transcript and sse.opens(data):
+        if self._new and not isinstance(self._transcript, Transcript) and sse.opens(data):
             # It comes before the engine has seen the request. Until the client has it another slice may be asked.
             self._hold(data)
             return None

@@ -27,7 +27,8 @@ class Route:
 
     `fields` are JSON schemas of the fields that the router looks at; a body must have the `needed` ones. `operation` is
     OpenTelemetry's name of the work, `work` reads from fields what an engine has to do. Another slice can go on with a stream
-    that is `continued`. The first event of a stream that `opens` only names the role.
+    that is `continued`, whose events name tokens, and with one in `steps`, whose events don't. The first event of a stream that
+    `opens` only names the role.
     """
 
     path: str
@@ -38,6 +39,7 @@ class Route:
     dialect: Dialect = Dialect.OPENAI
     operation: str | None = None
     continued: bool = False
+    steps: bool = False
     opens: bool = False
     form: bool = False
 
@@ -144,6 +146,7 @@ ROUTES: dict[str, Route] = {
             {"input": _CONTENT, "max_output_tokens": _COUNT},
             ("input",),
             operation="chat",
+            steps=True,
         ),
         Route(
             "/v1/messages",
@@ -153,6 +156,7 @@ ROUTES: dict[str, Route] = {
             ("messages", "max_tokens"),
             dialect=Dialect.ANTHROPIC,
             operation="chat",
+            steps=True,
         ),
         Route(
             "/v1/messages/count_tokens",

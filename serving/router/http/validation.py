@@ -18,7 +18,15 @@ from serving import bounded_json
 from serving.asgi import check_form
 from serving.bounded_json import SMALL_BYTES
 from serving.config import RouterSpec
-from serving.engine.protocol import CONTINUED, MOST_PIXELS, sampling_holders
+from serving.engine.protocol import (
+    CONTINUED,
+    CONTINUED_FINISH,
+    CONTINUED_STEPS,
+    CONTINUED_STOP,
+    MOST_PIXELS,
+    TELLS_TOKENS,
+    sampling_holders,
+)
 from serving.errors import BadRequestError
 from serving.planning import Plan
 from serving.router.http import grammars
@@ -87,9 +95,17 @@ _STEERING = (
     "mm_processor_kwargs",
     "features",
     "enable_response_messages",
+    TELLS_TOKENS,
 )
 _STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
-_STEERING_ARGUMENTS = (CONTINUED, "kv_transfer_params", "ec_transfer_params")
+_STEERING_ARGUMENTS = (
+    CONTINUED,
+    CONTINUED_FINISH,
+    CONTINUED_STEPS,
+    CONTINUED_STOP,
+    "kv_transfer_params",
+    "ec_transfer_params",
+)
 # Fields of which most requests have none; each has a check.
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
 _CHECKED = frozenset(
@@ -498,6 +514,7 @@ _LOOKED_AT: dict[str, type | tuple[type, ...]] = {
     "stream_options": dict,
     "return_token_ids": bool,
     "include_reasoning": bool,
+    "include": list,
     "thinking_token_budget": int,
     "repetition_detection": dict,
     "truncate_prompt_tokens": int,
@@ -517,4 +534,8 @@ def kept(fields: Mapping[str, Any]) -> dict[str, Any]:
     form = fields.get("response_format")
     if isinstance(form, dict) and form != {"type": "text"}:
         slim["response_format"] = {"type": form.get("type")}
+    for name in ("output_config", "text"):  # Anthropic's, and the Responses API's
+        holder = fields.get(name)
+        if isinstance(holder, dict) and holder.get("format") not in (None, {"type": "text"}):
+            slim[name] = True
     return slim

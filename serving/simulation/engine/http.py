@@ -22,20 +22,24 @@ from starlette.types import Receive, Scope, Send
 from serving.asgi import unless_gone
 from serving.errors import SimulationError, SliceLostError
 from serving.planning import Plan
-from serving.simulation.engine import tokenizer
+from serving.simulation.engine import messages, responses, tokenizer
 from serving.simulation.engine.engine import Engine, Stream
 from serving.simulation.engine.faults import Faults
+from serving.simulation.engine.messages import MessagesReply
 from serving.simulation.engine.orders import Order, RequestError
-from serving.simulation.engine.replies import DONE, Reply, event
+from serving.simulation.engine.replies import Reply
 from serving.simulation.engine.requests import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     TokenizeBody,
 )
+from serving.simulation.engine.responses import ResponsesReply
 from serving.simulation.engine.spans import EngineSpans
 
+_MESSAGES = "/v1/messages"
 _EVENT_STREAM = [(b"content-type", b"text/event-stream; charset=utf-8")]
+AnyReply = Reply | MessagesReply | ResponsesReply
 
 
 class EngineApi:
@@ -52,6 +56,9 @@ class EngineApi:
         routes = [
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/completions", self.completions, methods=["POST"]),
+            Route(_MESSAGES, self.messages, methods=["POST"]),
+            Route(f"{_MESSAGES}/count_tokens", self.count_tokens, methods=["POST"]),
+            Route("/v1/responses", self.responses, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/tokenize", self.tokenize, methods=["POST"]),
             Route("/detokenize", self.detokenize, methods=["POST"]),
@@ -71,9 +78,33 @@ class EngineApi:
     async def chat(self, request: Request) -> Response:
         body = ChatBody.read(await _fields(request))
         self._check(body.model)
-        parses_tools = bool(self._plan.engine.get("tool_call_parser"))
-        order = body.to_order(self._plan.fit.max_model_len, self._seed, parses_tools=parses_tools)
+        order = body.to_order(self._plan.fit.max_model_len, self._seed, parses_tools=self._parses_tools)
         return self._answer(request, order)
+
+    async def messages(self, request: Request) -> Response:
+        fields = await _fields(request)
+        self._check(fields.get("model"))
+        length = self._plan.fit.max_model_len
+        order = self._as_told(messages.order_of(fields, length, self._seed, parses_tools=self._parses_tools))
+        request_id = request.headers.get("x-request-id") or uuid.uuid4().hex
+        reply = MessagesReply(order, self._plan.model.name, request_id)
+        return self._generated(request, order, reply, request_id)
+
+    async def count_tokens(self, request: Request) -> Response:
+        fields = await _fields(request)
+        self._check(fields.get("model"))
+        count = len(messages.prompt_of(fields))
+        return _json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+    async def responses(self, request: Request) -> Response:
+        fields = await _fields(request)
+        self._check(fields.get("model"))
+        length = self._plan.fit.max_model_len
+        order = self._as_told(responses.order_of(fields, length, self._seed, parses_tools=self._parses_tools))
+        # vLLM gives a response an id of its own, whatever the request's is.
+        request_id = uuid.uuid4().hex
+        reply = ResponsesReply(order, fields, self._plan.model.name, request_id, int(time.time()))
+        return self._generated(request, order, reply, request_id)
 
     async def completions(self, request: Request) -> Response:
         body = CompletionBody.read(await _fields(request))
@@ -148,18 +179,34 @@ class EngineApi:
 
     def _answer(self, request: Request, order: Order) -> Response:
         request_id = order.request_id or request.headers.get("x-request-id") or uuid.uuid4().hex
-        if self._engine.faults.corrupt:
-            order = replace(order, wish=replace(order.wish, seed=order.wish.seed + 1))
+        order = self._as_told(order)
         reply = Reply(order, self._plan.model.name, request_id, int(time.time()))
+        return self._generated(request, order, reply, request_id)
+
+    def _as_told(self, order: Order) -> Order:
+        """With other words where the engine was told to give wrong ones."""
+        if self._engine.faults.corrupt:
+            return replace(order, wish=replace(order.wish, seed=order.wish.seed + 1))
+        return order
+
+    def _generated(self, request: Request, order: Order, reply: AnyReply, request_id: str) -> Response:
         end_span = self._spans.of(request.headers, request_id) if self._spans else None
         return _Generated(self._engine, order, reply, end_span)
+
+    @property
+    def _parses_tools(self) -> bool:
+        return bool(self._plan.engine.get("tool_call_parser"))
 
 
 class _Generated(Response):
     """An ASGI response that sends tokens as they come."""
 
     def __init__(
-        self, engine: Engine, order: Order, reply: Reply, end_span: Callable[[Stream], None] | None = None
+        self,
+        engine: Engine,
+        order: Order,
+        reply: AnyReply,
+        end_span: Callable[[Stream], None] | None = None,
     ) -> None:
         super().__init__()
         self._end_span = end_span
@@ -171,9 +218,10 @@ class _Generated(Response):
         stream = Stream(self._reply.id)
         try:
             for prompt, answer in self._reply.answers:
-                self._engine.submit(stream, prompt, answer.tokens, answer.finish, self._order.cache_salt)
+                if answer.tokens:  # another engine may have given them all
+                    self._engine.submit(stream, prompt, answer.tokens, answer.finish, self._order.cache_salt)
         except SliceLostError as error:
-            await _on_request_error(None, _internal(error.message))(scope, receive, send)
+            await _on_request_error(Request(scope), _internal(error.message))(scope, receive, send)
             return
         write = self._stream if self._order.stream else self._whole
         try:
@@ -186,6 +234,9 @@ class _Generated(Response):
     async def _stream(self, stream: Stream, _: Scope, __: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": HTTPStatus.OK, "headers": _EVENT_STREAM})
         head = self._reply.opening()
+        if self._reply.at_once:
+            await send({"type": "http.response.body", "body": head, "more_body": True})
+            head = b""
         try:
             while not stream.done:
                 await stream.more()
@@ -194,9 +245,11 @@ class _Generated(Response):
                 )
                 head = b""
         except SliceLostError as error:
-            end = event(_internal(error.message).body) + DONE
+            end = self._reply.failure(error.message)
+            if end is None:
+                raise
         else:
-            end = self._reply.ending()
+            end = head + self._reply.ending()
         await send({"type": "http.response.body", "body": end})
 
     async def _whole(self, stream: Stream, scope: Scope, receive: Receive, send: Send) -> None:
@@ -204,7 +257,7 @@ class _Generated(Response):
             while not stream.done:
                 await stream.more()
         except SliceLostError as error:
-            response = _on_request_error(None, _internal(error.message))
+            response = _on_request_error(Request(scope), _internal(error.message))
         else:
             response = _json(self._reply.whole())
         await response(scope, receive, send)
@@ -250,8 +303,12 @@ def _internal(message: str) -> RequestError:
     return RequestError(message, status=HTTPStatus.INTERNAL_SERVER_ERROR, kind="InternalServerError")
 
 
-def _on_request_error(_: Request | None, error: RequestError) -> Response:
-    return JSONResponse(error.body, status_code=error.status)
+def _on_request_error(request: Request, error: RequestError) -> Response:
+    body: dict[str, Any] = error.body
+    if request.url.path.startswith(_MESSAGES):
+        problem = body["error"]
+        body = {"type": "error", "error": {"type": problem["type"], "message": problem["message"]}}
+    return JSONResponse(body, status_code=error.status)
 
 
 def _on_refusal(_: Request, error: SimulationError) -> Response:

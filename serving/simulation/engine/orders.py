@@ -27,7 +27,10 @@ class RequestError(Exception):
 
 @dataclass(frozen=True)
 class Order:
-    """A request once it is understood: prompts, and how their answers are cut and shown."""
+    """A request once it is understood: prompts, and how their answers are cut and shown.
+
+    `tells`: events of tokens are asked for. `ended`: another engine wrote the whole answer, and ended it so.
+    """
 
     prompts: list[list[int]]
     most: int | None
@@ -46,6 +49,8 @@ class Order:
     logprobs: int | None = None
     tool: str | None = None
     tool_named: bool = False
+    tells: bool = False
+    ended: Answer | None = None
     prompt_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,6 +58,8 @@ class Order:
 
     def answers(self) -> list[tuple[list[int], Answer]]:
         """(prompt, answer) for every choice, in the order of their indices."""
+        if self.ended:
+            return [(self.prompts[0], self.ended)]
         answers = []
         for prompt in self.prompts:
             room = self.max_model_len - len(prompt)

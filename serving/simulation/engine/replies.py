@@ -6,6 +6,7 @@ A stream's chunks differ in a few bytes; the rest is made once a request.
 import json
 from collections.abc import Sequence
 from functools import lru_cache
+from http import HTTPStatus
 from typing import Any
 
 from serving.simulation.engine import tokenizer
@@ -27,6 +28,8 @@ def event(body: Any) -> bytes:
 
 class Reply:
     """How the answers to one order are written."""
+
+    at_once = False  # the first event comes with the first token
 
     def __init__(self, order: Order, model: str, request_id: str, created: int) -> None:
         self._order = order
@@ -64,6 +67,16 @@ class Reply:
             return DONE
         usage = _compact({"usage": _usage(self._order.prompt_tokens, self._answer_tokens())})
         return f"{self._head}],{usage[1:]}\n\n".encode() + DONE
+
+    def failure(self, message: str) -> bytes:
+        """The end of a stream under which the engine died."""
+        error = {
+            "message": message,
+            "type": "InternalServerError",
+            "param": None,
+            "code": HTTPStatus.INTERNAL_SERVER_ERROR,
+        }
+        return event({"error": error}) + DONE
 
     def whole(self) -> dict[str, Any]:
         """All choices at once."""

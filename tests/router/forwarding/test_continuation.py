@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from support.recorded import CHAT, COMPLETIONS, HELLO, ask, events_of, record
 
 from serving.router.forwarding.continuation import Transcript, with_ids
+from serving.router.forwarding.steps import transcript_of
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.sse import DONE
 from serving.router.http.validation import kept
@@ -293,16 +294,16 @@ def test_an_error_event_is_the_engine_s_failure_unless_it_is_the_client_s_fault(
     events = events_of(record(asked, transcript.body, created=1000))
     error = b"data: " + json.dumps({"error": {"message": "m", "code": code}}).encode() + b"\n\n"
     shown = transcript.take(b"".join([*events[:3], error, DONE]))
-    assert bool(transcript.failed) is failed
+    assert transcript.failed is failed
     assert transcript.done is not failed
     assert shown.endswith(error + DONE) is not failed
 
 
-@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/responses"])
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/not/served"])
 def test_what_is_no_stream_of_tokens_has_no_transcript(path: str) -> None:
-    assert Transcript.of(ask(path, input="x")) is None
-    assert Transcript.of(ask(CHAT, stream=False, messages=HELLO)) is None
-    assert Transcript.of(ask(CHAT, messages=HELLO)) is not None
+    assert transcript_of(ask(path, input="x")) is None
+    assert transcript_of(ask(CHAT, stream=False, messages=HELLO)) is None
+    assert isinstance(transcript_of(ask(CHAT, messages=HELLO)), Transcript)
 
 
 def test_a_client_s_own_continuation_is_continued() -> None:

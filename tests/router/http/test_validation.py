@@ -186,6 +186,12 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             "continued_token_ids is not",
         ),
         ("/v1/responses", {"input": "a", "background": True}, "background is not"),
+        ("/v1/responses", {"input": "a", "tells_token_ids": True}, "tells_token_ids is not"),
+        (
+            "/v1/messages",
+            {"messages": TALK, "vllm_xargs": {"continued_finish_reason": "stop"}},
+            "continued_finish_reason is not",
+        ),
         (
             CHAT,
             {"messages": TALK, "tools": [{"type": "function"}], "tool_choice": {"function": {"name": "f"}}},

@@ -1,0 +1,267 @@
+"""OpenAI's Responses as vLLM 0.26 reads and writes them: a chat, whose answer is one item, a message or a function's call."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from serving.engine.protocol import CONTINUED, tokens_event
+from serving.simulation.engine.orders import Order, RequestError
+from serving.simulation.engine.requests import ChatBody
+from serving.simulation.engine.steps import compact, end_of, text_before
+from serving.simulation.engine.text import Answer
+
+_ROLES = {"developer": "system"}
+
+
+def order_of(fields: Mapping[str, Any], max_model_len: int, seed: int, *, parses_tools: bool = True) -> Order:
+    """What a response asks for; raises RequestError."""
+    chat = _chat_fields(fields)
+    continued = (chat["vllm_xargs"] or {}).get(CONTINUED)
+    if isinstance(continued, list) and isinstance(chat["max_tokens"], int):
+        chat["max_tokens"] = max(1, chat["max_tokens"] - len(continued))
+    return replace(
+        ChatBody.read(chat).to_order(max_model_len, seed, parses_tools=parses_tools), **end_of(fields)
+    )
+
+
+def _chat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """A response's fields as those of a chat."""
+    form = (fields.get("text") or {}).get("format") or {}
+    chat = {
+        "model": fields.get("model"),
+        "messages": _messages(fields),
+        "max_tokens": fields.get("max_output_tokens"),
+        "temperature": fields.get("temperature"),
+        "seed": fields.get("seed"),
+        "stop": fields.get("stop"),
+        "ignore_eos": bool(fields.get("ignore_eos")),
+        "stream": fields.get("stream"),
+        "vllm_xargs": fields.get("vllm_xargs"),
+    }
+    if form.get("type") == "json_schema":
+        chat["response_format"] = {"type": "json_schema", "json_schema": {"schema": form.get("schema")}}
+    elif form.get("type") == "json_object":
+        chat["response_format"] = form
+    if tools := fields.get("tools"):
+        choice = fields.get("tool_choice", "auto")
+        chat["tools"] = [
+            {"function": {"name": tool.get("name"), "parameters": tool.get("parameters")}} for tool in tools
+        ]
+        chat["tool_choice"] = (
+            {"function": {"name": choice.get("name")}} if isinstance(choice, Mapping) else choice
+        )
+    return chat
+
+
+def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
+    asked = fields.get("input")
+    if isinstance(asked, str):
+        asked = [{"role": "user", "content": asked}]
+    if not isinstance(asked, list):
+        raise RequestError("Input should be a valid string or a valid list", param="input")
+    messages = [{"role": "system", "content": fields["instructions"]}] if fields.get("instructions") else []
+    for item in asked:
+        match item.get("type", "message") if isinstance(item, dict) else None:
+            case "message":
+                role = str(item.get("role"))
+                messages.append({"role": _ROLES.get(role, role), "content": item.get("content")})
+            case "function_call":
+                messages.append({"role": "assistant", "content": compact(item)})
+            case "function_call_output":
+                messages.append({"role": "tool", "content": str(item.get("output"))})
+            case "reasoning":
+                pass
+            case other:
+                raise RequestError(f"the simulated engine has no input item {other!r}", param="input")
+    return messages
+
+
+class ResponsesReply:
+    """How the answer to one request for a response is written. Ids of items differ from engine to engine."""
+
+    at_once = True  # the first events come before the engine has seen the request
+
+    def __init__(
+        self, order: Order, fields: Mapping[str, Any], model: str, request_id: str, created: int
+    ) -> None:
+        self._order = order
+        self._fields = fields
+        self._answers = order.answers()
+        self._model = model
+        self._created = created
+        self.id = f"resp_{request_id}"
+        self._before = text_before(order)
+        self._open = bool(self._before)
+        # As if the tokens of another engine had been written here.
+        self._sequence = (2 + len(order.wish.continued)) if order.wish.continued else 0
+
+    @property
+    def answers(self) -> list[tuple[list[int], Answer]]:
+        return self._answers
+
+    def opening(self) -> bytes:
+        """What comes before the first token; the client of an answer that goes on has it."""
+        head = tokens_event().encode() if self._order.tells else b""
+        if self._order.wish.continued:
+            return head
+        response = self._response([], "in_progress", None)
+        kinds = "response.created", "response.in_progress"
+        return head + b"".join(self._event({"type": kind}, response=response) for kind in kinds)
+
+    def chunks(self, _: int, start: int, end: int) -> bytes:
+        """The events of the tokens from `start` up to `end`."""
+        return b"".join(self._step(position) for position in range(start, end))
+
+    def ending(self) -> bytes:
+        """The end of a stream."""
+        finish = self._answers[0][1].finish
+        events = self._closed() if self._open else b""
+        response = self._response(
+            [self._item("completed")] if self._open else [],
+            "incomplete" if finish == "length" else "completed",
+            self._usage(),
+        )
+        events += self._event({"type": "response.completed"}, response=response)
+        return events + (tokens_event().encode() if self._order.tells else b"")
+
+    def failure(self, _: str) -> bytes | None:
+        """vLLM has no event for it, and breaks off."""
+        return None
+
+    def whole(self) -> dict[str, Any]:
+        """The response at once."""
+        status = "incomplete" if self._answers[0][1].finish == "length" else "completed"
+        return self._response([self._item("completed")], status, self._usage())
+
+    def _step(self, position: int) -> bytes:
+        _, answer = self._answers[0]
+        text, events = answer.texts[position], b""
+        if text and not self._open:
+            self._open = True
+            events += self._opened()
+        if text and self._order.tool is None:
+            events += self._part("response.output_text.delta", delta=text, logprobs=[])
+        elif text:
+            events += self._of_item("response.function_call_arguments.delta", delta=text)
+        if not self._order.tells:
+            return events
+        facts: dict[str, Any] = {"prompt_tokens": self._prompt_tokens()} if position == 0 else {}
+        if position == len(answer.tokens) - 1:
+            facts |= {"finish_reason": answer.finish, "stop_reason": answer.stop_reason}
+        return events + tokens_event([answer.tokens[position]], **facts).encode()
+
+    def _opened(self) -> bytes:
+        empty: dict[str, Any] = {"content": []} if self._order.tool is None else {"arguments": ""}
+        item = {**self._item("in_progress"), **empty}
+        events = self._event({"type": "response.output_item.added"}, output_index=0, item=item)
+        if self._order.tool is None:
+            events += self._part("response.content_part.added", part={**self._text_part(""), "logprobs": []})
+        return events
+
+    def _closed(self) -> bytes:
+        text = self._text()
+        if self._order.tool is None:
+            events = self._part("response.output_text.done", text=text, logprobs=[])
+            events += self._part("response.content_part.done", part=self._text_part(text))
+        else:
+            events = self._of_item(
+                "response.function_call_arguments.done", arguments=text, name=self._order.tool
+            )
+        item = self._item("completed")
+        return events + self._event({"type": "response.output_item.done"}, output_index=0, item=item)
+
+    def _item(self, status: str) -> dict[str, Any]:
+        if self._order.tool is None:
+            parts = [self._text_part(self._text())]
+            return {
+                "id": self._item_id,
+                "content": parts,
+                "role": "assistant",
+                "status": status,
+                "type": "message",
+            }
+        return {
+            "arguments": self._text(),
+            "call_id": f"call_{self._item_id}",
+            "name": self._order.tool,
+            "type": "function_call",
+            "id": self._item_id,
+            "status": status,
+        }
+
+    def _text_part(self, text: str) -> dict[str, Any]:
+        return {"annotations": [], "text": text, "type": "output_text", "logprobs": None}
+
+    def _part(self, kind: str, **more: Any) -> bytes:
+        return self._of_item(kind, content_index=0, **more)
+
+    def _of_item(self, kind: str, **more: Any) -> bytes:
+        return self._event({"type": kind}, output_index=0, item_id=self._item_id, **more)
+
+    def _event(self, kind: dict[str, Any], **more: Any) -> bytes:
+        fields = {**kind, "sequence_number": self._sequence, **more}
+        self._sequence += 1
+        return f"event: {kind['type']}\ndata: {compact(fields)}\n\n".encode()
+
+    @property
+    def _item_id(self) -> str:
+        return f"msg_{self.id[-24:]}_{self._created}"
+
+    def _text(self) -> str:
+        return self._before + "".join(self._answers[0][1].texts)
+
+    def _prompt_tokens(self) -> int:
+        return self._order.prompt_tokens - len(self._order.wish.continued)
+
+    def _usage(self) -> dict[str, Any]:
+        written = len(self._order.wish.continued) + len(self._answers[0][1].tokens)
+        return {
+            "input_tokens": self._prompt_tokens(),
+            "input_tokens_details": {
+                "cached_tokens": 0,
+                "input_tokens_per_turn": [],
+                "cached_tokens_per_turn": [],
+            },
+            "output_tokens": written,
+            "output_tokens_details": {
+                "reasoning_tokens": 0,
+                "tool_output_tokens": 0,
+                "output_tokens_per_turn": [],
+                "tool_output_tokens_per_turn": [],
+            },
+            "total_tokens": self._prompt_tokens() + written,
+        }
+
+    def _response(
+        self, output: list[dict[str, Any]], status: str, usage: dict[str, Any] | None
+    ) -> dict[str, Any]:
+        fields = self._fields
+        most = self._order.max_model_len - self._prompt_tokens()
+        return {
+            "id": self.id,
+            "created_at": self._created,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": fields.get("instructions"),
+            "metadata": fields.get("metadata"),
+            "model": self._model,
+            "object": "response",
+            "output": output,
+            "parallel_tool_calls": fields.get("parallel_tool_calls", True),
+            "temperature": fields.get("temperature", 1.0),
+            "tool_choice": fields.get("tool_choice", "auto") if fields.get("tools") else "none",
+            "tools": fields.get("tools") or [],
+            "top_p": fields.get("top_p", 1.0),
+            "background": False,
+            "max_output_tokens": min(fields.get("max_output_tokens") or most, most),
+            "max_tool_calls": None,
+            "previous_response_id": None,
+            "prompt": None,
+            "reasoning": None,
+            "service_tier": "auto",
+            "status": status,
+            "text": fields.get("text"),
+            "top_logprobs": None,
+            "truncation": "disabled",
+            "usage": usage,
+            "user": fields.get("user"),
+        }
