@@ -7,11 +7,19 @@ from typing import Any
 
 from serving.engine.protocol import CONTINUED, tokens_event
 from serving.simulation.engine.orders import Order
-from serving.simulation.engine.requests import ChatBody
+from serving.simulation.engine.requests import Body, ChatBody, Formatted
 from serving.simulation.engine.steps import compact, end_of, text_before
 
 _CHOICES = {"any": "required", "auto": "auto", "none": "none"}
 _REASONS = {"stop": "end_turn", "length": "max_tokens"}
+
+
+class _Read(Body):
+    """What of a message is looked into before it is a chat."""
+
+    output_config: Formatted | None = None
+    tools: list[dict[str, Any]] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
 
 def order_of(fields: Mapping[str, Any], max_model_len: int, seed: int, *, parses_tools: bool = True) -> Order:
@@ -31,7 +39,8 @@ def prompt_of(fields: Mapping[str, Any]) -> list[int]:
 
 
 def _chat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A message's fields as those of a chat."""
+    """A message's fields as those of a chat; raises RequestError."""
+    _Read.read(fields)
     system = fields.get("system")
     asked = fields.get("messages")
     choice = fields.get("tool_choice") or {}

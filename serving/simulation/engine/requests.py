@@ -24,7 +24,9 @@ _IDS = 2**63
 TokenId = Annotated[int, Field(ge=0, lt=_IDS)]
 
 
-class _Body(BaseModel):
+class Body(BaseModel):
+    """Fields of a request, and all others as they came."""
+
     model_config = ConfigDict(extra="allow")
 
     @classmethod
@@ -43,7 +45,13 @@ class _Body(BaseModel):
             ) from None
 
 
-class _StreamOptions(_Body):
+class Formatted(Body):
+    """A field that may name the format of the answer."""
+
+    format: dict[str, Any] | None = None
+
+
+class _StreamOptions(Body):
     include_usage: bool | None = False
     continuous_usage_stats: bool | None = False
 
@@ -52,7 +60,7 @@ def _as_list(raw: Any) -> Any:
     return [raw] if isinstance(raw, str) else raw or []
 
 
-class _Generation(_Body):
+class _Generation(Body):
     """The fields that chat and completions share."""
 
     model: str | None = None
@@ -153,20 +161,20 @@ class _Generation(_Body):
         return None
 
 
-class _Function(_Body):
+class _Function(Body):
     name: str
     parameters: dict[str, Any] | None = None
 
 
-class _Tool(_Body):
+class _Tool(Body):
     function: _Function
 
 
-class _Named(_Body):
+class _Named(Body):
     function: _Function
 
 
-class _Message(_Body):
+class _Message(Body):
     role: str
     content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
@@ -179,7 +187,7 @@ class _Message(_Body):
         )
         for part in parts:
             if "text" not in part:
-                raise RequestError(f"This model takes text only, not {part.get('type')!r}.", param="messages")
+                raise RequestError("This model takes text only.", param="messages")
         text = "".join(str(part["text"]) for part in parts)
         return text + (json.dumps(self.tool_calls) if self.tool_calls else "")
 
@@ -286,7 +294,7 @@ class CompletionBody(_Generation):
         return prompts
 
 
-class TokenizeBody(_Body):
+class TokenizeBody(Body):
     """POST /tokenize: a text or a conversation."""
 
     model: str | None = None
@@ -306,7 +314,7 @@ class TokenizeBody(_Body):
         return tokenizer.encode(self.prompt)
 
 
-class DetokenizeBody(_Body):
+class DetokenizeBody(Body):
     """POST /detokenize."""
 
     model: str | None = None

@@ -6,11 +6,19 @@ from typing import Any
 
 from serving.engine.protocol import CONTINUED, tokens_event
 from serving.simulation.engine.orders import Order, RequestError
-from serving.simulation.engine.requests import ChatBody
+from serving.simulation.engine.requests import Body, ChatBody, Formatted
 from serving.simulation.engine.steps import compact, end_of, text_before
 from serving.simulation.engine.text import Answer
 
 _ROLES = {"developer": "system"}
+
+
+class _Read(Body):
+    """What of a response's request is looked into before it is a chat."""
+
+    text: Formatted | None = None
+    tools: list[dict[str, Any]] | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
 
 def order_of(fields: Mapping[str, Any], max_model_len: int, seed: int, *, parses_tools: bool = True) -> Order:
@@ -25,7 +33,8 @@ def order_of(fields: Mapping[str, Any], max_model_len: int, seed: int, *, parses
 
 
 def _chat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A response's fields as those of a chat."""
+    """A response's fields as those of a chat; raises RequestError."""
+    _Read.read(fields)
     form = (fields.get("text") or {}).get("format") or {}
     chat = {
         "model": fields.get("model"),
@@ -71,8 +80,11 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
                 messages.append({"role": "tool", "content": str(item.get("output"))})
             case "reasoning":
                 pass
-            case other:
-                raise RequestError(f"the simulated engine has no input item {other!r}", param="input")
+            case _:
+                raise RequestError(
+                    "the simulated engine reads messages, function calls, their outputs and reasoning alone",
+                    param="input",
+                )
     return messages
 
 
