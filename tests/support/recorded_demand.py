@@ -37,7 +37,7 @@ def nameless(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for group in groups:
         name, state = group["details"].split(":")
         found.append(json.loads(json.dumps({**group, "details": state}).replace(f"_PG_{name}", "_PG_0")))
-    return sorted(found, key=lambda group: (len(group["requests"]), json.dumps(group)))
+    return sorted(found, key=lambda group: (len(group["requests"]), json.dumps(group, sort_keys=True)))
 
 
 def record() -> dict[str, Any]:
