@@ -32,12 +32,21 @@ def recorded() -> dict[str, Any]:
 
 
 def nameless(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups without the ids that Ray made up for them, the smallest first."""
+    """Groups without the ids that Ray made up for them, the smallest first, and without the order of Ray's hash maps."""
     found = []
     for group in groups:
         name, state = group["details"].split(":")
-        found.append(json.loads(json.dumps({**group, "details": state}).replace(f"_PG_{name}", "_PG_0")))
-    return sorted(found, key=lambda group: (len(group["requests"]), json.dumps(group, sort_keys=True)))
+        text = json.dumps({**group, "details": state}).replace(f"_PG_{name}", "_PG_0")
+        found.append(json.loads(text, object_hook=_in_order))
+    return sorted(found, key=lambda group: (len(group["requests"]), json.dumps(group)))
+
+
+def _in_order(fields: dict[str, Any]) -> dict[str, Any]:
+    """A message's fields by name, a selector's constraints by label: Ray keeps both in hash maps."""
+    ordered = dict(sorted(fields.items()))
+    if constraints := ordered.get("labelConstraints"):
+        ordered["labelConstraints"] = sorted(constraints, key=lambda constraint: constraint["labelKey"])
+    return ordered
 
 
 def record() -> dict[str, Any]:
