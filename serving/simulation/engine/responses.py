@@ -1,14 +1,11 @@
 """OpenAI's Responses as vLLM 0.26 reads and writes them: a chat, whose answer is one item, a message or a function's call."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from serving.engine.protocol import CONTINUED, tokens_event
 from serving.simulation.engine.orders import Order, RequestError
-from serving.simulation.engine.requests import Body, ChatBody, Formatted
-from serving.simulation.engine.steps import compact, end_of, text_before
-from serving.simulation.engine.text import Answer
+from serving.simulation.engine.requests import Body, Formatted
+from serving.simulation.engine.steps import SteppedReply, compact, event_of, order_of_chat
 
 _ROLES = {"developer": "system"}
 
@@ -23,13 +20,7 @@ class _Read(Body):
 
 def order_of(fields: Mapping[str, Any], max_model_len: int, seed: int, *, parses_tools: bool = True) -> Order:
     """What a response asks for; raises RequestError."""
-    chat = _chat_fields(fields)
-    continued = (chat["vllm_xargs"] or {}).get(CONTINUED)
-    if isinstance(continued, list) and isinstance(chat["max_tokens"], int):
-        chat["max_tokens"] = max(1, chat["max_tokens"] - len(continued))
-    return replace(
-        ChatBody.read(chat).to_order(max_model_len, seed, parses_tools=parses_tools), **end_of(fields)
-    )
+    return order_of_chat(_chat_fields(fields), fields, max_model_len, seed, parses_tools=parses_tools)
 
 
 def _chat_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,7 +79,7 @@ def _messages(fields: Mapping[str, Any]) -> list[dict[str, Any]]:
     return messages
 
 
-class ResponsesReply:
+class ResponsesReply(SteppedReply):
     """How the answer to one request for a response is written. Ids of items differ from engine to engine."""
 
     at_once = True  # the first events come before the engine has seen the request
@@ -96,45 +87,25 @@ class ResponsesReply:
     def __init__(
         self, order: Order, fields: Mapping[str, Any], model: str, request_id: str, created: int
     ) -> None:
-        self._order = order
+        super().__init__(order)
         self._fields = fields
-        self._answers = order.answers()
         self._model = model
         self._created = created
         self.id = f"resp_{request_id}"
-        self._before = text_before(order)
-        self._open = bool(self._before)
         # As if the tokens of another engine had been written here.
         self._sequence = (2 + len(order.wish.continued)) if order.wish.continued else 0
 
-    @property
-    def answers(self) -> list[tuple[list[int], Answer]]:
-        return self._answers
-
-    def opening(self) -> bytes:
-        """What comes before the first token; the client of an answer that goes on has it."""
-        head = tokens_event().encode() if self._order.tells else b""
-        if self._order.wish.continued:
-            return head
+    def _begun(self) -> bytes:
         response = self._response([], "in_progress", None)
         kinds = "response.created", "response.in_progress"
-        return head + b"".join(self._event({"type": kind}, response=response) for kind in kinds)
+        return b"".join(self._event(kind, response=response) for kind in kinds)
 
-    def chunks(self, _: int, start: int, end: int) -> bytes:
-        """The events of the tokens from `start` up to `end`."""
-        return b"".join(self._step(position) for position in range(start, end))
-
-    def ending(self) -> bytes:
-        """The end of a stream."""
-        finish = self._answers[0][1].finish
+    def _ended(self) -> bytes:
         events = self._closed() if self._open else b""
         response = self._response(
-            [self._item("completed")] if self._open else [],
-            "incomplete" if finish == "length" else "completed",
-            self._usage(),
+            [self._item("completed")] if self._open else [], self._status, self._usage()
         )
-        events += self._event({"type": "response.completed"}, response=response)
-        return events + (tokens_event().encode() if self._order.tells else b"")
+        return events + self._event("response.completed", response=response)
 
     def failure(self, _: str) -> bytes | None:
         """vLLM has no event for it, and breaks off."""
@@ -142,36 +113,23 @@ class ResponsesReply:
 
     def whole(self) -> dict[str, Any]:
         """The response at once."""
-        status = "incomplete" if self._answers[0][1].finish == "length" else "completed"
-        return self._response([self._item("completed")], status, self._usage())
-
-    def _step(self, position: int) -> bytes:
-        _, answer = self._answers[0]
-        text, events = answer.texts[position], b""
-        if text and not self._open:
-            self._open = True
-            events += self._opened()
-        if text and self._order.tool is None:
-            events += self._part("response.output_text.delta", delta=text, logprobs=[])
-        elif text:
-            events += self._of_item("response.function_call_arguments.delta", delta=text)
-        if not self._order.tells:
-            return events
-        facts: dict[str, Any] = {"prompt_tokens": self._prompt_tokens()} if position == 0 else {}
-        if position == len(answer.tokens) - 1:
-            facts |= {"finish_reason": answer.finish, "stop_reason": answer.stop_reason}
-        return events + tokens_event([answer.tokens[position]], **facts).encode()
+        return self._response([self._item("completed")], self._status, self._usage())
 
     def _opened(self) -> bytes:
         empty: dict[str, Any] = {"content": []} if self._order.tool is None else {"arguments": ""}
         item = {**self._item("in_progress"), **empty}
-        events = self._event({"type": "response.output_item.added"}, output_index=0, item=item)
+        events = self._event("response.output_item.added", output_index=0, item=item)
         if self._order.tool is None:
             events += self._part("response.content_part.added", part={**self._text_part(""), "logprobs": []})
         return events
 
+    def _delta(self, text: str) -> bytes:
+        if self._order.tool is None:
+            return self._part("response.output_text.delta", delta=text, logprobs=[])
+        return self._of_item("response.function_call_arguments.delta", delta=text)
+
     def _closed(self) -> bytes:
-        text = self._text()
+        text = self._text
         if self._order.tool is None:
             events = self._part("response.output_text.done", text=text, logprobs=[])
             events += self._part("response.content_part.done", part=self._text_part(text))
@@ -180,11 +138,11 @@ class ResponsesReply:
                 "response.function_call_arguments.done", arguments=text, name=self._order.tool
             )
         item = self._item("completed")
-        return events + self._event({"type": "response.output_item.done"}, output_index=0, item=item)
+        return events + self._event("response.output_item.done", output_index=0, item=item)
 
     def _item(self, status: str) -> dict[str, Any]:
         if self._order.tool is None:
-            parts = [self._text_part(self._text())]
+            parts = [self._text_part(self._text)]
             return {
                 "id": self._item_id,
                 "content": parts,
@@ -193,7 +151,7 @@ class ResponsesReply:
                 "type": "message",
             }
         return {
-            "arguments": self._text(),
+            "arguments": self._text,
             "call_id": f"call_{self._item_id}",
             "name": self._order.tool,
             "type": "function_call",
@@ -208,47 +166,44 @@ class ResponsesReply:
         return self._of_item(kind, content_index=0, **more)
 
     def _of_item(self, kind: str, **more: Any) -> bytes:
-        return self._event({"type": kind}, output_index=0, item_id=self._item_id, **more)
+        return self._event(kind, output_index=0, item_id=self._item_id, **more)
 
-    def _event(self, kind: dict[str, Any], **more: Any) -> bytes:
-        fields = {**kind, "sequence_number": self._sequence, **more}
+    def _event(self, kind: str, **more: Any) -> bytes:
+        fields = {"type": kind, "sequence_number": self._sequence, **more}
         self._sequence += 1
-        return f"event: {kind['type']}\ndata: {compact(fields)}\n\n".encode()
+        return event_of(fields)
 
     @property
     def _item_id(self) -> str:
         return f"msg_{self.id[-24:]}_{self._created}"
 
-    def _text(self) -> str:
-        return self._before + "".join(self._answers[0][1].texts)
-
-    def _prompt_tokens(self) -> int:
-        return self._order.prompt_tokens - len(self._order.wish.continued)
+    @property
+    def _status(self) -> str:
+        return "incomplete" if self._answer.finish == "length" else "completed"
 
     def _usage(self) -> dict[str, Any]:
-        written = len(self._order.wish.continued) + len(self._answers[0][1].tokens)
         return {
-            "input_tokens": self._prompt_tokens(),
+            "input_tokens": self._prompt_tokens,
             "input_tokens_details": {
                 "cached_tokens": 0,
                 "input_tokens_per_turn": [],
                 "cached_tokens_per_turn": [],
             },
-            "output_tokens": written,
+            "output_tokens": self._written,
             "output_tokens_details": {
                 "reasoning_tokens": 0,
                 "tool_output_tokens": 0,
                 "output_tokens_per_turn": [],
                 "tool_output_tokens_per_turn": [],
             },
-            "total_tokens": self._prompt_tokens() + written,
+            "total_tokens": self._prompt_tokens + self._written,
         }
 
     def _response(
         self, output: list[dict[str, Any]], status: str, usage: dict[str, Any] | None
     ) -> dict[str, Any]:
         fields = self._fields
-        most = self._order.max_model_len - self._prompt_tokens()
+        most = self._order.max_model_len - self._prompt_tokens
         return {
             "id": self.id,
             "created_at": self._created,
