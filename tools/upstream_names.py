@@ -715,6 +715,10 @@ _RAY = (
         "is replaced: the store is told what Serve refused to deploy",
         "status, status_msg=",
     ),
+    Name(
+        f"{_SERVE}application_state:ApplicationState.__init__",
+        "is replaced: the controller tells which applications Serve has",
+    ),
     *_members(
         f"{_SERVE}application_state:ApplicationState",
         ("_name", "_target_state", "target_deployments", "_deployment_state_manager"),

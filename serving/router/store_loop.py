@@ -183,7 +183,10 @@ class StoreLoop:
         )
 
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
-        """Write this router's records, and delete those of slices and routers that fell silent."""
+        """Write this router's records, and delete those of slices and routers that fell silent.
+
+        Not of those that beat again: this router may have been paused since it looked, or its store slow.
+        """
         for demand in demands:
             self._store.put_demand(demand)
         for entry in wanted:
@@ -191,11 +194,15 @@ class StoreLoop:
         for failures in forgotten.failures:
             self._store.delete_slice_failures(failures)
         for record in forgotten.slices:
+            if self._store.has_moved(record):
+                continue
             starting = record.state is SliceState.STARTING and record.slice
             if starting and self._store.ended_alone(record):
                 self._store.put_slice_failures(self._failed_start(record))
             self._store.delete_slice(record)
         for demand in forgotten.demands:
+            if self._store.has_moved(demand):
+                continue
             self._store.delete_demand(demand)
             self._store.put_suspicions(demand.application, demand.router, {})
         for entry in forgotten.wanted:

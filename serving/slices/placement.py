@@ -31,7 +31,7 @@ from typing import Any
 import ray
 
 from serving.errors import ExtensionPointError
-from serving.slices import controller, quarantine, recovery, refused
+from serving.slices import abandoned, controller, quarantine, recovery, refused
 from serving.slices.rollout import cost_to_drain
 from serving.state.gcs import Store
 from serving.state.records import Release, SliceState, Snapshot, deployment
@@ -128,6 +128,7 @@ def install() -> None:
     _stop_the_cheapest(_store)
     _roll_in_waves()
     _let_starts_go_on(waiting)
+    _delete_abandoned_records()
 
 
 @dataclass(frozen=True)
@@ -310,6 +311,13 @@ def _let_starts_go_on(waiting: _Waiting) -> None:
     _existing(wrapper, recovery.READY_POINT, purpose)
     _existing(state, recovery.STARTUP_POINT, purpose)
     recovery.install(wrapper, state, lambda: _store().slices(), placed_anew=waiting.has_ended)
+
+
+def _delete_abandoned_records() -> None:
+    from ray.serve._private.application_state import ApplicationState  # noqa: PLC0415  as above
+
+    records = abandoned.AbandonedRecords(lambda: _store(), abandoned.applications(ApplicationState))
+    threading.Thread(target=records.run, name="abandoned-records", daemon=True).start()
 
 
 class _Placed:

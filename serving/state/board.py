@@ -67,3 +67,9 @@ def fixed_part(record: SliceRecord, revision: int) -> bytes:
 def beat(record: SliceRecord, revision: int) -> bytes:
     """A record's beat, as the store keeps it."""
     return json.dumps([revision, *record.load], separators=(",", ":")).encode()
+
+
+def beat_of(raw: bytes) -> int:
+    """Which beat it is that `beat` made."""
+    _, number, *_ = json.loads(raw)
+    return int(number)

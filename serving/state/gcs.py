@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # compiled
 
@@ -55,6 +55,10 @@ _LISTED = frozenset(
         *(b"rollout", b"refused-deploy", b"batches", b"usage"),
     )
 )
+
+_MOVING = frozenset((b"beat", b"demand"))
+# Kept by the name of a deployment, which begins with its application's.
+_OF_DEPLOYMENTS = (b"/release/", b"/retry/")
 
 _TIME_KEY = b"/time/"
 
@@ -279,6 +283,28 @@ class Store:
         self._delete(_key(application, "batches", ""))
         self._delete(_key(application, "usage", ""))
 
+    def beats(self) -> dict[str, frozenset[tuple[bytes, bytes]]]:
+        """Of every application of which anything is kept, the beats of its slices and the demands of its routers, by key."""
+        keys = self._client.internal_kv_keys(b"", _NAMESPACE)
+        moving = self._values([key for key in keys if key.split(b"/", 2)[1] in _MOVING])
+        found: defaultdict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
+        for key in keys:
+            if application := _application_of(key):
+                found[application] |= {(key, moving[key])} if key in moving else set()
+        return {application: frozenset(of_it) for application, of_it in found.items()}
+
+    def keys_of(self, application: str) -> list[bytes]:
+        """What is kept of an application and its slices, but for failures on hosts."""
+        keys = self._client.internal_kv_keys(b"", _NAMESPACE)
+        own = [key for key in keys if _application_of(key) == application and b"/slice-failures/" not in key]
+        replicas = {key.split(b"/", 2)[2] for key in own if key.split(b"/", 2)[1] == b"beat"}
+        of_replicas = [key for key in keys if key.startswith(b"/") and _replica_of(key) in replicas]
+        return own + of_replicas
+
+    def delete_key(self, key: bytes) -> None:
+        """Delete one of `keys_of`."""
+        self._client.internal_kv_del(key, False, _NAMESPACE)
+
     def put_demand(self, demand: Demand) -> None:
         self._put(_demand_key(demand), dump(demand))
 
@@ -324,6 +350,14 @@ class Store:
         """Whether nobody stopped the replica, and no other reader has taken its record away."""
         stopped = self._get(_stop_key(record.replica)) is not None  # `delete_slice` deletes it after the beat
         return not stopped and self._get(_beat_key(record).decode()) is not None
+
+    def has_moved(self, known: SliceRecord | Demand) -> bool:
+        """Whether who writes this record has beaten since it was read."""
+        if isinstance(known, SliceRecord):
+            raw = self._get(_beat_key(known).decode())
+            return raw is not None and board.beat_of(raw) != known.beat
+        raw = self._get(_demand_key(known))
+        return raw is not None and json.loads(raw)["beat"] != known.beat
 
     def put_slice_failures(self, failed: SliceFailures) -> None:
         self._put(_failed_key(failed), dump(failed))
@@ -404,6 +438,19 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
 def _name(part: str) -> str:
     """A name as one part of a key: model names have slashes."""
     return quote(part, safe="")
+
+
+def _application_of(key: bytes) -> str:
+    """The application that a key belongs to; empty of a slice's keys, which name none."""
+    owner, _, name = key.split(b"/", 2)
+    if key.startswith(_OF_DEPLOYMENTS):
+        return unquote(name.decode()).rpartition("#")[0]
+    return unquote(owner.decode())
+
+
+def _replica_of(key: bytes) -> bytes:
+    """The replica, as its beat's key names it, of a key that names no application."""
+    return key.split(b"/", 2)[2].partition(b"%2F")[0]
 
 
 def _key(application: str, kind: str, name: str) -> str:

@@ -8,11 +8,11 @@ from support.memory_store import MemoryStore, MemoryTable
 from support.simulated_engine import MODEL, small_plan
 
 from serving.planning import Plan
-from serving.router.core import RouterCore, Served
+from serving.router.core import Forgotten, RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
 from serving.slices.quarantine import FORGOTTEN_S
-from serving.state.records import SliceFailures, SliceRecord, SliceState
+from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion
 from serving.timings import TIMINGS, Timings
 
 pytestmark = pytest.mark.unit
@@ -107,6 +107,26 @@ async def test_a_start_that_serve_stopped_is_no_failure_of_its_slice_and_one_tha
             break
     assert [failed.replica for failed in store.read("app").slice_failures] == ["died"]
     assert not [key for key in table.values if b"stopped" in key]
+
+
+async def test_who_beats_while_a_router_stands_still_between_look_and_write_keeps_his_records() -> None:
+    """A router that was paused there for a minute blamed a slice for a start that had not failed, and deleted its record."""
+    table, plan = MemoryTable(), small_plan()
+    store, slice_, demand = MemoryStore(table), starting("late"), Demand("other", MODEL, application="app")
+    loop = router(table, "router", plan)
+    silent = Forgotten((slice_,), (demand,), (), ())
+    store.put_slice(dataclasses.replace(slice_, beat=2))
+    store.put_demand(dataclasses.replace(demand, beat=2))
+    store.put_suspicions("app", "other", {"name": Suspicion(0.0, False, MODEL)})
+    before = dict(table.values)
+    loop._write([], [], silent)
+    assert table.values == before
+    store.put_slice(slice_)
+    store.put_demand(demand)
+    loop._write([], [], silent)
+    left = store.read("app")
+    assert (left.slices, left.demands, left.suspicions) == ((), (), {})
+    assert [failed.replica for failed in left.slice_failures] == ["late"]
 
 
 def test_a_record_that_another_router_took_away_meanwhile_is_no_failure() -> None:
