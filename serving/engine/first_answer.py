@@ -14,7 +14,7 @@ from serving.state.records import Peer
 _PROMPT = "The capital of France is Paris. The capital of Italy is"
 _TOKENS = 16
 _PATIENCE_S = 20.0
-_OTHERS = 2
+_MOST_ASKED = 4  # slices: two have to answer, and some may be leaving or too busy
 
 
 async def wrong_at_start(model: str, own: str, others: Mapping[str, Peer]) -> Wrong | None:
@@ -29,14 +29,17 @@ async def wrong_at_start(model: str, own: str, others: Mapping[str, Peer]) -> Wr
         if first is None:  # a model that generates nothing
             return None
         case = Case({own: first})
-        left = [replica for replica in others if replica != own][:_OTHERS]
+        left = [replica for replica in others if replica != own][:_MOST_ASKED]
         while isinstance(
             step := case.next([replica for replica in left if replica not in case.answers]), Ask
         ):
             answer = await _ask(session, others[step.replica], body)
-            if answer is None:
+            if answer is not None:
+                case.take(step.replica, answer)
+            elif step.replica in case.answers:
                 return None
-            case.take(step.replica, answer)
+            else:
+                left.remove(step.replica)
     return step
 
 

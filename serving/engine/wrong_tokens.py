@@ -12,9 +12,13 @@ from serving.errors import WrongTokensError
 from serving.slices.quarantine import may_be_taken_out
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
-from serving.state.records import Peer, Snapshot
+from serving.state.records import Peer
 
 logger = logging.getLogger("ray.serve")
+
+_GOES_S = (
+    30.0  # from the decision that a slice goes to the record of its failure, which the next decision counts
+)
 
 
 class WrongTokens:
@@ -31,10 +35,10 @@ class WrongTokens:
         reason = self._store.verdict(own.replica)
         if not reason:
             return ""
-        if self._may_go(self._store.read(own.application)):
-            return reason
-        self._tell_overruled(reason)
-        return ""
+        if not self._has_room():
+            self._tell_overruled(reason)
+            return ""
+        return reason if self._goes_alone() else ""
 
     async def compare_first_answer(self, peer: Peer) -> None:
         """Raises WrongTokensError where two slices that serve this engine answer a fixed prompt otherwise than `peer`, this one."""
@@ -57,22 +61,40 @@ class WrongTokens:
         others = " and ".join(slices[replica] for replica in found.others)
         reason = f"it answers a fixed prompt otherwise than slices {others}, twice"
         if found.replica == own.replica:
-            if self._may_go(snapshot):
+            goes = False
+            with contextlib.suppress(Exception):  # as above
+                goes = await asyncio.to_thread(self._goes_alone)
+            if goes:
                 raise WrongTokensError(f"slice {own.slice} gives wrong tokens: {reason}")
             self._tell_overruled(reason)
             return
         with contextlib.suppress(Exception):  # as above; the next slice that starts finds the same
             await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
 
-    def _may_go(self, snapshot: Snapshot) -> bool:
+    def _has_room(self) -> bool:
+        """Whether one more slice may be out for wrong tokens."""
         own = self._record.record
+        snapshot = self._store.read(own.application)
         return may_be_taken_out(own, snapshot.slice_failures, snapshot.slices, self._store.now())
+
+    def _goes_alone(self) -> bool:
+        """Whether there is room, and no other slice of this application and type is about to take it."""
+        own, store = self._record.record, self._store
+        if not self._has_room():
+            return False
+        what, now = f"wrong tokens/{own.pod_type}", store.now()
+        if not store.claim(own.application, what, own.replica, now, now + _GOES_S):
+            return False
+        if self._has_room():
+            return True
+        store.unclaim(own.application, what, own.replica)
+        return False
 
     def _tell_overruled(self, reason: str) -> None:
         own = self._record.record
         if not self._overruled:
             logger.error(
-                "%s on slice %s serves on though %s: too many slices are out for that already",
+                "%s on slice %s serves on though %s: too many slices are out for that already, or about to go",
                 own.model,
                 own.slice,
                 reason,

@@ -60,6 +60,14 @@ async def test_a_slice_that_does_not_answer_accuses_nobody(slices: dict[str, Pee
     assert await wrong_at_start(MODEL, "a", {"a": NOBODY}) is None
 
 
+async def test_slices_that_do_not_answer_keep_no_wrong_one_from_being_found(slices: dict[str, Peer]) -> None:
+    """As where others leave or start anew at the same time: the first two that were picked had to answer."""
+    corrupt(slices["a"])
+    found = await wrong_at_start(MODEL, "a", {"x": NOBODY, "y": NOBODY, **slices})
+    assert isinstance(found, Wrong)
+    assert found.replica == "a"
+
+
 async def test_a_model_that_gives_no_completions_is_not_compared(slices: dict[str, Peer]) -> None:
     assert await wrong_at_start("another", "a", slices) is None
 
