@@ -288,6 +288,35 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("lama.yaml", "folder/lama.yaml: No such file or directory; did you mean folder/llama.yaml?"),
+        ("other", "folder/other: No such file or directory; folder has llama.yaml, qwen.yml"),
+        (".", "folder: Is a directory; name a file of it: llama.yaml, qwen.yml"),
+        ("none/llama.yaml", "folder/none/llama.yaml: No such file or directory"),
+    ],
+)
+def test_a_misspelt_file_is_refused_with_those_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = Path("folder")
+    folder.mkdir()
+    for name in ("llama.yaml", "qwen.yml", "notes.txt"):
+        (folder / name).touch()
+    with pytest.raises(ConfigError) as refused:
+        config.load(folder / asked)
+    assert refused.value.message == says
+
+
+def test_of_many_files_a_refusal_names_some(tmp_path: Path) -> None:
+    for number in range(20):
+        (tmp_path / f"{number:02}.yaml").touch()
+    with pytest.raises(ConfigError, match=r"has 00\.yaml, .*, 07\.yaml, \.\.\.$"):
+        config.load(tmp_path / "service")
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         (b"applications: [", "is not YAML"),

@@ -1,10 +1,27 @@
 """Values of arguments that several commands take: argparse refuses the others with status 2."""
 
 import argparse
+import difflib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class Parser(argparse.ArgumentParser):
+    """Refuses unknown arguments at the command that they were typed behind: argparse shows the usage of `serving` alone."""
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        options, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self._refuse(unknown)
+        return options, unknown
+
+    def _refuse(self, unknown: list[str]) -> NoReturn:
+        near = difflib.get_close_matches(unknown[0].partition("=")[0], self._option_string_actions, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
 
 
 def at_least(least: int) -> Callable[[str], int]:
@@ -16,6 +33,13 @@ def at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return read
+
+
+def number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from None
 
 
 def seconds(text: str) -> float:

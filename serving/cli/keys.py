@@ -5,17 +5,17 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from serving.cli.arguments import seconds
+from serving.cli.arguments import number, seconds
 from serving.cli.usage import add_store, database_at
 
 _LIMITS = (
-    ("--requests-per-minute", float, "N", "requests begun in a minute"),
-    ("--tokens-per-minute", float, "N", "tokens of prompts and answers"),
+    ("--requests-per-minute", number, "N", "requests begun in a minute"),
+    ("--tokens-per-minute", number, "N", "tokens of prompts and answers"),
     ("--concurrency", int, "N", "requests at once"),
-    ("--tokens-per-day", float, "N", "budget of a day of UTC; it needs `store` in the YAML"),
-    ("--dollars-per-month", float, "USD", "budget of a month of UTC; it needs `store` too"),
+    ("--tokens-per-day", number, "N", "budget of a day of UTC; it needs `store` in the YAML"),
+    ("--dollars-per-month", number, "USD", "budget of a month of UTC; it needs `store` too"),
     ("--priority", int, "N", "higher goes first (default: 0)"),
-    ("--weight", float, "W", "share among keys of a priority (default: 1)"),
+    ("--weight", number, "W", "share among keys of a priority (default: 1)"),
 )
 
 

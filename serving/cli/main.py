@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from serving.cli.arguments import Parser
 from serving.cli.batch import add_commands as add_batch
 from serving.cli.compile import add_commands as add_compiling
 from serving.cli.doctor import add_commands as add_doctor
@@ -57,7 +58,7 @@ def _drop_output() -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="serving", description="LLM inference on TPU slices.")
+    parser = Parser(prog="serving", description="LLM inference on TPU slices.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     add_planning(commands)

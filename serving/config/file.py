@@ -1,5 +1,6 @@
 """The deployments/*.yaml as a whole, which is Serve's. Pure but for the reading."""
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from serving.errors import ConfigError
 
 # The application builder, as `import_path` of an application names it.
 IMPORT_PATH = "serving.app:build"
+# Files of a folder that a refusal names: a line of a terminal has no room for more.
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
@@ -63,13 +66,28 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = strict_yaml.load(path.read_bytes(), str(path))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}") from None
+        raise ConfigError(f"{path}: {error.strerror}{_files_meant(path)}") from None
     applications = raw.get("applications") if isinstance(raw, dict) else None
     if not isinstance(applications, list) or not applications:
         raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")
     if not all(isinstance(application, dict) for application in applications):
         raise ConfigError(f"{path}: applications: each is a mapping with import_path and args")
     return dict(raw)
+
+
+def _files_meant(path: Path) -> str:
+    """A hint with the YAML that a misspelt name stands for, else with those of the folder."""
+    folder = path if path.is_dir() else path.parent
+    names = sorted(found.name for found in folder.glob("*.y*ml")) if folder.is_dir() else []
+    if path.is_dir():
+        return f"; name a file of it: {_some(names)}" if names else "; name a YAML"
+    if near := difflib.get_close_matches(path.name, names, n=1):
+        return f"; did you mean {folder / near[0]}?"
+    return f"; {folder} has {_some(names)}" if names else ""
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_MOST_NAMED]) + (", ..." if len(names) > _MOST_NAMED else "")
 
 
 def _check_doors(path: Path, port: int, services: Mapping[str, ServiceConfig]) -> None:

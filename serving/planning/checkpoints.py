@@ -106,10 +106,12 @@ def _configs(model: str) -> list[Path]:
 
 def unknown(model: str, why: str) -> PlanError:
     """The refusal of a model without a config: the known model that a typo stands for, else why there is none."""
-    if near := _typo_of(model):
-        return PlanError(f"no model {model!r} is known and {why}; did you mean {near!r}?")
+    if meant := _typo_of(model):
+        return PlanError(f"no model {model!r} is known and {why}; did you mean {meant!r}?")
+    near = difflib.get_close_matches(model, CONFIGS, n=3, cutoff=0.8)
     return PlanError(
         f"no config.json is known for model {model!r} and {why}; give the path of a local checkpoint instead"
+        + (f", or one of the known models of such a name: {', '.join(near)}" if near else "")
     )
 
 

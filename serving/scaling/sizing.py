@@ -52,13 +52,15 @@ def read_workload(text: str) -> Workload:
         raise ConfigError(
             f"--workload: {unknown[0]!r} is none of {', '.join(_KEYS)}; write in=1024,out=256,rate=20"
         )
-    numbers = {key: _number(key, pairs.get(key)) for key in _KEYS}
+    if missing := [key for key in _KEYS if key not in pairs]:
+        raise ConfigError(f"--workload: {missing[0]} is missing; write in=1024,out=256,rate=20")
+    numbers = {key: _number(key, pairs[key]) for key in _KEYS}
     return Workload(int(numbers["in"]), int(numbers["out"]), numbers["rate"])
 
 
-def _number(key: str, text: str | None) -> float:
+def _number(key: str, text: str) -> float:
     try:
-        value = float(text or "")
+        value = float(text)
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf") or (key != "rate" and value != int(value)):

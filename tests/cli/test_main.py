@@ -125,6 +125,32 @@ def test_a_yaml_that_is_not_there(refusal: Refusal, tmp_path: Path) -> None:
     assert refusal("sim", "run", path) == f"{path}: No such file or directory"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (
+            ("plan", LLAMA, "--jsn"),
+            "serving plan: error: unrecognized arguments: --jsn; did you mean --json?",
+        ),
+        (
+            ("keys", "new", "team", "--tokens-per-dya=5"),
+            "serving keys new: error: unrecognized arguments: --tokens-per-dya=5; did you mean --tokens-per-day?",
+        ),
+        (("sim", "kill", "slice-0/1", "now"), "serving sim kill: error: unrecognized arguments: now"),
+        (
+            ("keys", "new", "team", "--weight", "much"),
+            "serving keys new: error: argument --weight: 'much' is no number",
+        ),
+    ],
+)
+def test_a_misspelt_option_is_refused_by_its_command(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str | Path, ...], says: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main([str(argument) for argument in arguments])
+    assert capsys.readouterr().err.splitlines()[-1] == says
+
+
 def test_a_busy_port_is_refused_with_the_process_that_has_it(
     refusal: Refusal, changed: Callable[..., Path]
 ) -> None:

@@ -104,6 +104,14 @@ def test_a_wrong_token_is_told_from_a_wrong_name(monkeypatch: pytest.MonkeyPatch
         config_of("someone/mirrored", hub.config_of)
 
 
+@pytest.mark.usefixtures("own_hub")
+def test_a_model_of_another_size_is_refused_with_the_known_ones_of_such_a_name() -> None:
+    with pytest.raises(
+        PlanError, match=r"one of the known models of such a name: openai/gpt-oss-120b, openai/gpt-oss-20b$"
+    ):
+        config_of("openai/gpt-oss-121b", hub.config_of)
+
+
 def test_offline_the_hub_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(PlanError, match="HF_HUB_OFFLINE=1"):
