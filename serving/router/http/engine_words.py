@@ -7,6 +7,7 @@ input. Clients log errors, so none of the request's text stays.
 import ast
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from serving.planning.engine_options import OF_SERVER, SETTABLE
 
@@ -19,6 +20,11 @@ _INPUT = re.compile(r", '(?:input|ctx)': .*", re.MULTILINE)
 # pydantic's own text of the same.
 _PYDANTIC = re.compile(r"\d+ validation errors? for .*\n")
 _DETAIL = re.compile(r" \[type=\w+, input_value=.*")
+# What pydantic puts between a field's names for the types that it tries: classes, functions, lists of something.
+_TYPE = re.compile(r"[A-Z]\w*|.*\[.*|str|int|float|bool")
+# What Python itself says of a value of another type, and of a text that is no JSON.
+_OF_TYPES = re.compile(r"'\w+' object (?:is|has|does)\b")
+_OF_JSON = re.compile(r"[A-Z][\w ',:-]{0,80}: line \d+ column \d+ \(char \d+\)")
 _NO_TOOL_PARSER = re.compile(
     r'("auto"|"required"|)(?: tool choice|) requires (?:--enable-auto-tool-choice and )?--tool-call-parser'
 )
@@ -38,7 +44,18 @@ def in_our_words(message: str) -> str:
         message = _sentence([*_listed(message)])
     elif _PYDANTIC.match(message):
         message = _sentence([*_printed(message)])
+    elif _OF_TYPES.match(message):
+        message = _sentence(["a field is of a type that it can't have, or is null"])
+    elif _OF_JSON.fullmatch(message):
+        message = _sentence(["a text that has to be JSON, as a tool call's arguments, is none"])
     return _FLAG.sub(_key, message)[:_LONGEST]
+
+
+def field(place: Any) -> str | None:
+    """An engine's name of a wrong field, as OpenAI writes it: `body.messages.2.SomeParam.content` is `messages[2].content`."""
+    if not isinstance(place, str):
+        return None
+    return re.sub(r"\.(\d+)(?=\.|$)", r"[\1]", _where(place.split("."))) or None
 
 
 def _listed(message: str) -> Iterator[str]:
@@ -57,14 +74,18 @@ def _printed(message: str) -> Iterator[str]:
     for line in message.splitlines()[1:]:
         if not line.startswith(" "):
             place = line
-        elif place and not line.startswith("    "):
-            yield _problem(place.split("."), _DETAIL.sub("", line.strip()))
+        elif not line.startswith("    "):  # with no place before it, of the fields together
+            yield _problem(place.split(".") if place else [], _DETAIL.sub("", line.strip()))
 
 
 def _problem(place: list[str], words: str) -> str:
-    where = ".".join(place[1:] if place[:1] == ["body"] else place)
+    where = _where(place)
     words = words.removeprefix("Value error, ")
     return f"{where}: {words}" if where else words
+
+
+def _where(place: list[str]) -> str:
+    return ".".join(part for part in place[place[:1] == ["body"] :] if not _TYPE.fullmatch(part))
 
 
 def _sentence(problems: list[str]) -> str:

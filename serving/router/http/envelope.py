@@ -18,7 +18,7 @@ from serving.errors import ServingError
 from serving.router.http import sse
 from serving.router.http.anthropic_models import VERSION
 from serving.router.http.cors import Cors
-from serving.router.http.engine_words import in_our_words
+from serving.router.http.engine_words import field, in_our_words
 from serving.router.http.errors import error_response
 from serving.router.http.routes import Dialect, dialect_of
 from serving.router.telemetry.journal import request_id
@@ -179,7 +179,7 @@ def told(body: bytes, status: int) -> dict[str, Any]:
     return {
         "message": in_our_words(message),
         "type": kind,
-        "param": error.get("param"),
+        "param": error.get("param") if ours else field(error.get("param")),
         "code": code if ours else _code(status),
     }
 

@@ -197,8 +197,9 @@ class SliceTable:
         return [slice_.entry for slice_ in self._slices.values() if slice_.entry.model == model]
 
     def resolve(self, name: object) -> str:
-        """The model of a model's or adapter's name; no name means the only model. Raises UnknownModelError."""
-        if name is None and len(self.shapes) == 1:
+        """The model of a model's or adapter's name; none, or an empty one, means the only model. Raises UnknownModelError."""
+        unnamed = name is None or name == ""
+        if unnamed and len(self.shapes) == 1:
             return next(iter(self.shapes))
         if isinstance(name, str) and name in self.shapes:
             return name
@@ -206,7 +207,7 @@ class SliceTable:
             return self.adapters[name]
         asked = (
             "The request names no model"
-            if name is None
+            if unnamed
             else f"The model {repr(name)[:_LONGEST_NAME]} does not exist"
         )
         raise UnknownModelError(f"{asked}. Models served here: {', '.join([*self.shapes, *self.adapters])}.")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pydantic
 import pytest
 
-from serving.router.http.engine_words import in_our_words
+from serving.router.http.engine_words import field, in_our_words
 
 pytestmark = pytest.mark.unit
 
@@ -123,6 +123,68 @@ def test_pydantic_s_own_text_loses_what_it_repeats() -> None:
         "The request is not valid: count: Input should be a valid integer, unable to parse string as an integer; "
         "names.1: Input should be a valid string."
     )
+
+
+def test_what_pydantic_says_of_all_fields_together_is_told() -> None:
+    class Body(pydantic.BaseModel):
+        @pydantic.model_validator(mode="after")
+        def has_a_name(self) -> None:
+            raise ValueError("send one kind of grammar")
+
+    with pytest.raises(pydantic.ValidationError) as refused:
+        Body.model_validate({"secret": "secret"})
+    assert in_our_words(str(refused.value)) == "The request is not valid: send one kind of grammar."
+
+
+def test_types_that_pydantic_tried_are_no_part_of_a_field_s_name() -> None:
+    said = in_our_words(
+        listed(
+            problem("body", "messages", 2, "ChatCompletionDeveloperMessageParam", "content", "str"),
+            problem("body", "messages", 2, "ChatCompletionSystemMessageParam", "content", "str"),
+            problem("body", "response_format", "function-wrap[__log_extra_fields__()]", "type"),
+            problem("body", "prompt", "list[list[constrained-int]]", 0),
+        )
+    )
+    assert said == (
+        "The request is not valid: messages.2.content: Field required; response_format.type: Field required; "
+        "prompt.0: Field required."
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "name"),
+    [
+        ("body.messages.2.ChatCompletionDeveloperMessageParam.content", "messages[2].content"),
+        ("body.0.ChatCompletionMessageFunctionToolCallParam.function", "0.function"),
+        ("body.user", "user"),
+        ("body", None),
+        ("", None),
+        ("temperature", "temperature"),
+        (None, None),
+        (["secret"], None),
+    ],
+)
+def test_a_wrong_field_is_named_as_openai_names_it(place: object, name: str | None) -> None:
+    assert field(place) == name
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ("'NoneType' object is not iterable", "a field is of a type that it can't have, or is null"),
+        ("'str' object has no attribute 'get'", "a field is of a type that it can't have, or is null"),
+        (
+            "Expecting value: line 1 column 1 (char 0)",
+            "a text that has to be JSON, as a tool call's arguments, is none",
+        ),
+        (
+            "Expecting ',' delimiter: line 1 column 9 (char 8)",
+            "a text that has to be JSON, as a tool call's arguments, is none",
+        ),
+    ],
+)
+def test_python_s_own_words_are_a_sentence(said: str, told: str) -> None:
+    assert in_our_words(said) == f"The request is not valid: {told}."
 
 
 def test_other_words_stay_as_they_are() -> None:

@@ -290,10 +290,11 @@ def test_a_very_long_name_is_not_repeated_in_full() -> None:
     assert len(refusal.value.message) < 300
 
 
-def test_a_request_without_a_model_means_the_only_one() -> None:
-    assert table().resolve(None) == LLAMA
+@pytest.mark.parametrize("name", [None, ""])
+def test_a_request_without_a_model_means_the_only_one(name: str | None) -> None:
+    assert table().resolve(name) == LLAMA
     with pytest.raises(UnknownModelError, match="names no model"):
-        table(llama=1, qwen=1).resolve(None)
+        table(llama=1, qwen=1).resolve(name)
 
 
 @pytest.mark.parametrize(
