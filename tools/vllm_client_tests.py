@@ -11,12 +11,13 @@ import hashlib
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -52,9 +53,22 @@ SUITES = (
     "serve/instrumentator/test_basic.py",
     "serve/tokenize/test_tokenization.py",
 )
-_MODEL = re.compile(r"^(MODEL(?:_NAME)?) *= *.*$", re.MULTILINE)
+# Tests that a bare engine does not outlive, so that it could answer no later one (serving.engine.known_faults).
+_ENDS_ENGINES = r"::test_logprob_token_ids($|_stream|_returns)"
+# Why a service answers otherwise than its engine would, by the tests that see it.
+EXPLAINED = {
+    _ENDS_ENGINES: "allowed_token_ids and logprob_token_ids end engines of tpu-inference 0.26, and are refused",
+}
+_SERVICE_MODEL = '__import__("os").environ["SERVICE_MODEL"]'
+_MODEL = re.compile(r"^(MODEL(?:_NAME)?) *= *(.*)$", re.MULTILINE)
+_LOADED = re.compile(r"snapshot_download\([^()]*\)")  # adapters, which no server here takes
 _FOLDER = "tests/entrypoints"
+_TOKENIZER = re.compile(r"(get_tokenizer\(tokenizer_name=|from_pretrained\()(MODEL_NAME|tokenizer_name)\b")
+# The name under which the tests of Messages serve their model.
+_MESSAGES_MODEL = '"claude-3-7-sonnet-latest"'
+_STATUS = re.compile(r"[\w.]+: Error code: \d+")
 _REQUEST_S = 60
+_TEST_S = 150  # more than two requests that get no answer
 
 # In the place of vLLM's tests/utils.py.
 _UTILS = f"""
@@ -95,18 +109,47 @@ class RemoteOpenAIServer:
     def get_async_client_anthropic(self, **options):
         return self._client(anthropic.AsyncAnthropic, self.url_root, **options)
 """
-# What became of each phase of a test, as it comes: a run may be cut short.
-_PLUGIN = r"""
-import json, os
+# What became of each phase of a test, as it comes: a run that was cut short goes on with the tests that have no outcome.
+_PLUGIN = f"""
+import json, os, re, signal
+import pytest
+
+
+def _name(nodeid):
+    return nodeid.removeprefix("tests/entrypoints/")
+
+
+def pytest_collection_modifyitems(items):
+    with open(os.environ["OUTCOMES"]) as lines:
+        done = {{json.loads(line)[0] for line in lines}}
+    left_out = os.environ["LEFT_OUT"]
+    items[:] = [
+        item
+        for item in items
+        if _name(item.nodeid) not in done and not (left_out and re.search(left_out, item.nodeid))
+    ]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    def too_long(*_):
+        raise TimeoutError("not done after {_TEST_S} s")
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm({_TEST_S})
+    try:
+        return (yield)
+    finally:
+        signal.alarm(0)
 
 
 def pytest_runtest_logreport(report):
     if report.when == "call" or report.outcome != "passed":
         crash = getattr(report.longrepr, "reprcrash", None)
         why = crash.message if crash else str(report.longrepr or "")
-        name = report.nodeid.removeprefix("tests/entrypoints/")
+        first = (why.splitlines() or [""])[0]
         with open(os.environ["OUTCOMES"], "a") as lines:
-            lines.write(json.dumps([name, report.outcome, (why.splitlines() or [""])[0]]) + "\n")
+            lines.write(json.dumps([_name(report.nodeid), report.outcome, first, round(report.duration, 1)]) + "\\n")
 """
 # Behind vLLM's own fixtures, which load adapters from Hugging Face's site.
 _CONFTEST = """
@@ -151,24 +194,36 @@ def unpack(archive: Path, folder: Path) -> None:
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(with_model(source.read().decode()))
+    with (folder / _FOLDER / "conftest.py").open("a") as fixtures:
+        fixtures.write(_CONFTEST)
+    equip(folder)
+
+
+def equip(folder: Path) -> None:
+    """Give the tests in `folder`/tests what is not vLLM's: a server that is there already, and a record of outcomes."""
     (folder / "tests" / "__init__.py").touch()
     (folder / "tests" / "utils.py").write_text(_UTILS)
     (folder / "conftest.py").write_text(_PLUGIN)
-    with (folder / _FOLDER / "conftest.py").open("a") as fixtures:
-        fixtures.write(_CONFTEST)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    skip_global_cleanup\n    slow_test\n")
 
 
 def with_model(source: str) -> str:
-    """A test's source, with the model's name from the environment."""
-    return _MODEL.sub(r'\1 = __import__("os").environ["SERVICE_MODEL"]', source)
+    """A test's source, with the names of the model and its tokenizer from the environment."""
+    source = _TOKENIZER.sub(r'\1__import__("os").environ["SERVICE_TOKENIZER"]', source)
+    source = _LOADED.sub('"unused"', source)
+    name = _MODEL.search(source)
+    names = {_MESSAGES_MODEL, name[2]} if name else {_MESSAGES_MODEL}
+    for literal in names:
+        if literal.startswith('"'):
+            source = source.replace(literal, _SERVICE_MODEL)
+    return _MODEL.sub(rf"\1 = {_SERVICE_MODEL}", source)
 
 
 def outcomes(lines: str) -> dict[str, tuple[str, str]]:
     """By test: passed, failed or skipped, and the first line of why. A test's worst phase counts."""
     found: dict[str, tuple[str, str]] = {}
     for line in lines.splitlines():
-        name, kind, why = json.loads(line)
+        name, kind, why, _ = json.loads(line)
         if found.get(name, ("passed", ""))[0] == "passed":
             found[name] = kind, why[:300]
     return found
@@ -177,48 +232,86 @@ def outcomes(lines: str) -> dict[str, tuple[str, str]]:
 def differences(
     service: Mapping[str, tuple[str, str]], bare: Mapping[str, tuple[str, str]]
 ) -> list[tuple[str, str, str]]:
-    """(test, at the service, at the bare engine) of those that came out differently."""
+    """(test, at the service, at the bare engine) of those that came out differently, or failed of different causes."""
     nothing = ("not run", "")
     names = sorted(service.keys() | bare.keys())
     pairs = [(name, service.get(name, nothing), bare.get(name, nothing)) for name in names]
     return [
         (name, ": ".join(filter(None, ours)), ": ".join(filter(None, theirs)))
         for name, ours, theirs in pairs
-        if ours[0] != theirs[0]
+        if (ours[0], cause(ours[1])) != (theirs[0], cause(theirs[1]))
     ]
+
+
+def cause(why: str) -> str:
+    """The kind of a failure: an exception, and the status of an answer where it names one. Words may differ."""
+    if found := _STATUS.match(why):
+        return found[0]
+    return why.partition(":")[0].partition(" ")[0]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Whom the tests ask: its URL, the model's name, the folder or name of its tokenizer, an API key.
+
+    `left_out` is a pattern of tests that are not run.
+    """
+
+    url: str
+    model: str
+    tokenizer: str
+    key: str
+    left_out: str = ""
 
 
 def run(
-    folder: Path, url: str, model: str, key: str, suites: Sequence[str], limit_s: float
+    folder: Path, asked: Asked, suites: Sequence[str], report: Path, limit_s: float
 ) -> dict[str, tuple[str, str]]:
-    """Run the suites against one URL."""
-    report = folder / "outcomes"
-    report.write_text("")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "--no-header",
-        "--tb=line",
-        "-p",
-        "no:cacheprovider",
-    ]
+    """Run what has no outcome in `report` yet, and add it there."""
+    report.touch()
     own = {
-        "SERVICE_URL": url,
-        "SERVICE_MODEL": model,
-        "SERVICE_KEY": key,
-        "OUTCOMES": str(report),
+        "SERVICE_URL": asked.url,
+        "SERVICE_MODEL": asked.model,
+        "SERVICE_TOKENIZER": asked.tokenizer,
+        "SERVICE_KEY": asked.key,
+        "LEFT_OUT": asked.left_out,
+        "OUTCOMES": str(report.absolute()),
         "PYTHONPATH": str(folder),
     }
     paths = [str(folder / _FOLDER / suite) for suite in suites]
+    command = [sys.executable, "-m", "pytest", "-q", "--no-header", "--tb=line", "-p", "no:cacheprovider"]
     try:
         subprocess.run(
             [*command, *paths], cwd=folder, env={**os.environ, **own}, timeout=limit_s, check=False
         )
     except subprocess.TimeoutExpired:
-        print(f"{url}: not done after {limit_s:g} s; the rest was not run")
+        print(f"{asked.url}: not done after {limit_s:g} s; the rest was not run")
     return outcomes(report.read_text())
+
+
+def report(found: Mapping[str, Mapping[str, tuple[str, str]]]) -> tuple[str, int]:
+    """What an operator reads of the outcomes by side, and how many differences have no explanation."""
+    lines = [f"{side}: {_counts(results)}" for side, results in found.items()]
+    if "bare" not in found:
+        return "\n".join(lines), 0
+    differing = differences(found["service"], found["bare"])
+    by_reason: dict[str, list[tuple[str, str, str]]] = {}
+    for row in differing:
+        reason = next((reason for pattern, reason in EXPLAINED.items() if re.search(pattern, row[0])), "")
+        by_reason.setdefault(reason, []).append(row)
+    unexplained = by_reason.pop("", [])
+    lines.append(f"{len(differing)} differ, {len(unexplained)} of them unexplained")
+    for name, ours, theirs in unexplained:
+        lines += [f"- {name}", f"    service: {ours}", f"    bare: {theirs}"]
+    for reason, rows in by_reason.items():
+        lines += [f"explained: {reason}", *(f"- {name}" for name, _, _ in rows)]
+    named = {name for name, _, _ in differing}
+    both = Counter(
+        cause(why) for name, (kind, why) in found["bare"].items() if kind == "failed" and name not in named
+    )
+    lines += ["fail at both, by cause at the bare engine:"] if both else []
+    lines += [f"{count:5d}  {what}" for what, count in both.most_common()]
+    return "\n".join(lines), len(unexplained)
 
 
 def _counts(found: Mapping[str, tuple[str, str]]) -> str:
@@ -234,11 +327,15 @@ def main() -> int:
     parser.add_argument(
         "--bare", help="an engine of the same model without a service; then differences are listed"
     )
+    parser.add_argument("--model", help="name to ask for; by default the first of /v1/models")
     parser.add_argument(
-        "--model", help="name to ask for, and tokenizer to load; by default the first of /v1/models"
+        "--tokenizer", help="folder or name of the model's tokenizer; by default the model's name"
     )
     parser.add_argument("--key", default="none", help="API key of the service")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where vLLM's source distribution is kept")
+    parser.add_argument(
+        "--results", type=Path, help="folder of outcomes; a test that has one there is not run again"
+    )
     parser.add_argument("--limit", type=float, default=3600, help="seconds that one side may take")
     parser.add_argument("--suites", nargs="+", default=SUITES, help="files below tests/entrypoints")
     options = parser.parse_args()
@@ -247,26 +344,32 @@ def main() -> int:
             "data"
         ][0]["id"]
     )
-    folder = Path(tempfile.mkdtemp(prefix="vllm-client-tests-"))
-    try:
+    with tempfile.TemporaryDirectory(prefix="vllm-client-tests-") as made:
+        folder = Path(made)
         unpack(fetched(options.cache), folder)
+        results = options.results or folder
+        results.mkdir(parents=True, exist_ok=True)
         sides = {"service": options.url, "bare": options.bare}
         found = {
-            side: run(folder, url, model, options.key, options.suites, options.limit)
+            side: run(
+                folder,
+                Asked(
+                    url,
+                    model,
+                    options.tokenizer or model,
+                    options.key,
+                    _ENDS_ENGINES if side == "bare" else "",
+                ),
+                options.suites,
+                results / f"{side}.jsonl",
+                options.limit,
+            )
             for side, url in sides.items()
             if url
         }
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    for side, results in found.items():
-        print(f"{side}: {_counts(results)}")
-    if not options.bare:
-        return 0
-    differing = differences(found["service"], found["bare"])
-    print(f"{len(differing)} differ")
-    for name, ours, theirs in differing:
-        print(f"- {name}\n    service: {ours}\n    bare: {theirs}")
-    return 1 if differing else 0
+    text, unexplained = report(found)
+    print(text)
+    return 1 if unexplained else 0
 
 
 if __name__ == "__main__":

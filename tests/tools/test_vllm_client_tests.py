@@ -8,7 +8,7 @@ import pytest
 from support.fronts import front
 
 from tools import vllm_client_tests
-from tools.vllm_client_tests import differences, outcomes, with_model
+from tools.vllm_client_tests import Asked, differences, equip, outcomes, report, run, with_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,21 +22,36 @@ def test_the_tests_are_those_of_the_vllm_that_runs_here() -> None:
 
 @pytest.mark.unit
 def test_a_test_s_model_is_the_service_s() -> None:
-    source = 'import os\n\nMODEL_NAME = "Qwen/Qwen3-0.6B"\nOTHER_MODEL_NAME = "x"\nMODEL="a"\n'
+    source = (
+        'MODEL_NAME = "Qwen/Qwen3-0.6B"\nOTHER_MODEL_NAME = "x"\nMODEL="a"\nasked = ["Qwen/Qwen3-0.6B"]\n'
+        'client.create(model="claude-3-7-sonnet-latest")\n'
+    )
     found = with_model(source)
     assert "Qwen" not in found
+    assert "claude" not in found
     assert 'OTHER_MODEL_NAME = "x"' in found
-    assert found.count('environ["SERVICE_MODEL"]') == 2
+    assert found.count('environ["SERVICE_MODEL"]') == 4
+
+
+@pytest.mark.unit
+def test_a_test_s_tokenizer_is_the_service_s_and_it_loads_no_adapter() -> None:
+    source = (
+        "get_tokenizer(tokenizer_name=tokenizer_name)\nAutoTokenizer.from_pretrained(MODEL_NAME)\n"
+        'snapshot_download(repo_id="typeof/zephyr-7b-beta-lora")\n'
+    )
+    found = with_model(source)
+    assert found.count('environ["SERVICE_TOKENIZER"]') == 2
+    assert "snapshot_download" not in found
 
 
 @pytest.mark.unit
 def test_the_worst_phase_of_a_test_counts() -> None:
     lines = (
-        '["test_a.py::one", "passed", ""]',
-        '["test_a.py::two", "passed", ""]',
-        '["test_a.py::two", "failed", "the server did not end"]',
-        '["test_a.py::three", "skipped", "no GPU"]',
-        '["test_a.py::four", "failed", "assert 1 == 2"]',
+        '["test_a.py::one", "passed", "", 0.1]',
+        '["test_a.py::two", "passed", "", 0.1]',
+        '["test_a.py::two", "failed", "the server did not end", 0.1]',
+        '["test_a.py::three", "skipped", "no GPU", 0.1]',
+        '["test_a.py::four", "failed", "assert 1 == 2", 0.1]',
     )
     assert outcomes("\n".join(lines)) == {
         "test_a.py::one": ("passed", ""),
@@ -47,14 +62,65 @@ def test_the_worst_phase_of_a_test_counts() -> None:
 
 
 @pytest.mark.unit
-def test_what_fails_at_both_is_no_difference() -> None:
-    service = {"a": ("passed", ""), "b": ("failed", "x"), "c": ("failed", "why"), "d": ("passed", "")}
-    bare = {"a": ("passed", ""), "b": ("failed", "y"), "c": ("passed", ""), "e": ("skipped", "no")}
+def test_what_fails_at_both_of_one_cause_is_no_difference() -> None:
+    service = {
+        "a": ("passed", ""),
+        "b": ("failed", "assert 1 == 2"),
+        "c": ("failed", "why"),
+        "d": ("passed", ""),
+    }
+    bare = {
+        "a": ("passed", ""),
+        "b": ("failed", "assert 1 == 3"),
+        "c": ("passed", ""),
+        "e": ("skipped", "no"),
+    }
     assert differences(service, bare) == [
         ("c", "failed: why", "passed"),
         ("d", "passed", "not run"),
         ("e", "not run", "skipped: no"),
     ]
+
+
+@pytest.mark.unit
+def test_what_fails_at_both_of_two_causes_differs_whatever_the_words() -> None:
+    refused = "openai.BadRequestError: Error code: 400 - our words"
+    service = {"a": ("failed", refused), "b": ("failed", refused)}
+    bare = {
+        "a": ("failed", "openai.BadRequestError: Error code: 400 - its words"),
+        "b": ("failed", "openai.NotFoundError: Error code: 404 - its words"),
+    }
+    assert [name for name, _, _ in differences(service, bare)] == ["b"]
+
+
+@pytest.mark.unit
+def test_an_operator_reads_which_differences_are_explained_and_what_fails_at_both() -> None:
+    ends = "openai/completion/test_completion.py::test_logprob_token_ids"
+    bare = {"a": ("passed", ""), "b": ("failed", "assert 1 == 2"), "c": ("failed", "assert 3 == 4")}
+    service = {**bare, ends: ("failed", "openai.BadRequestError: Error code: 400 - no"), "a": ("failed", "x")}
+    text, unexplained = report({"service": service, "bare": bare})
+    assert unexplained == 1
+    assert "2 differ, 1 of them unexplained" in text
+    assert "- a\n    service: failed: x\n    bare: passed" in text
+    assert text.index("explained: allowed_token_ids") < text.index(f"- {ends}")
+    assert text.endswith("fail at both, by cause at the bare engine:\n    2  assert")
+
+
+@pytest.mark.http
+def test_a_run_that_was_cut_short_goes_on_with_what_has_no_outcome(tmp_path: Path) -> None:
+    suite = tmp_path / "tests" / "entrypoints" / "test_a.py"
+    suite.parent.mkdir(parents=True)
+    suite.write_text(
+        "".join(f"def test_{name}():\n    assert 1 == 2\n" for name in ("one", "two", "ends_it"))
+    )
+    equip(tmp_path)
+    kept = tmp_path / "service.jsonl"
+    kept.write_text('["test_a.py::test_one", "passed", "", 0.1]\n')
+    asked = Asked("http://127.0.0.1:1", "llama", "llama", "none", left_out="::test_ends_it$")
+    assert run(tmp_path, asked, ["test_a.py"], kept, 60) == {
+        "test_a.py::test_one": ("passed", ""),
+        "test_a.py::test_two": ("failed", "assert 1 == 2"),
+    }
 
 
 @pytest.mark.http
