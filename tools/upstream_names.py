@@ -240,10 +240,26 @@ _ENGINE = (
     ),
 )
 
+_TEXTS = (
+    Name(f"{_ASYNC_LLM}.renderer", "tokenizes"),
+    Name(
+        "vllm.renderers.base:BaseRenderer.__init__",
+        "makes the executor whose `submit` is replaced: short texts go before long ones",
+        "config, tokenizer",
+    ),
+    Name(
+        "vllm.renderers.base:BaseRenderer._tokenize_prompt",
+        "is known by its name as work on a text",
+        "prompt, params",
+    ),
+    Name("vllm.renderers.hf:safe_apply_chat_template", "is known by its name as work on a text"),
+    Name("vllm.tokenizers.hf:ThreadSafeHFTokenizerMixin", "tells that several threads may use a tokenizer"),
+)
+
 _GRAMMARS = (
     Name(
         "vllm.v1.core.sched.scheduler:check_stop",
-        "is replaced: it ends answers whose grammar takes too long",
+        "is replaced: it ends answers whose grammar takes too long, or allows no token",
         "request, max_model_len",
     ),
     *(
@@ -260,7 +276,9 @@ _GRAMMARS = (
         (
             "Request.structured_output_request",
             "Request.num_output_tokens",
+            "Request.stop_reason",
             "RequestStatus.FINISHED_LENGTH_CAPPED",
+            "RequestStatus.FINISHED_ERROR",
         ),
         "tells and ends an answer with a grammar",
     ),
@@ -841,4 +859,13 @@ _COMPILER: tuple[Name, ...] = (
     Name("vllm.v1.core.kv_cache_utils:get_kv_cache_configs", "sizes the cache as an engine does"),
 )
 
-NAMES: tuple[Name, ...] = (*_ENGINE, *_GRAMMARS, *_RESUME, *_STARTUP, *_TPU_INFERENCE, *_COMPILER, *_RAY)
+NAMES: tuple[Name, ...] = (
+    *_ENGINE,
+    *_TEXTS,
+    *_GRAMMARS,
+    *_RESUME,
+    *_STARTUP,
+    *_TPU_INFERENCE,
+    *_COMPILER,
+    *_RAY,
+)

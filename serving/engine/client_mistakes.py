@@ -7,12 +7,18 @@ message of. Here parameters are looked at before, and a mistake is a 400 on ever
 
 EngineCore looks at the parameters of a request once more as it reads it, and where they are wrong then it reads no other request: a
 `min_tokens` beyond what the prompt leaves of the context ended an engine without a sign. So they are read here before they are sent.
+
+A grammar is compiled in EngineCore. One that can't be, or that nothing can follow, was a 500: routers took slices that met it for
+broken ones, and asked another.
 """
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
+
+from serving.engine.dead_grammars import DEAD_END
 
 _CHECKED = "serving_checked"  # an attribute of sampling parameters, which a copy lacks
 
@@ -36,7 +42,7 @@ def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
             validate(params, supported_tasks)
 
     engine.input_processor._validate_params = unless_checked  # noqa: SLF001
-    engine.generate = _checked(engine.generate, check)
+    engine.generate = _checked(_following(engine.generate), check)
     engine.input_processor.process_inputs = _readable(engine.input_processor.process_inputs)
     if responses := getattr(state, "openai_serving_responses", None):
         responses._make_request = _read(responses._make_request)  # noqa: SLF001
@@ -49,12 +55,43 @@ def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:
 
 def _check_grammar(sampling_params: Any, no_grammars: str) -> None:
     """Whichever field or tool parser a grammar is from, here it is in one place."""
-    grammar = sampling_params.structured_outputs
-    if no_grammars and grammar is not None and not grammar.all_constraints_none():
+    if no_grammars and _has_grammar(sampling_params):
         raise ValueError(
             "No grammar can bind an answer here (structured_outputs, response_format, a required or strict tool): "
             f"{no_grammars}. Leave it out."
         )
+
+
+def _following(generate: Any) -> Any:
+    """An AsyncLLM's `generate`, which tells what is a grammar's fault."""
+
+    async def following(stream: Any) -> AsyncIterator[Any]:
+        written = False
+        async with aclosing(stream) as outputs:
+            async for output in outputs:
+                for answer in output.outputs:
+                    written = written or bool(answer.token_ids)
+                    if answer.finish_reason == "error" and (not written or answer.stop_reason == DEAD_END):
+                        raise ValueError(
+                            "No answer can follow the request's grammar (structured_outputs, response_format, a required or strict tool) "
+                            "to its end: a part of it fits no text, or is none that can be compiled."
+                        )
+                yield output
+
+    def generating(*arguments: Any, **options: Any) -> Any:
+        stream = generate(*arguments, **options)
+        return following(stream) if _has_grammar(_params(arguments, options)) else stream
+
+    return generating
+
+
+def _params(arguments: Any, options: Any) -> Any:
+    return options["sampling_params"] if "sampling_params" in options else arguments[1]
+
+
+def _has_grammar(sampling_params: Any) -> bool:
+    grammar = sampling_params.structured_outputs
+    return grammar is not None and not grammar.all_constraints_none()
 
 
 def _readable(process_inputs: Any) -> Any:
@@ -78,7 +115,7 @@ def _readable(process_inputs: Any) -> Any:
 
 def _checked(generate: Any, check: Callable[[Any], None]) -> Any:
     def checking(*arguments: Any, **options: Any) -> Any:
-        check(options["sampling_params"] if "sampling_params" in options else arguments[1])
+        check(_params(arguments, options))
         return generate(*arguments, **options)
 
     return checking

@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 
-from serving.engine import compilation_watch, grammar_time, stages
+from serving.engine import compilation_watch, dead_grammars, grammar_time, stages
 from serving.environment import REPLICA
 from serving.slices import stacks
 from serving.state.gcs import Store
@@ -28,6 +28,7 @@ def follow() -> None:
     stacks.register()
     stages.install()
     grammar_time.install()
+    dead_grammars.install()
     replica, address = os.environ.get(REPLICA), os.environ.get("RAY_ADDRESS")
     if not replica or not address:
         return

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from serving import environment, tracing
-from serving.engine import client_mistakes, refusals, resume, steps, stopped_answers, token_logprobs
+from serving.engine import (
+    client_mistakes,
+    refusals,
+    resume,
+    short_texts,
+    steps,
+    stopped_answers,
+    token_logprobs,
+)
 from serving.engine.compilation_watch import Sights
 from serving.engine.late_programs import Late, most
 from serving.engine.protocol import MOST_PIXELS
@@ -125,6 +133,7 @@ class VllmServer:
         steps.install(app.state)
         token_logprobs.install(self._engine)
         client_mistakes.install(self._engine, app.state, tasks, self._plan.no_grammars)
+        short_texts.install(self._engine.renderer)
         stopped_answers.install()
         refusals.install(app)
         self._http = HttpServer(app, self._held.hosts[0].ip, tls=self._site.tls)
@@ -298,6 +307,10 @@ class VllmServer:
             "distributed_executor_backend": "ray" if len(self._held.hosts) > 1 else None,
             # The engine fetches no URL from inside the cluster unless the YAML allows its domain.
             "allowed_media_domains": plan.engine.get("allowed_media_domains") or ["none.invalid"],
+            "structured_outputs_config": {
+                "backend": _grammar_backend(plan.engine),
+                **(plan.engine.get("structured_outputs_config") or {}),
+            },
             "otlp_traces_endpoint": plan.engine.get("otlp_traces_endpoint", tracing.endpoint()),
         }
         if self._cache:
@@ -332,6 +345,16 @@ class VllmServer:
                 pass
 
         return LoadLogger
+
+
+def _grammar_backend(engine: Mapping[str, Any]) -> str:
+    """The library that compiles grammars.
+
+    vLLM's own choice, `auto`, is made by each request and kept for good by EngineCore with the first: a client's first schema decided
+    which library compiled all others, also those that were checked with another. Mistral's tool parser alone writes grammars that
+    xgrammar does not read.
+    """
+    return "auto" if engine.get(TOOL_PARSER) == "mistral" else "xgrammar"
 
 
 def _tells_drops(plan: Plan) -> bool:

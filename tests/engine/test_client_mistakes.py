@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from serving.engine import client_mistakes
+from serving.engine.dead_grammars import DEAD_END
 
 pytestmark = pytest.mark.unit
 
@@ -168,3 +169,49 @@ def test_a_grammar_is_refused_only_where_the_engine_takes_none(name: str, no_gra
 def test_an_app_without_these_routes_is_left_as_it_is() -> None:
     engine = engine_of()
     client_mistakes.install(engine, SimpleNamespace(openai_serving_responses=None), TASKS, "")
+
+
+def output(finish_reason: str | None, tokens: tuple[int, ...] = (), stop_reason: str | None = None) -> Any:
+    answer = SimpleNamespace(finish_reason=finish_reason, token_ids=tokens, stop_reason=stop_reason)
+    return SimpleNamespace(outputs=[answer])
+
+
+def read(grammar: str, *outputs: Any) -> list[Any]:
+    """What a client's answer is made of, where an engine writes `outputs` under one of GRAMMARS."""
+
+    async def generate(*_: Any, **__: Any) -> Any:
+        for written in outputs:
+            yield written
+
+    async def whole() -> list[Any]:
+        return [written async for written in engine.generate("prompt", asked, "id")]
+
+    engine, asked = engine_of(), params(1.0)
+    engine.generate, asked.structured_outputs = generate, GRAMMARS[grammar]
+    client_mistakes.install(engine, SimpleNamespace(), TASKS, "")
+    return asyncio.run(whole())
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [output("error")],  # it was not compiled
+        [output("error", (7,), DEAD_END)],
+        [output(None, (5,)), output("error", (7,), DEAD_END)],
+    ],
+)
+def test_a_grammar_that_no_answer_follows_is_the_client_s_mistake(outputs: list[Any]) -> None:
+    with pytest.raises(ValueError, match="No answer can follow the request's grammar"):
+        read("one", *outputs)
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+def test_an_engine_s_own_error_stays_one(grammar: str) -> None:
+    outputs = [output(None, (5,)), output("error", (7,))]
+    assert read(grammar, *outputs) == outputs
+    assert read(grammar, output("stop", (5,))) != []
+
+
+def test_an_answer_without_a_grammar_is_read_as_vllm_gives_it() -> None:
+    failed = output("error")
+    assert read("none", failed) == read("empty", failed) == [failed]

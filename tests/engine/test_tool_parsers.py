@@ -69,3 +69,16 @@ def test_every_deployment_names_its_family_s_parsers(path: Path) -> None:
             family = next(name for name in PARSERS if model["model"].startswith(name))
             engine = model["engine"]
             assert (engine.get("tool_call_parser"), engine.get("reasoning_parser")) == PARSERS[family]
+
+
+def test_one_library_compiles_all_grammars_of_an_engine_whichever_comes_first() -> None:
+    """vLLM's `auto` is made up by a client's first request."""
+    assert started_with()["structured_outputs_config"] == {"backend": "xgrammar"}
+    mine = {"backend": "guidance", "disable_any_whitespace": True}
+    assert started_with(structured_outputs_config=mine)["structured_outputs_config"] == mine
+    bounded = started_with(structured_outputs_config={"disable_any_whitespace": True})
+    assert bounded["structured_outputs_config"] == {"backend": "xgrammar", "disable_any_whitespace": True}
+
+
+def test_grammars_that_mistral_s_parser_writes_are_not_for_xgrammar() -> None:
+    assert started_with(tool_call_parser="mistral")["structured_outputs_config"] == {"backend": "auto"}
