@@ -12,10 +12,15 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:
     from support.leases import Leases
 
-# No deadline: the machine may be busy with more than this. The same examples in every run, so that a change alone can make a
-# test fail; `--hypothesis-profile=search` looks for new ones.
-hypothesis.settings.register_profile("project", deadline=None, derandomize=True)
-hypothesis.settings.register_profile("search", deadline=None, max_examples=1000)
+# No deadline, and no limit on how long inputs take to make: the machine may be busy with more than this, and the first draw of a
+# clean checkout reads every character's category and the constants of every module of ours (40 s were seen). The same examples in
+# every run, so that a change alone can make a test fail; `--hypothesis-profile=search` looks for new ones.
+_UNHURRIED: dict[str, Any] = {
+    "deadline": None,
+    "suppress_health_check": [hypothesis.HealthCheck.too_slow],
+}
+hypothesis.settings.register_profile("project", **_UNHURRIED, derandomize=True)
+hypothesis.settings.register_profile("search", **_UNHURRIED, max_examples=1000)
 hypothesis.settings.load_profile("project")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
 
