@@ -36,7 +36,7 @@ def _read(model: str, name: str, *, needed: bool = True) -> dict[str, Any]:
         found = answer.json()
     except httpx.HTTPStatusError as error:
         raise unknown(model, _refused(error.response)) from None
-    except (httpx.HTTPError, ValueError) as error:
+    except (httpx.HTTPError, ValueError, RecursionError) as error:
         raise unknown(model, f"Hugging Face can't be asked ({type(error).__name__})") from None
     if not isinstance(found, dict):
         raise unknown(model, f"its {name} is no config")

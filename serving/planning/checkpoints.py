@@ -67,6 +67,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise PlanError(f"model path {path.parent} has no readable config.json") from None
     except ValueError as error:
         raise PlanError(f"{path} is not JSON: {error}") from None
+    except RecursionError:
+        raise PlanError(f"{path} is nested too deeply for a config") from None
     if not isinstance(config, dict):
         raise PlanError(f"{path} holds a {type(config).__name__}, not a config")
     return config

@@ -27,6 +27,7 @@ _BYTES_PER_WEIGHT = {
 }
 # Bits of a weight and bytes of a scale in formats whose groups have a size of their own.
 _GROUPED = {"int4": (4, 2), "fp4": (4, 4), "fp8": (8, 4), "int8": (8, 4)}
+_NVFP4_GROUP = 16  # weights to a scale; MXFP4 has 32
 _BY_METHOD = {
     "fp8": "fp8",
     "mxfp4": "mxfp4",
@@ -135,6 +136,11 @@ def _compressed(keys: Keys, where: str, skipped: tuple[str, ...]) -> Quantizatio
             "format of 8 or 4 bits a checkpoint; give one as engine.hf_overrides.quantization_config"
         )
     weights, activations = groups[0]
+    if formats[0] == "nvfp4" and weights.get("group_size") not in (None, _NVFP4_GROUP):
+        raise PlanError(
+            f"{where}: its linear layers are 4-bit floats in groups of {weights.get('group_size')!r}; of such formats of "
+            f"compressed-tensors tpu-inference loads NVFP4, with groups of {_NVFP4_GROUP} (compressed_tensors.py, get_scheme)"
+        )
     if formats[0] == "int8" and isinstance(activations, Mapping) and activations.get("dynamic") is False:
         raise PlanError(
             f"{where}: its linear layers are int8 with scales of activations fixed beforehand; tpu-inference loads int8 whose "

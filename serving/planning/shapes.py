@@ -4,6 +4,7 @@ One reader serves all architectures, by the keys they share. It refuses an archi
 it did not read would be memory it did not count.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from serving.planning.quantization import Quantization, read_quantization
 
 _TOWERS = ("vision_config", "audio_config")
 _MOST_LAYERS = 10_000
+_KINDS = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}  # of layer_types
 _GEMMA4_POSITIONS = 10240  # of each axis of a picture, unless vision_config says otherwise
 
 
@@ -197,8 +199,11 @@ def _positions(text: Keys, architecture: str) -> int:
         factor = rope.get("factor") or factor
         if kind == "yarn":
             positions = rope.get("original_max_position_embeddings") or positions
-    if not isinstance(factor, int | float) or not isinstance(positions, int):
-        raise PlanError("rope_parameters: factor and original_max_position_embeddings are numbers")
+    if not (isinstance(factor, int | float) and isinstance(positions, int) and 0 < factor < math.inf):
+        raise PlanError(
+            f"config.json of {text.where}: factor and original_max_position_embeddings of rope_parameters are "
+            f"{factor!r} and {positions!r}, not numbers above 0"
+        )
     return int(positions * factor)
 
 
@@ -228,6 +233,11 @@ def _kinds(text: Keys, layers: int, where: str) -> list[str]:
         if len(layer_types) != layers:
             raise PlanError(
                 f"config.json of {where}: layer_types names {len(layer_types)} layers, num_hidden_layers is {layers}"
+            )
+        if unknown := sorted({str(kind) for kind in layer_types} - _KINDS):
+            raise PlanError(
+                f"config.json of {where}: layer_types has {', '.join(map(repr, unknown))}, whose bytes this plan can't count; it "
+                f"counts {', '.join(sorted(_KINDS))}"
             )
         return [str(kind) for kind in layer_types]
     if text.get("linear_num_value_heads"):

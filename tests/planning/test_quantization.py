@@ -64,6 +64,14 @@ def test_a_format_is_read_with_its_scales(config: dict[str, Any], weight_format:
             },
             "scales of activations fixed beforehand",
         ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "mxfp4-pack-quantized",
+                "config_groups": {"group_0": {"weights": {"type": "float", "num_bits": 4, "group_size": 32}}},
+            },
+            "4-bit floats in groups of 32; of such formats of compressed-tensors tpu-inference loads NVFP4, with groups of 16",
+        ),
     ],
 )
 def test_a_format_the_engine_has_not_is_refused(config: dict[str, Any], says: str) -> None:

@@ -1,6 +1,7 @@
 import contextlib
 import copy
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +77,7 @@ def test_a_path_that_does_not_exist_is_said_to_be_one(model: str) -> None:
     [
         ("{", "is not JSON"),
         ("[]", "holds a list, not a config"),
+        ('{"a":' * 20_000 + "1" + "}" * 20_000, "is nested too deeply for a config"),
         ('{"architectures": ["LlamaForCausalLM"]}', "has no num_attention_heads"),
         (json.dumps(TINY | {"architectures": []}), "has no architectures"),
         (json.dumps(TINY | {"hidden_size": "64"}), "hidden_size is '64', not a number"),
@@ -248,6 +250,9 @@ def test_a_length_beyond_the_positions_is_at_the_user_s_risk() -> None:
             "which is no pattern",
         ),
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor"),
+        ({"rope_scaling": {"type": "linear", "factor": math.inf}}, "are inf and 256, not numbers above 0"),
+        ({"rope_scaling": {"type": "linear", "factor": -1}}, "are -1 and 256, not numbers above 0"),
+        ({"sliding_window": 8, "layer_types": ["conv", "full_attention"] * 2}, "layer_types has 'conv'"),
     ],
 )
 def test_odd_numbers_of_a_config_are_refused_by_name(odd: dict[str, Any], says: str) -> None:
