@@ -90,6 +90,7 @@ def planned(published: Published) -> Plan:
                 "slice": shape,
                 "engine": dict(published.engine),
                 "parallel": dict(published.parallel),
+                "engine_env": dict(published.environment),
             }
         )
     )

@@ -776,6 +776,9 @@ CONFIGS: dict[str, _Config] = {
     "google/gemma-4-E4B-it": _GEMMA4_E4B,
     "openai/gpt-oss-20b": _GPT_OSS_20B,
     "openai/gpt-oss-120b": _GPT_OSS_120B,
+    "unsloth/gpt-oss-120b-BF16": {
+        key: value for key, value in _GPT_OSS_120B.items() if key != "quantization_config"
+    },
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
     "deepseek-ai/DeepSeek-R1": _DEEPSEEK_V3,
     "moonshotai/Kimi-K2.6": _KIMI_K2,

@@ -27,6 +27,7 @@ class Published:
     engine: Mapping[str, Any] = field(default_factory=dict)
     parallel: Mapping[str, int | str] = field(default_factory=dict)
     floor: bool = False
+    environment: Mapping[str, str] = field(default_factory=dict)
     sampled: bool = False  # as the model's generation_config says, not greedily: what `vllm bench serve` asks for since 2026
 
     @property
@@ -54,6 +55,7 @@ _FAMILIES = {
     "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": "Qwen3 MoE",
     "Qwen/Qwen3.5-27B": "Qwen3.5",
     "Qwen/Qwen3.5-397B-A17B-FP8": "Qwen3.5 MoE",
+    "deepseek-ai/DeepSeek-R1": "DeepSeek",
 }
 
 _RECIPES = "https://github.com/AI-Hypercomputer/tpu-recipes inference"
@@ -264,6 +266,31 @@ def _sweep(model: str, max_model_len: int, rates: Rates) -> Published:
     )
 
 
+def _deepseek(pull: int, sequences: int, utilization: float, rates: Rates) -> Published:
+    """A daily run of tpu-inference's CI (.buildkite/benchmark/cases/daily/deepseek_dp_attention.json), before the pull's change.
+
+    All requests come at once, and those in flight are all that there are.
+    """
+    return Published(
+        "deepseek-ai/DeepSeek-R1",
+        "v7x 2x2x1",
+        f"{_PULLS}/{pull}",
+        "2026-06",
+        rates,
+        {
+            "model_impl": "vllm",
+            "max_model_len": 9216,
+            "max_num_seqs": sequences,
+            "max_num_batched_tokens": 1024,
+            "gpu_memory_utilization": utilization,
+            "kv_cache_dtype": "fp8",
+            "enable_expert_parallel": True,
+        },
+        environment={"MOE_REQUANTIZE_WEIGHT_DTYPE": "fp4", "MOE_REQUANTIZE_BLOCK_SIZE": "512"},
+        sampled=True,
+    )
+
+
 HELD = (
     Published(
         "Qwen/Qwen3-32B",
@@ -439,4 +466,7 @@ HELD = (
         {"max_model_len": 16384, "kv_cache_dtype": "fp8"},
         sampled=True,
     ),
+    _deepseek(3019, 96, 0.95, {(1024, 8192, 768): 11642}),
+    _deepseek(3022, 64, 0.9, {(8192, 1024, 512): 1077}),
+    _deepseek(3027, 64, 0.9, {(8192, 1024, 512): 1092}),
 )

@@ -13,7 +13,7 @@ from serving.planning.cache import read_bytes, state_bytes
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.published import PUBLISHED, Published
-from serving.planning.shapes import ModelShape, shape_of
+from serving.planning.shapes import AttentionLayers, ModelShape, shape_of
 from serving.planning.weights import TensorGroup, tensor_groups
 from serving.tpu import Slice
 
@@ -397,7 +397,19 @@ def _attend_s(engine: Engine, tokens: float, context: int) -> float:
     """Scores and weighted sums of a prompt's tokens over those before them, on one device at peak."""
     shape, layout, row = engine.shape, engine.layout, engine.slice.hardware
     attended = sum(
-        kind.count * kind.head_dim * min(context, kind.window or context) for kind in shape.attention
+        kind.count * _attended_dim(shape, kind) * min(context, kind.window or context)
+        for kind in shape.attention
     )
     flops = 4 * tokens * attended * shape.num_attention_heads
     return flops / (row.bf16_flops / row.devices_per_chip) / (layout.width * layout.pipeline)
+
+
+def _attended_dim(shape: ModelShape, kind: AttentionLayers) -> float:
+    """Numbers that a head compares with a token, and adds up of it, on average of both.
+
+    With latent attention every head attends to the compressed vector itself, prompts included (flash_attn_mla.py): scores are of
+    its two halves, sums of the first.
+    """
+    if latent := shape.latent:
+        return latent.kv_rank + latent.rope_dim / 2
+    return kind.head_dim

@@ -194,6 +194,7 @@ def test_no_file_of_deployments_is_said_to_run_out_of_memory(path: Path) -> None
             {"kv_cache_dtype": "fp8"},
         ),
         ("openai/gpt-oss-120b", "v7x 1x1x1", 1024, 8192, 9216, 0.95, {"kv_cache_dtype": "fp8"}),
+        ("Qwen/Qwen3-4B", "v6e 1x1", 128, 8192, 5120, 0.9, {"kv_cache_dtype": "fp8"}),
     ],
 )
 def test_a_run_of_the_engine_s_own_benchmarks_is_not_said_to_run_out_of_memory(
