@@ -324,9 +324,10 @@ def _experts(text: Keys, layers: int) -> Experts | None:
             f"config.json of {text.where}: {dense} layers without experts (first_k_dense_replace, mlp_only_layers) are more than "
             f"the {layers // step} that could have them"
         )
+    count = text.number(key)
     return Experts(
-        count=text.number(key),
-        per_token=text.number("num_experts_per_tok", text.get("top_k_experts")),
+        count=count,
+        per_token=text.number("num_experts_per_tok", text.get("top_k_experts"), most=count),
         width=width,
         layers=layers // step - dense,
         shared_width=text.number("shared_expert_intermediate_size", shared, least=0),

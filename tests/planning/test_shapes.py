@@ -252,6 +252,7 @@ def test_a_length_beyond_the_positions_is_at_the_user_s_risk() -> None:
         ({"rope_scaling": {"type": "linear", "factor": "4"}}, "factor"),
         ({"rope_scaling": {"type": "linear", "factor": math.inf}}, "are inf and 256, not numbers above 0"),
         ({"rope_scaling": {"type": "linear", "factor": -1}}, "are -1 and 256, not numbers above 0"),
+        ({"num_experts": 4, "num_experts_per_tok": 5}, "num_experts_per_tok is 5, more than 4"),
         ({"sliding_window": 8, "layer_types": ["conv", "full_attention"] * 2}, "layer_types has 'conv'"),
     ],
 )
