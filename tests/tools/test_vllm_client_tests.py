@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 import tomllib
@@ -8,7 +9,7 @@ import pytest
 from support.fronts import front
 
 from tools import vllm_client_tests
-from tools.vllm_client_tests import Asked, differences, equip, outcomes, report, run, with_model
+from tools.vllm_client_tests import Asked, differences, equip, left_out, outcomes, report, run, with_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,12 +99,22 @@ def test_an_operator_reads_which_differences_are_explained_and_what_fails_at_bot
     ends = "openai/completion/test_completion.py::test_logprob_token_ids"
     bare = {"a": ("passed", ""), "b": ("failed", "assert 1 == 2"), "c": ("failed", "assert 3 == 4")}
     service = {**bare, ends: ("failed", "openai.BadRequestError: Error code: 400 - no"), "a": ("failed", "x")}
-    text, unexplained = report({"service": service, "bare": bare})
-    assert unexplained == 1
-    assert "2 differ, 1 of them unexplained" in text
+    bare["d"] = ("passed", "")
+    text, left = report({"service": service, "bare": bare})
+    assert left == 2
+    assert "1 differ without an explanation, 1 with one" in text
     assert "- a\n    service: failed: x\n    bare: passed" in text
-    assert text.index("explained: allowed_token_ids") < text.index(f"- {ends}")
+    assert "1 were run at one side alone" in text
+    assert text.index("allowed_token_ids and") < text.index(f"- {ends}")
     assert text.endswith("fail at both, by cause at the bare engine:\n    2  assert")
+
+
+@pytest.mark.unit
+def test_more_tests_are_left_out_where_the_engine_has_several_hosts() -> None:
+    asks = "openai/completion/test_completion.py::test_prompt_logprobs_completion[llama-1]"
+    assert not re.search(left_out(1), asks)
+    assert re.search(left_out(2), asks)
+    assert all(re.search(left_out(hosts), "test_completion.py::test_logprob_token_ids") for hosts in (1, 2))
 
 
 @pytest.mark.http
@@ -112,6 +123,7 @@ def test_a_run_that_was_cut_short_goes_on_with_what_has_no_outcome(tmp_path: Pat
     suite.parent.mkdir(parents=True)
     suite.write_text(
         "".join(f"def test_{name}():\n    assert 1 == 2\n" for name in ("one", "two", "ends_it"))
+        + "def test_alone():\n    raise ConnectionError\n"
     )
     equip(tmp_path)
     kept = tmp_path / "service.jsonl"
@@ -155,4 +167,4 @@ def test_vllm_s_tests_run_against_a_service() -> None:
         )
     assert done.returncode == 0, done.stdout + done.stderr
     assert int(done.stdout.partition("service: ")[2].split()[0]) >= 2, done.stdout
-    assert "0 differ" in done.stdout
+    assert "0 differ without an explanation, 0 with one" in done.stdout
