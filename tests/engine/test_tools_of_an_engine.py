@@ -117,6 +117,26 @@ def test_a_client_s_mistake_is_a_400_and_no_failure_of_its_slice(
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        {"json": {"type": "string", "minLength": -1}},
+        {"grammar": "root ::= Token(99999999)"},
+        {"regex": r"[^\s\S]"},
+        {"regex": r"a[^\s\S]"},
+        {"json": {"$ref": "#"}},
+    ],
+    ids=str,
+)
+def test_a_grammar_that_no_answer_can_follow_is_the_client_s_mistake(
+    address: str, grammar: dict[str, Any]
+) -> None:
+    asked = {"model": MODEL, "prompt": "x", "max_tokens": 20, "structured_outputs": grammar}
+    answer = http.post(f"{address}/v1/completions", json=asked, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert "No answer can follow the request's grammar" in answer.json()["error"]["message"]
+
+
 def test_parameters_that_its_core_can_t_read_do_not_end_an_engine(service: str) -> None:
     """`max_tokens` is worked out after vLLM has looked at `min_tokens`; the core then read no request any more."""
     for min_tokens, status in ((2046, 400), (10**6, 400), (2, 200)):
