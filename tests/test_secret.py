@@ -13,7 +13,7 @@ from support.simulated_engine import MODEL, serving
 from benchmarks.calibration import plan_of
 from benchmarks.simulator import nowhere
 from serving import secret
-from serving.cli.main import _parser
+from serving.cli.parser import parser
 from serving.config import FailoverSpec
 from serving.errors import SliceLostError
 from serving.http_server import HttpServer
@@ -182,7 +182,7 @@ async def test_a_slice_on_the_network_without_a_secret_is_told_of_in_its_log(
 
 @pytest.mark.unit
 def test_a_secret_is_printed_once_and_is_long(capsys: pytest.CaptureFixture[str]) -> None:
-    options = _parser().parse_args(["secret"])
+    options = parser().parse_args(["secret"])
     made = set()
     for _ in range(2):
         options.run(options)

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Iterator
 
-from serving.cli.main import _parser
+from serving.cli.parser import parser
 
 _INTRO = """# Command line
 
@@ -21,7 +21,7 @@ same as this page. To start a service on a cluster use Ray's own `serve run FILE
 def page() -> str:
     """A section a command, a line an argument."""
     parts = [_INTRO]
-    for name, tells, command in _commands("serving", "", _parser()):
+    for name, tells, command in _commands("serving", "", parser()):
         arguments = [action for action in command._actions if action.dest != "help"]  # noqa: SLF001  argparse lists them nowhere else
         is_group = any(isinstance(action, argparse._SubParsersAction) for action in arguments)  # noqa: SLF001
         own = [action for action in arguments if not isinstance(action, argparse._SubParsersAction)]  # noqa: SLF001

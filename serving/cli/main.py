@@ -1,32 +1,24 @@
 """The `serving` command."""
 
-import argparse
 import contextlib
 import io
 import os
 import sys
 from collections.abc import Sequence
 
-from serving.cli.arguments import Parser
-from serving.cli.batch import add_commands as add_batch
-from serving.cli.compile import add_commands as add_compiling
-from serving.cli.doctor import add_commands as add_doctor
-from serving.cli.interrupt import end_on_signals
-from serving.cli.keys import add_commands as add_keys
-from serving.cli.plan import add_commands as add_planning
-from serving.cli.sim import add_commands as add_simulation
-from serving.cli.slices import add_commands as add_slices
-from serving.cli.status import add_commands as add_status
-from serving.cli.usage import add_commands as add_usage
+from serving.cli.interrupt import end_at_once_on_signals, end_on_signals
 from serving.errors import ServingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; a refusal is one message on stderr and exit status 1, never a traceback."""
-    end_on_signals()
+    end_at_once_on_signals()
     _print_what_can_be_printed()
-    options = _parser().parse_args(arguments)
+    from serving.cli.parser import parser
+
+    options = parser().parse_args(arguments)
     try:
+        end_on_signals()
         status = options.run(options)
         print(end="", flush=True)
     except ServingError as error:
@@ -55,19 +47,3 @@ def _drop_output() -> None:
     """What is left of stdout can't be written: Python would try so at its end, and say that it failed."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="serving", description="LLM inference on TPU slices.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    add_planning(commands)
-    add_compiling(commands)
-    add_doctor(commands)
-    add_status(commands)
-    add_slices(commands)
-    add_keys(commands)
-    add_usage(commands)
-    add_batch(commands)
-    add_simulation(commands)
-    return parser

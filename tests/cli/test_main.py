@@ -2,6 +2,7 @@ import io
 import os
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,7 +13,8 @@ import pytest
 import yaml
 
 from serving.cli.interrupt import end_on_signals
-from serving.cli.main import _parser, main
+from serving.cli.main import main
+from serving.cli.parser import parser
 from serving.cli.sim import _shape
 from serving.router.http.auth import KeyFile
 from serving.simulation.cluster import SimulatedCluster, default_directory
@@ -190,10 +192,10 @@ def test_a_home_that_can_not_be_written_is_named_with_the_way_around_it(
 
 def test_a_slice_without_a_shape_is_one_of_two_hosts() -> None:
     for generation in GENERATIONS:
-        made = _shape(_parser().parse_args(["sim", "up", "--generation", generation]))
+        made = _shape(parser().parse_args(["sim", "up", "--generation", generation]))
         assert (made.generation, made.hosts) == (generation, 2)
-    assert _shape(_parser().parse_args(["sim", "add", "--hosts", "1"])).hosts == 1
-    assert _shape(_parser().parse_args(["sim", "add", "--machine-type", "ct6e-standard-8t"])).hosts == 1
+    assert _shape(parser().parse_args(["sim", "add", "--hosts", "1"])).hosts == 1
+    assert _shape(parser().parse_args(["sim", "add", "--machine-type", "ct6e-standard-8t"])).hosts == 1
 
 
 @pytest.mark.parametrize(
@@ -267,6 +269,27 @@ def test_an_interrupted_command_ends_as_a_shell_expects(
 
     monkeypatch.setattr(Path, "read_bytes", interrupted)
     assert main(["sim", "run", str(path)]) == 130
+
+
+_INTERRUPTED_IMPORT = """
+import os, signal, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupt())
+from serving.cli.main import main
+sys.exit(main(["plan", "no such file"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["argparse", "rich.console", "httpx"])
+def test_a_command_that_is_interrupted_while_it_is_imported_ends_in_silence(module: str) -> None:
+    command = [sys.executable, "-c", _INTERRUPTED_IMPORT, module]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 def test_what_a_command_ends_is_not_interrupted_by_signals_that_follow() -> None:

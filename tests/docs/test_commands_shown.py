@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving.cli.main import _parser, main
+from serving.cli.main import main
+from serving.cli.parser import parser
 
 pytestmark = pytest.mark.unit
 ROOT = Path(__file__).parents[2]
@@ -288,7 +289,7 @@ def test_make_has_the_target_and_ci_calls_what_it_is_said_to(command: str) -> No
 )
 def test_the_command_line_takes_the_arguments(command: str) -> None:
     words = shlex.split(re.split(r" (?:\||>>?) ", command)[0])
-    _parser().parse_args(words[1:])
+    parser().parse_args(words[1:])
 
 
 @pytest.mark.parametrize("command", sorted({entry.command for entry in ALL if "benchmarks" in entry.command}))
