@@ -1,3 +1,4 @@
+import gc
 import os
 import shutil
 import tempfile
@@ -7,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from support.tiers import NEEDS, can_match
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
@@ -77,9 +79,30 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
     return _EnginesTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module without a test for `-m` is not imported."""
+    if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
+        return None
+    return None if can_match(config.getoption("markexpr"), collection_path.read_text()) else True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays to the end: Python need not look for garbage in it, now or after each test."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that borrow slices come last, the same slices one after the other: the fewest hosts are started.
 
     Such a module says in BORROWS what it borrows; the order is for speed alone.
     """
+    for item in items:
+        if not any(item.get_closest_marker(marker) for marker in NEEDS):
+            raise pytest.UsageError(f"{item.nodeid} says by no marker what it needs: {', '.join(NEEDS)}")
     items.sort(key=lambda item: getattr(getattr(item, "module", None), "BORROWS", ""))

@@ -6,8 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import openai
 import pytest
 from support.batches import filling_router, line, owner
 from support.bucket import URL, Bucket
@@ -18,6 +18,9 @@ from serving.batches import desk
 from serving.batches.files import Folder
 from serving.config import StoreSpec
 from serving.errors import StorageError
+
+if TYPE_CHECKING:
+    import openai
 
 
 @pytest.fixture(autouse=True)
@@ -52,7 +55,9 @@ def test_content_is_read_by_lines_of_a_bounded_length_by_place_and_in_parts(fold
 
 
 @pytest.fixture
-def api(tmp_path: Path) -> Iterator[openai.OpenAI]:
+def api(tmp_path: Path) -> "Iterator[openai.OpenAI]":
+    import openai
+
     store = StoreSpec(folder=str(tmp_path), files=URL)
     with (
         serving() as (upstream, _),
@@ -63,7 +68,7 @@ def api(tmp_path: Path) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def custom_ids(api: openai.OpenAI, lines: int) -> list[str]:
+def custom_ids(api: "openai.OpenAI", lines: int) -> list[str]:
     """What a batch of so many lines has in its output."""
     text = "\n".join(line(f"r{at}") for at in range(lines)).encode()
     file = api.files.create(file=text, purpose="batch")
@@ -76,14 +81,14 @@ def custom_ids(api: openai.OpenAI, lines: int) -> list[str]:
 
 
 @pytest.mark.http
-def test_a_batch_in_a_bucket_is_answered(api: openai.OpenAI) -> None:
+def test_a_batch_in_a_bucket_is_answered(api: "openai.OpenAI") -> None:
     """Each failed as no lines of JSON."""
     assert custom_ids(api, 20) == [f"r{at}" for at in range(20)]
 
 
 @pytest.mark.http
 def test_a_bucket_that_fails_for_a_while_loses_no_line_and_holds_up_no_loop(
-    api: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
+    api: "openai.OpenAI", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A batch failed where one piece of its input could not be read; half a file was given up in the store's event loop."""
     monkeypatch.setattr(desk, "_UNREAD_S", 0.1)

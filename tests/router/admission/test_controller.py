@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from fastapi import FastAPI
 from starlette.applications import Starlette
@@ -257,6 +256,8 @@ def test_the_status_can_be_kept_behind_a_key(tmp_path: Path) -> None:
 
 
 def test_a_key_s_limit_is_told_with_every_answer_and_when_it_is_over(tmp_path: Path) -> None:
+    import openai
+
     key, keys = key_file(tmp_path, requests_per_minute=2)
     with fronted(keys) as front:
         assert front.post(key).headers["x-ratelimit-remaining-requests"] == "1"

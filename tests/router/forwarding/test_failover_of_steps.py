@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 from support.servers import until
@@ -39,6 +38,8 @@ def two() -> Iterator[Pair]:
 
 def message(address: str, at_event: Any = lambda _: None, key: str = "x", **more: Any) -> dict[str, Any]:
     """What Anthropic's client makes of a stream; `at_event` is called with the number of events so far."""
+    import anthropic  # it takes two seconds
+
     client = anthropic.Anthropic(api_key=key, base_url=address, max_retries=0)
     with client.messages.stream(model=MODEL, max_tokens=LONG, messages=TALK, **more) as stream:
         text = ""

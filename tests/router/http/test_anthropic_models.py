@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from support import quick_http as http
 from support.fronts import front
@@ -67,6 +66,8 @@ def client(address: str, **options: Any) -> "anthropic.Anthropic":
 
 @pytest.mark.http
 def test_anthropic_s_client_lists_models_and_openai_s_still_does(address: str) -> None:
+    import openai
+
     models = client(address).models.list()
     assert [(model.id, model.type, model.lifecycle) for model in models] == [(MODEL, "model", "active")]
     assert models._request_id

@@ -1,7 +1,6 @@
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import openai
 import pytest
 from support.fronts import front
 from support.simulated_engine import MODEL
@@ -11,6 +10,9 @@ from serving.errors import SeedError
 from serving.router.http import seed
 from serving.router.http.auth import KeyFile, new
 from serving.router.http.routes import ROUTES
+
+if TYPE_CHECKING:
+    import openai
 
 CHAT = ROUTES["/v1/chat/completions"]
 GENERATE = ROUTES["/inference/v1/generate"]
@@ -64,7 +66,7 @@ def test_a_refused_seed_is_told_in_openai_s_shape() -> None:
     )
 
 
-def ask(client: openai.OpenAI, **fields: Any) -> Any:
+def ask(client: "openai.OpenAI", **fields: Any) -> Any:
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     return client.chat.completions.with_raw_response.create(**{**asked, **fields})
 
@@ -72,6 +74,8 @@ def ask(client: openai.OpenAI, **fields: Any) -> Any:
 @pytest.mark.http
 @pytest.mark.parametrize("door", [True, False])
 def test_seeds_are_refused_with_the_reason(door: bool) -> None:
+    import openai
+
     with front(door=door) as running:
         client = openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0)
         with pytest.raises(openai.BadRequestError, match="seed is not supported") as refused:
@@ -85,6 +89,8 @@ def test_seeds_are_refused_with_the_reason(door: bool) -> None:
 @pytest.mark.http
 @pytest.mark.parametrize("door", [True, False])
 def test_parameters_that_no_engine_heeds_are_named(door: bool) -> None:
+    import openai
+
     with front(door=door, seed="ignore") as running:
         client = openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0)
         penalised = ask(client, presence_penalty=0.5, seed=7, extra_body={"min_p": 0.1})
@@ -98,6 +104,8 @@ def test_parameters_that_no_engine_heeds_are_named(door: bool) -> None:
 @pytest.mark.parametrize("isolated", [True, False])
 def test_ignored_seeds_never_reach_an_engine_and_the_answer_says_so(door: bool, isolated: bool) -> None:
     """The simulated engine refuses them, as tpu-inference does."""
+    import openai
+
     key, line = new("first")
     ring = KeyFile(None, line)
     with front(door=door, key_file=ring, seed="ignore", keys={"isolated_cache": isolated}) as running:
