@@ -16,9 +16,8 @@ from serving.state.records import Peer
 
 logger = logging.getLogger("ray.serve")
 
-_GOES_S = (
-    30.0  # from the decision that a slice goes to the record of its failure, which the next decision counts
-)
+# From the decision that a slice goes to the record of its failure, which the next decision counts.
+_GOES_S = 30.0
 
 
 class WrongTokens:

@@ -9,18 +9,16 @@ from collections.abc import Collection, Hashable, Mapping
 # Longer than a controller that restarts takes to know its applications again.
 ABANDONED_S = 600.0
 LOOK_S = 60.0
-_LONGEST_S = (
-    2 * LOOK_S
-)  # of the time between two looks, what counts: a reader that stood still has seen nothing
+# Of the time between two looks, what counts: a reader that stood still has seen nothing.
+_LONGEST_S = 2 * LOOK_S
 
 
 class Abandoned:
     """Applications as one reader sees them, look by look."""
 
     def __init__(self) -> None:
-        self._still: dict[
-            str, tuple[Hashable, float]
-        ] = {}  # last beats, and for how long they have not moved
+        # By application, its last beats and for how long they have not moved.
+        self._still: dict[str, tuple[Hashable, float]] = {}
         self._looked_s: float | None = None
 
     def look(self, beats: Mapping[str, Hashable], deployed: Collection[str], now_s: float) -> list[str]:
