@@ -9,6 +9,15 @@ from fastapi.openapi.utils import get_openapi
 from serving.router.http.routes import ROUTES, Dialect, Route
 
 _TEXT = {"type": "string"}
+# OpenAPI 3.1 has no word for a stream: by its tools' custom, this is what each server-sent event is.
+_EVENT = {
+    "type": "object",
+    "properties": {
+        "event": _TEXT,
+        "data": {**_TEXT, "description": "JSON, or the [DONE] of OpenAI's streams."},
+    },
+    "required": ["data"],
+}
 _ERROR = {
     "type": "object",
     "properties": {
@@ -86,7 +95,7 @@ def _operation(route: Route, model: dict[str, Any]) -> dict[str, Any]:
         "additionalProperties": True,
     }
     media = "multipart/form-data" if route.form else "application/json"
-    content = {"application/json": {"schema": {}}, "text/event-stream": {"schema": _TEXT}}
+    content = {"application/json": {"schema": {}}, "text/event-stream": {"schema": _EVENT}}
     error = "AnthropicError" if route.dialect is Dialect.ANTHROPIC else "Error"
     return {
         "summary": route.summary,
