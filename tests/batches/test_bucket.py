@@ -73,7 +73,7 @@ def custom_ids(api: "openai.OpenAI", lines: int) -> list[str]:
     text = "\n".join(line(f"r{at}") for at in range(lines)).encode()
     file = api.files.create(file=text, purpose="batch")
     made = api.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="1h")
-    until(lambda: api.batches.retrieve(made.id).status in ("completed", "failed"), "the batch is over", 60)
+    until(lambda: api.batches.retrieve(made.id).status in ("completed", "failed"), "the batch is over")
     over = api.batches.retrieve(made.id)
     assert over.output_file_id, over
     rows = api.files.content(over.output_file_id).text.splitlines()

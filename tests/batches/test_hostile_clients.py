@@ -55,8 +55,8 @@ def test_silent_uploads_of_one_key_hold_up_nobody(router: tuple[str, RouterCore]
     with ExitStack() as sockets, client(address) as good:
         for _ in range(_MANY):
             sockets.enter_context(connection(address, UPLOAD))
-        until(lambda: core._kept._transfers["evil"] == 16, "as many come as may", 20)
-        until(lambda: _open(core) == 16, "the others are refused", 20)
+        until(lambda: core._kept._transfers["evil"] == 16, "as many come as may")
+        until(lambda: _open(core) == 16, "the others are refused")
         assert good.get("/v1/files").status_code == 200
         assert good.post("/v1/files", files={"file": b"{}"}, data={"purpose": "batch"}).status_code == 200
 
@@ -67,7 +67,7 @@ def test_a_silent_upload_ends(router: tuple[str, RouterCore], path: str) -> None
     address, core = router
     with connection(address, UPLOAD.replace("/v1/files", path)) as silent:
         assert silent.recv(100).startswith(b"HTTP/1.1 408 ")
-    until(lambda: not _open(core), "its visit has ended", 20)
+    until(lambda: not _open(core), "its visit has ended")
     with client(address) as good:
         assert good.get("/v1/files").status_code == 200
 
@@ -118,10 +118,10 @@ def test_a_download_counts_for_its_key_until_it_ends(router: tuple[str, RouterCo
         with connection(address, f"GET {path} HTTP/1.1\r\nhost: a\r\n") as unread:
             assert unread.recv(15) == b"HTTP/1.1 200 OK"
             assert _open(core) == 1
-            until(lambda: not _open(core), "who reads nothing is cut off", 120)
+            until(lambda: not _open(core), "who reads nothing is cut off")
         with connection(address, f"GET {path} HTTP/1.1\r\nhost: a\r\n") as gone:
             assert gone.recv(15) == b"HTTP/1.1 200 OK"
-        until(lambda: not _open(core), "who hangs up has gone", 20)
+        until(lambda: not _open(core), "who hangs up has gone")
         assert evil.get(path).content == b"x" * (20 << 20)
         assert _open(core) == 0
 

@@ -44,7 +44,7 @@ def some(running: Service, run: subprocess.Popen[str], folder: Path, more: int) 
     """Wait for results."""
     before = done(folder)
     try:
-        running.until(lambda: done(folder) > before + more or run.poll() is not None, 120, "results")
+        running.until(lambda: done(folder) > before + more or run.poll() is not None, "results")
     except AssertionError:
         pytest.fail(f"no results: {(folder / 'stderr').read_text()}")
 

@@ -40,25 +40,24 @@ def test_a_batch_outlives_the_store_a_router_and_a_slice(running: Service) -> No
         counts = api.batches.retrieve(name).request_counts
         return counts.completed if counts else 0
 
-    running.until(lambda: done() > 20, 60, "the first results")
+    running.until(lambda: done() > 20, "the first results")
     (store,) = called("ServeReplica:" + running.application + ":store", running.cluster.processes())
     store.kill()
     before = done_after_a_restart(api, made.id)
-    running.until(lambda: done() > before, 60, "results after the store was killed")
+    running.until(lambda: done() > before, "results after the store was killed")
     called("ServeReplica:" + running.application + ":router", running.cluster.processes())[0].kill()
     before = done_after_a_restart(api, made.id)
-    running.until(lambda: done() > before, 60, "results after a router was killed")
+    running.until(lambda: done() > before, "results after a router was killed")
     assert done() < LINES
     victim = running.serving()[0]
     running.cluster.kill_slice(victim.slice)
-    running.until(lambda: api.batches.retrieve(made.id).status == "completed", 200, "the end")
+    running.until(lambda: api.batches.retrieve(made.id).status == "completed", "the end")
     batch = api.batches.retrieve(made.id)
     assert batch.request_counts
     assert (batch.request_counts.completed, batch.request_counts.failed) == (LINES, 0)
     # Each router says once a second what it has used; the one that was killed took its last second with it.
     running.until(
         lambda: sum(used.requests for used in running.records().usage) > LINES / 2,
-        30,
         "usage of today is told",
     )
     assert batch.output_file_id

@@ -195,13 +195,13 @@ def test_a_store_and_a_router_that_go_and_come_back_lose_and_double_nothing(tmp_
             made = api.batches.create(
                 input_file_id=upload(api, lines), endpoint=CHAT, completion_window="24h"
             )
-            until(lambda: done(api, made.id) > 20, "some results", 60)
+            until(lambda: done(api, made.id) > 20, "some results")
         with pytest.raises(openai.InternalServerError, match="can't be reached now"):
             api.batches.retrieve(made.id)
         with owner(folder(tmp_path)) as keeper:
             places.append(keeper.place())
             with filling_router(place, upstream, name="second", graceful=False) as (second, _):
-                until(lambda: done(client(second), made.id) > 80, "some more results", 60)
+                until(lambda: done(client(second), made.id) > 80, "some more results")
             batch = over(api, made.id, 120)
             assert (batch.status, batch.request_counts.completed) == ("completed", 300)
             assert [row["custom_id"] for row in results(api, batch.output_file_id)] == [
@@ -232,9 +232,7 @@ def test_what_scaling_hears_of_batches_is_what_the_yaml_says(tmp_path: Path, *, 
         def count(what: str) -> float:
             return float(getattr(core.demands()[0], what))
 
-        until(
-            lambda: count("expected" if may_scale else "filling") > 0, "the batch in the router's record", 60
-        )
+        until(lambda: count("expected" if may_scale else "filling") > 0, "the batch in the router's record")
         batch = over(api, made.id)
         assert batch.request_counts.completed == 60
         answers = [row["response"]["body"]["usage"] for row in results(api, batch.output_file_id)]

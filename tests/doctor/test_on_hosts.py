@@ -22,7 +22,6 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "two slices"
 SHAPE = resolve("v6e", "2x4", hosts=2)
 _COMMAND = "import sys; from serving.cli.main import main; sys.exit(main(sys.argv[1:]))"
-_DEAD_S = 120  # for Ray to call a killed host dead
 
 
 def doctor(cluster: SimulatedCluster, path: Path = LLAMA) -> tuple[int, dict[str, list[dict[str, Any]]]]:
@@ -94,7 +93,7 @@ def test_the_doctor_finds_what_is_wrong_on_simulated_hosts(leases: Leases) -> No
         cluster.kill_host(names[1], 1)
         (cluster.directory / "chips" / f"{names[0]}-1" / "3").unlink()
         with held_chips(cluster, f"{names[0]}-0") as pid:
-            until(lambda: "slices" in not_ok(doctor(cluster)[1]), "Ray to call the host dead", _DEAD_S)
+            until(lambda: "slices" in not_ok(doctor(cluster)[1]), "Ray to call the host dead")
             status, findings = doctor(cluster)
         cluster.kill_slice(nameless)
         leases.spoilt = True
@@ -120,7 +119,7 @@ def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_st
 
     with service(leases, slices=0, engine="simulated", wait=False, before=nameless) as running:
         (wanted,) = running.until(
-            lambda: [entry for entry in running.records().wanted if entry.why], 120, "a reason to wait"
+            lambda: [entry for entry in running.records().wanted if entry.why], "a reason to wait"
         )
         assert wanted.why.startswith("2 hosts without TPU_NAME (")
         _, findings = doctor(running.cluster, running.deployment)
@@ -132,7 +131,6 @@ def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_st
         until(
             lambda: not_ok(doctor(running.cluster, running.deployment)[1]) == {},
             "Ray to call the killed hosts dead",
-            _DEAD_S,
         )
         status, findings = doctor(running.cluster, running.deployment)
         assert status == 0
@@ -142,9 +140,7 @@ def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_st
         served = tmp_path / "served.yaml"
         served.write_text(running.deployment.read_text())
         running.deploy(slcie={})
-        running.until(
-            lambda: running.status() == "DEPLOY_FAILED", 120, "Serve to refuse a key that there is not"
-        )
+        running.until(lambda: running.status() == "DEPLOY_FAILED", "Serve to refuse a key that there is not")
         status, findings = doctor(running.cluster, served)
         assert status == 1
         assert findings["service"][0]["said"].endswith("1 of 1 slice serve")
@@ -153,4 +149,4 @@ def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_st
         assert "slcie: unknown key" in refused.reason
         running.deployment.write_text(served.read_text())
         running.deploy()
-        running.until(lambda: not running.records().refused_deploys, 120, "the store to hear of a sound YAML")
+        running.until(lambda: not running.records().refused_deploys, "the store to hear of a sound YAML")

@@ -75,7 +75,7 @@ def places(folder: Path) -> list[Path]:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  vLLM's publisher is a thread without an event
             await asyncio.sleep(0.01)
 

@@ -208,7 +208,7 @@ def test_its_span_is_a_child_of_who_asked(engine: tuple[str, Collector]) -> None
     body = {"model": MODEL, "prompt": "A slice is", "max_tokens": 3, "ignore_eos": True}
     headers = {"traceparent": f"00-{trace}-{parent}-01"}
     http.post(f"{address}{COMPLETIONS}", json=body, headers=headers, timeout=60).raise_for_status()
-    until(lambda: [one for one in collector.spans if one.trace_id.hex() == trace], "the engine's span", 15)
+    until(lambda: [one for one in collector.spans if one.trace_id.hex() == trace], "the engine's span")
     (span,) = (one for one in collector.spans if one.trace_id.hex() == trace)
     assert (span.name, span.parent_span_id.hex()) == ("llm_request", parent)
     assert said(span)["gen_ai.usage.completion_tokens"] == 3

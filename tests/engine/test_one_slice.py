@@ -203,7 +203,7 @@ def test_cancelling_a_stream_frees_the_engine(running: Service, client: openai.O
         model=MODEL, prompt="Long", max_tokens=LONG, stream=True, extra_body={"ignore_eos": True}
     )
     next(stream)
-    running.until(lambda: requests(running) == 1, 10, "the request to run")
+    running.until(lambda: requests(running) == 1, "the request to run")
     stream.close()
     until_aborted(running, before)
 
@@ -217,7 +217,7 @@ def test_a_client_that_hangs_up_on_a_whole_answer_frees_the_engine(running: Serv
 
 def until_aborted(running: Service, before: int) -> None:
     """The engine runs nothing, and has not written the answer to its end."""
-    running.until(lambda: not requests(running), 30, "the request to be aborted")
+    running.until(lambda: not requests(running), "the request to be aborted")
     assert 0 < written(running) - before < LONG
 
 
@@ -261,7 +261,7 @@ def test_no_engine_process_survives_a_killed_replica_and_the_service_comes_back(
     _, alive = psutil.wait_procs(engine, timeout=15)
     assert alive == [], f"still there after {time.monotonic() - killed:.0f} s"
     running.until(
-        lambda: entry.replica not in {one.replica for one in running.serving()}, 10, "the loss to be noticed"
+        lambda: entry.replica not in {one.replica for one in running.serving()}, "the loss to be noticed"
     )
     running.until_serving(2)
     assert running.post("/v1/completions", prompt="a", max_tokens=2).is_success

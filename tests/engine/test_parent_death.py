@@ -56,8 +56,8 @@ def test_nothing_of_an_engine_outlives_what_started_it(killed: str, tmp_path: Pa
             core = next(int(pid) for name, pid in lines if name == "core")
             assert chip_holders([str(chip)])
             os.kill(replica.pid if killed == "replica" else core, signal.SIGKILL)
-            until(lambda: not chip_holders([str(chip)]), "the chip is let go", timeout_s=10)
-            until(lambda: not any(map(is_alive, pids)), "every process is gone", timeout_s=10)
+            until(lambda: not chip_holders([str(chip)]), "the chip is let go")
+            until(lambda: not any(map(is_alive, pids)), "every process is gone")
         finally:
             replica.kill()
             for pid in filter(is_alive, pids):

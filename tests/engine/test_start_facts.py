@@ -46,7 +46,7 @@ def test_workers_tell_what_they_found_and_what_the_first_hundred_requests_compil
             found = running.store.start(entry.replica)
             return found is not None and found.late_programs is not None
 
-        running.until(told, 60, "what the first requests compiled")
+        running.until(told, "what the first requests compiled")
         found = running.store.start(entry.replica)
         assert found
         assert found.requests >= FIRST_REQUESTS

@@ -19,7 +19,7 @@ def test_an_engine_with_a_wrong_weight_does_not_begin_to_serve(leases: Leases) -
         running.cluster.corrupt(third, 0)
         running.deploy(replicas=3)
         (quarantined,) = running.until(
-            lambda: http.get(f"{running.address}/status.json").json()["quarantined"], 300, "a quarantine"
+            lambda: http.get(f"{running.address}/status.json").json()["quarantined"], "a quarantine"
         )
         assert quarantined["slice"] == third
         assert (

@@ -265,7 +265,7 @@ def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report() -> N
             stderr=subprocess.DEVNULL,
         )
         try:
-            until(lambda: any(row["goodput"] == "100" for row in shown(web_ui)), "figures in the tab", 40)
+            until(lambda: any(row["goodput"] == "100" for row in shown(web_ui)), "figures in the tab")
             page, report = (http.get(web_ui + path).text for path in ("/", "/stats/report"))
         finally:
             locust.terminate()

@@ -67,7 +67,7 @@ def test_a_key_sees_what_it_has_used_and_no_other_keys(tmp_path: Path, upstream:
             )
         )
         ask(address, second)
-        until(lambda: requests(address, first) == 2, "both are in the store", 60)
+        until(lambda: requests(address, first) == 2, "both are in the store")
         (row,) = usage(address, first)["data"]
         assert (row["model"], row["pool"], row["object"]) == (MODEL, core.plans[0].pool, "usage")
         assert row["prompt_tokens"] == 2 * answer["usage"]["prompt_tokens"]
@@ -76,7 +76,7 @@ def test_a_key_sees_what_it_has_used_and_no_other_keys(tmp_path: Path, upstream:
         # A v6e 2x4 of the table's prices, on demand: 8 chips.
         assert row["dollars"] == pytest.approx(row["slice_seconds"] * 8 * 2.7 / 3600)
         assert usage(address, first)["budgets"] == {}
-        until(lambda: requests(address, second) == 1, "the other's is in the store", 60)
+        until(lambda: requests(address, second) == 1, "the other's is in the store")
 
 
 def test_days_that_are_asked_for(tmp_path: Path, upstream: str) -> None:
@@ -86,7 +86,7 @@ def test_days_that_are_asked_for(tmp_path: Path, upstream: str) -> None:
         filling_router(keeper.place, upstream, keys=keys) as (address, _),
     ):
         ask(address, key)
-        until(lambda: requests(address, key) == 1, "it is in the store", 60)
+        until(lambda: requests(address, key) == 1, "it is in the store")
         assert usage(address, key, "?start=2026-01-01&end=2026-01-31")["data"] == []
         for query, says in (
             ("start=yesterday", "start has to be a day"),
@@ -198,9 +198,9 @@ def test_usage_waits_in_the_router_while_the_store_is_away(tmp_path: Path, upstr
         assert away.status_code == 503
         with owner(folder(tmp_path)) as keeper:
             places.append(keeper.place())
-            until(lambda: requests(address, key) == 3, "what was used meanwhile is told", 60)
+            until(lambda: requests(address, key) == 3, "what was used meanwhile is told")
             assert ask(address, key).status_code == 200
-            until(lambda: requests(address, key) == 4, "and what came since", 60)
+            until(lambda: requests(address, key) == 4, "and what came since")
 
 
 def test_lines_of_batches_count_and_wait_while_their_key_is_over_its_budget(
@@ -221,18 +221,18 @@ def test_lines_of_batches_count_and_wait_while_their_key_is_over_its_budget(
         def used() -> float:
             return float(usage(address, key)["budgets"]["tokens_per_day"]["used"])
 
-        until(lambda: used() >= 200, "the budget is used up", 60)
+        until(lambda: used() >= 200, "the budget is used up")
         time.sleep(1)  # lines that are asked all the same would fail
         counts = api.batches.retrieve(made.id).request_counts
         assert counts
         assert counts.completed < 60
         assert counts.failed == 0
         file.write_text(file.read_text().replace("tokens_per_day: 200", "tokens_per_day: 1000000"))
-        until(lambda: api.batches.retrieve(made.id).status == "completed", "the batch is over", 120)
+        until(lambda: api.batches.retrieve(made.id).status == "completed", "the batch is over")
         counts = api.batches.retrieve(made.id).request_counts
         assert counts
         assert (counts.completed, counts.failed) == (60, 0)
-        until(lambda: requests(address, key) == 60, "each is counted once", 60)
+        until(lambda: requests(address, key) == 60, "each is counted once")
 
 
 def test_without_a_store_there_is_no_usage_and_there_are_no_budgets(tmp_path: Path, upstream: str) -> None:

@@ -86,7 +86,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else(running: Service) -> 
         bare = {name for name in TABLE if not found[name].samples} - QUIET
         return found if not bare else None
 
-    found = running.until(complete, 60, "a series of every row")
+    found = running.until(complete, "a series of every row")
     (slice_,) = (one.name for one in running.cluster.status())
     ours = {name for name in found if not name.startswith("vllm:")}
     assert ours == set(TABLE)
@@ -104,7 +104,7 @@ def test_the_page_has_what_the_table_says_and_nothing_else(running: Service) -> 
 
 
 def test_chips_of_simulated_hosts_say_so(running: Service) -> None:
-    chips = running.until(lambda: page(running)["tpu_duty_cycle"].samples, 30, "chips on the page")
+    chips = running.until(lambda: page(running)["tpu_duty_cycle"].samples, "chips on the page")
     assert len(chips) == 8
     assert {chip.labels["simulated"] for chip in chips} == {"true"}
     assert len({(chip.labels["host"], chip.labels["chip"]) for chip in chips}) == 8
@@ -126,7 +126,7 @@ def test_rays_own_agents_have_it_too(running: Service) -> None:
             - {line.split("{")[0].removeprefix("ray_") for line in lines}
         )
 
-    running.until(lambda: not missing(), 30, f"every row at Ray's agents {addresses}")
+    running.until(lambda: not missing(), f"every row at Ray's agents {addresses}")
 
 
 def _agents(running: Service) -> list[str]:
@@ -167,7 +167,7 @@ def prometheus(running: Service, tmp_path_factory: pytest.TempPathFactory) -> It
     )
     try:
         # Its port answers 503 in plain text until its store is open.
-        running.until(lambda: http.get(f"http://127.0.0.1:{port}/-/ready").is_success, 60, "Prometheus")
+        running.until(lambda: http.get(f"http://127.0.0.1:{port}/-/ready").is_success, "Prometheus")
         yield f"http://127.0.0.1:{port}/api/v1"
     finally:
         started.send_signal(signal.SIGTERM)
@@ -196,7 +196,7 @@ def test_prometheus_answers_every_query_and_every_rule(running: Service, prometh
         return not open_ones
 
     try:
-        running.until(all_answered, 60, "an answer to every query")
+        running.until(all_answered, "an answer to every query")
     except AssertionError:
         raise AssertionError(f"no series for {open_ones}") from None
     for query in QUERIES:
@@ -224,7 +224,7 @@ def test_a_request_leaves_one_line_without_its_words(running: Service) -> None:
         headers={"x-request-id": asked},
         timeout=30,
     )
-    (line,) = running.until(lambda: [one for one in lines() if one["request_id"] == asked], 10, "its line")
+    (line,) = running.until(lambda: [one for one in lines() if one["request_id"] == asked], "its line")
     (slice_,) = (one.name for one in running.cluster.status())
     assert (line["model"], line["slice"], line["outcome"], line["output_tokens"]) == (MODEL, slice_, "ok", 4)
     assert "WORDS" not in json.dumps(line)

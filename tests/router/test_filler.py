@@ -42,10 +42,10 @@ class Batch:
         return made
 
     def fills(self) -> None:
-        until(lambda: self.core.admission.filling(MODEL) == 1, "a line has the seat", timeout_s=20)
+        until(lambda: self.core.admission.filling(MODEL) == 1, "a line has the seat")
 
     def results(self, name: str) -> dict[str, str]:
-        until(lambda: self._of(name)["status"] == "completed", "the batch is done", timeout_s=60)
+        until(lambda: self._of(name)["status"] == "completed", "the batch is done")
         rows = self.client.get(f"/v1/files/{self._of(name)['output_file_id']}/content").text.splitlines()
         found = [json.loads(row) for row in rows]
         answers = {

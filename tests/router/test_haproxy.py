@@ -79,7 +79,7 @@ def running(door: Door, command: Sequence[str], **variables: str) -> Iterator[ps
     environment = {**os.environ, **variables}
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as started:
         try:
-            until(lambda: started.poll() is not None or listens(door.port), "HAProxy", 20)
+            until(lambda: started.poll() is not None or listens(door.port), "HAProxy")
             assert started.poll() is None, started.stderr and started.stderr.read()
             yield psutil.Process(started.pid)
         finally:
@@ -143,13 +143,13 @@ def test_silent_sockets_do_not_close_the_door(tmp_path: Path, router: str) -> No
     """From one address they take half of it; from many, they go after the time that headers may take."""
     door = Door(tmp_path, [backend(router)])
     with limited(door, Limits(connections=40, headers_s=600, silent_s=600)), ExitStack() as open_sockets:
-        until(lambda: is_up(door), "the router's health check", 20)
+        until(lambda: is_up(door), "the router's health check")
         for _ in range(200):
             connect(door, "127.0.0.9", open_sockets)
         assert http.get(f"{door.address}/").text == "answered"
     other = Door(tmp_path, [backend(router)])
     with limited(other, Limits(connections=40, headers_s=0.3, silent_s=600)), ExitStack() as open_sockets:
-        until(lambda: is_up(other), "the router's health check", 20)
+        until(lambda: is_up(other), "the router's health check")
         for host in range(2, 202):
             connect(other, f"127.0.0.{host}", open_sockets)
         assert http.get(f"{other.address}/", timeout=60).text == "answered"
@@ -165,7 +165,7 @@ def connect(door: Door, source: str, stack: ExitStack) -> None:
 def test_a_client_that_waits_for_its_answer_is_not_silent(tmp_path: Path, router: str) -> None:
     door = Door(tmp_path, [backend(router)])
     with limited(door, Limits(connections=40, headers_s=0.2, silent_s=0.2)):
-        until(lambda: is_up(door), "the router's health check", 20)
+        until(lambda: is_up(door), "the router's health check")
         for ask in (http.get(f"{door.address}/slow"), http.post(f"{door.address}/slow", json={"a": 1})):
             assert ask.text == "answered"
 
@@ -190,10 +190,10 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
     try:
         door = Door(tmp_path, [backend(servers.start(pour))])
         with limited(door, Limits(connections=40, silent_s=0.5)), socket.socket() as client:
-            until(lambda: is_up(door), "the router's health check", 20)
+            until(lambda: is_up(door), "the router's health check")
             client.connect(("127.0.0.1", door.port))
             client.sendall(b"GET /pour HTTP/1.1\r\nHost: x\r\n\r\n")
-            until(lambda: ended, "the end of a stream that nobody reads", 30)
+            until(lambda: ended, "the end of a stream that nobody reads")
     finally:
         servers.stop()
 
@@ -205,7 +205,7 @@ def test_methods_that_strangers_make_up_reach_no_router_and_no_log(tmp_path: Pat
         log.bind(str(tmp_path / "metrics.sock"))
         log.settimeout(20)
         with wrapped(door):
-            until(lambda: is_up(door), "the router's health check", 20)
+            until(lambda: is_up(door), "the router's health check")
             for number in range(3):
                 refused = httpx.request(f"M{number}", f"{door.address}/")
                 assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
@@ -222,7 +222,7 @@ def test_the_door_speaks_no_http_2(tmp_path: Path, router: str) -> None:
     door = Door(tmp_path, [backend(router)])
     empty_settings = bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
     with wrapped(door):
-        until(lambda: is_up(door), "the router's health check", 20)
+        until(lambda: is_up(door), "the router's health check")
         with socket.create_connection(("127.0.0.1", door.port), timeout=20) as client:
             client.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + empty_settings)
             assert client.recv(4096).startswith(b"HTTP/1.1 400 ")
@@ -236,7 +236,7 @@ def test_statistics_are_for_the_host_itself_and_the_admin_socket_for_its_user(tm
             for entry in process.net_connections("tcp")
             if entry.status == psutil.CONN_LISTEN
         }
-        until(door.socket.exists, "the admin socket", 10)
+        until(door.socket.exists, "the admin socket")
         mode = door.socket.stat().st_mode & 0o777
     assert listening == {door.port: "0.0.0.0", door.metrics: "127.0.0.1", door.stats: "127.0.0.1"}
     assert mode == 0o600
@@ -249,7 +249,7 @@ def test_the_door_speaks_tls_and_nothing_else(tmp_path: Path, router: str) -> No
         trusting = ssl.create_default_context(cafile=str(cert))
         plain, door.address = door.address, f"https://127.0.0.1:{door.port}"
         with httpx.Client(verify=trusting) as client:
-            until(lambda: is_up(door, client), "an answer over TLS", 20)
+            until(lambda: is_up(door, client), "an answer over TLS")
             assert client.get(f"{door.address}/").text == "answered"
             assert client.post(f"{door.address}/slow", json={}).text == "answered"
         with pytest.raises(httpx.RemoteProtocolError):

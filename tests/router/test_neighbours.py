@@ -41,7 +41,7 @@ def known(of: SliceTable) -> set[tuple[str, int]]:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  another router's news has no event here
             await asyncio.sleep(0.01)
 

@@ -38,7 +38,7 @@ def chat(number: int, tokens: int = LONG) -> dict[str, Any]:
 
 
 async def until(condition: Any, what: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  of another thread
             await asyncio.sleep(0.01)
     assert condition(), what

@@ -64,5 +64,5 @@ def speak(running: Service, *, tls: bool) -> None:
             bool(entry.certificate) is entry.address.startswith("https:") is tls for entry in entries
         )
 
-    running.until(followed, 120, f"TLS to be {'on' if tls else 'off'} at every slice")
+    running.until(followed, f"TLS to be {'on' if tls else 'off'} at every slice")
     running.until_deployed()

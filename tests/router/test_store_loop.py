@@ -54,7 +54,7 @@ async def no_metrics() -> str:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while not holds():  # noqa: ASYNC110  nothing sets an event
             await asyncio.sleep(0.01)
 

@@ -46,7 +46,7 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(leases: Leases
         drain_s=1,
     ) as running:
         running.until(
-            lambda: running.post("/v1/completions", prompt="a", max_tokens=1).is_success, 150, "an answer"
+            lambda: running.post("/v1/completions", prompt="a", max_tokens=1).is_success, "an answer"
         )
         assert [(one.slice, one.pool) for one in running.serving()] == [("second", SECOND)]
 
@@ -55,7 +55,7 @@ def test_a_pool_that_delivers_nothing_gives_way_until_it_delivers(leases: Leases
             return [(one.slice, one.pool) for one in running.serving()] == [("first", FIRST)]
 
         running.cluster.add_slice(PREFERRED, name="first")
-        running.until(first_alone, 90, "the preferred pool alone")
+        running.until(first_alone, "the preferred pool alone")
         assert running.post("/v1/completions", prompt="a", max_tokens=1).is_success
         for one in running.records().decisions:
             print(one)

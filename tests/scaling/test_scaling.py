@@ -69,21 +69,20 @@ def test_load_orders_what_the_budget_allows_and_idleness_gives_it_back(leases: L
         with load(running, clients=16):
             running.until(
                 lambda: "the budget allows 1 of 2 slices" in running.records().decisions[-1].reason,
-                30,
                 "the budget",
             )
             assert running.serving()[0].slice == alone.slice
             running.deploy(budget={"slices": 2})
-            first, second = running.until_serving(2, timeout_s=60)
+            first, second = running.until_serving(2)
             assert first.slice != second.slice
             assert alone.replica in (first.replica, second.replica)  # a budget restarts no engine
-            running.until(lambda: all(one.running for one in running.serving()), 20, "work for both slices")
-        running.until(lambda: not any(one.running for one in running.serving()), 20, "quiet")
+            running.until(lambda: all(one.running for one in running.serving()), "work for both slices")
+        running.until(lambda: not any(one.running for one in running.serving()), "quiet")
         with stream(running):
             (busy,) = running.until(
-                lambda: [one for one in running.serving() if one.running], 10, "a stream on one of them"
+                lambda: [one for one in running.serving() if one.running], "a stream on one of them"
             )
-            (left,) = running.until_serving(1, timeout_s=60)
+            (left,) = running.until_serving(1)
             assert left.replica == busy.replica  # the other costs nothing to drain
         counts = [one.wanted for one in running.records().decisions]
         assert [count for count, _ in itertools.groupby(counts)] == [1, 2, 1]
@@ -104,13 +103,11 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(leases: Lea
         cool_down_s=5,
         drain_s=1,
     ) as running:
-        running.until(
-            lambda: http.get(f"{running.address}/v1/models", timeout=5).is_success, 120, "the router"
-        )
+        running.until(lambda: http.get(f"{running.address}/v1/models", timeout=5).is_success, "the router")
         assert running.entries() == []
         asked = time.monotonic()
         answer = running.post("/v1/completions", timeout_s=150, prompt="hello", max_tokens=4)
         print(f"from zero to an answer in {time.monotonic() - asked:.1f} s")
         assert answer.is_success, answer.text
-        running.until(lambda: not running.entries(), 60, "the slice to be given back")
+        running.until(lambda: not running.entries(), "the slice to be given back")
         assert [one.wanted for one in running.records().decisions] == [0, 1, 0]

@@ -76,7 +76,7 @@ def test_a_controller_without_the_hook_is_noticed_and_the_remedy_named(
 
     leases.down()  # its Serve controller, if there is one, has the hook
     with service(leases, slices=2, source=unhooked, wait=False, before=halve) as running:
-        reason = running.until(lambda: reasons(running), 120, "the replica's refusal")[0]
+        reason = running.until(lambda: reasons(running), "the replica's refusal")[0]
     leases.down()
     assert "straddle 2 slices (slice-0, slice-1)" in reason
     assert "serve shutdown -y" in reason

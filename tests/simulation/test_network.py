@@ -83,7 +83,7 @@ def test_a_cut_cable_stops_all_packets_until_the_host_is_made_anew(hosts: Namesp
     with socket.create_server((hosts.head_ip, 7000)):
         assert not reaches(hosts, 1, hosts.head_ip)
         hosts.add(1, 1)
-        until(lambda: reaches(hosts, 1, hosts.head_ip), "the new cable to carry", 10)
+        until(lambda: reaches(hosts, 1, hosts.head_ip), "the new cable to carry")
 
 
 def test_a_host_is_made_anew_while_the_kernel_still_has_something_of_the_old_one(hosts: Namespaces) -> None:

@@ -25,11 +25,11 @@ def test_a_start_goes_on_while_the_controller_dies_and_comes_back(leases: Leases
             found = {entry.replica for entry in running.entries() if entry.phase == "loading weights"}
             return found if len(found) == 2 else set()
 
-        before = running.until(loading, 60, "two slices that load")
-        (old,) = running.until(lambda: controller(running), 30, "the controller's process")
+        before = running.until(loading, "two slices that load")
+        (old,) = running.until(lambda: controller(running), "the controller's process")
         old.kill()
         running.until(
-            lambda: [new for new in controller(running) if new.pid != old.pid], 60, "another controller"
+            lambda: [new for new in controller(running) if new.pid != old.pid], "another controller"
         )
         running.until_serving(2)
         assert {entry.replica for entry in running.serving()} == before

@@ -28,12 +28,12 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(leases: Leases)
             return called("ServeReplica", [p for name in used for p in running.cluster.processes(name, 0)])
 
         used = [one.slice for one in running.serving()]
-        workers = running.until(replicas, 30, "the replicas' processes")
+        workers = running.until(replicas, "the replicas' processes")
         assert len(workers) >= len(before)
         running.cluster.restart_head()
         with pytest.raises(httpx.TransportError):  # the front door stood there too
             answers(running)
-        running.until(lambda: answers(running), 60, "an answer")
+        running.until(lambda: answers(running), "an answer")
         running.until_serving(1)
         assert {one.replica: one.since for one in running.serving()} == before
         assert all(process.is_running() for process in workers)
@@ -45,7 +45,6 @@ def test_slices_outlive_the_head_and_all_works_under_the_new_one(leases: Leases)
             lambda: (
                 len(running.serving()) == 1 and lost.replica not in {one.replica for one in running.serving()}
             ),
-            60,
             "the spare in place of a lost slice",
         )
-        running.until(lambda: answers(running), 10, "an answer")
+        running.until(lambda: answers(running), "an answer")

@@ -59,8 +59,8 @@ def running(leases: Leases, tmp_path: Path) -> Iterator[Service]:
     with service(
         leases, slices=2, engine="simulated", router={"keys_file": str(keys)}, wait=False
     ) as started:
-        started.until(started.serving, 200, "a slice to serve")
-        started.until(lambda: ask(started).is_success, 60, "who has a key to be answered")
+        started.until(started.serving, "a slice to serve")
+        started.until(lambda: ask(started).is_success, "who has a key to be answered")
         yield started
 
 

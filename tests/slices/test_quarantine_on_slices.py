@@ -41,20 +41,20 @@ def test_a_slice_whose_chips_are_held_is_left_out_and_let_go_by_a_command(
         with held(running, spare) as holder:
             running.cluster.kill_slice(min(used))  # the spare is all that is left
             (quarantined,) = running.until(
-                lambda: http.get(f"{running.address}/status.json").json()["quarantined"], 200, "a quarantine"
+                lambda: http.get(f"{running.address}/status.json").json()["quarantined"], "a quarantine"
             )
             assert quarantined["slice"] == spare
             assert quarantined["failures"] == 2
             assert not quarantined["engine_only"]
             assert f"its chips are held: {running.cluster.directory}" in quarantined["reason"]
             assert f"by pid {holder} (" in quarantined["reason"]
-            running.until(lambda: "PENDING" in running.groups(), 60, "the replica to wait for another slice")
+            running.until(lambda: "PENDING" in running.groups(), "the replica to wait for another slice")
         address = running.cluster.address
         capsys.readouterr()
         assert main(["slices", "release", spare, "--address", address]) == 0
         (host,) = running.cluster._slices[spare].ips
         assert capsys.readouterr().out.startswith(f"{spare}: released; 2 failures on {host}, ")
-        assert spare in {entry.slice for entry in running.until_serving(2, 200)}
+        assert spare in {entry.slice for entry in running.until_serving(2)}
         assert http.get(f"{running.address}/status.json").json()["quarantined"] == []
         assert main(["slices", "release", spare, "--address", address]) == 1
         assert "no failure is known of slice" in capsys.readouterr().err

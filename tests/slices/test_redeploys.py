@@ -83,7 +83,7 @@ def test_no_key_but_an_engine_s_own_stops_a_slice_or_costs_a_request(
             assert before <= replicas(running), effect
         first = routers(running)
         deploy(running, changes(Effect.ROUTERS, tmp_path))
-        running.until(lambda: routers(running) and not first & routers(running), 100, "other routers")
+        running.until(lambda: routers(running) and not first & routers(running), "other routers")
         running.until_deployed()
         assert before <= replicas(running)
     assert wrong == []
@@ -110,6 +110,6 @@ def test_pools_and_models_come_and_go_beside_slices_that_serve(running: Service)
             assert before <= replicas(running), step
     assert wrong == []
     running.delete()
-    running.until(lambda: not running.entries(), 60, "the records to go")
+    running.until(lambda: not running.entries(), "the records to go")
     running.deploy()
     assert not before & {entry.replica for entry in running.until_serving(2)}

@@ -35,7 +35,7 @@ def until_replaced(running: Service, before: set[str]) -> list[SliceRecord]:
         entries = running.serving()
         return entries if len(entries) == 2 and not before & replicas(running) else []
 
-    entries: list[SliceRecord] = running.until(done, 90, "both slices to be replaced")
+    entries: list[SliceRecord] = running.until(done, "both slices to be replaced")
     return entries
 
 
@@ -43,7 +43,7 @@ def test_limits_and_scaling_change_without_a_restart(running: Service) -> None:
     before = replicas(running)
     with load(running) as wrong:
         running.deploy(drain_s=50, stall_s=6, replicas={"min": 2, "max": 3})
-        running.until(lambda: running.records().ordered, 30, "scaling to begin")
+        running.until(lambda: running.records().ordered, "scaling to begin")
     assert replicas(running) == before
     assert wrong == []
 
@@ -77,7 +77,7 @@ def test_an_engine_that_does_not_start_stops_the_roll_and_the_old_ones_serve_on(
         running.deploy(
             engine={"max_model_len": 8192, "enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
         )
-        until(lambda: FAILED in running.logged(), "the roll to fail", 90)
+        until(lambda: FAILED in running.logged(), "the roll to fail")
         time.sleep(3 * SURGE_S)  # what is not to happen can't be awaited: an old one that makes room
     assert replicas(running) == before
     assert wrong == []

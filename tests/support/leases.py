@@ -28,8 +28,7 @@ from support import serve_client
 from support.servers import until
 
 _RECORDS = b"tpu-serving"  # the namespace of serving.state.gcs
-_GONE_S, _GOODBYE_S = 30, 5
-_KNOWN_S = 60  # Ray misses a host after 15 to 30 s
+_GOODBYE_S = 5
 T = TypeVar("T")
 
 
@@ -71,7 +70,7 @@ class Lent:
     def _until_known(self) -> None:
         """Serve would place a router on a host that Ray takes for alive, and waits for what it wants to end there."""
         there = 1 + sum(sum(entry.alive) for entry in self.cluster.status())
-        until(lambda: len(self.ask("nodes")) == there, "Ray to know which hosts are there", _KNOWN_S)
+        until(lambda: len(self.ask("nodes")) == there, "Ray to know which hosts are there")
 
     def _end(self, slice_: SimulatedSlice) -> None:
         """A killed host is missed after some 15 s; one that is ended says goodbye."""
@@ -87,7 +86,7 @@ class Lent:
         """Delete what was deployed; raises AssertionError where something of it stays."""
         self._until_known()
         self.ask("delete")
-        until(lambda: not self._left(), "what was deployed to end", _GONE_S)
+        until(lambda: not self._left(), "what was deployed to end")
         show_token(self.cluster.environment)
         records = GcsClient(address=self.cluster.address)
         for key in records.internal_kv_keys(b"", _RECORDS):
@@ -98,7 +97,7 @@ class Lent:
             self._client.kill()
             self._client.wait()
         self.cluster.down()
-        until(lambda: not self.cluster.processes(), "every process of the cluster to end", _GONE_S)
+        until(lambda: not self.cluster.processes(), "every process of the cluster to end")
 
     def _running_client(self) -> "subprocess.Popen[str]":
         """It ends with the head, and is started again under the new one."""

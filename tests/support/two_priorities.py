@@ -126,7 +126,7 @@ def two_priorities(folder: Path, **spec: Any) -> Iterator[TwoPriorities]:
         keys = {name: key for name, (key, _) in lines.items()}
         found = TwoPriorities("", gate, table, engines, records, keys)
         # Also where the router has just ended.
-        running.callback(lambda: until(lambda: found.idle, "no seat taken, engines idle", timeout_s=10))
+        running.callback(lambda: until(lambda: found.idle, "no seat taken, engines idle"))
         found.address = running.enter_context(asgi_server(app, **door.options))
         found.dispatcher = dispatchers[0]
         yield found

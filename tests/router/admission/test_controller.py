@@ -160,7 +160,7 @@ def fronted(
             front = Front(client, found, address, engine, table, made[0], records)
             yield front
             engine.free.set()
-            until(front.idle, "nothing held and nothing in flight", timeout_s=10)
+            until(front.idle, "nothing held and nothing in flight")
 
 
 def nothing_seen() -> Status:
@@ -239,7 +239,7 @@ def test_new_keys_are_in_force_without_a_restart(tmp_path: Path) -> None:
         assert front.post(old).is_success
         fresh, line = new("batch")
         (tmp_path / "keys.yaml").write_text(line)
-        until(lambda: front.post(fresh).is_success, "the new key lets in", timeout_s=10)
+        until(lambda: front.post(fresh).is_success, "the new key lets in")
         assert front.post(old).status_code == 401
 
 
@@ -290,7 +290,7 @@ def test_tokens_are_those_the_answer_says_else_an_event_each(
     key, keys = key_file(tmp_path, tokens_per_minute=60_000)
     with fronted(keys, clock=lambda: 1.0) as front:  # nothing flows in meanwhile
         front.post(key, max_tokens=5000, **fields)
-        until(front.idle, "the request is over", timeout_s=10)
+        until(front.idle, "the request is over")
         left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
     assert 60_000 - left - used == pytest.approx(15, abs=15)  # the second request's own
 
@@ -306,7 +306,7 @@ def test_a_prompt_that_an_engine_reads_and_refuses_counts_for_the_limit(
             key, max_tokens=10, fail=True, messages=[{"role": "user", "content": "x" * chars}]
         )
         assert answer.is_client_error
-        until(front.idle, "the request is over", timeout_s=10)
+        until(front.idle, "the request is over")
         left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
     assert least <= 60_000 - left <= most
 
@@ -315,8 +315,8 @@ def test_requests_beyond_a_slice_s_seats_wait_in_the_router_and_all_are_answered
     with fronted() as front:
         with ThreadPoolExecutor(5) as pool:
             calls = [pool.submit(front.post, hold=True) for _ in range(5)]
-            until(lambda: front.count("held") == 3, "three wait", timeout_s=10)
-            until(lambda: front.engine.holding == 2, "two run", timeout_s=10)
+            until(lambda: front.count("held") == 3, "three wait")
+            until(lambda: front.engine.holding == 2, "two run")
             front.engine.free.set()
             assert all(call.result().is_success for call in calls)
         assert front.engine.most == 2
@@ -326,7 +326,7 @@ def test_requests_beyond_a_slice_s_seats_wait_in_the_router_and_all_are_answered
 def test_a_request_for_a_model_without_a_slice_is_held_until_one_serves() -> None:
     with fronted(serves=False) as front, ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
-        until(lambda: front.count("held") == 1, "it waits", timeout_s=10)
+        until(lambda: front.count("held") == 1, "it waits")
         front.table.update([replaced(front.upstream)], 0.0)
         assert call.result().is_success
 
@@ -351,7 +351,7 @@ def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once_but_for_its_ke
             front.client.post(
                 CHAT, json={"model": MODEL}, headers={"authorization": f"Bearer {key}"}, timeout=0.1
             )
-        until(lambda: front.count("held") == 0, "nothing is held", timeout_s=1)
+        until(lambda: front.count("held") == 0, "nothing is held", within_s=10)
         assert front.engine.order == []
         until(lambda: front.records, "the request is written out")
         (record,) = front.records
@@ -365,9 +365,9 @@ def test_a_quiet_key_is_not_kept_waiting_by_a_loud_one(tmp_path: Path) -> None:
     path.write_text(f"{loud_line}\n{quiet_line}")
     with fronted(KeyFile(path)) as front, ThreadPoolExecutor(12) as pool:
         calls = [pool.submit(front.post, loud, hold=True, user="loud") for _ in range(10)]
-        until(lambda: front.count("held") == 8, "eight wait", timeout_s=10)
+        until(lambda: front.count("held") == 8, "eight wait")
         calls.append(pool.submit(front.post, quiet, user="quiet"))
-        until(lambda: front.count("held") == 9, "nine wait", timeout_s=10)
+        until(lambda: front.count("held") == 9, "nine wait")
         front.engine.free.set()
         assert all(call.result().is_success for call in calls)
         assert front.engine.order.index("quiet") <= 4
@@ -381,7 +381,7 @@ def test_routers_share_a_key_s_limit(tmp_path: Path) -> None:
             front.gate.others([other, Demand("me", MODEL)], "me")
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(front.post, key, hold=True)
-            until(lambda: front.count("in_flight") == 1, "one runs", timeout_s=10)
+            until(lambda: front.count("in_flight") == 1, "one runs")
             message = error_of(front.post(key), 429, "rate_limit_exceeded")
             assert "may have 1 at once here (2 in all)" in message
             front.engine.free.set()
@@ -416,7 +416,7 @@ def test_bodies_on_their_way_have_a_bound_together() -> None:
     with fronted() as front, ThreadPoolExecutor(1) as pool:
         front.gate.bodies = BodyReader(RouterSpec(max_body_bytes=1024), most_bytes=1000)
         first = pool.submit(front.client.post, CHAT, content=halted(10))
-        until(lambda: front.gate.bodies.held_bytes > 600, "half a body", timeout_s=10)
+        until(lambda: front.gate.bodies.held_bytes > 600, "half a body")
         second = front.client.post(CHAT, content=halted(0.3))
         assert "bytes of request bodies" in error_of(second, 503, "overloaded")
         assert (second.headers["retry-after"], second.headers["connection"]) == ("5", "close")
@@ -441,16 +441,15 @@ def test_answers_that_nobody_reads_give_up_their_seats() -> None:
     ahead_s = 0.0
     with fronted(clock=lambda: time.monotonic() + ahead_s, queue={"wait_s": 600}) as front:
         silent = [opened(front, stream=True, endless=True, n=2) for _ in range(2)]
-        until(lambda: front.gate._queue.seats_taken(MODEL) >= 2, "all seats are taken", timeout_s=10)
+        until(lambda: front.gate._queue.seats_taken(MODEL) >= 2, "all seats are taken")
         until(
             lambda: any(reader._client.paused for reader in tuple(front.gate._readers)),
             "it blocks",
-            timeout_s=10,
         )
         answer = front.client.build_request("POST", CHAT, json={"model": MODEL})
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(front.client.send, answer)
-            until(lambda: front.count("held") >= 1, "another one waits", timeout_s=10)
+            until(lambda: front.count("held") >= 1, "another one waits")
             for _ in range(40):
                 ahead_s += 2.0
                 if waiting.done():
@@ -466,7 +465,7 @@ def test_a_client_that_reads_slowly_keeps_its_seat() -> None:
     ahead_s = 0.0
     with fronted(clock=lambda: time.monotonic() + ahead_s) as front:
         slow = opened(front, stream=True, endless=True)
-        until(lambda: front.count("in_flight") == 1, "it runs", timeout_s=10)
+        until(lambda: front.count("in_flight") == 1, "it runs")
         for _ in range(30):
             read = 0
             while read < 1 << 20:
@@ -508,11 +507,11 @@ def test_a_body_on_its_way_counts_as_a_request_at_once(tmp_path: Path) -> None:
     with fronted(keys) as front, ThreadPoolExecutor(1) as pool:
         headers = {"authorization": f"Bearer {key}"}
         first = pool.submit(front.client.post, CHAT, content=halted(), headers=headers)
-        until(lambda: front.gate.bodies.held_bytes, "half a body", timeout_s=10)
+        until(lambda: front.gate.bodies.held_bytes, "half a body")
         assert "1 requests under way" in error_of(front.post(key), 429, "rate_limit_exceeded")
         come.set()
         assert first.result().is_success
-        until(lambda: front.post(key).is_success, "it has left", timeout_s=10)
+        until(lambda: front.post(key).is_success, "it has left")
 
 
 def test_one_key_s_bodies_leave_room_for_another_s(tmp_path: Path) -> None:
@@ -532,10 +531,10 @@ def test_one_key_s_bodies_leave_room_for_another_s(tmp_path: Path) -> None:
     with fronted(KeyFile(path)) as front, ThreadPoolExecutor(8) as pool:
         front.gate.bodies = BodyReader(RouterSpec(max_body_bytes=1024), most_bytes=4096)
         hogs = [pool.submit(send, hog) for _ in range(6)]
-        until(lambda: sum(done.done() for done in hogs) == 0 or come.is_set(), "they send", timeout_s=10)
-        until(lambda: front.gate.bodies.held_bytes >= 1600, "two bodies are held", timeout_s=10)
+        until(lambda: sum(done.done() for done in hogs) == 0 or come.is_set(), "they send")
+        until(lambda: front.gate.bodies.held_bytes >= 1600, "two bodies are held")
         other = pool.submit(send, quiet)
-        until(lambda: front.gate.bodies._of_owner["quiet"], "the other key's body is held", timeout_s=10)
+        until(lambda: front.gate.bodies._of_owner["quiet"], "the other key's body is held")
         come.set()
         assert other.result().is_success
         refused = [done.result() for done in hogs if not done.result().is_success]
@@ -563,7 +562,7 @@ def test_a_client_that_hangs_up_pays_for_what_was_made_until_then(tmp_path: Path
         else:
             with pytest.raises(httpx.ReadTimeout):
                 front.client.post(CHAT, json=body, headers=headers, timeout=0.5)
-        until(front.idle, "it is over", timeout_s=10)
+        until(front.idle, "it is over")
         left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
     assert 1000 < 200_000 - left < 50_000
 

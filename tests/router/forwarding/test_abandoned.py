@@ -20,11 +20,9 @@ def test_clients_that_go_away_leave_nothing_behind(requests: int) -> None:
         before = threads_and_sockets()
         gone = asyncio.run(abandon(found, requests, at_once=100))
         assert gone == requests
-        until(lambda: not found.table.in_flight("a") + found.table.in_flight("b"), "none in flight", 1)
+        until(lambda: not found.table.in_flight("a") + found.table.in_flight("b"), "none in flight")
         engines = [engine for _, engine in found.engines.values()]
-        until(
-            lambda: not any(each.scheduler.running or each.scheduler.waiting for each in engines), "idle", 1
-        )
+        until(lambda: not any(each.scheduler.running or each.scheduler.waiting for each in engines), "idle")
         assert not any(each._streams or each.scheduler.pool.usage for each in engines)
         assert not found.relay._streams
         until(lambda: threads_and_sockets() <= before + KEPT_ALIVE, "sockets are closed")

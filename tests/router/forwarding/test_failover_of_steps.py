@@ -115,7 +115,7 @@ def test_streams_of_a_slice_that_leaves_go_on_elsewhere_at_once(two: Pair, path:
         now = [replace(a, state=SliceState.DRAINING), b]
         two.table.update(now, 1.0)
         two.relay._watching.get_loop().call_soon_threadsafe(two.relay.settle, now, lambda _: 10)
-        until(lambda: two.table.in_flight("a") == 0, "a free of streams", timeout_s=5)
+        until(lambda: two.table.in_flight("a") == 0, "a free of streams")
         assert not call.done()
         assert call.result() == expected
     assert two.relay.breaker.left_out(0.0) == set()

@@ -50,7 +50,6 @@ def begun(two: Pair, pool: ThreadPoolExecutor, streams: int) -> list["Future[str
     until(
         lambda: len([one for one in two.relay._streams if one.heard_s and one.movable]) == streams,
         "every stream's first tokens",
-        timeout_s=10,
     )
     two.relay.breaker.keep(set())
     return calls
@@ -62,7 +61,7 @@ def test_streams_of_a_slice_that_leaves_go_on_elsewhere_at_once_word_for_word(tw
     with ThreadPoolExecutor(3) as pool:
         calls = begun(two, pool, 3)
         leave(two, free_seats=10)
-        until(lambda: two.table.in_flight("a") == 0, "a free of streams", timeout_s=5)
+        until(lambda: two.table.in_flight("a") == 0, "a free of streams")
         assert not any(call.done() for call in calls)
         assert [call.result() for call in calls] == expected
     assert two.relay.breaker.left_out(0.0) == set()
@@ -80,7 +79,7 @@ def test_only_as_many_streams_move_as_there_are_seats(two: Pair) -> None:
     with ThreadPoolExecutor(3) as pool:
         calls = begun(two, pool, 3)
         leave(two, free_seats=-2)  # of the three that are open, one would find a seat
-        until(lambda: two.table.in_flight("b") == 1, "one has moved", timeout_s=5)
+        until(lambda: two.table.in_flight("b") == 1, "one has moved")
         assert two.table.in_flight("a") == 2
         assert all(len(call.result()) > 0 for call in calls)
     assert two.written("a") > 2 * TOKENS
@@ -97,7 +96,7 @@ def test_a_stream_that_cannot_go_on_elsewhere_stays_until_it_ends(two: Pair) -> 
     }
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(lambda: two.client.post(two.address + COMPLETIONS, json=fields))
-        until(lambda: any(one.heard_s for one in two.relay._streams), "its first tokens", timeout_s=10)
+        until(lambda: any(one.heard_s for one in two.relay._streams), "its first tokens")
         leave(two, free_seats=10)
         answer = call.result()
     assert answer.text.endswith("data: [DONE]\n\n")

@@ -11,7 +11,6 @@ from serving.router.telemetry.record import Checks
 pytestmark = pytest.mark.http
 
 GREEDY: dict[str, Any] = {"prompt": "Once upon a time", "temperature": 0, "max_tokens": 8, "ignore_eos": True}
-LONG_S = 20
 
 
 def seats(running: Pair, free: int = 8) -> None:
@@ -41,11 +40,14 @@ def test_the_slice_that_differs_from_two_others_is_found(
         seats(running)
         running.fault(wrong, corrupt=True)
         assert running.post(path, **fields, stream=stream).is_success
-        until(lambda: told(running), "the wrong slice to be found", LONG_S)
+        until(lambda: told(running), "the wrong slice to be found")
         ((replica, reason),) = told(running)
         assert replica == wrong
         assert reason.startswith("it gave other tokens than slices ")
-        until(lambda: checks(running) == Checks(looked=1, differed=1, wrong=1), "it to be counted", LONG_S)
+        until(
+            lambda: checks(running) == Checks(looked=1, differed=1, wrong=1),
+            "it to be counted",
+        )
         others = set("abc") - {wrong}
         assert running.relay.sentinel.ledger.differed == {frozenset((wrong, other)): 1 for other in others}
 
@@ -54,7 +56,7 @@ def test_slices_that_agree_cost_one_more_answer_and_nobody_is_told_of() -> None:
     with pair(names="abc", sentinel=1.0) as running:
         seats(running)
         assert running.post(COMPLETIONS, **GREEDY).is_success
-        until(lambda: checks(running) == Checks(looked=1), "an answer to be compared", LONG_S)
+        until(lambda: checks(running) == Checks(looked=1), "an answer to be compared")
         assert (running.written("a"), running.written("b"), running.written("c")) == (8, 8, 0)
         assert told(running) == []
 
@@ -64,7 +66,10 @@ def test_of_two_slices_nobody_knows_which_is_wrong() -> None:
         seats(running)
         running.fault("a", corrupt=True)
         running.post(COMPLETIONS, **GREEDY)
-        until(lambda: checks(running) == Checks(looked=1, differed=1), "the difference to be counted", LONG_S)
+        until(
+            lambda: checks(running) == Checks(looked=1, differed=1),
+            "the difference to be counted",
+        )
         assert told(running) == []
 
 
@@ -78,7 +83,7 @@ def test_no_slice_is_asked_again(free: int, fields: dict[str, Any]) -> None:
         seats(running, free)
         running.post(COMPLETIONS, **fields)
         looking = running.relay.sentinel._looking
-        until(lambda: looking is None or looking.done(), "the look to be over", LONG_S)
+        until(lambda: looking is None or looking.done(), "the look to be over")
         assert (running.written("b"), running.written("c")) == (0, 0)
         assert checks(running) == Checks()
 

@@ -43,7 +43,7 @@ def client(running: Front) -> Iterator[httpx.Client]:
 @pytest.fixture(autouse=True)
 def nothing_stays_behind(running: Front, client: httpx.Client) -> Iterator[None]:
     yield
-    until(lambda: running.idle, "nothing held and nothing running", timeout_s=5)
+    until(lambda: running.idle, "nothing held and nothing running")
     assert client.post(CHAT, json=GOOD).status_code == 200
 
 

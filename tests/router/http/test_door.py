@@ -152,9 +152,7 @@ def every_request_ends(doors: Doors) -> Iterator[None]:
     doors.echo.go.clear()
     yield
     doors.echo.go.set()
-    until(
-        lambda: doors.echo.began == doors.echo.ended and not doors.echo.waiting, "every request has ended", 5
-    )
+    until(lambda: doors.echo.began == doors.echo.ended and not doors.echo.waiting, "every request has ended")
 
 
 def talk(address: tuple[str, int], *pieces: bytes, timeout_s: float = 10) -> bytes:
@@ -331,10 +329,10 @@ def test_what_is_behind_a_request_ends_with_it(doors: Doors) -> None:
     began = doors.echo.began
     client = socket.create_connection(doors.door, timeout=10)
     client.sendall(post(b"wait", close=False) + post(b"second", close=False))
-    until(lambda: doors.echo.waiting, "it waits", 5)
+    until(lambda: doors.echo.waiting, "it waits")
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     client.close()
-    until(lambda: not doors.echo.waiting, "it has ended", 5)
+    until(lambda: not doors.echo.waiting, "it has ended")
     assert doors.echo.errors == ["CancelledError"]
     assert doors.echo.began == began + 1
 
@@ -343,14 +341,14 @@ def test_what_is_behind_a_request_ends_with_it(doors: Doors) -> None:
 def test_a_client_that_goes_ends_its_request(doors: Doors, end: str) -> None:
     client = socket.create_connection(doors.door, timeout=10)
     client.sendall(post(b"wait"))
-    until(lambda: doors.echo.waiting, "it waits", 5)
+    until(lambda: doors.echo.waiting, "it waits")
     if end == "half":
         client.shutdown(socket.SHUT_WR)
     if end == "reset":
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
     if end != "half":
         client.close()
-    until(lambda: not doors.echo.waiting, "it has ended", 5)
+    until(lambda: not doors.echo.waiting, "it has ended")
     assert doors.echo.errors == ["CancelledError"]
     client.close()
 
@@ -363,14 +361,14 @@ def test_a_request_that_breaks_off_at_any_byte_leaves_nothing(doors: Doors) -> N
         if at % 2:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         client.close()
-    until(lambda: doors.echo.began == doors.echo.ended, "every request has ended", 5)
+    until(lambda: doors.echo.began == doors.echo.ended, "every request has ended")
 
 
 def test_a_slow_client_holds_the_answer_up_and_nothing_grows(doors: Doors) -> None:
     doors.echo.written = doors.echo.pauses = 0
     with socket.create_connection(doors.door, timeout=10) as client:
         client.sendall(post(b"flood"))
-        until(lambda: doors.echo.pauses, "it is held up", 5)
+        until(lambda: doors.echo.pauses, "it is held up")
         before = -1
         while before != doors.echo.written:
             before = doors.echo.written

@@ -83,7 +83,7 @@ def test_an_ended_request_is_gone_without_a_garbage_collection(
     before = set(of_requests())  # of other tests
     try:
         ask(running)
-        until(lambda: set(of_requests()) <= before, "nothing of the request is left", timeout_s=5)
+        until(lambda: set(of_requests()) <= before, "nothing of the request is left")
     finally:
         gc.enable()
 

@@ -63,7 +63,6 @@ def test_whatever_is_sent_is_answered_as_the_document_says_and_never_with_a_5xx(
                 and not engine.scheduler.running
             ),
             "nothing held and nothing running",
-            timeout_s=10,
         )
 
 

@@ -44,7 +44,7 @@ class Slowly:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110  the parser's thread has no event of this loop
             await asyncio.sleep(0.001)
 

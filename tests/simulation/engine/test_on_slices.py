@@ -109,7 +109,7 @@ def load(running: Service) -> tuple[list[httpx.Response], list[threading.Thread]
     askers = [threading.Thread(target=ask) for _ in range(9)]
     for asker in askers:
         asker.start()
-    running.until(lambda: any(entry.running for entry in running.serving()), 10, "load")
+    running.until(lambda: any(entry.running for entry in running.serving()), "load")
     return answers, askers
 
 
@@ -127,7 +127,7 @@ def test_a_slice_that_ends_under_load_takes_only_its_own_requests(
     assert all(answer.json()["usage"]["completion_tokens"] == 40 for answer in good)
     assert all(answer.status_code in (500, 503) for answer in answers if not answer.is_success)
     assert len(good) >= len(answers) - 9
-    running.until(lambda: replaced(running, victim), 90, "another replica in the place of the one that ended")
+    running.until(lambda: replaced(running, victim), "another replica in the place of the one that ended")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).json()["model"] == MODEL
 
 
@@ -145,7 +145,6 @@ def test_a_slice_that_hangs_is_given_up_after_stall_s_and_says_where_it_hung(run
             for entry in running.entries()
             if entry.replica == victim.replica and entry.state is SliceState.LOST
         ],
-        60,
         "the hang",
     )
     told = re.fullmatch(
@@ -159,7 +158,7 @@ def test_a_slice_that_hangs_is_given_up_after_stall_s_and_says_where_it_hung(run
     assert "== replica (pid " in report
     assert "Current thread" in report
     assert report.count("=== host ") == len(victim.hosts)
-    running.until(lambda: replaced(running, victim), 60, "another replica in the place of the one that hangs")
+    running.until(lambda: replaced(running, victim), "another replica in the place of the one that hangs")
     assert running.post("/v1/completions", prompt="x", max_tokens=1).is_success
 
 
@@ -176,4 +175,4 @@ def test_what_a_slice_on_a_stopped_host_has_goes_elsewhere(running: Service) -> 
         assert {answer.status_code for answer in answers} == {200}
     finally:
         lose_its_host(running, victim)
-    running.until(lambda: replaced(running, victim), 90, "another replica in the place of the stopped one")
+    running.until(lambda: replaced(running, victim), "another replica in the place of the stopped one")
