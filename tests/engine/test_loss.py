@@ -211,8 +211,8 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
     monkeypatch.setattr(known_faults, "FAULTS", ())
     monkeypatch.setenv(secret.VARIABLE, running.cluster.secret)
     core = RouterCore(
-        # A slice may have to start first.
-        Served([running.plan()], RouterSpec(failover=FailoverSpec(wait_s=240))),
+        # A suspect waits for a slice of its own, which may have to start first: 260 s on a busy machine.
+        Served([running.plan()], RouterSpec(failover=FailoverSpec(wait_s=1200))),
         KeyFile(None),
         no_metrics,
         name="beside",
@@ -224,7 +224,7 @@ async def test_a_request_that_ends_engines_takes_two_slices_and_is_refused_from_
     admitting = asyncio.create_task(core.admission.run())
     asked = {"model": MODEL, "prompt": "Hello", "max_tokens": 2, "echo": True, "logprobs": 2}
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(core.app()), base_url="http://beside", timeout=420
+        transport=httpx.ASGITransport(core.app()), base_url="http://beside", timeout=1500
     ) as client:
         poison = await client.post("/v1/completions", json=asked)
         assert (poison.status_code, poison.json()["error"]["code"]) == (500, "request_ends_engines")
