@@ -8,7 +8,7 @@ LOCK := lock/requirements.txt
 unexport PYTHONDONTWRITEBYTECODE
 TORCH_INDEX := https://download.pytorch.org/whl/cpu
 
-.PHONY: install serve test test-quick test-cluster test-slow test-all check docs bench bench-routing abuse chaos loadtest lock libtpu audit sbom format
+.PHONY: install serve test test-quick test-cluster test-slow test-slow-engines test-all check docs bench bench-routing abuse chaos loadtest lock libtpu audit sbom format
 .DELETE_ON_ERROR:
 
 install: $(VENV)/installed
@@ -32,11 +32,15 @@ test-quick: install
 test-cluster: install
 	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
 
-# Two at a time, for these wait more than they work; each worker has its cluster, and one of them all real engines.
+# Two at a time, for these wait more than they work; each worker has its cluster.
 test-slow: install
-	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m slow $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "slow and not engine" $(ARGS)
 
-test-all: test test-slow
+# One after the other and beside nothing: a start takes all cores, and eight times as long beside simulated slices that start.
+test-slow-engines: install
+	$(BIN)/python -m pytest -m "slow and engine" $(ARGS)
+
+test-all: test test-slow test-slow-engines
 
 check: install
 	$(BIN)/ruff format --check .

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 from support.tiers import NEEDS, can_match
-from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from support.leases import Leases
@@ -64,19 +63,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.failed and (made := item.config.stash.get(_LEASES, None)):
         made.spoilt = True
     return report
-
-
-class _EnginesTogether(LoadScopeScheduling):
-    """`--dist loadscope` deals out modules, and all of tests/engine as one: its modules share real engines, which start slowly."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        module = nodeid.partition("::")[0]
-        return "tests/engine" if module.startswith("tests/engine/") else module
-
-
-@pytest.hookimpl(optionalhook=True)  # of xdist, which may be off
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
-    return _EnginesTogether(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
