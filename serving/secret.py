@@ -14,7 +14,7 @@ from http import HTTPStatus
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 VARIABLE = "SERVING_CLUSTER_SECRET"
-# Of a router's request to the process that keeps files and batches: the hash of the API key that asks.
+# Of a router's request: to the process that keeps files and batches the hash of the API key that asks, to slices its beginning.
 KEY_HEADER = "x-serving-key"
 _HEADER = "authorization"
 _NAME = _HEADER.encode()

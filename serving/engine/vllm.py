@@ -136,7 +136,8 @@ class VllmServer:
         short_texts.install(self._engine.renderer)
         stopped_answers.install()
         refusals.install(app)
-        self._http = HttpServer(app, self._held.hosts[0].ip, tls=self._site.tls)
+        by_key = short_texts.known_by_key(app)
+        self._http = HttpServer(by_key, self._held.hosts[0].ip, tls=self._site.tls)
         app.state.server = self._http.uvicorn  # vLLM's handlers of engine errors stop it
         self._http.start()
 

@@ -19,6 +19,7 @@ from serving.state.records import Peer, SliceRecord
 
 _TIMEOUT_S = 3.0  # below any scraper's own
 _FRESH_S = 1.0
+_IDLE_S = 90.0  # longer than scrapers pause, and shorter than slices keep a connection
 
 
 class Scraper:
@@ -39,7 +40,8 @@ class Scraper:
         self._entries = entries
         self._secret = secret.headers(secret.of_this_process())
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S), connector=aiohttp.TCPConnector(limit=64)
+            timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=_IDLE_S),
         )
 
     async def page(self) -> str:

@@ -1,5 +1,6 @@
 """The order in which texts are tokenized, on threads that wait for the test."""
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from serving.engine.short_texts import ShortestFirst, Text, WaitingTexts, text_chars
+from serving.engine.short_texts import KeysTexts, ShortestFirst, Text, WaitingTexts, known_by_key, text_chars
 
 
 def _tokenize_prompt(text: str, *_: Any) -> int:
@@ -57,7 +58,8 @@ def waiting(*chars: int, is_short: bool = False) -> WaitingTexts:
 
 
 def popped(texts: WaitingTexts, *, is_short: bool = False) -> int | None:
-    text = texts.pop(is_short=is_short)
+    if text := texts.next(is_short=is_short):
+        texts.take(text)
     return text and text.chars
 
 
@@ -94,6 +96,71 @@ def test_only_short_texts_are_worked_on_beside_others_and_none_twice() -> None:
     texts.add(Text(lambda: None, 20, is_short=True))
     assert popped(texts, is_short=True) == 20
     assert [popped(texts) for _ in range(3)] == [5, 10, None]
+
+
+def came(texts: KeysTexts, key: bytes, *chars: int) -> None:
+    for count in chars:
+        texts.add(key, Text(partial(str, key), count, is_short=False))
+
+
+def went(texts: KeysTexts, times: int) -> list[str]:
+    """The keys of the texts that go next, and how long those are."""
+    gone = (texts.pop(is_short=False) for _ in range(times))
+    return [f"{text.work.args[0].decode()} {text.chars}" for text in gone if text]  # type: ignore[attr-defined]
+
+
+@pytest.mark.unit
+def test_a_key_with_many_long_texts_holds_up_another_by_one_of_them() -> None:
+    texts = KeysTexts()
+    came(texts, b"many", *[100] * 50)
+    assert went(texts, 10) == ["many 100"] * 10
+    came(texts, b"one", 101)
+    came(texts, b"two", 100, 100)
+    assert went(texts, 4) == ["many 100", "two 100", "one 101", "many 100"]
+    assert went(texts, 3) == ["two 100", "many 100", "many 100"]
+
+
+@pytest.mark.unit
+def test_a_long_text_of_one_key_is_passed_by_as_much_of_all_others_and_no_more() -> None:
+    texts = KeysTexts()
+    came(texts, b"long", 1000)
+    order = []
+    for number in range(30):
+        came(texts, b"user-%d" % number, 100)
+        order += went(texts, 1)
+    assert order.index("long 1000") == 9
+
+
+@pytest.mark.unit
+def test_a_key_that_waited_for_nobody_saves_nothing_up() -> None:
+    texts = KeysTexts()
+    came(texts, b"busy", *[100] * 20)
+    went(texts, 19)
+    came(texts, b"idle", *[100] * 4)
+    came(texts, b"busy", *[100] * 3)
+    assert went(texts, 8) == [*["busy 100", "idle 100"] * 4]
+
+
+@pytest.mark.unit
+def test_texts_are_known_by_the_key_that_the_router_names(threads: Threads) -> None:
+    async def app(scope: Any, _: Any, __: Any) -> None:
+        threads.note(scope["path"], "a" * 250_000)
+
+    async def asks(key: bytes, path: str) -> None:
+        scope = {"type": "http", "path": path, "headers": [(b"x-serving-key", key)]}
+        await known_by_key(app)(scope, None, None)  # type: ignore[arg-type]
+
+    async def all_ask() -> None:
+        many = (asks(b"many", f"many {number}") for number in range(5))
+        await asyncio.gather(*many, asks(b"one", "one"))
+
+    threads.hold()
+    asyncio.run(all_ask())
+    last = threads.note("last", "a" * 300_000)
+    threads.goes_on.set()
+    last.result(30)
+    threads.all.shutdown()
+    assert threads.order[:3] == ["many 0", "one", "last"]
 
 
 @pytest.mark.unit

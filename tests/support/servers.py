@@ -88,9 +88,9 @@ class RawServers:
         scheme = "https" if self._identity else "http"
         return f"{scheme}://127.0.0.1:{self._servers[-1].sockets[0].getsockname()[1]}"
 
-    def peer(self, script: Script) -> Peer:
+    def peer(self, script: Script, *, well: bool = True) -> Peer:
         """As `start`, with the certificate."""
-        return Peer(self.start(script), self._identity.certificate if self._identity else "")
+        return Peer(self.start(script, well=well), self._identity.certificate if self._identity else "")
 
     def stop(self) -> None:
         async def end_all() -> None:

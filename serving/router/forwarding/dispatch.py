@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 
+from serving import secret
 from serving.config import FailoverSpec
 from serving.errors import NoSliceError, PoisonousRequestError, ServingError, SliceLostError
 from serving.router.forwarding.circuit_breaker import CircuitBreaker
@@ -383,10 +384,11 @@ class Dispatcher:
     ) -> SliceResponse:
         """Raises UpstreamError, and TimeoutError where the slice is lost or late."""
         limit = asyncio.timeout(within_s)
+        told = {**record.carried, secret.KEY_HEADER: record.key}
         self._asking[limit] = entry, request, time.monotonic()
         try:
             async with limit:
-                return await self._upstream.post(entry, request, body, record.carried)
+                return await self._upstream.post(entry, request, body, told)
         except (UpstreamError, TimeoutError) as error:
             if not isinstance(error, NotConnectedError):
                 await self.judge(entry, request, waits=False)  # while this one still counts as there

@@ -404,17 +404,18 @@ class Upstream:
         return response
 
     async def health(self, entry: SliceRecord, within_s: float) -> Health:
-        """What a slice says of itself on a connection of its own: one that was kept may have ended since, and tells less."""
+        """What a slice says of itself. A kept connection counts where it answers: it may have ended since, and tells less."""
+        head = _head(b"GET", b"/health", entry.address, (), {}, b"")
         try:
             async with asyncio.timeout(within_s):
-                connection = await self._connect(entry.peer)
-                response = await connection.ask(_head(b"GET", b"/health", entry.address, (), {}, b""), b"")
+                status = await self._status_of_kept(entry.peer, head, within_s / 2)
+                if status is None:
+                    status = await _status(await self._connect(entry.peer), head)
         except NobodyListensError:
             return Health.GONE
         except (UpstreamError, TimeoutError):
             return Health.SILENT
-        response.close()
-        return Health.WELL if response.status < HTTPStatus.BAD_REQUEST else Health.FAILING
+        return Health.WELL if status < HTTPStatus.BAD_REQUEST else Health.FAILING
 
     async def call(self, peer: Peer, method: bytes, path: str, body: bytes = b"") -> bytes:
         """The body that another process of the cluster answers with; raises UpstreamError, also where it refuses."""
@@ -448,6 +449,16 @@ class Upstream:
         connection = self._kept(peer) or await self._connect(peer)
         return await connection.ask(head, body)
 
+    async def _status_of_kept(self, peer: Peer, head: bytes, within_s: float) -> int | None:
+        """The status of an answer on a connection that was kept; None where there is none, or it brings none in time."""
+        if (connection := self._kept(peer)) is None:
+            return None
+        try:
+            async with asyncio.timeout(within_s):
+                return await _status(connection, head)
+        except (UpstreamError, TimeoutError):
+            return None
+
     def _kept(self, peer: Peer) -> _Connection | None:
         """The connection that was used last, where it has not been idle for too long."""
         idle = self._idle.get(peer)
@@ -464,6 +475,16 @@ class Upstream:
         connection = await connected(peer, lambda: kind(self, peer), self._connect_timeout_s)
         self._open.add(connection)
         return connection
+
+
+async def _status(connection: _Connection, head: bytes) -> int:
+    """The status of an answer that is read to its end, so that its connection is kept; raises UpstreamError."""
+    response = await connection.ask(head, b"")
+    try:
+        await response.read()
+    finally:
+        response.close()
+    return response.status
 
 
 def returned(response: SliceResponse) -> Headers:

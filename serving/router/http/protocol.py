@@ -10,9 +10,16 @@ from serving.router.http.responses import Keeping
 
 # A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
-# vLLM's copy of an engine to go to, and SageMaker's adapter and session: the router chooses these. For the last vLLM collects all of
+# vLLM's copy of an engine to go to, SageMaker's adapter and session, and whose request it is: the router says these. For the last vLLM collects all of
 # its metrics with each answer, and shows them to the client.
-_KEPT_BACK = frozenset((*_CREDENTIALS, b"x-data-parallel-rank", b"endpoint-load-metrics-format"))
+_KEPT_BACK = frozenset(
+    (
+        *_CREDENTIALS,
+        b"x-data-parallel-rank",
+        b"endpoint-load-metrics-format",
+        b"x-serving-key",  # serving.secret.KEY_HEADER
+    )
+)
 _SAGEMAKER = b"x-amzn-sagemaker-"
 
 

@@ -238,13 +238,14 @@ def test_a_whole_answer_keeps_status_headers_and_bytes(front: Front, raw: RawSer
 
 
 def test_a_request_goes_on_as_it_came(front: Front, raw: RawServers) -> None:
-    """Nothing of aiohttp's own is added, only what belongs to the client's connection is left out."""
+    """The router adds whose it is, whatever its client says of that, and leaves out what belongs to the client's connection."""
     script, requests = recording(whole(b"{}"))
     front.serve(raw.start(script))
     host = front.address.removeprefix("http://")
     sent = (
         b"POST /v1/x%20y/../z?a=1&b=%2F HTTP/1.1\r\nHost: service.example\r\nX-Request-Id: caf\xc3\xa9\r\n"
-        b"TE: trailers\r\nConnection: close\r\nContent-Length: 15\r\n\r\n" + b'{ "model":\n"x" }'[:15]
+        b"TE: trailers\r\nX-Serving-Key: another\r\nConnection: close\r\nContent-Length: 15\r\n\r\n"
+        + b'{ "model":\n"x" }'[:15]
     )
     with socket.create_connection((host.split(":")[0], int(host.split(":")[1]))) as client:
         client.sendall(sent)
@@ -256,6 +257,7 @@ def test_a_request_goes_on_as_it_came(front: Front, raw: RawServers) -> None:
     assert {(name.lower(), value) for name, value in (line.split(b": ", 1) for line in headers)} == {
         (b"host", b"service.example"),
         (b"x-request-id", b"caf\xc3\xa9"),
+        (b"x-serving-key", b"none"),
         (b"content-length", b"15"),
     }
     assert body == b'{ "model":\n"x" }'[:15]

@@ -69,6 +69,38 @@ def test_a_connection_is_kept_for_the_next_request(raw: RawServers, run: Run) ->
     assert len(set(connections)) == 1
 
 
+@pytest.mark.parametrize("first", ["answers", "breaks off", "says nothing"])
+def test_a_slice_is_asked_for_its_health_on_a_kept_connection_and_anew_where_that_brings_nothing(
+    raw: RawServers, run: Run, first: str
+) -> None:
+    connections: list[asyncio.StreamWriter] = []
+
+    async def script(request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.append(writer)
+        if request.startswith(b"POST") or first == "answers" or writer is not connections[0]:
+            writer.write(whole(b""))
+        elif first == "breaks off":
+            writer.close()
+        else:
+            await reader.read()
+
+    async def scenario() -> None:
+        upstream, slice_ = Upstream(10), entry(raw.peer(script, well=False))
+        await (await upstream.post(slice_, REQUEST, b"{}", {})).read()
+        if (
+            first == "says nothing"
+        ):  # half of the time goes to the kept connection, and a handshake may take the rest
+            while await upstream.health(slice_, 1) is not Health.WELL:
+                pass
+        for _ in range(3):
+            assert await upstream.health(slice_, 60) is Health.WELL
+        await upstream.close()
+
+    run(scenario())
+    assert len(set(connections)) == {"answers": 1, "breaks off": 2}.get(first, len(set(connections)))
+    assert (connections[-1] is connections[0]) is (first == "answers")
+
+
 def test_a_client_that_goes_ends_the_request_on_its_slice(raw: RawServers, run: Run) -> None:
     gone: list[bytes] = []
 
