@@ -26,25 +26,21 @@ class Timings:
 
     # state: what a replica or router says of itself
     beat_s: float = 0.5  # a put takes 0.2 ms; a router learns of a new slice within two beats
-    silent_s: float = (
-        1.0  # two beats: whoever is gone is LOST within 2 s. The question costs less than a token
-    )
+    silent_s: float = 1.0  # two beats: whoever is gone is LOST within 2 s. A question costs less than a token
     stale_s: float = 2.5  # five beats: an event loop that waits for a slow step still beats from its thread
     forgotten_s: float = 8.0  # as long as a host of a slice may be silent
+    heard_s: float = 1.5  # by when every router has read what one wrote: two beats, a write and a read
 
     # slices: sentinels on the hosts
     host_ping_s: float = 1.0
-    host_silent_s: float = (
-        8.0  # a sentinel answers in milliseconds; on a host that compiles it may wait for a core
-    )
-    host_first_answer_s: float = (
-        60.0  # a sentinel may still be starting; 18 s were too few at a load of 40 on two cores
-    )
+    # A sentinel answers in milliseconds; on a host that compiles it may wait for a core.
+    host_silent_s: float = 8.0
+    # A sentinel may still be starting; 18 s were too few at a load of 40 on two cores.
+    host_first_answer_s: float = 60.0
     host_notice_s: float = 1.0  # how often Ray is asked for hosts that are to go
     chips_free_s: float = 10.0  # before a start, for an engine that is just ending to let its chips go
-    quarantine_look_s: float = (
-        2.0  # how often the Serve controller looks whether waiting replicas may be placed elsewhere
-    )
+    # How often the Serve controller looks whether waiting replicas may be placed elsewhere.
+    quarantine_look_s: float = 2.0
     waiting_look_s: float = 3.0  # how often a router asks Ray for hosts while a slice is missing, to say why
     dead_actors_s: float = 1.0  # how often Ray is asked for dead actors while an engine starts
 
@@ -52,28 +48,22 @@ class Timings:
     engine_probe_s: float = 2.0
     stacks_s: float = 1.5  # for the processes of a silent engine to write their stacks before they are killed
     compile_look_s: float = 0.25  # how often an engine's process looks whether it compiles; the silence of half a second asks for it
-    compile_s: float = 900.0  # one program: DeepSeek R1 took 630 s for all of its own, one after the other
+    compile_s: float = 900.0  # of one program; all programs of DeepSeek R1, one after the other, took 630 s
     last_words_s: float = 1.0  # for open requests to carry their error to the client before the process ends
-    open_requests_s: float = (
-        0.2  # how often a draining replica counts its open requests; the server has no event for it
-    )
+    # How often a draining replica counts its open requests; the server has no event for it.
+    open_requests_s: float = 0.2
     verdict_look_s: float = 2.0  # how often a slice looks whether a router found its tokens wrong
+    # How often a slice that takes steps asks its workers what they compiled.
+    late_programs_look_s: float = 2.0
 
-    late_programs_look_s: float = (
-        2.0  # how often a slice that takes steps asks its workers what they compiled
-    )
-
-    # Routers read the store every beat, but go on by their last view of it while the head restarts.
-    former_port_s: float = (
-        60.0  # for which a slice that goes over to TLS, or away from it, is reached on the port before
-    )
+    # How long a slice that goes over to TLS, or away from it, still answers on its former port.
+    former_port_s: float = 60.0
 
     # app: what Serve is told
     health_period_s: float = 1.0  # Serve learns by it that a replica has ended
     health_timeout_s: float = 30.0
-    stop_margin_s: float = (
-        20.0  # beyond drain_s: two beats to leave the routers' tables, then engine and workers end
-    )
+    # Beyond drain_s: a slice leaves the routers' tables within two beats, then engine and workers end.
+    stop_margin_s: float = 20.0
 
     # router: one request and its slice
     connect_s: float = 3.0
@@ -85,15 +75,12 @@ class Timings:
     well_s: float = 1.0  # for a slice that broke off to say that it is well; its requests wait for that
     circuit_open_s: float = 1.0  # two beats: by then a slice that is gone says so, or is seen to say nothing
     circuit_longest_s: float = 30.0
-    shortest_stall_s: float = (
-        2.0  # Python, the network or a busy host may pause as long without the engine's doing
-    )
-    shortest_prefill_stall_s: float = (
-        10.0  # many prompts may have come at once, of another slice's broken streams say
-    )
-    unknown_stall_s: float = (
-        30.0  # a step that is compiled first; an engine that hangs so long gives itself up
-    )
+    # Python, the network or a busy host may pause as long without the engine's doing.
+    shortest_stall_s: float = 2.0
+    # Many prompts may have come at once, as those of another slice's broken streams do.
+    shortest_prefill_stall_s: float = 10.0
+    # The slice may compile the step first; an engine that hangs for so long gives itself up.
+    unknown_stall_s: float = 30.0
 
 
 TIMINGS = Timings()

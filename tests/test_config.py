@@ -292,7 +292,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
     [
         ("lama.yaml", "folder/lama.yaml: No such file or directory; did you mean folder/llama.yaml?"),
         ("other", "folder/other: No such file or directory; folder has llama.yaml, qwen.yml"),
-        (".", "folder: Is a directory; name a file of it: llama.yaml, qwen.yml"),
+        (".", "folder: Is a directory; name a file of folder: llama.yaml, qwen.yml"),
         ("none/llama.yaml", "folder/none/llama.yaml: No such file or directory"),
     ],
 )
@@ -306,6 +306,26 @@ def test_a_misspelt_file_is_refused_with_those_that_there_are(
         (folder / name).touch()
     with pytest.raises(ConfigError) as refused:
         config.load(folder / asked)
+    assert refused.value.message == says
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("llama.yaml", "llama.yaml: No such file or directory; did you mean deployments/llama.yaml?"),
+        ("other", "other: No such file or directory; deployments has llama.yaml, qwen.yml"),
+        (".", ".: Is a directory; name a file of deployments: llama.yaml, qwen.yml"),
+    ],
+)
+def test_in_a_checkout_a_refusal_names_the_files_of_deployments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("deployments").mkdir()
+    for name in ("mkdocs.yml", ".pre-commit-config.yaml", "deployments/llama.yaml", "deployments/qwen.yml"):
+        Path(name).touch()
+    with pytest.raises(ConfigError) as refused:
+        config.load(Path(asked))
     assert refused.value.message == says
 
 

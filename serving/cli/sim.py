@@ -48,7 +48,7 @@ def add_commands(commands: Any) -> None:
         action="append",
         default=[],
         metavar="VARIABLE",
-        help="a variable that its hosts lack, as TPUNAME where the TPU webhook was not there",
+        help="a variable that its hosts lack, as TPU_NAME where the TPU webhook was not there",
     )
     add.set_defaults(run=_sim_add)
     kill = actions.add_parser(

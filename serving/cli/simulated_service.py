@@ -187,7 +187,7 @@ def _wait_until_ready(console: Console, trial: SimulatedService) -> None:
                 raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
             if reason := refusal(trial.log):
                 raise SimulationError(reason)
-            if sum(entry.serves for entry in entries) == needed and answers(f"{trial.address}/v1/models"):
+            if sum(entry.serves for entry in entries) >= needed and answers(f"{trial.address}/v1/models"):
                 return
             _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
             time.sleep(_POLL_S)

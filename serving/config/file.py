@@ -76,11 +76,16 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _files_meant(path: Path) -> str:
-    """A hint with the YAML that a misspelt name stands for, else with those of the folder."""
+    """A hint with the YAML that a misspelt name stands for, else with those of the folder.
+
+    A folder that has a folder `deployments` is a checkout: its own YAMLs are settings of tools.
+    """
     folder = path if path.is_dir() else path.parent
-    names = sorted(found.name for found in folder.glob("*.y*ml")) if folder.is_dir() else []
+    if (folder / "deployments").is_dir():
+        folder /= "deployments"
+    names = [name for name in sorted(file.name for file in folder.glob("*.y*ml")) if not name.startswith(".")]
     if path.is_dir():
-        return f"; name a file of it: {_some(names)}" if names else "; name a YAML"
+        return f"; name a file of {folder}: {_some(names)}" if names else "; name a YAML"
     if near := difflib.get_close_matches(path.name, names, n=1):
         return f"; did you mean {folder / near[0]}?"
     return f"; {folder} has {_some(names)}" if names else ""

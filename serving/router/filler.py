@@ -29,10 +29,10 @@ from serving.router.line_answers import LineAnswer, LineAnswers
 from serving.router.prompt_pace import PromptPace
 from serving.router.scheduling.prefix_index import TOKEN_BYTES
 from serving.router.scheduling.slice_table import SliceTable
+from serving.timings import TIMINGS
 
 logger = logging.getLogger("ray.serve")
 
-_BEAT_S = 0.5
 _LEAST_S = 0.05  # between two questions
 _LAST_S = 3.0  # for the last words to the store, which may end with this router
 _MOST_BROUGHT_BYTES = 8 << 20  # of results at once; one alone may be longer
@@ -98,7 +98,7 @@ class Filler:
                     logger.exception("batches are not filled in; the next beat tries again")
                 await asyncio.sleep(_LEAST_S)
                 try:
-                    async with asyncio.timeout(_BEAT_S):
+                    async with asyncio.timeout(TIMINGS.beat_s):
                         await self._woken.wait()
                 except TimeoutError:
                     pass

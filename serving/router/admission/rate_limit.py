@@ -14,11 +14,11 @@ from serving.errors import RateLimitError, Refusal
 from serving.router.admission.budget import Budget
 from serving.router.admission.shares import KeyUse, Lease, Share, share
 from serving.router.http.auth import Key
+from serving.timings import TIMINGS
 
 _MINUTE_S = 60.0
 _DEAL_S = 2.0  # between two dealings of what is left
 _TOLD_BEATS = 3  # within which all know what a router says of itself
-_HEARD_S = 1.5  # after which a router's takings are known to all: two beats, and the way there
 _ASKED_S = 10.0  # over which requests asked for are averaged
 _REFUSED_S = 5.0  # for so long a refused request counts as wanting a place
 _MOST_REFUSED = 1000  # that are remembered
@@ -124,7 +124,7 @@ class Bucket:
 
     def _unheard(self, now_s: float) -> float:
         """What this router took of late."""
-        while self._of_late and now_s - self._of_late[0][0] >= _HEARD_S:
+        while self._of_late and now_s - self._of_late[0][0] >= TIMINGS.heard_s:
             self._of_late.popleft()
         return sum(amount for _, amount in self._of_late)
 

@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 from serving.router.forwarding.slice_timing import WORKED_S
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import Suspicion
+from serving.timings import TIMINGS
 
-HEARD_S = 1.5  # two beats, and what it takes to write and read
+HEARD_S = TIMINGS.heard_s
 REFUSED_S = 600.0
 # A suspicion that nothing came of: the client has gone, or every router was replaced.
 SUSPECTED_S = 60.0

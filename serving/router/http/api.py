@@ -32,6 +32,7 @@ from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.status import page
 from serving.status.document import Status
+from serving.timings import TIMINGS
 
 _HEADS = (
     "/v1/models",
@@ -42,7 +43,7 @@ _HEADS = (
     "/v1/files/{name}/content",
 )
 _CLIENT_CLOSED_REQUEST = 499  # nginx's number; no client is left to read it
-_TOLD_AGAIN_S = 0.25  # half a beat, in which nothing new is known
+_TOLD_AGAIN_S = TIMINGS.beat_s / 2  # within half a beat nothing new is known
 
 
 class Api:
