@@ -1,7 +1,7 @@
 """Connections that have yet to show whose they are: they have seconds, a few bytes of headers, and places of their own.
 
-uvicorn waits for a head for as long as its client likes, keeps headers of any length, and takes connections until the process
-has no file left: whoever reaches a port in the pods' network could end a slice that way, without its secret.
+uvicorn waits for a head for as long as its client likes, and keeps headers of any length. It takes connections until the process
+has no file left. Whoever reaches a port in the pods' network could end a slice that way, without its secret.
 """
 
 import asyncio

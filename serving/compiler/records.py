@@ -12,8 +12,9 @@ BACKBONE = "backbone"
 class Job:
     """What one process does: build the engine of a pool of a model, then compile `programs` by their place in its ledger.
 
-    None are those that `chosen` chooses, of which `full` is one way. `stage` is the pipeline stage that is built, `layers` cuts the model, `blocks` fixes the cache's blocks, `cache` is a
-    folder for JAX's persistent compilation cache.
+    Where `programs` is None, the job compiles those that `chosen` chooses, of which `full` is one way. `stage` is the pipeline stage
+    that is built, and `layers` cuts the model. `blocks` fixes the cache's blocks. `cache` is a folder for JAX's persistent
+    compilation cache.
     """
 
     file: str

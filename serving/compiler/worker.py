@@ -2,8 +2,12 @@
 
 It ends with the process PARENT.
 
-Events: `built` with the engine and its ledger, `lowering` and `compiling` with a program's place in it, `done` with what
-became of the program, `unbuildable` with the reason. vLLM's and JAX's own words go to stdout and stderr.
+vLLM's and JAX's own words go to stdout and stderr. The events:
+
+- `built` has the engine and its ledger
+- `lowering` and `compiling` have a program's place in the ledger
+- `done` has what became of the program
+- `unbuildable` has the reason
 """
 
 import json

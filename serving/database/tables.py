@@ -97,8 +97,8 @@ USAGE = Table(
     Index("usage_by_day", "day"),
 )
 
-# Each router process that tells of usage: the number of its last flush that is in `usage`, when it was heard, and the tokens that
-# requests under way there may yet use, by the keys with a budget that ask it.
+# Each router process that tells of usage: the number of its last flush that is in `usage`, and when it was heard. `under_way` has the
+# tokens that requests under way there may yet use, by the keys with a budget that ask it.
 USAGE_ROUTERS = Table(
     "usage_routers",
     METADATA,

@@ -65,8 +65,8 @@ class Endpoints:
 class Deployed:
     """What Kubernetes has of the application in the namespace, by its label.
 
-    `wanted` is the RayService that the YAML renders, `service` the one that is there, `clusters` the RayClusters that KubeRay made of it,
-    `pods` those of head, slices and Redis. `kuberay` is whether Kubernetes knows RayServices.
+    `wanted` is the RayService that the YAML renders, `service` the one that is there. `clusters` are the RayClusters that KubeRay made
+    of it, `pods` those of head, slices and Redis. `kuberay` is whether Kubernetes knows RayServices.
     """
 
     label: str

@@ -2,7 +2,7 @@
 
 A greedy answer is a function of the request and the weights, but for ties: chips round sums in another order in another batch, and two
 tokens almost as likely change places. From there on the answers have nothing in common. So answers are compared up to their first
-difference, and the logprobs of an answer that was asked again tell a near-tie there from a fault.
+difference. The logprobs of the second answer tell whether the difference is a near-tie or a fault.
 
 One difference accuses nobody. A third slice is asked, and the odd one is asked again: a slice is wrong that differs from two others that
 agree, and does so twice. With fewer than three slices of one engine nobody is found wrong.

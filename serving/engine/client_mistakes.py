@@ -1,15 +1,15 @@
 """What a client did wrong is told as such, before its answer has begun.
 
-vLLM 0.26 looks at sampling parameters when an answer is read for the first time. By then a stream has its 200: on `/v1/responses`
-its connection is cut, which to a router is a slice that broke off, and elsewhere the error is an event. And its `/v1/messages`
-tells every mistake, as a prompt that is too long, as a 500 of the engine's, its `/v1/responses` every item that it can't make a
-message of. Here parameters are looked at before, and a mistake is a 400 on every route.
+vLLM 0.26 looks at sampling parameters when an answer is read for the first time. By then a stream has its 200. On `/v1/responses` vLLM
+cuts the connection, which to a router is a slice that broke off; elsewhere the error is an event. On `/v1/messages` every mistake is a
+500 of the engine's, such as a prompt that is too long. On `/v1/responses` every item is one that vLLM makes no message of. Here
+parameters are looked at before, and a mistake is a 400 on every route.
 
-EngineCore looks at the parameters of a request once more as it reads it, and where they are wrong then it reads no other request: a
-`min_tokens` beyond what the prompt leaves of the context ended an engine without a sign. So they are read here before they are sent.
+EngineCore looks at the parameters of a request once more as it reads it. Where they are wrong then, it reads no other request: a
+`min_tokens` beyond what the prompt leaves of the context ends an engine without a sign. So they are read here before they are sent.
 
-A grammar is compiled in EngineCore. One that can't be, or that nothing can follow, was a 500: routers took slices that met it for
-broken ones, and asked another.
+EngineCore compiles grammars. vLLM makes a 500 of one that can't be compiled, or that nothing can follow: routers would take slices that
+met it for broken, and ask another.
 """
 
 from collections.abc import AsyncIterator, Callable

@@ -1,8 +1,8 @@
 """Masks of grammars go to the rows of a step's logits that they are for.
 
-vLLM's scheduler gives a step's masks in the order in which it scheduled the requests, with one more for each token that was
-drafted for a request. tpu-inference 0.26 takes them for one a request, in the order of the requests' ids (upstream:
-tpu-inference#1531). So requests with grammars that ran side by side got one another's, and ended with errors.
+vLLM's scheduler gives a step's masks in the order in which it scheduled the requests. A request has one mask more for each token
+that was drafted for it. tpu-inference 0.26 takes the masks for one a request, in the order of the requests' ids (upstream:
+tpu-inference#1531). So requests with grammars that run side by side get one another's, and end with errors.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

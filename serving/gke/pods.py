@@ -154,8 +154,10 @@ def host(app: Application, pool: Pool) -> dict[str, Any]:
 
 
 def _host_index(pool: Pool) -> dict[str, str]:
-    """What KubeRay leaves out of a slice of one host. Without it the TPU webhook ignores KubeRay's number of the slice, counts
-    by itself, and gives the host that replaces a lost one the name of a slice that serves.
+    """The host's index, which KubeRay leaves out of a slice of one host.
+
+    Without an index the TPU webhook ignores KubeRay's number of the slice and counts by itself. Then the host that replaces a lost
+    one gets the name of a slice that serves.
     """
     return {_HOST_INDEX_LABEL: "0"} if pool.plan.slice.hosts == 1 else {}
 

@@ -1,7 +1,7 @@
 """Where a host's weights come from, and the disk and memory that takes.
 
-A model is downloaded from Hugging Face's site to each host's disk, read from a mounted bucket (`/weights/...`), or streamed
-from one (`gs://...`, by the Run:ai streamer that vLLM takes for such paths).
+Each host downloads a model from Hugging Face's site to its disk, reads it from a mounted bucket (`/weights/...`), or streams it
+from a bucket (`gs://...`). vLLM takes the Run:ai streamer for such paths.
 """
 
 from collections.abc import Callable, Sequence

@@ -27,8 +27,8 @@ _FORGOTTEN_S = 90 * 86400.0
 class Flush:
     """What a router tells: increments under a number, and the keys with a budget that it asks about.
 
-    `under_way` has the tokens that requests under way may yet use, of every key with a budget that asks the router, and their dollars
-    under `$`. `day` is the router's, and says which day and month of those keys are meant.
+    `under_way` has what requests under way may yet use, by every key with a budget that asks the router: tokens, and dollars under
+    `$`. `day` is the router's, and says which day and month of those keys are meant.
     """
 
     router: str

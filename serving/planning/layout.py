@@ -11,9 +11,9 @@ SHORT_AXES = ("data", "model")
 class Layout:
     """`data` copies of the model in the slice, each of `pipeline` stages of `width` devices.
 
-    Attention heads are cut over `tensor` devices, experts over `expert` times as many. `attention_data` of the former and
-    `attention_expert` of the latter share attention by requests instead (attention data parallelism), `decode_context` of
-    the former and `prefill_context` more share it by tokens (context parallelism).
+    Attention heads are cut over `tensor` devices, experts over `expert` times as many. Attention data parallelism: `attention_data`
+    of the `tensor` devices and `attention_expert` of the `expert` devices share attention by requests instead. Context parallelism:
+    `decode_context` of the `tensor` devices, and `prefill_context` devices more, share attention by tokens.
     """
 
     tensor: int

@@ -8,8 +8,8 @@ HAProxy also answers by itself without a router: 404 in plain text before it kno
 where a router broke off. OpenAI's clients take a 404 as final, but they should come again.
 
 Serve waits an hour for a silent client, and takes 4,096 connections: whoever opened so many closed the door. Here a request's
-headers have to come within seconds, a client that neither sends nor reads is cut off, and no single address takes more than
-half of the door. Statistics are for the host itself, as is the admin socket for its own user. TLS ends here.
+headers have to come within seconds, and a client that neither sends nor reads is cut off. No single address takes more than
+half of the door. Only the host itself reads the statistics, and only its own user reaches the admin socket. TLS ends here.
 
 HAProxy would speak HTTP/2 with whoever begins to, also without TLS: a hundred requests on each connection that it counts. And each
 method that a stranger makes up would be a series of Serve's metrics for good.

@@ -1,7 +1,7 @@
 """The routers of one service tell each other what they sent to which slice: small batches over HTTP, for which no request waits.
 
-A router listens on a port of its own, which asks for the cluster's secret as the ports of slices do, and writes its address
-into the store with its demand. News go out a few times a second. A neighbour that has not yet taken the last batch does not get
+A router listens on a port of its own and writes the address into the store, with its demand. The port asks for the cluster's
+secret, as the ports of slices do. News go out a few times a second. A neighbour that has not yet taken the last batch does not get
 the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks one neighbour for everything.
 """
 

@@ -1,8 +1,8 @@
 """How the process of a router is set up, beside its event loop.
 
-glibc takes a freed large piece for a sign that more will come, and from then on cuts pieces of up to 32 MiB out of a heap that
-shrinks at its end alone: a router that had read 256 MiB of bodies kept most of it. With a fixed bound each large piece is
-mapped by itself, and unmapped.
+Once a large piece is freed, glibc expects more of its size. It then cuts pieces of up to 32 MiB out of a heap that shrinks at its
+end alone: a router that had read 256 MiB of bodies kept most of it. With a fixed bound each large piece is mapped by itself, and
+unmapped.
 
 The event loop shares Python's lock with the thread that parses large bodies. Each time that the loop wakes it waits for as
 long as that thread may keep the lock.

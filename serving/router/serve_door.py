@@ -9,8 +9,8 @@ else on the port stays Serve's: health, draining, keep-alive, TLS. Only this mod
   `record_request_metrics`
 - `ray.serve._private.replica.RequestMetadata`, and `RequestProtocol.HTTP` of the same module
 
-Where Ray lacks one of them, or the service asks Serve for something that Serve does per request (its timeout, its tracing,
-middlewares of a callback), every request goes through Serve's app: slower, and otherwise the same.
+Every request goes through Serve's app, which is slower and otherwise the same, in two cases: where Ray lacks one of these names,
+and where the service has Serve do something for each request (its timeout, its tracing, middlewares of a callback).
 """
 
 import asyncio

@@ -2,8 +2,8 @@
 
 A slice with B sequences takes `step(B)` seconds a token and, in between, the prefill of B / answer requests a token. The
 slice is full at the largest B that keeps the inter-token target and fits the cache and the engine's limit. Its capacity
-is the requests it answers a second at that B. Counts of slices leave room for chance: a mean load of N sequences has
-moments of N + 2 sqrt(N) (square-root staffing), which is much on one slice and nothing on a hundred.
+is the requests it answers a second at that B. Counts of slices leave room for chance (square-root staffing): a mean load of N
+sequences has moments of N + 2 sqrt(N). That is much on one slice and nothing on a hundred.
 """
 
 import math

@@ -1,9 +1,10 @@
 """What the models of one budget, or of one cluster, leave to one another, so that none starves. Pure.
 
-A model in use that has no slice gets its first one from the model that has most beyond its own. Orders that a pool did not
-deliver within its patience make room for what another model lacks, unless its own pools do not deliver either. Where no budget but
-the hardware keeps a model without a slice until its patience is over, one model with slices on the same hardware gives one back. A
-model that gives keeps its `min`, and one slice.
+A model in use that has no slice gets its first one from the model that has most slices beyond its `min`. Orders that a pool did
+not deliver within its patience make room for what another model lacks, unless that model's pools do not deliver either.
+
+The hardware alone, without a budget, may keep a model without a slice until its patience is over. Then one model with slices on the
+same hardware gives one back. A model that gives keeps its `min`, and one slice.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,12 @@
 """Which slices are left out of placement because engines failed there. Decisions only; time is given.
 
-A slice on one of whose hosts two starts failed, with none between that served, is in quarantine: for a minute, after a third for
-two, and so on up to an hour. Then it is tried again. One that gave wrong tokens is left out for an hour at once. Where the engine may be at fault (no other slice serves the same version),
-the slice is left out for that version alone, and only while another slice is free to be tried. So a changed YAML is tried at once,
-and an engine that starts nowhere still fails as often as Serve lets it. A slice whose failing host was replaced is tried at once.
+Two starts that failed on one host, with no start between them that served, put its slice into quarantine for a minute. A third
+failure makes it two minutes, and so on up to an hour; then the slice is tried again. A slice that gave wrong tokens is left out
+for an hour at once. A slice whose failing host was replaced is tried at once.
+
+Where no other slice serves the same version, the engine may be at fault. Then the slice is left out for that version alone, and
+only while another slice is free to be tried. So a changed YAML is tried at once, and an engine that starts nowhere still fails
+as often as Serve lets it.
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -1,9 +1,10 @@
 """A controller that comes back lets slices go on that it finds in the middle of their start.
 
 Serve ends a replica that has not been initialized when its controller comes back, and one that then does not answer within 30 s.
-An engine's start takes minutes, and its end would count as a failure of the slice. A replica that waits for hardware and is ended
-so that another is placed elsewhere has not failed either, nor one that gives its start up because a host of its slice is to go. `serving.slices.placement.install` calls `install`. Only this module uses
-these private names of Ray Serve:
+An engine's start takes minutes, and its end would count as a failure of the slice. Two more ends are no failures: that of a
+replica that waits for hardware while another is placed elsewhere, and that of a start on a slice with a host that is to go.
+
+`serving.slices.placement.install` calls `install`. Only this module uses these private names of Ray Serve:
 
 - `ray.serve._private.deployment_state.ActorReplicaWrapper.check_ready`, which is replaced, and its `_was_initialized_obj_ref`,
   `_actor_handle`, `_replica_id` and `_unrecoverable`

@@ -1,8 +1,8 @@
 """What one key may use: requests and tokens a minute, and requests at once. Pure: time is given.
 
 A limit per minute is a bucket of that size which refills all the time: a minute's worth may come at once, and nothing
-resets on the stroke of the minute. All routers share one bucket: each knows its level from what the others say they took, and
-takes no more than its share of it until it has heard of them again (`serving.router.admission.shares`).
+resets on the stroke of the minute. All routers share one bucket. Each knows the level from what the others say they took. Until it
+hears of them again it takes no more than its share (`serving.router.admission.shares`).
 """
 
 import math

@@ -1,10 +1,12 @@
 """A stream of Anthropic's Messages or OpenAI's Responses that breaks off on one slice and goes on on another. Bytes in, bytes out.
 
-Their events are numbered blocks without token ids. So the router asks the engine to end each step, all events that one look at
-the model's output brings, with an event that names the step's tokens (serving.engine.protocol). It passes steps on whole and cuts
-these events out. When the stream breaks, the router sends the same body to another slice with the ids so far. The engine
-there runs them through vLLM's own parsers and converters, shows nothing of it, and goes on behind them with blocks, usage and
-texts of one answer (serving.engine.steps). Ids and numbers of a response's later events become those of its first slice.
+Their events are numbered blocks without token ids. One look at the model's output brings the events of a step. The router asks
+the engine to end each step with an event that names the step's tokens (serving.engine.protocol). It passes steps on whole and
+cuts these events out.
+
+When the stream breaks, the router sends the same body to another slice with the ids so far. The engine there runs the ids through
+vLLM's own parsers and converters without showing a word. Then it goes on behind them, so that blocks, usage and texts are those of
+one answer (serving.engine.steps). Ids and numbers of a response's later events become those of its first slice.
 """
 
 from collections.abc import Mapping

@@ -1,16 +1,23 @@
 """Which requests are suspected of ending slices, and which have been found to. Pure; time is given.
 
-A slice died. Of the requests that were running there, those are suspects that had got nothing yet and had not been there
-while the slice gave tokens for WORKED_S, and those under which a second slice died. Nobody else is: who was there while the
-slice went on giving tokens did not end it by coming. Silences don't count, for a deadly program is compiled first, and a
-token or two do not, for they may be the deadly request's own. A death is forgotten of a request that had a whole answer since,
-or that had been on the next slice for longer than any trial takes.
+A slice died. Of the requests that ran there, a request is a suspect in two cases:
 
-A suspect is tried again, but not before every router has heard of it (HEARD_S), and on a slice where it is the only suspect
-of all routers. It is not the one that died, for a router may hear of a suspect before it knows of the death. The suspect is
-cleared by its first new token, unless two slices have died under it, by its whole answer, or by running for half as long again,
-and a second, as on the slice that died. If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of
-that death. The guilty are refused for REFUSED_S, on every router.
+- It had got nothing yet, and the slice had not given tokens for WORKED_S while the request was there.
+- It is the second slice that died under it.
+
+A request that was there while the slice went on giving tokens did not end the slice by coming. Silences don't count as such
+time, for a deadly program is compiled first. Nor do a token or two, for they may be the deadly request's own. A death is
+forgotten once its request had a whole answer, or was on the next slice for longer than any trial takes.
+
+A suspect is tried again once every router has heard of it (HEARD_S), on a slice where it is the only suspect of all routers.
+That slice is not the one that died: a router may hear of a suspect before it knows of the death. Three things clear a suspect:
+
+- its first new token, unless two slices have died under it
+- its whole answer
+- to have run for half as long again, and a second, as on the slice that died
+
+If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The guilty are refused for
+REFUSED_S, on every router.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
 """

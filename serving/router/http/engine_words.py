@@ -1,7 +1,7 @@
 """An engine's words on a request that it refuses, for a reader who knows this service's YAML and its HTTP API alone. Pure.
 
-vLLM names flags of its own command line, and passes on what pydantic says of a wrong field as Python prints it, with all of the
-input. Clients log errors, so none of the request's text stays.
+vLLM names flags of its own command line. It passes pydantic's errors on as Python prints them, with all of the input. Clients log
+errors, so none of the request's text stays.
 """
 
 import ast

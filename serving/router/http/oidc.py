@@ -1,7 +1,7 @@
 """Tokens of an OpenID Connect issuer (`router.oidc`): whose request it is, and what it may use, by the token's claims.
 
-The issuer's public keys are asked for when a router starts, every quarter of an hour, and when a token names one that is not among
-them. No request waits for that. A token that was found good is remembered until it ends.
+A router asks for the issuer's public keys when it starts, every quarter of an hour, and when a token names an unknown key. No request
+waits for that. A token that was found good is remembered until it ends.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Parses and checks large bodies beside the event loop: one at a time, and those of one key with pauses between them.
 
-Python parses with its global lock held, a large body for 10 ms and more. Threads side by side held the event loop up for the sum
-of their bodies, and a key with nothing but large bodies left it no time.
+Python parses with its global lock held, a large body for 10 ms and more. Threads side by side would hold the event loop up for the
+sum of their bodies. A key with nothing but large bodies would leave the loop no time.
 """
 
 import asyncio

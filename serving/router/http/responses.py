@@ -1,7 +1,7 @@
 """What OpenAI's Responses API remembers: answers by id, and the conversation that led to each. Pure.
 
-Engines remember nothing. The router puts the earlier part of a conversation into `input`, in the place of
-`previous_response_id`, and keeps what comes back (serving.router.http.response_store), where the YAML names a store.
+Engines remember nothing. Where the YAML names a store, the router puts the earlier part of a conversation into `input`, in the
+place of `previous_response_id`. It keeps what comes back (serving.router.http.response_store).
 """
 
 from collections.abc import Iterable, Mapping

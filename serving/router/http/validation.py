@@ -82,9 +82,9 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
-# Fields that steer an engine past the router: its queue, its copies, other engines' caches, work without a client, how
-# many frames and pixels are made of media, and tensors of media that go into the engine as they come. With the messages of
-# gpt-oss's format an engine repeats a client's own objects behind its usage, where keys are charged by it.
+# Fields that steer an engine past the router: its queue, its copies, other engines' caches and work without a client. Some say how
+# many frames and pixels are made of media, or put tensors of media into the engine as they come. With the messages of gpt-oss's
+# format an engine repeats a client's own objects behind its usage, by which keys are charged.
 _STEERING = (
     "priority",
     "kv_transfer_params",

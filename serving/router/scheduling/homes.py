@@ -1,8 +1,8 @@
 """A conversation's home: the slice that every router names for it without talking. Pure.
 
-Multi-probe consistent hashing (Appleton and O'Reilly, 2015): a slice is some points on a ring, a conversation some probes, and
-its home is the slice with the point that comes soonest after a probe. A slice more or less moves only its own share of
-conversations.
+Multi-probe consistent hashing (Appleton and O'Reilly, 2015): a slice is some points on a ring, a conversation some probes. The
+conversation's home is the slice with the point that comes soonest after a probe. A slice more or less moves only its own share
+of conversations.
 """
 
 from bisect import bisect_left

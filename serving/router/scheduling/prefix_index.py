@@ -3,9 +3,11 @@
 A prompt's text is cut into blocks: 512 bytes each for the first 8 KiB, and then twice as long each time that the text doubles.
 So a text of any length has at most 72 blocks, and no match is understated by more than an eighth. A hash of a block and of
 all before it is the block's name, so prompts with a common beginning share names. Text and not tokens: the engine tokenises
-anyway, and its blocks may end elsewhere. No client can make names collide: they are Python's own keyed hashes or, where routers
-tell each other of them, hashes under a key that the routers share, which take four times as long. All routers must agree on a
-conversation's home, so a hash that is the same everywhere gives it.
+anyway, and its blocks may end elsewhere.
+
+No client can make names collide: they are Python's own keyed hashes. Where routers tell each other of names, these are hashes under
+a key that the routers share, which take four times as long. All routers must agree on a conversation's home, so a hash that is
+the same everywhere gives it.
 """
 
 import itertools

@@ -1,9 +1,14 @@
 """The production engine, tpu-inference, on JAX's CPU backend, with the patches that a simulated host needs.
 
-A real TPU and XLA's CPU backend differ in six places, each patched in one module here: attention kernels (attention),
-device coordinates, memory statistics, compiler options and buffer aliasing (platform), how processes of a slice find
-each other (worker, executor), and how they wait for one another (waiting). Nothing here loads on a host that is not simulated, and nothing here says anything
-about TPU speed, HBM limits or the numerics of Pallas kernels.
+A real TPU and XLA's CPU backend differ in these places:
+
+- attention kernels (`attention`)
+- device coordinates, memory statistics, compiler options and buffer aliasing (`platform`)
+- how processes of a slice find each other (`worker`, `executor`)
+- how they wait for one another (`waiting`)
+
+Nothing here loads on a host that is not simulated. Nothing here says anything about TPU speed, HBM limits or the numerics of
+Pallas kernels.
 """
 
 import os
