@@ -1,9 +1,11 @@
 """What the folders promise: pure modules load without a cluster, a clock or a socket, and one place writes the environment."""
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,23 @@ def test_every_pure_module_loads_where_nothing_impure_can_be_imported() -> None:
     command = [sys.executable, "-c", LOAD, *PURE["source_modules"]]
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
     assert done.returncode == 0, done.stderr
+
+
+def test_every_module_that_calls_itself_pure_stands_in_the_contract() -> None:
+    beyond = [
+        name for name, text in _docstrings() if re.search(r"\bPure[.;:]|\bPure,", text) and not _listed(name)
+    ]
+    assert not beyond
+
+
+def _docstrings() -> Iterator[tuple[str, str]]:
+    for path in (ROOT / "serving").rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        yield name, ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def _listed(name: str) -> bool:
+    return any(f"{name}.".startswith(f"{pure}.") for pure in PURE["source_modules"])
 
 
 def test_the_environment_is_written_in_one_place() -> None:
