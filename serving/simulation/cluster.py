@@ -144,8 +144,9 @@ class SimulatedCluster:
     ) -> Self:
         """Start a head and slices of these shapes; raises SimulationError if one runs in this directory already.
 
-        `pools` are the keys of the pools that the first of the slices are bought for. `engine` is what replicas run, one of ENGINES; `startup` how long the simulated engine takes to start;
-        `network_kind` one of network.NETWORKS, by default namespaces where this user may make them.
+        `pools` are the keys of the pools that the first of the slices are bought for. `engine` is what replicas run, one of ENGINES.
+        `startup` is how long the simulated engine takes to start. `network_kind` is one of network.NETWORKS, by default namespaces
+        where this user may make them.
         """
         network_kind = network_kind or best()
         if engine not in ENGINES:
@@ -220,15 +221,22 @@ class SimulatedCluster:
     ) -> str:
         """Start every host of one more slice, bought for the pool of this key or for any; returns its name.
 
-        `without` are variables that the hosts lack, as TPU_NAME where Google's webhook was not there in time.
+        `without` are variables that the hosts lack, as TPU_NAME where Google's webhook was not there in time; raises SimulationError
+        for one that hosts don't have anyway. Of a start that fails or is interrupted nothing stays.
         """
+        _check_variables(shape, without)
         entry = self._added(shape, name, pool)
-        self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)], without=without)
+        try:
+            self._start_hosts([(entry, worker_id) for worker_id in range(shape.hosts)], without=without)
+        except BaseException:
+            self.kill_slice(entry.name)
+            raise
         return entry.name
 
     def restart_host(self, name: str, worker_id: int) -> None:
         """Start a killed host of a slice again, as a new VM under the old name."""
         entry = self._slice(name)
+        _check_host(entry, worker_id)
         if self.status(name)[0].alive[worker_id]:
             raise SimulationError(f"host {worker_id} of {name} is alive; kill it first")
         self.kill_host(name, worker_id)  # of a host whose cable is cut the processes run on
@@ -494,6 +502,15 @@ def _refuse_long(directory: Path, shapes: Sequence[Slice]) -> None:
 def _check_host(entry: SimulatedSlice, worker_id: int) -> None:
     if worker_id not in range(entry.hosts):
         raise SimulationError(f"{entry.name} has hosts 0 to {entry.hosts - 1}, not {worker_id}")
+
+
+def _check_variables(shape: Slice, without: Sequence[str]) -> None:
+    known = shape.host_environment("", 0)
+    for name in without:
+        if name not in known:
+            raise SimulationError(
+                f"hosts of {shape} have no variable {name!r} to lack; they have {', '.join(known)}"
+            )
 
 
 def _finish(start: "subprocess.Popen[str]") -> None:

@@ -1,0 +1,39 @@
+"""What a simulation refuses, and what of it stays, before any process is started."""
+
+from pathlib import Path
+
+import pytest
+
+from serving.errors import SimulationError
+from serving.simulation.cluster import SimulatedCluster
+from serving.tpu import resolve
+
+pytestmark = pytest.mark.unit
+TWO_HOSTS = resolve("v6e", "2x4", 2)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> SimulatedCluster:
+    return SimulatedCluster(tmp_path, "0123456789ab", cluster_secret="secret")
+
+
+def test_a_host_that_a_slice_does_not_have_is_refused(cluster: SimulatedCluster) -> None:
+    cluster._added(TWO_HOSTS)
+    for act in (cluster.restart_host, cluster.kill_host, cluster.cut_cable, cluster.corrupt):
+        with pytest.raises(SimulationError, match="slice-0 has hosts 0 to 1, not 7"):
+            act("slice-0", 7)
+
+
+def test_hosts_can_lack_only_a_variable_that_they_would_have(cluster: SimulatedCluster) -> None:
+    with pytest.raises(
+        SimulationError, match=r"no variable 'TPUNAME' to lack; they have TPU_NAME, TPU_WORKER"
+    ):
+        cluster.add_slice(TWO_HOSTS, without=["TPUNAME"])
+    assert cluster.status() == []
+
+
+def test_of_a_slice_whose_start_fails_nothing_stays(cluster: SimulatedCluster) -> None:
+    (cluster.directory / "chips").touch()  # a file in the place of the folder: no host can have chips
+    with pytest.raises(OSError, match="chips"):
+        cluster.add_slice(TWO_HOSTS)
+    assert SimulatedCluster.attach(cluster.directory).status() == []
