@@ -150,7 +150,11 @@ def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
         else ""
     )
     command = f"gcloud container node-pools create {{pool}} {_place(gke)}"
-    command += f" --machine-type={plan.slice.machine_type}{{shape}} --disk-size={pool.storage.boot_disk_gb}{purchase}{networks}"
+    command += f" --machine-type={plan.slice.machine_type}{{shape}}"
+    # GKE's own type is a persistent disk, which machines from v6e on don't take.
+    command += (
+        f" --disk-type={plan.slice.hardware.disk} --disk-size={pool.storage.boot_disk_gb}{purchase}{networks}"
+    )
     # GKE refuses a flex-start pool that begins with nodes, and orders them for pods that wait.
     least = 0 if spec.capacity[0] is CapacityType.FLEX_START else counts.min
     if hosts == 1:
@@ -177,7 +181,8 @@ def _priority(pool: Pool, capacity: CapacityType, gke: GkeSpec) -> dict[str, Any
         "count": plan.slice.chips_per_host,
         "topology": plan.slice.topology,
     }
-    priority: dict[str, Any] = {"tpu": tpu, "storage": {"bootDiskSize": pool.storage.boot_disk_gb}}
+    disk = {"bootDiskType": plan.slice.hardware.disk, "bootDiskSize": pool.storage.boot_disk_gb}
+    priority: dict[str, Any] = {"tpu": tpu, "storage": disk}
     match capacity:
         case CapacityType.RESERVED:
             priority["reservations"] = {

@@ -11,6 +11,8 @@ _DOCS = "https://docs.cloud.google.com"
 # One list for every GKE machine type, its topologies and accelerator label.
 _GKE_TPUS = f"{_DOCS}/kubernetes-engine/docs/concepts/plan-tpus"
 _XPK = "https://github.com/AI-Hypercomputer/xpk src/xpk/core/system_characteristics.py"
+# The disks that a generation's machines take (https://docs.cloud.google.com/tpu/docs/setup-persistent-disk): one kind each.
+_PERSISTENT, _HYPERDISK = "pd-balanced", "hyperdisk-balanced"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Generation:
     topologies: tuple[str, ...] = field(repr=False)
     topology_rule: str
     gke_accelerator: str
+    disk: str
     hbm_bytes: int
     usable_hbm_bytes: int
     bf16_flops: float
@@ -95,6 +98,7 @@ _ROWS = (
         topologies=_3d(cubes=64),
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 4096 chips",
         gke_accelerator="tpu-v4-podslice",
+        disk=_PERSISTENT,
         hbm_bytes=32 * GIB,
         usable_hbm_bytes=int(30.75 * GIB),  # "of 30.75G hbm": https://github.com/erfanzar/EasyDeL/issues/166
         bf16_flops=275e12,
@@ -117,6 +121,7 @@ _ROWS = (
         topologies=_2D,
         topology_rule=_2D_RULE,
         gke_accelerator="tpu-v5-lite-podslice",
+        disk=_PERSISTENT,
         hbm_bytes=16 * GIB,
         # "of 15.75G hbm": https://github.com/GoogleCloudPlatform/kubernetes-engine-samples/pull/1467
         usable_hbm_bytes=int(15.75 * GIB),
@@ -137,6 +142,7 @@ _ROWS = (
         topologies=_3d(cubes=96),
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 6144 chips",
         gke_accelerator="tpu-v5p-slice",
+        disk=_PERSISTENT,
         hbm_bytes=95 * GIB,
         # XLA prints "of 95.74G hbm"; plans take the page's 95, the smaller.
         usable_hbm_bytes=95 * GIB,
@@ -168,6 +174,7 @@ _ROWS = (
         topologies=_2D,
         topology_rule=_2D_RULE,
         gke_accelerator="tpu-v6e-slice",
+        disk=_HYPERDISK,
         hbm_bytes=32 * GIB,
         # libtpu's compiler refuses a program "of 31.24G hbm"; boot logs of v6e hosts print 31.25.
         usable_hbm_bytes=int(31.24 * GIB),
@@ -198,6 +205,7 @@ _ROWS = (
         topologies=("1x1x1", *_3d(cubes=144)),
         topology_rule="and AxBxC in multiples of 4 with A<=B<=C, up to 9216 chips",
         gke_accelerator="tpu7x",
+        disk=_HYPERDISK,  # a user's report of 2026: v7 takes no persistent disk
         hbm_bytes=192 * GIB,
         # "of 94.75G hbm" a device: https://github.com/AI-Hypercomputer/tpu-recipes inference/ironwood
         usable_hbm_bytes=int(2 * 94.75 * GIB),

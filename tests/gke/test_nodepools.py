@@ -274,7 +274,24 @@ def test_the_boot_disk_leaves_the_pod_the_weights_that_it_downloads() -> None:
     assert " --disk-size=110 " in line
     several = planned("v6e", "4x4", capacity=["spot", "on-demand"])
     priorities = nodepools.compute_class(pool(several), GKE)["spec"]["priorities"]
-    assert [way["storage"] for way in priorities] == [{"bootDiskSize": 110}] * 2
+    disk = {"bootDiskType": "hyperdisk-balanced", "bootDiskSize": 110}
+    assert [way["storage"] for way in priorities] == [disk] * 2
+
+
+@pytest.mark.parametrize(
+    ("generation", "topology", "disk"),
+    [
+        ("v4", "2x2x2", "pd-balanced"),
+        ("v5e", "2x4", "pd-balanced"),
+        ("v5p", "2x2x1", "pd-balanced"),
+        ("v6e", "2x2", "hyperdisk-balanced"),
+        ("v7x", "2x2x1", "hyperdisk-balanced"),
+    ],
+)
+def test_machines_get_the_one_kind_of_disk_that_they_take(generation: str, topology: str, disk: str) -> None:
+    hosts = {"hosts": 2} if topology == "2x4" else {}
+    (line,) = nodepools.gcloud_lines(pool(planned(generation, topology, **hosts)), GKE)
+    assert f" --disk-type={disk} --disk-size=" in line
 
 
 def test_experts_that_get_smaller_while_they_load_are_downloaded_at_full_size() -> None:
