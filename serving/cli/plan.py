@@ -20,7 +20,7 @@ from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
 from serving.gke import serve_config
 from serving.gke.application import application
-from serving.gke.manifest import kustomize, render
+from serving.gke.manifest import KUSTOMIZATION, base_mark, kustomize, render
 from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
@@ -32,6 +32,7 @@ from serving.planning.summary import candidate_summary, summary
 from serving.scaling.sizing import offers, read_workload
 
 OK, REFUSED, UNREADABLE = 0, 1, 2
+_OTHER_KUSTOMIZATIONS = ("kustomization.yml", "Kustomization")  # kustomize takes one file of the three
 
 
 def add_commands(commands: Any) -> None:
@@ -186,7 +187,7 @@ def manifest_file(
         if base is None:
             output.write(render(app, deployment.document))
         else:
-            _write_base(base, kustomize(app, deployment.document))
+            _write_base(base, kustomize(app, deployment.document), base_mark(app))
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED
@@ -195,15 +196,25 @@ def manifest_file(
     return OK
 
 
-def _write_base(folder: Path, files: dict[str, str]) -> None:
+def _write_base(folder: Path, files: dict[str, str], mark: str) -> None:
+    """A base that was written there before is written again; what somebody else wrote stays as it is."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        there = [name for name in (*files, *_OTHER_KUSTOMIZATIONS) if (folder / name).exists()]
+        if there and not _begins_with(folder / KUSTOMIZATION, mark):
+            raise ConfigError(
+                f"--kustomize {folder} has a {there[0]} that is not of this application's base; name a folder of its own"
+            )
         for name, text in files.items():
             (folder / name).write_text(text)
     except OSError as error:
         raise ConfigError(
             f"--kustomize {folder}: {error.strerror}; name a folder that can be written"
         ) from None
+
+
+def _begins_with(file: Path, mark: str) -> bool:
+    return file.exists() and file.read_text(errors="replace").startswith(mark)
 
 
 def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:

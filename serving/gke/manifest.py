@@ -18,6 +18,8 @@ from serving.tpu import POD_TYPE_LABEL, POOL_LABEL, pool_label
 
 RAY_VERSION = "2.60.0"
 
+KUSTOMIZATION = "kustomization.yaml"
+
 _IDLE_S = 600  # a slice takes minutes to get and to load
 # What kubectl and KubeRay take for a boolean or a number where PyYAML sees text, and writes no quotes: y, 0o17, 08, 1e3.
 _NO_TEXT_IN_GO = re.compile(
@@ -58,8 +60,12 @@ def kustomize(app: Application, document: dict[str, Any]) -> dict[str, str]:
         "kind": "Kustomization",
         "resources": sorted(files),
     }
-    head = f"# {app.name}: written by `serving manifest FILE --kustomize DIR`; change it in an overlay.\n"
-    return {"kustomization.yaml": head + _before(app) + _text(base), **files}
+    return {KUSTOMIZATION: f"{base_mark(app)}\n{_before(app)}{_text(base)}", **files}
+
+
+def base_mark(app: Application) -> str:
+    """The first line of a base's kustomization.yaml: whose it is, and that it is not to be edited."""
+    return f"# {app.name}: written by `serving manifest FILE --kustomize DIR`; change it in an overlay."
 
 
 def _objects(app: Application, document: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -181,6 +181,38 @@ def test_a_base_for_kustomize_is_a_file_a_kind(tmp_path: Path, capsys: pytest.Ca
     assert "name a folder that can be written" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("kustomization.yaml", "resources: [../base]\n"),
+        (
+            "kustomization.yaml",
+            "# another: written by `serving manifest FILE --kustomize DIR`; change it in an overlay.\n",
+        ),
+        ("kustomization.yml", "resources: []\n"),
+        ("service.yaml", "kind: Service\n"),
+    ],
+)
+def test_a_base_is_written_over_its_own_earlier_one_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], file: str, text: str
+) -> None:
+    path, folder = deployment(tmp_path, LLAMA), tmp_path / "overlay"
+    folder.mkdir()
+    (folder / file).write_text(text)
+    command = ["manifest", path, "--image", "image", "--kustomize", str(folder)]
+    assert main(command) == UNREADABLE
+    assert f"overlay has a {file} that is not of this application's base" in capsys.readouterr().err.replace(
+        "\n", ""
+    )
+    assert [entry.name for entry in folder.iterdir()] == [file]
+    assert (folder / file).read_text() == text
+    (folder / file).unlink()
+    assert main(command) == OK
+    (folder / "service.yaml").write_text("")
+    assert main(command) == OK
+    assert (folder / "service.yaml").read_text()
+
+
 def test_nothing_is_rendered_of_what_does_not_fit(tmp_path: Path, console: Console) -> None:
     output = io.StringIO()
     assert manifest_file(deployment(tmp_path, TOO_LARGE), output, console) == REFUSED
