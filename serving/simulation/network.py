@@ -165,8 +165,10 @@ def best() -> str:
     trial = f"sv-trial-{os.getpid()}"
     try:
         _ip("netns", "add", trial)
-        _ip("netns", "exec", trial, "true")
-        _ip("netns", "delete", trial)
+        try:
+            _ip("netns", "exec", trial, "true")
+        finally:  # a container may make namespaces and not mount their /sys
+            _ip("netns", "delete", trial)
     except SimulationError:
         return LOOPBACK
     return NAMESPACES

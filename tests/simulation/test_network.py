@@ -5,6 +5,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from support.servers import until
@@ -124,3 +125,22 @@ def test_an_unknown_network_is_refused() -> None:
         SimulationError, match=f"no network is named 'wires'; there are {NAMESPACES}, {LOOPBACK}"
     ):
         network("wires", "0")
+
+
+def test_a_container_that_may_not_enter_namespaces_is_left_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (tmp_path / "ip").write_text(
+        "#!/bin/sh\n"
+        'case "$2" in\n'
+        f'add) /bin/mkdir {made}/"$3";;\n'
+        f'delete) /bin/rmdir {made}/"$3";;\n'
+        "*) echo 'mount of /sys failed' >&2; exit 1;;\n"
+        "esac\n"
+    )
+    (tmp_path / "ip").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert best() == LOOPBACK
+    assert list(made.iterdir()) == []
