@@ -26,7 +26,26 @@ _LONGEST_SET = 52
 # How KubeRay ends the names of the Services that it makes of a RayService's name.
 _OF_KUBERAY = ("-head-svc", "-serve-svc", "-headless")
 _MODEL_LETTERS = 30
-_IMAGE = re.compile(r"[\w.-]+(:\d+)?(/[\w.-]+)*(:[\w.-]+)?(@[\w+.-]+:[0-9a-fA-F]+)?")
+# Kubelets refuse capitals anywhere but in the registry's name and in the tag.
+_FOLDER = r"[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[a-zA-Z0-9.-]+(?::\d+)?/)?{_FOLDER}(?:/{_FOLDER})*(?::\w[\w.-]*)?(?:@[a-z0-9]+:[0-9a-f]{{32,}})?",
+    re.ASCII,
+)
+# A secret that is mounted there would hide what the image or another volume has.
+_NO_FOLDER_OF_KEYS = (
+    "/app",
+    "/bin",
+    "/dev",
+    "/etc/ssl",
+    "/lib",
+    "/lib64",
+    "/proc",
+    "/sbin",
+    "/sys",
+    "/usr",
+    WEIGHTS,
+)
 # What the webhook sets for TPUs in each pod, and what keys of the YAML set.
 _NOT_IN_ENV = {
     "TPU_NAME": "Google's TPU webhook sets it",
@@ -38,6 +57,12 @@ _NOT_IN_ENV = {
     "SERVING_KEYS": "name a file in router.keys_file, and its secret in gke.keys_secret",
     "OTEL_EXPORTER_OTLP_HEADERS": "name a secret in gke.tracing_secret",
     "RAY_AUTH_TOKEN": "KubeRay makes it",
+    **dict.fromkeys(
+        ("FQ_RAY_IP", "RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_CLUSTER_NAME", "RAY_PORT"), "KubeRay sets it"
+    ),
+    **dict.fromkeys(
+        ("TPU_VISIBLE_CHIPS", "TPU_VISIBLE_DEVICES"), "an engine has all chips of its slice's hosts"
+    ),
     **dict.fromkeys(
         ("RAY_REDIS_ADDRESS", "REDIS_PASSWORD", "REDIS_USERNAME"), "name a Redis in gke.control_store"
     ),
@@ -155,7 +180,7 @@ def application(
         raise ConfigError(
             "router.door is direct, and the manifest's Service leads to HAProxy alone, which answers while a router restarts; leave it out"
         )
-    if router.keys_file and not re.fullmatch(r"/[^/]+(/[^/]+)+", router.keys_file):
+    if router.keys_file and not _is_of_its_own(router.keys_file):
         raise ConfigError(
             f"router.keys_file is {router.keys_file}; a secret is mounted as a folder of its own: take a path such as /etc/serving/keys.yaml"
         )
@@ -208,6 +233,18 @@ def _check_environment(gke: GkeSpec, plans: Sequence[Plan]) -> None:
             raise ConfigError(
                 f"gke.env sets {derived[0]}, which the plan of {plan.model.name} derives; leave it out"
             )
+
+
+def _is_of_its_own(file: str) -> bool:
+    """Whether a secret can be mounted as the file's folder, and hides nothing there."""
+    folder = posixpath.dirname(file)
+    below = (f"{folder}/".startswith(f"{taken}/") for taken in _NO_FOLDER_OF_KEYS)
+    return (
+        posixpath.normpath(file) == file
+        and re.fullmatch(r"/[^/:]+/[^:]+", folder) is not None
+        and folder != STORE
+        and not any(below)
+    )
 
 
 def _written_on_the_head(router: RouterSpec, store: StoreSpec | None) -> dict[str, str]:

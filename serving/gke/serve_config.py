@@ -1,5 +1,6 @@
 """Serve's own options, beside `args`: what of them can't work in the manifest's pods, and what the load balancer asks for."""
 
+import posixpath
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -34,6 +35,7 @@ _SECRETS = {
 }
 _PASSWORD = re.compile(r"\w+://([^/@]*:[^/@]+@|.*[?&]password=)")
 _CERTIFICATES = ("SERVING_TLS_CERT", "SERVING_TLS_KEY")
+_WRITABLE = "/tmp"  # noqa: S108  on head and slices alike
 
 
 def check(app: Application, document: Mapping[str, Any]) -> None:
@@ -64,12 +66,9 @@ def check(app: Application, document: Mapping[str, Any]) -> None:
             f"requests would meet closed ones; leave it out, or take {_KEEP_S}"
         )
     _check_secrets(app, document)
+    _check_certificates(app, document)
+    _check_logs(document)
     variables = _variables(document.get("controller_options"))
-    if named := [variable for variable in _CERTIFICATES if variable in variables]:
-        raise ConfigError(
-            f"controller_options sets {named[0]}, and the head's pod holds no certificate; leave it out, and let a load balancer "
-            "speak TLS: gke.gateway"
-        )
     several = any(pool.plan.slice.hosts > 1 for pool in app.pools)
     if several and _HOOK not in {**variables, **app.gke.head_env}:
         raise ConfigError(
@@ -85,6 +84,33 @@ def rendered(app: Application, document: Mapping[str, Any]) -> dict[str, Any]:
         **document,
         "http_options": {"keep_alive_timeout_s": _KEEP_S, **(document.get("http_options") or {})},
     }
+
+
+def _check_certificates(app: Application, document: Mapping[str, Any]) -> None:
+    """TLS ends at a load balancer: no volume of the head's pod holds a certificate, and probes and scrapes speak plain HTTP."""
+    http = document.get("http_options") or {}
+    given = {f"http_options.{key}": http[key] for key in http if key.startswith("ssl_")}
+    for where, variables in (
+        ("controller_options sets", _variables(document.get("controller_options"))),
+        ("gke.head_env sets", app.gke.head_env),
+    ):
+        given |= {f"{where} {name}": variables.get(name) for name in _CERTIFICATES}
+    if named := [name for name, value in given.items() if value is not None]:
+        said = named[0] if " " in named[0] else f"{named[0]} is set"
+        raise ConfigError(
+            f"{said}, and the head's pod holds no certificate; leave it out, and let a load balancer speak TLS: gke.gateway"
+        )
+
+
+def _check_logs(document: Mapping[str, Any]) -> None:
+    """Serve makes the folder of its logs when it starts, on file systems that are read-only but for volumes."""
+    for options in (document, *(document.get("applications") or ())):
+        logging = options.get("logging_config")
+        folder = logging.get("logs_dir") if isinstance(logging, Mapping) else None
+        if folder and not f"{posixpath.normpath(str(folder))}/".startswith(f"{_WRITABLE}/"):
+            raise ConfigError(
+                f"logging_config.logs_dir is {folder}, which no volume of the pods holds; leave it out, or take a folder in {_WRITABLE}"
+            )
 
 
 def _check_secrets(app: Application, document: Mapping[str, Any]) -> None:

@@ -743,6 +743,7 @@ HOOK = {
     }
 }
 TLS = {"controller_options": {"runtime_env": {"env_vars": {"SERVING_TLS_CERT": "/etc/tls.crt"}}}}
+LOGS = {"logging_config": {"logs_dir": "/var/log/serve"}}
 
 
 @pytest.mark.parametrize(
@@ -762,6 +763,13 @@ TLS = {"controller_options": {"runtime_env": {"env_vars": {"SERVING_TLS_CERT": "
             "route_prefix of app is null, and Serve sends it no request",
         ),
         (TLS, 8000, "sets SERVING_TLS_CERT, and the head's pod holds no certificate"),
+        (
+            {"http_options": {"ssl_keyfile": "/etc/tls.key"}},
+            8000,
+            r"http_options\.ssl_keyfile is set, and the head's pod holds no certificate",
+        ),
+        (LOGS, 8000, "logs_dir is /var/log/serve, which no volume of the pods holds"),
+        ({"applications": [{"name": "app", **LOGS}]}, 8000, "logs_dir is /var/log/serve"),
         ({"controller_options": {"runtime_env": None}}, 8000, f"IMPORT_PATH: {INSTALL}"),
     ],
 )
@@ -769,6 +777,21 @@ def test_what_serve_can_not_do_in_the_pods_is_refused(document: dict[str, Any], 
     app = application("app", GkeSpec(image="image"), [planned()], port=port)
     with pytest.raises(ConfigError, match=says):
         serve_config.check(app, HOOK | document)
+
+
+def test_logs_in_a_volume_of_the_pods_are_taken() -> None:
+    app = application("app", GkeSpec(image="image"), [planned()])
+    folder = "/tmp/serve"  # noqa: S108
+    serve_config.check(app, HOOK | {"logging_config": {"logs_dir": folder, "log_level": "INFO"}})
+    serve_config.check(app, HOOK | {"logging_config": None, "http_options": {"ssl_keyfile": None}})
+
+
+def test_a_certificate_that_no_volume_holds_is_refused_on_the_head_too() -> None:
+    gke = GkeSpec(image="image", head_env={"SERVING_TLS_CERT": "/etc/tls.crt"})
+    with pytest.raises(
+        ConfigError, match=r"gke\.head_env sets SERVING_TLS_CERT, and the head's pod holds no"
+    ):
+        serve_config.check(application("app", gke, [planned()]), HOOK)
 
 
 @pytest.mark.parametrize("place", ["controller_options", "applications"])
@@ -858,16 +881,27 @@ def test_names_that_kubernetes_takes_are_taken() -> None:
     GkeSpec.model_validate({"token_secret": "a.b-1", "cluster": "c", "kueue_queue": "q", "gateway": gateway})
 
 
-@pytest.mark.parametrize("image", ["r/i 1", "https://r/i", "r/i:1\n"])
+@pytest.mark.parametrize(
+    "image",
+    ["r/i 1", "https://r/i", "r/i:1\n", "r/Serving:1", "Serving", "r//i", "r/i:", "r/i@sha256:1f", "r/ï"],
+)
 def test_an_image_that_is_no_reference_is_refused(image: str) -> None:
     with pytest.raises(ConfigError, match="is no reference of an image"):
         application("app", GkeSpec(image=image), [planned()])
+
+
+@pytest.mark.parametrize("image", ["i", "R/i", "r.io:5000/a/b__c/d--e.f:v1.0_X", f"r/i:1@sha256:{'0f' * 32}"])
+def test_a_reference_of_an_image_is_taken(image: str) -> None:
+    assert application("app", GkeSpec(image=image), [planned()]).image == image
 
 
 @pytest.mark.parametrize(
     ("variable", "way"),
     [
         ("TPU_NAME", "Google's TPU webhook sets it"),
+        ("TPU_VISIBLE_CHIPS", "an engine has all chips of its slice's hosts"),
+        ("RAY_ADDRESS", "KubeRay sets it"),
+        ("RAY_AUTH_MODE", "KubeRay sets it"),
         ("HF_TOKEN", "name a secret in gke.token_secret"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "name a secret in gke.tracing_secret"),
         ("HOST_INDEX", "the manifest sets it"),
@@ -906,9 +940,24 @@ def test_a_variable_that_the_plan_derives_is_refused() -> None:
         objects(copies, env=dict.fromkeys(copies.environment, "0"))
 
 
-def test_keys_that_would_hide_a_whole_folder_are_refused() -> None:
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "",
+        "/etc",
+        "/tmp",  # noqa: S108
+        "/usr/bin",
+        "/etc/ssl/certs",
+        "/var/lib/tpu-serving",
+        "/weights/keys",
+        "/etc/x/..",
+        "/a/b:c",
+    ],
+)
+def test_keys_that_would_hide_what_the_pod_has_are_refused(folder: str) -> None:
+    """Two volumes on one path are also refused by Kubernetes, and with them the whole pod."""
     with pytest.raises(ConfigError, match=r"take a path such as /etc/serving/keys\.yaml"):
-        objects(router=RouterSpec(keys_file="/keys.yaml"))
+        objects(router=RouterSpec(keys_file=f"{folder}/keys.yaml"), store_claim="claim")
 
 
 @pytest.mark.parametrize(
