@@ -110,7 +110,7 @@ def _of_cluster(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]
 def _of_pods(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]:
     """Pods that were made before the RayCluster was changed, as a newer KubeRay does with all that it had not taken over."""
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    templates = {group["groupName"]: group["template"] for group in spec["workerGroupSpecs"]}
+    templates = {group["groupName"]: group["template"] for group in _groups(spec)}
     older: dict[tuple[str, str], int] = {}
     for pod in deployed.pods:
         labels = pod["metadata"]["labels"]
@@ -131,16 +131,19 @@ def _of_pods(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]:
 
 def _grows(wanted: Mapping[str, Any], spec: Mapping[str, Any], differences: Sequence[Difference]) -> bool:
     """Whether all that changed are pools behind those that are there: then KubeRay takes the whole RayService, limits too."""
-    before, after = (
-        [group["groupName"] for group in groups["workerGroupSpecs"]] for groups in (spec, wanted)
-    )
+    before, after = ([group["groupName"] for group in _groups(of)] for of in (spec, wanted))
     new = {f"workerGroupSpecs[{name}]" for name in after[len(before) :]}
     changed = {difference.path for difference in differences if not difference.path.endswith(".maxReplicas")}
     return bool(new) and after[: len(before)] == before and changed <= new
 
 
+def _groups(spec: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """A cluster may be a head alone: somebody's own, of the application's name."""
+    return spec.get("workerGroupSpecs") or ()
+
+
 def _patch(namespace: str, name: str, spec: Mapping[str, Any], limits: Sequence[Difference]) -> str:
-    groups = [group["groupName"] for group in spec["workerGroupSpecs"]]
+    groups = [group["groupName"] for group in _groups(spec)]
     operations = [
         {
             "op": "replace",

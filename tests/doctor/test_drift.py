@@ -200,6 +200,19 @@ def test_what_kuberay_refuses_and_can_not_make_is_told_in_its_words() -> None:
     ]
 
 
+def test_a_head_without_worker_groups_is_told_as_another_service() -> None:
+    """A RayService of the application's name that somebody wrote for a trial of KubeRay."""
+    service = of_kuberay(wanted())
+    cluster = cluster_of(service)
+    pods = pods_of(cluster)
+    for spec in (service["spec"]["rayClusterConfig"], cluster["spec"]):
+        del spec["workerGroupSpecs"]
+    facts = Deployed("llama", "default", wanted(), service, (cluster,), tuple(pods))
+    (finding,) = manifest(replace(healthy(), deployed=facts))
+    assert finding.verdict is Verdict.WARNING
+    assert "workerGroupSpecs is missing" in finding.said
+
+
 def test_a_second_cluster_is_told_and_one_that_goes_is_none() -> None:
     kept = of_kuberay(wanted())
     second = cluster_of(kept, "llama-fghij")
