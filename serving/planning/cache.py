@@ -30,15 +30,26 @@ def token_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
 
 
 def sequence_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: int) -> float:
-    """Bytes of a sequence of `length` tokens on a device; windowed layers keep a window and the running batch."""
+    """Bytes of a sequence of `length` tokens on a device; windowed layers keep a window and the batches that run."""
     windowed = sum(
         _layer_bytes(shape, kind, sizes, layout)
         * _in_whole_groups(shape, kind)
-        * min(length, window + sizes.batched_tokens)
+        * windowed_tokens(sizes, layout, window, length)
         for kind in shape.attention
         if (window := _window(shape, sizes, kind))
     )
     return windowed * _stage(shape, layout) + token_bytes(shape, sizes, layout) * length
+
+
+def windowed_tokens(sizes: EngineSizes, layout: Layout, window: int, length: int) -> int:
+    """Tokens that a layer with a window keeps of a sequence: a page more than it needs, as a window begins inside of one.
+
+    Tokens of steps that run are kept, and vLLM schedules one ahead unless there are stages
+    (SlidingWindowSpec.max_admission_blocks_per_request, VllmConfig.max_in_flight_tokens).
+    """
+    steps = layout.pipeline if layout.pipeline > 1 else 1 + sizes.schedules_ahead
+    page = sizes.block_tokens or page_tokens(sizes.max_model_len or length, sizes.sequences)
+    return whole_pages(min(length, window - 1 + steps * sizes.batched_tokens), page) + page
 
 
 def read_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: int) -> float:

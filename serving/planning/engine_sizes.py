@@ -76,6 +76,7 @@ class EngineSizes:
     by_vllm: bool  # runs vLLM's implementation through torchax, not tpu-inference's own in JAX
     encoder_programs: bool  # the multimodal encoder is compiled for every token budget
     expert_parallel: bool
+    schedules_ahead: bool = True  # a step while another runs
     blocks: int | None = None  # of the cache, in place of as many as fit
     block_tokens: int | None = None  # in place of the engine's choice
 
@@ -121,6 +122,12 @@ def engine_sizes(
         )
     quantization = _quantization(engine, shape, by_vllm=by_vllm)
     towers = shape.tower_params > 0 and not _leaves_towers_out(engine, by_vllm=by_vllm)
+    pools = (
+        shape.scores
+        or engine.get("runner") == "pooling"
+        or engine.get("convert") in ("embed", "classify")
+        or (engine.get("runner") in (None, "auto") and embeds(model))
+    )
     compilation = engine.get("compilation_config")
     compilation = compilation if isinstance(compilation, Mapping) else {}
     return EngineSizes(
@@ -141,15 +148,13 @@ def engine_sizes(
         else 0,
         draft=draft,
         draft_layers=draft_layers,
-        pools=shape.scores
-        or engine.get("runner") == "pooling"
-        or engine.get("convert") in ("embed", "classify")
-        or (engine.get("runner") in (None, "auto") and embeds(model)),
+        pools=pools,
         by_vllm=by_vllm,
         encoder_programs=towers
         and by_vllm
         and (shape.architecture in JAX_MODELS or compilation.get("cudagraph_mm_encoder") is True),
         expert_parallel=engine.get("enable_expert_parallel") is True,
+        schedules_ahead=_schedules_ahead(engine, speculative, pools=pools),
         blocks=_whole(engine, "num_gpu_blocks_override", 0) or None,
         block_tokens=_whole(engine, "block_size", 0) or None,
     )
@@ -173,6 +178,14 @@ def _batch(engine: Mapping[str, Any], length: int) -> tuple[int, int]:
     if tokens < sequences:
         raise ConfigError(f"engine.max_num_batched_tokens: {tokens} is below max_num_seqs, {sequences}")
     return sequences, tokens
+
+
+def _schedules_ahead(engine: Mapping[str, Any], speculative: Mapping[str, Any], *, pools: bool) -> bool:
+    """vLLM's choice where the YAML makes none (VllmConfig.__post_init__)."""
+    asked = engine.get("async_scheduling")
+    if asked is not None:
+        return asked is True
+    return not pools and speculative.get("method") != "ngram"
 
 
 def _fails_in_jax(shape: ModelShape) -> bool:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from serving.planning.cache import sequence_bytes
+from serving.planning.cache import page_tokens, sequence_bytes
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import shape_of
@@ -28,11 +28,12 @@ def test_windowed_layers_take_the_blocks_of_vllm_s_groups(model: str) -> None:
     from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 
     shape = shape_of(model)
-    sizes = engine_sizes({"max_num_batched_tokens": BATCHED}, shape)
+    sizes = engine_sizes({"max_num_batched_tokens": BATCHED, "max_model_len": LONG}, shape)
+    block = page_tokens(LONG, sizes.sequences)
     specs = {}
     for kind in shape.attention:
         for layer in range(kind.cached):
-            numbers = {"block_size": 16, "num_kv_heads": kind.kv_heads, "head_size": kind.head_dim}
+            numbers = {"block_size": block, "num_kv_heads": kind.kv_heads, "head_size": kind.head_dim}
             name, page = f"{kind.window}.{layer}", {**numbers, "dtype": torch.bfloat16}
             specs[name] = (
                 SlidingWindowSpec(**page, sliding_window=kind.window)
@@ -41,10 +42,14 @@ def test_windowed_layers_take_the_blocks_of_vllm_s_groups(model: str) -> None:
             )
     groups = _get_kv_cache_groups_uniform_page_size(specs)
     layers = max(len(group.layer_names) for group in groups)
-    windows = [getattr(group.kv_cache_spec, "sliding_window", None) for group in groups]
-    kept = sum(layers * (window + BATCHED if window else LONG) for window in windows)
+    blocks = sum(
+        group.kv_cache_spec.max_admission_blocks_per_request(2 * BATCHED, LONG)
+        if isinstance(group.kv_cache_spec, SlidingWindowSpec)
+        else LONG // block
+        for group in groups
+    )
     kind = shape.attention[0]
     assert (
         sequence_bytes(shape, sizes, Layout(1), LONG)
-        == kept * 2 * kind.kv_heads * max(kind.head_dim, 128) * 2
+        == blocks * layers * block * 2 * kind.kv_heads * max(kind.head_dim, 128) * 2
     )

@@ -1,10 +1,19 @@
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
 from serving.errors import PlanError
-from serving.planning.cache import page_tokens, separate_batches, sequence_bytes, token_bytes
+from serving.planning.cache import (
+    page_tokens,
+    separate_batches,
+    sequence_bytes,
+    token_bytes,
+    whole_pages,
+    windowed_tokens,
+)
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import measure
 from serving.planning.known_models import CONFIGS
@@ -137,8 +146,30 @@ def test_a_window_bounds_what_a_sequence_keeps() -> None:
     sizes = engine_sizes({"max_num_batched_tokens": 1024}, shape)
     short, long = (sequence_bytes(shape, sizes, Layout(1), length) for length in (2048, 131072))
     layer = 2 * 16 * 128 * 2
-    assert short == 2048 * (10 + 60) * layer
-    assert long == (131072 * 10 + 2048 * 60) * layer  # 52 layers in groups of ten
+    page = page_tokens(131072, sizes.sequences)
+    assert short == (2048 * (10 + 60) + 60 * page) * layer
+    kept = whole_pages(1023 + 2 * 1024, page) + page
+    assert long == (131072 * 10 + kept * 60) * layer  # 52 layers in groups of ten
+
+
+@pytest.mark.parametrize(
+    ("engine", "pipeline", "steps"),
+    [
+        ({}, 1, 2),
+        ({"async_scheduling": False}, 1, 1),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, 1, 1),
+        ({"runner": "pooling"}, 1, 1),
+        ({"runner": "pooling", "async_scheduling": True}, 1, 2),
+        ({}, 4, 4),
+    ],
+)
+def test_a_window_keeps_the_tokens_of_all_steps_that_vllm_schedules_at_once(
+    engine: dict[str, Any], pipeline: int, steps: int
+) -> None:
+    shape = shape_of("google/gemma-3-27b-it")
+    asked = {"max_num_batched_tokens": 1024, "max_model_len": 65536, "block_size": 128, **engine}
+    kept = windowed_tokens(engine_sizes(asked, shape), Layout(1, pipeline=pipeline), 1024, 65536)
+    assert kept == 1024 * (1 + steps) + 128
 
 
 def test_a_window_bounds_nothing_where_heads_are_of_two_sizes() -> None:
