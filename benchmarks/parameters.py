@@ -1,21 +1,24 @@
 """What of a request ends an engine: every parameter of vLLM's request models, alone and in pairs, sent to a two-host slice.
 
     python -m benchmarks.parameters                        # all routes, alone and in pairs
-    python -m benchmarks.parameters --singles --routes completions
+    python -m benchmarks.parameters --only singles --routes completions
+    python -m benchmarks.parameters --results walked.jsonl --seconds 3000    # a part; the same again goes on behind it
 
 The engine is vLLM with the stand-in model on simulated hosts. Requests go to the slice's own address, past the router,
 which refuses what is known (serving/engine/known_faults.py). A group of requests goes out together; where the slice does
 not answer a plain request afterwards, Serve starts another engine and the group's requests go out one by one, so that
-the one at fault is named. Rows that are known faults are left out of pairs.
+the one at fault is named. Pairs with a known fault in them, or with a request that ended an engine alone, are left out.
 """
 
 import argparse
+import dataclasses
 import itertools
 import json
+import math
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +29,13 @@ from rich.console import Console
 
 from benchmarks import accounting
 from benchmarks.service import Service, serving
+from serving.engine import known_faults
 from serving.state.records import SliceRecord
 
 ANSWER_S = 60.0  # for an answer of three tokens, on cores that other engines may share
 RESTART_S = 600.0
 GROUP = 8
+HOSTS = 2
 KILLS, HANGS = "ends the engine", "hangs"
 ENDS = (KILLS, HANGS)
 _SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -316,47 +321,99 @@ def contains(fields: Mapping[str, Any], part: Mapping[str, Any]) -> bool:
     return all(name in fields and fields[name] == value for name, value in part.items())
 
 
+def wanted(route: str, walked: Iterable[Walked], *, pairs: bool) -> list[dict[str, Any]]:
+    """A route's requests that nobody has walked yet, without pairs of which it is known that they end an engine."""
+    _, base, table = ROUTES[route]
+    rows = [row for row in walked if row.route == route]
+    known = {_as_text(row.fields) for row in rows}
+    ending = [row.fields for row in rows if row.came in ENDS and len(row.fields) == 1]
+    found = [*requests(table, pairs), *(() if pairs else requests(ALONE.get(route, {}), pairs))]
+    return [
+        fields
+        for fields in found
+        if _as_text(fields) not in known
+        and not (pairs and any(contains(fields, part) for part in ending))
+        and not (pairs and any(fault.holds({**base, **fields}, HOSTS) for fault in known_faults.FAULTS))
+    ]
+
+
+def _as_text(fields: Mapping[str, Any]) -> str:
+    return json.dumps(fields, sort_keys=True)
+
+
+class Results:
+    """Every row that was walked, also by runs before; with a `path` each is in that file as soon as it is known, one a line."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        lines = path.read_bytes().splitlines(keepends=True) if path and path.exists() else []
+        whole = [line for line in lines if line.endswith(b"\n")]
+        if path and whole != lines:  # a run was killed while it wrote
+            path.write_bytes(b"".join(whole))
+        self.rows = [Walked(**json.loads(line)) for line in whole]
+
+    def add(self, rows: Iterable[Walked]) -> None:
+        for row in rows:
+            self.rows.append(row)
+            if self._path:
+                with self._path.open("a") as file:
+                    file.write(json.dumps(dataclasses.asdict(row)) + "\n")
+
+
 class Walk:
     """Requests sent to one slice, and to its next engine where one request ends it."""
 
-    def __init__(self, service: Service, console: Console) -> None:
+    def __init__(self, service: Service, console: Console, results: Results, until_s: float) -> None:
+        """`until_s`: on the monotonic clock; no request goes out after it."""
         self._service = service
         self._console = console
+        self._results = results
+        self._until_s = until_s
         self._slice = self._serving()
         self._client = httpx.Client(timeout=ANSWER_S)
-        self.walked: list[Walked] = []
 
-    def route(self, name: str, *, pairs: bool) -> None:
-        """Send all of a route's requests, except pairs with a parameter that ends an engine by itself."""
-        path, base, table = ROUTES[name]
-        ending = [row.fields for row in self.walked if row.route == name and row.came in ENDS]
-        found = [*requests(table, pairs), *(() if pairs else requests(ALONE.get(name, {}), pairs))]
-        wanted = [fields for fields in found if not any(contains(fields, part) for part in ending)]
-        for start in range(0, len(wanted), GROUP):
-            group = wanted[start : start + GROUP]
+    def route(self, name: str, *, pairs: bool) -> bool:
+        """Send all of a route's requests that are wanted; false where time is up before."""
+        path, base, _ = ROUTES[name]
+        left = wanted(name, self._results.rows, pairs=pairs)
+        for start in range(0, len(left), GROUP):
+            if time.monotonic() > self._until_s:
+                return False
+            group = left[start : start + GROUP]
             came = self._together(path, base, group)
-            if not self._well():
-                came = [self._alone(path, base, fields) for fields in group]
-            rows = [Walked(name, fields, what) for fields, what in zip(group, came, strict=True)]
-            self.walked += rows
-            for row in rows:
-                if row.came in ENDS or row.came.startswith("5"):
-                    self._console.print(str(row), highlight=False, soft_wrap=True)
+            if self._well():
+                self._note(name, group, came)
+            elif not self._one_by_one(name, group):
+                return False
             if start // GROUP % 20 == 0:
-                done = f"{start + len(group)} of {len(wanted)}"
+                done = f"{start + len(group)} of {len(left)}"
                 self._console.print(f"{name}, {'pairs' if pairs else 'alone'}: {done}", highlight=False)
+        return True
+
+    def _note(self, name: str, group: list[dict[str, Any]], came: list[str]) -> None:
+        rows = [Walked(name, fields, what) for fields, what in zip(group, came, strict=True)]
+        self._results.add(rows)
+        for row in rows:
+            if row.came in ENDS or row.came.startswith("5"):
+                self._console.print(str(row), highlight=False, soft_wrap=True)
 
     def _together(self, path: str, base: Mapping[str, Any], group: list[dict[str, Any]]) -> list[str]:
         with ThreadPoolExecutor(len(group)) as pool:
             return list(pool.map(lambda fields: self._send(path, {**base, **fields}), group))
 
+    def _one_by_one(self, name: str, group: list[dict[str, Any]]) -> bool:
+        path, base, _ = ROUTES[name]
+        self._comes_back()
+        for fields in group:
+            if time.monotonic() > self._until_s:
+                return False
+            self._note(name, [fields], [self._alone(path, base, fields)])
+        return True
+
     def _alone(self, path: str, base: Mapping[str, Any], fields: dict[str, Any]) -> str:
-        if not self._well():
-            self._wait_for_an_engine()
         came = self._send(path, {**base, **fields})
-        if self._well():
+        if self._well() or self._comes_back():
             return came
-        self._wait_for_an_engine()
         return HANGS if came == HANGS else KILLS
 
     def _send(self, path: str, fields: Mapping[str, Any]) -> str:
@@ -373,14 +430,17 @@ class Walk:
         """Whether the slice answers an ordinary request."""
         return self._send("/v1/completions", {"prompt": "Still there?", "max_tokens": 2}) == "200"
 
-    def _wait_for_an_engine(self) -> None:
+    def _comes_back(self) -> bool:
+        """Wait for an engine: true where the same one answers again, false where another has taken its place."""
         deadline = time.monotonic() + RESTART_S
         gone = self._slice.replica
         while time.monotonic() < deadline:
             serving_now = [entry for entry in self._service.trial.store.slices() if entry.serves]
             if serving_now and serving_now[0].replica != gone:
                 self._slice = serving_now[0]
-                return
+                return False
+            if serving_now and self._well():
+                return True
             time.sleep(0.5)
         raise TimeoutError(f"no engine within {RESTART_S:.0f} s after {gone} ended")
 
@@ -392,25 +452,32 @@ def main() -> None:
     accounting.unwind_on_sigterm()
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--routes", nargs="+", choices=list(ROUTES), default=list(ROUTES))
-    parser.add_argument("--singles", action="store_true", help="no pairs")
-    parser.add_argument("--json", type=Path, help="where every row goes")
+    parser.add_argument("--only", choices=("singles", "pairs"), help="of each route")
+    parser.add_argument(
+        "--results", type=Path, help="file of every row; rows that it has are not walked again"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="after which no further request goes out"
+    )
     arguments = parser.parse_args()
     console = Console(file=sys.stderr)
     started = time.monotonic()
-    with serving("llama", 1, engine="vllm", console=console) as service:
-        walk = Walk(service, console)
-        try:
-            for pairs in (False,) if arguments.singles else (False, True):
-                for name in arguments.routes:
-                    walk.route(name, pairs=pairs)
-        finally:
-            if arguments.json:
-                rows = [{"route": row.route, "fields": row.fields, "came": row.came} for row in walk.walked]
-                arguments.json.write_text(json.dumps(rows, indent=1))
+    results = Results(arguments.results)
+    parts = [
+        (name, pairs)
+        for pairs in (False, True)
+        for name in arguments.routes
+        if arguments.only != ("singles" if pairs else "pairs")
+    ]
+    if any(wanted(name, results.rows, pairs=pairs) for name, pairs in parts):
+        with serving("llama", 1, engine="vllm", console=console) as service:
+            walk = Walk(service, console, results, started + arguments.seconds)
+            all(walk.route(name, pairs=pairs) for name, pairs in parts)
     for name in arguments.routes:
-        counts = Counter(row.came for row in walk.walked if row.route == name)
-        print(f"{name}: {sum(counts.values())} requests, {dict(counts.most_common())}")
-    for row in walk.walked:
+        counts = Counter(row.came for row in results.rows if row.route == name)
+        left = sum(len(wanted(name, results.rows, pairs=pairs)) for route, pairs in parts if route == name)
+        print(f"{name}: {sum(counts.values())} requests, {dict(counts.most_common())}; {left} to go")
+    for row in results.rows:
         if row.came in ENDS:
             print(row)
     print(f"{time.monotonic() - started:.0f} s")
