@@ -128,7 +128,7 @@ class WrongTokensError(EngineStartError):
 
 
 class QuarantinedError(ServingError):
-    """A slice is left out because engines failed to start there.
+    """A slice is left out because engines failed there.
 
     Nothing: the replica goes to another slice. `serving slices release NAME` lets the slice be tried at once.
     """

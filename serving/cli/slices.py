@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 def add_commands(commands: Any) -> None:
     slices = commands.add_parser(
-        "slices", help="slices that are left out, and rolls that stopped, because engines failed to start"
+        "slices", help="slices that are left out, and rolls that stopped, because engines failed"
     )
     actions = slices.add_subparsers(required=True, metavar="COMMAND")
     release = actions.add_parser("release", help="let a slice out of quarantine: it is tried again at once")

@@ -10,6 +10,7 @@ from serving.doctor.pods_check import pods
 from serving.doctor.serve_check import serve
 from serving.doctor.versions import locked
 from serving.planning import Plan
+from serving.slices.quarantine import FAILURES
 from serving.slices.tpu_hosts import WEBHOOK, TpuHost, counted, is_of, lacks, listed, nameless
 from serving.state.records import SliceState
 from serving.tpu import POOL_LABEL, Slice, pool_label, serves_pool
@@ -280,6 +281,8 @@ def service(facts: Facts) -> list[Finding]:
             f"mend the host, then `serving slices release {entry.slice}`",
         )
         for entry in facts.snapshot.slice_failures
+        if entry.failures >= FAILURES
+        or not entry.early  # one request may have ended a single engine that served
     ]
     return findings
 

@@ -44,7 +44,7 @@ class Event(StrEnum):
 class Action(StrEnum):
     """What a replica does on an event, in this order.
 
-    NOTE_FAILURE: remember it of the slice's host. FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
+    NOTE_FAILURE: remember it of the slice's host, unless its engine has served for long. FINISH: wait for open requests, at most until a deadline, then DONE. HURRY: bring the deadline forward. LAST_WORDS: end
     the process once clients have their errors. EXIT: end the process now.
     """
 
@@ -82,7 +82,7 @@ TABLE: Mapping[tuple[Life, Event], Step] = {
     (_L.STARTING, _E.DONE): _STAY[_L.STARTING],
     (_L.SERVING, _E.STARTED): _STAY[_L.SERVING],
     (_L.SERVING, _E.FAILED): _STAY[_L.SERVING],
-    (_L.SERVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.LAST_WORDS)),
+    (_L.SERVING, _E.LOST): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.LAST_WORDS)),
     (_L.SERVING, _E.WRONG): Step(_L.OVER, (_A.KILL, _A.SAY_LOST, _A.NOTE_FAILURE, _A.LAST_WORDS)),
     (_L.SERVING, _E.NOTICE): Step(_L.LEAVING, (_A.SAY_LEAVING, _A.FINISH)),
     (_L.SERVING, _E.STOP): Step(_L.STOPPING, (_A.SAY_LEAVING, _A.FINISH)),

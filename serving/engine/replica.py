@@ -38,12 +38,10 @@ from serving.errors import (
     WrongTokensError,
 )
 from serving.planning import Plan
-from serving.slices import stacks
+from serving.slices import quarantine, stacks
 from serving.slices.held_slice import held_slice
 from serving.slices.host_watch import HostWatch, first, watched_in_a_thread
 from serving.slices.placement import session_logs, slices_left_out
-from serving.slices.quarantine import WRONG_TOKENS, until
-from serving.slices.quarantine import failed as failed_start
 from serving.state.gcs import Store
 from serving.state.publisher import Publisher
 from serving.state.records import SliceRecord, SliceState, deployment
@@ -88,6 +86,7 @@ class SliceReplica:
         self._watching: list[asyncio.Task[None]] = []
         self._ending: list[asyncio.Task[None]] = []
         self._started = time.monotonic()
+        self._served_s = math.inf  # since when, by the monotonic clock
         self._phase = ("placing", self._started)
         self._phases: list[tuple[str, float]] = []
         self._engine: EngineServer | None = None
@@ -132,7 +131,7 @@ class SliceReplica:
             self._on(Event.FAILED, error.message if isinstance(error, ServingError) else repr(error))
             raise
         self._on(Event.STARTED)
-        watching = (self._watch(), self._notice(), self._verdict(), self._facts.follow())
+        watching = (self._watch(), self._notice(), self._verdict(), self._outlive(), self._facts.follow())
         self._watching = [asyncio.create_task(work) for work in watching]
 
     async def _look_over_hosts(self, server: EngineServer) -> None:
@@ -232,7 +231,8 @@ class SliceReplica:
                 _within_last_words(partial(self._record.update, **changes))
 
     def _say_serving(self) -> None:
-        _within_last_words(self._forget_slice_failures)
+        self._served_s = time.monotonic()
+        _within_last_words(partial(self._forget_slice_failures, early=False))
         self._record.load = self._load
         self._enter("serving")
         self._record.update(
@@ -262,18 +262,22 @@ class SliceReplica:
         if not own.slice or isinstance(self._error, PlacementError | QuarantinedError):
             return
         wrong = self._wrong or isinstance(self._error, WrongTokensError)
+        served_s = max(0.0, time.monotonic() - self._served_s)
+        if served_s >= quarantine.EARLY_S and not wrong:
+            return
         snapshot = self._store.read()
-        failed = failed_start(
+        failed = quarantine.failed(
             own,
             self._reason,
             self._store.now(),
             snapshot.slice_failures,
             snapshot.slices,
             host_at_fault=wrong or isinstance(self._error, UnfitHostError),
-            counts=WRONG_TOKENS if wrong else 1,
+            counts=quarantine.WRONG_TOKENS if wrong else 1,
+            early=served_s > 0 and not wrong,
         )
         self._store.put_slice_failures(failed)
-        if (left_out_s := until(failed) - failed.at) > 0:
+        if (left_out_s := quarantine.until(failed) - failed.at) > 0:
             logger.error(
                 "slice %s is in quarantine for %.0f s: engines failed on %s, the last one for: %s",
                 failed.slice,
@@ -282,11 +286,20 @@ class SliceReplica:
                 failed.reason,
             )
 
-    def _forget_slice_failures(self) -> None:
-        own = self._record.record
+    def _forget_slice_failures(self, *, early: bool) -> None:
         for failed in self._store.read().slice_failures:
-            if failed.slice == own.slice and failed.version in ("", own.version):
+            if quarantine.over(failed, self._record.record, early=early):
                 self._store.delete_slice_failures(failed)
+
+    async def _outlive(self) -> None:
+        """Once the engine has served for long, what engines before it died of early is forgotten."""
+        await asyncio.sleep(quarantine.EARLY_S)
+        while True:
+            try:
+                return await asyncio.to_thread(partial(self._forget_slice_failures, early=True))
+            except Exception:
+                logger.exception("failures on the slice can't be forgotten; trying again")
+                await asyncio.sleep(TIMINGS.engine_probe_s)
 
     def _end_tasks(self) -> None:
         """Cancel the tasks that watch; a task that ends the process goes on."""

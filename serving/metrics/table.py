@@ -238,7 +238,7 @@ QUARANTINED = _gauge(
     "slice_quarantined",
     ("slice", "host"),
     "slices",
-    "1 for a slice that no engine is placed on for a while, by the host on which starts failed.",
+    "1 for a slice that no engine is placed on for a while, by the host on which engines failed.",
 )
 SLICE_START = _gauge(
     "slice_start_seconds", (*_SLICE, "phase"), "slices", "How long each phase of the slice's start took."

@@ -84,12 +84,15 @@ _NOWHERE = Outputs()
 
 @dataclass(frozen=True)
 class Forgotten:
-    """Records that leave the store: of slices and routers that have long been silent, of models that no router has, and of old failures."""
+    """Records that leave the store: of slices and routers that have long been silent, of models that no router has, and of failures that
+    are old or explained.
+    """
 
     slices: tuple[SliceRecord, ...]
     demands: tuple[Demand, ...]
     wanted: tuple[Wanted, ...]
     failures: tuple[SliceFailures, ...]
+    explained: tuple[SliceFailures, ...] = ()  # what is left of failures that requests are guilty of
 
 
 def abandoned(snapshot: Snapshot, models: Iterable[str] = ()) -> tuple[Wanted, ...]:
@@ -238,6 +241,7 @@ class RouterCore:
             tuple(gone),
             abandoned(snapshot, self.table.shapes),
             tuple(old_failures),
+            tuple(quarantine.explained(failures, self.dispatcher.suspects.ended)),
         )
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 from serving.router.core import Forgotten, RouterCore, abandoned
-from serving.slices.quarantine import failed
+from serving.slices.quarantine import EARLY_S, failed
 from serving.slices.tpu_hosts import TpuHost
 from serving.state.board import Board
 from serving.state.gcs import Store
@@ -175,12 +175,23 @@ class StoreLoop:
                 )
             await asyncio.to_thread(self._end_replica, entry.deployment, entry.tag)
 
-    def _failed_start(self, record: SliceRecord) -> SliceFailures:
-        """Of a replica whose process ended while it started, as by lack of memory: it could not tell itself."""
-        reason = "the replica ended without a word while it started"
-        return failed(
-            record, reason, self._store.now(), self._core.seen.slice_failures, self._core.seen.slices
-        )
+    def _failure(self, record: SliceRecord) -> SliceFailures | None:
+        """Of a replica whose process ended while it started or soon after, as by lack of memory: it could not tell itself."""
+        early, now = record.serves, self._store.now()
+        if not record.slice or not (record.state is SliceState.STARTING or early):
+            return None
+        if early and now - record.since > EARLY_S:
+            return None
+        reason = f"the replica ended without a word {'soon after it began to serve' if early else 'while it started'}"
+        seen = self._core.seen
+        return failed(record, reason, now, seen.slice_failures, seen.slices, early=early)
+
+    def _write_failures(self, forgotten: Forgotten) -> None:
+        for failures in (*forgotten.failures, *(left for left in forgotten.explained if not left.failures)):
+            self._store.delete_slice_failures(failures)
+        for failures in forgotten.explained:
+            if failures.failures:
+                self._store.put_slice_failures(failures)
 
     def _write(self, wanted: list[Wanted], demands: list[Demand], forgotten: Forgotten) -> None:
         """Write this router's records, and delete those of slices and routers that fell silent.
@@ -191,14 +202,12 @@ class StoreLoop:
             self._store.put_demand(demand)
         for entry in wanted:
             self._store.put_wanted(entry)
-        for failures in forgotten.failures:
-            self._store.delete_slice_failures(failures)
+        self._write_failures(forgotten)
         for record in forgotten.slices:
             if self._store.has_moved(record):
                 continue
-            starting = record.state is SliceState.STARTING and record.slice
-            if starting and self._store.ended_alone(record):
-                self._store.put_slice_failures(self._failed_start(record))
+            if (failure := self._failure(record)) and self._store.ended_alone(record):
+                self._store.put_slice_failures(failure)
             self._store.delete_slice(record)
         for demand in forgotten.demands:
             if self._store.has_moved(demand):

@@ -4,18 +4,25 @@ Two starts that failed on one host, with no start between them that served, put 
 failure makes it two minutes, and so on up to an hour; then the slice is tried again. A slice that gave wrong tokens is left out
 for an hour at once. A slice whose failing host was replaced is tried at once.
 
+An engine that dies within EARLY_S of service counts as a start that failed, unless a request is found guilty of its death. A bad
+chip ends one engine after the other, minutes after each has begun to serve.
+
 Where no other slice serves the same version, the engine may be at fault. Then the slice is left out for that version alone, and
 only while another slice is free to be tried. So a changed YAML is tried at once, and an engine that starts nowhere still fails
-as often as Serve lets it.
+as often as Serve lets it. Of an engine that died early, only slices that have served for EARLY_S say that the host is at fault:
+where all are young, requests that nobody found guilty may have ended them.
 """
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 from serving.state.records import SliceFailures, SliceRecord
 
 FAILURES = 2
 FIRST_S = 60.0
 LONGEST_S = 3600.0
+# Of service. A fault of a chip that shows more seldom costs little: its streams go on elsewhere, and a start takes a minute or two.
+EARLY_S = 600.0
 WRONG_TOKENS = 8  # failures that wrong tokens count for: the longest time at once, for a diagnosis
 # Slices of an application and type that may be out for wrong tokens, beside the first. Slices that fall into two groups, as on
 # hosts of two versions of libtpu, would take each other out until few are left: 38 of 50.
@@ -33,13 +40,15 @@ def failed(
     *,
     host_at_fault: bool = False,
     counts: int = 1,
+    early: bool = False,
 ) -> SliceFailures:
     """The record of a failure now on `own`'s slice, which counts for so many starts that failed.
 
-    `known` has the failures before, `entries` all slices there are.
+    `known` has the failures before, `entries` all slices there are. `early`: the engine died within EARLY_S of service.
     """
     host = blamed(reason, own.hosts)
-    version = "" if host_at_fault or _serves_elsewhere(own, entries) else own.version
+    others = [entry for entry in entries if not early or now - entry.since >= EARLY_S]
+    version = "" if host_at_fault or _serves_elsewhere(own, others) else own.version
     before = next(
         (
             record
@@ -50,7 +59,7 @@ def failed(
     )
     if before and before.replica == own.replica:
         return before
-    again = before is not None and before.version in ("", version)
+    again = before is not None and before.version in ("", own.version)
     return SliceFailures(
         slice=own.slice,
         host=host,
@@ -62,7 +71,26 @@ def failed(
         replica=own.replica,
         application=own.application,
         wrong=counts == WRONG_TOKENS,
+        early=early or (before is not None and again and before.early),
     )
+
+
+def explained(known: Iterable[SliceFailures], ended_by_requests: Collection[str]) -> list[SliceFailures]:
+    """What becomes of the failures of engines that died early, where requests are guilty of it: one fewer each, or none.
+
+    `ended_by_requests` has the replicas. A slice on which engines fail for another reason too keeps the rest.
+    """
+    return [
+        replace(record, failures=record.failures - 1, replica="")
+        for record in known
+        if record.early and record.replica in ended_by_requests
+    ]
+
+
+def over(record: SliceFailures, own: SliceRecord, *, early: bool) -> bool:
+    """Whether a failure is forgotten as `own` serves on its slice; one of an engine that died `early` only after EARLY_S."""
+    same = record.slice == own.slice and record.version in ("", own.version)
+    return same and record.early == early
 
 
 def blamed(reason: str, hosts: Sequence[str]) -> str:

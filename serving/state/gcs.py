@@ -423,7 +423,8 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         ordered=dict(fields("ordered")),
         suspicions={
             record["router"]: {
-                name: known_fields(Suspicion, told) for name, told in record["suspicions"].items()
+                name: known_fields(Suspicion, told | {"before": tuple(told.get("before", ()))})
+                for name, told in record["suspicions"].items()
             }
             for _, record in fields("suspicions")
         },

@@ -298,8 +298,8 @@ class DecisionRecord:
 class Suspicion:
     """One request that a router blames for a slice's death, by fingerprint: when (seconds since 1970), and its model.
 
-    `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the first, which was
-    `replica`.
+    `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the slice that died last,
+    which was `replica`. `before`: replicas that had died under it before.
     """
 
     at: float
@@ -307,6 +307,7 @@ class Suspicion:
     model: str
     ran_s: float = 0.0
     replica: str = ""
+    before: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -314,7 +315,8 @@ class SliceFailures:
     """Failures one after the other on one host of a slice, the last of them at `at`, seconds since 1970.
 
     `replica` is the one that failed last, `pod_type` the slice's as Ray names it. `version` is the engine's where the
-    engine may be at fault, and empty where the host is. `wrong`: the last was wrong tokens.
+    engine may be at fault, and empty where the host is. `wrong`: the last was wrong tokens. `early`: an engine among them died
+    early in its service, so that the next one's beginning to serve clears nothing.
     """
 
     slice: str
@@ -327,6 +329,7 @@ class SliceFailures:
     replica: str
     application: str = ""
     wrong: bool = False
+    early: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,17 @@
 """A replica goes on watching its slice whatever fails beside it; engine, hosts and store are stand-ins."""
 
 import asyncio
+import threading
+import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.memory_store import MemoryStore, MemoryTable
 
-from serving.engine.lifecycle import Event
+from serving.engine.lifecycle import Event, Life
 from serving.engine.replica import SliceReplica
+from serving.slices.quarantine import EARLY_S, until
 from serving.state.records import Peer, SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
@@ -157,3 +161,71 @@ async def test_a_slice_that_goes_over_to_tls_says_so_before_it_leaves_the_port_t
         {"address": "http://slice:3", "certificate": ""},
         "the former port is closed",
     ]
+
+
+def serving_replica(store: MemoryStore, served_s: float, name: str = "r") -> Any:
+    """A replica that has served for so long, whose table's steps are real; the engine is a stand-in."""
+    record = SliceRecord(
+        name, "llama", SliceState.SERVING, "", "", slice="slice-1", hosts=("10.0.0.1",), application="app"
+    )
+    made = replica(
+        _acting=threading.RLock(),
+        _life=Life.SERVING,
+        _store=store,
+        _served_s=time.monotonic() - served_s,
+        _record=SimpleNamespace(record=record, update=lambda **_: None),
+        _engine=SimpleNamespace(kill=lambda: None),
+        _error=None,
+        _wrong=False,
+        _reason="",
+        _over=asyncio.Event(),
+        _watching=[],
+        _ending=[],
+    )
+    made._last_words = never  # would end the process
+    del made._on
+    return made
+
+
+@pytest.mark.parametrize(("served_s", "failures"), [(30.0, 1), (EARLY_S + 1, 0)])
+async def test_an_engine_that_dies_soon_after_it_began_to_serve_is_a_failure_of_its_slice(
+    served_s: float, failures: int
+) -> None:
+    """It was restarted there for ever: the next start cleared what was known of the slice."""
+    store = MemoryStore(MemoryTable())
+    made = serving_replica(store, served_s)
+    made._on(Event.LOST, "EngineCore has ended")
+    assert [failed.failures for failed in store.read().slice_failures] == [1] * failures
+    made._ending[0].cancel()
+
+
+async def test_a_slice_that_leaves_early_as_planned_is_no_failure() -> None:
+    store = MemoryStore(MemoryTable())
+    made = serving_replica(store, 30.0)
+    made._finish = never
+    made._spec = SimpleNamespace(drain_s=0.0)
+    made._until_s = made._notice_s = 0.0
+    made._hosts = SimpleNamespace(close=lambda: None)
+    made._record.close = lambda: None
+    made._on(Event.NOTICE, "host 0 is to go")
+    made._on(Event.LOST, "EngineCore has ended")
+    assert store.read().slice_failures == ()
+    for ending in made._ending:
+        ending.cancel()
+
+
+async def test_beginning_to_serve_after_an_early_death_forgets_it_only_after_ten_minutes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryStore(MemoryTable())
+    for number in (1, 2):
+        died = serving_replica(store, 30.0, f"r{number}")
+        died._on(Event.LOST, "EngineCore has ended")
+        died._ending[0].cancel()
+        serving_replica(store, 0.0, "next")._forget_slice_failures(early=False)
+    (known,) = store.read().slice_failures
+    assert known.failures == 2
+    assert until(known) > known.at
+    monkeypatch.setattr("serving.slices.quarantine.EARLY_S", 0.0)
+    await serving_replica(store, 0.0, "next")._outlive()
+    assert store.read().slice_failures == ()

@@ -9,9 +9,10 @@ from support.simulated_engine import MODEL, small_plan
 
 from serving.planning import Plan
 from serving.router.core import Forgotten, RouterCore, Served
+from serving.router.forwarding.suspects import Flight
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
-from serving.slices.quarantine import FORGOTTEN_S
+from serving.slices.quarantine import EARLY_S, FORGOTTEN_S
 from serving.state.records import Demand, SliceFailures, SliceRecord, SliceState, Suspicion
 from serving.timings import TIMINGS, Timings
 
@@ -138,6 +139,42 @@ def test_a_record_that_another_router_took_away_meanwhile_is_no_failure() -> Non
     assert not store.ended_alone(record)
     store.delete_slice(record)
     assert not store.ended_alone(record)
+
+
+async def test_a_replica_that_ends_without_a_word_soon_after_it_began_to_serve_failed_and_a_later_one_did_not() -> (
+    None
+):
+    table, now = MemoryTable(), time.time()
+    store = MemoryStore(table)
+    for name, state, served_s in (
+        ("early", SliceState.SERVING, 60),
+        ("late", SliceState.SERVING, EARLY_S + 60),
+        ("leaving", SliceState.DRAINING, 60),
+    ):
+        store.put_slice(dataclasses.replace(starting(name), state=state, since=now - served_s))
+    loop = router(table, "router", small_plan())
+    loop._write([], [], Forgotten(store.slices("app"), (), (), ()))
+    (failed,) = store.read("app").slice_failures
+    assert (failed.replica, failed.early) == ("early", True)
+
+
+async def test_a_death_that_a_request_is_guilty_of_counts_against_no_slice() -> None:
+    table, now = MemoryTable(), time.time()
+    store = MemoryStore(table)
+    once = SliceFailures("slice-0", "10.0.0.1", "v6e-8", 1, now, "", "", "first", "app", early=True)
+    twice = dataclasses.replace(once, slice="slice-1", failures=2, replica="second")
+    for failed in (once, twice):
+        store.put_slice_failures(failed)
+    loop = router(table, "router", small_plan())
+    suspects, there = loop._core.dispatcher.suspects, [Flight("f00d", MODEL, now)]
+    suspects.died("first", there, now, now - 5)
+    await loop._beat()
+    assert set(store.read("app").slice_failures) == {once, twice}
+    suspects.tried("f00d", "second", now)
+    assert suspects.died("second", there, now, now - 5) == ["f00d"]
+    for _ in range(3):
+        await loop._beat()
+    assert store.read("app").slice_failures == (dataclasses.replace(twice, failures=1, replica=""),)
 
 
 async def test_failures_of_a_slice_that_nobody_tried_for_a_day_leave_the_store() -> None:

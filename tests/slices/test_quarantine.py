@@ -150,3 +150,59 @@ def test_no_quarantine_is_for_ever_and_none_ends_before_a_minute(gaps: list[floa
         known = [quarantine.failed(entry(str(number)), "", now, known, [ELSEWHERE])]
     for_s = quarantine.until(known[0]) - now
     assert (for_s < 0) if len(gaps) == 1 else (59.9 <= for_s <= 3600.1)
+
+
+def early(replica: str, at: float, known: list[SliceFailures], *, sound_since: float = -1e6) -> SliceFailures:
+    """A record after an engine died early, while another slice has served since then."""
+    others = [entry("well", "b", SliceState.SERVING, since=sound_since)]
+    return quarantine.failed(entry(replica), "", at, known, others, early=True)
+
+
+def test_engines_that_die_early_one_after_the_other_put_the_slice_into_quarantine() -> None:
+    first = early("r1", 100, [])
+    assert left_out([first], 101) == set()
+    second = early("r2", 300, [first])
+    assert left_out([second], 301, free=("a",)) == {"a"}
+    assert quarantine.until(early("r3", 700, [second])) - 700 == 120
+
+
+def test_engines_that_die_early_where_all_slices_are_young_leave_the_last_free_slice_in_use() -> None:
+    """Requests that nobody finds guilty may end them all."""
+    first = early("r1", 100, [], sound_since=90)
+    second = early("r2", 300, [first], sound_since=250)
+    assert left_out([second], 301, free=("a", "b")) == {"a"}
+    assert left_out([second], 301, free=("a",)) == set()
+
+
+def test_deaths_while_the_others_were_young_count_once_the_others_are_sound() -> None:
+    first = early("r1", 100, [], sound_since=0)
+    assert early("r2", 700, [first], sound_since=0).failures == 2
+
+
+def test_a_beginning_to_serve_forgets_failed_starts_and_only_lasting_service_early_deaths() -> None:
+    (start,) = after((100, ""))
+    death = early("r2", 200, [])
+    both = early("r3", 300, [start])
+    own = entry("r4", state=SliceState.SERVING)
+    assert [quarantine.over(record, own, early=False) for record in (start, death, both)] == [
+        True,
+        False,
+        False,
+    ]
+    assert [quarantine.over(record, own, early=True) for record in (start, death, both)] == [
+        False,
+        True,
+        True,
+    ]
+    then_a_start = quarantine.failed(entry("r5"), "", 400, [death], [ELSEWHERE])
+    assert not quarantine.over(then_a_start, own, early=False)
+
+
+def test_a_request_that_is_guilty_of_a_death_leaves_the_slice_one_failure_fewer_once() -> None:
+    first = early("r1", 100, [])
+    assert [left.failures for left in quarantine.explained([first], {"r1"})] == [0]
+    second = early("r2", 300, [first])
+    (left,) = quarantine.explained([second], {"r1", "r2"})
+    assert left.failures == 1
+    assert quarantine.explained([left], {"r1", "r2"}) == []
+    assert quarantine.explained(after((100, "")), {"r100"}) == []

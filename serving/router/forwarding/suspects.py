@@ -110,7 +110,13 @@ class Suspects:
 
     def died_under(self, name: str) -> set[str]:
         """The replicas for whose death it is suspected. One may still be taken for alive here."""
-        return {known[name].replica for known in (self._ours, self._theirs) if name in known}
+        blamed = [known[name] for known in (self._ours, self._theirs) if name in known]
+        return {replica for suspicion in blamed for replica in (suspicion.replica, *suspicion.before)}
+
+    @property
+    def ended(self) -> set[str]:
+        """Replicas that requests have ended which are guilty of it."""
+        return {replica for name in self.guilty for replica in self.died_under(name)}
 
     def deaths(self, name: str) -> int:
         """How many slices have died under it of late."""
@@ -195,7 +201,8 @@ class Suspects:
         ]
         for name in on_trial:
             del self._trials[name]
-            self._ours[name] = Suspicion(now, True, flights[name].model, replica=replica)
+            before = sorted(self.died_under(name))
+            self._ours[name] = Suspicion(now, True, flights[name].model, replica=replica, before=before)
         if on_trial:
             return on_trial
         for name, flight in flights.items():
@@ -205,7 +212,8 @@ class Suspects:
             new = not flight.answered and flight.since_s > worked_since_s
             ran_s = min(SUSPECTED_S if new else WORKED_S, now - flight.since_s)
             if count or new:
-                self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica)
+                before = sorted(self.died_under(name) - {replica})
+                self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica, before)
         return []
 
     def take(self, theirs: Iterable[Mapping[str, Suspicion]], now: float) -> None:
