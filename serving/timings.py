@@ -73,6 +73,9 @@ class Timings:
     stall_look_s: float = 0.5  # how often streams are looked at for a stall
     probe_reach_s: float = 3.0
     well_s: float = 1.0  # for a slice that broke off to say that it is well; its requests wait for that
+    late_s: float = (
+        10.0  # a slice that was found dead and serves on after so long was only late to say that it is well
+    )
     circuit_open_s: float = 1.0  # two beats: by then a slice that is gone says so, or is seen to say nothing
     circuit_longest_s: float = 30.0
     # Python, the network or a busy host may pause as long without the engine's doing.

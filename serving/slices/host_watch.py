@@ -8,6 +8,7 @@ actors needs Ray's dashboard.
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 import threading
 import time
@@ -25,6 +26,8 @@ from serving.slices.held_slice import HeldSlice, SliceHost
 from serving.slices.preflight import Facts, Needs, look, problems
 from serving.slices.process_watch import descendants, first_dead
 from serving.timings import TIMINGS
+
+logger = logging.getLogger("ray.serve")
 
 
 class _Sentinel:
@@ -193,10 +196,10 @@ def watched_in_a_thread(
 ) -> Iterator[None]:
     """Inside the block, a thread with an event loop of its own waits for `watch` and hands the result to `lost`.
 
-    For a block that blocks the caller's event loop.
+    For a block that blocks the caller's event loop. A watch that fails, as where the head restarts, begins anew.
     """
     loop = asyncio.new_event_loop()
-    waiting = loop.create_task(watch())
+    waiting = loop.create_task(_watched_through(watch))
 
     def run() -> None:
         try:
@@ -215,6 +218,15 @@ def watched_in_a_thread(
         with contextlib.suppress(RuntimeError):  # the loop is closed already: the slice is being given up
             loop.call_soon_threadsafe(waiting.cancel)
         thread.join()
+
+
+async def _watched_through(watch: Callable[[], Coroutine[Any, Any, str]]) -> str:
+    while True:
+        try:
+            return await watch()
+        except Exception:
+            logger.exception("the watch over a start failed, and begins anew")
+            await asyncio.sleep(TIMINGS.host_notice_s)
 
 
 def _beside(needs: Needs, host: SliceHost, hosts: Iterable[SliceHost]) -> Needs:

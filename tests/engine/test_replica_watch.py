@@ -64,6 +64,27 @@ async def test_a_host_that_goes_while_a_started_engine_is_looked_at_is_noticed()
     coming.cancel()
 
 
+async def test_a_host_that_goes_after_the_watch_over_a_start_has_failed_is_noticed() -> None:
+    """The thread that watches ended with its first error, as where the head restarts, and nobody watched any more."""
+    looks = 0
+
+    async def lost() -> str:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            raise ConnectionError("the head restarts")
+        return "host 1 is gone"
+
+    made = replica(_hosts=SimpleNamespace(lost=lost, draining=never))
+    server: Any = SimpleNamespace(start=never, worker_died=never)
+    coming = asyncio.create_task(made._bring_up(server, compares=False))
+    async with asyncio.timeout(60):
+        while not made.events:  # noqa: ASYNC110  another thread appends
+            await asyncio.sleep(0.01)
+    assert made.events == [(Event.LOST, "host 1 is gone")]
+    coming.cancel()
+
+
 async def test_a_start_on_a_host_that_is_to_go_is_given_up_and_no_failure() -> None:
     """It went on until the host ended, which counted as a failure of the slice."""
 

@@ -22,8 +22,8 @@ from serving.router.forwarding.slice_timing import SliceTiming
 from serving.router.forwarding.stalls import Stream, stalled
 from serving.router.forwarding.suspects import (
     HEARD_S,
+    LONGEST_S,
     REFUSED_S,
-    SUSPECTED_S,
     Flight,
     Suspects,
     fingerprint,
@@ -38,8 +38,6 @@ from serving.timings import TIMINGS, Timings
 
 logger = logging.getLogger("ray.serve")
 
-# A slice that was found dead and serves on after so long was only late.
-_ALIVE_S = 10.0
 _MOST_LEFT = 4096
 _MOST_HUNG = 256  # their fingerprints go to all routers where their slice dies
 
@@ -287,7 +285,7 @@ class Dispatcher:
         alive = {entry.replica for entry in entries if entry.state is not SliceState.LOST}
         for entry in {entry.replica: entry for entry, _ in self._hung if entry.replica not in alive}.values():
             self._verdict(entry)
-        oldest_s = time.monotonic() - SUSPECTED_S
+        oldest_s = time.monotonic() - LONGEST_S
         self._hung = [
             (entry, flight)
             for entry, flight in self._hung
@@ -300,10 +298,13 @@ class Dispatcher:
             del self._verdicts[gone]
             self._dead.pop(gone, None)
         now_s = time.monotonic()
-        for replica in [name for name, found_s in self._dead.items() if now_s - found_s > _ALIVE_S]:
+        for replica in [
+            name for name, found_s in self._dead.items() if now_s - found_s > self._timings.late_s
+        ]:
             # Its health check was late, and it serves on: its next failure is judged anew.
             if (entry := self._table.entry(replica)) and entry.serves:
                 del self._dead[replica], self._verdicts[replica]
+                self.suspects.lives(replica)
         self._left.update((entry.replica, None) for entry in entries if entry.state is SliceState.DRAINING)
         while len(self._left) > _MOST_LEFT:
             del self._left[next(iter(self._left))]

@@ -17,7 +17,8 @@ That slice is not the one that died: a router may hear of a suspect before it kn
 - to have run for half as long again, and a second, as on the slice that died
 
 If its slice dies meanwhile, the suspect is guilty, and nobody else is suspected of that death. The guilty are refused for
-REFUSED_S, on every router.
+REFUSED_S, on every router. A suspect is remembered as long: the only slice of a model may take minutes to come back, and
+whoever asks the same then would end it again.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
 """
@@ -33,8 +34,7 @@ from serving.timings import TIMINGS
 
 HEARD_S = TIMINGS.heard_s
 REFUSED_S = 600.0
-# A suspicion that nothing came of: the client has gone, or every router was replaced.
-SUSPECTED_S = 60.0
+LONGEST_S = 60.0  # that is counted of a request that gets nothing; its trial is half as long again
 _LONGER, _LONGER_S = 1.5, 1.0
 _LONGEST_TRIAL_S = _LONGER * WORKED_S + _LONGER_S  # of a suspect that had got tokens
 _DIGITS = 16
@@ -58,7 +58,7 @@ class _Trial:
 
 
 def over(suspicion: Suspicion, now: float) -> bool:
-    return now - suspicion.at > (REFUSED_S if suspicion.guilty else SUSPECTED_S)
+    return now - suspicion.at > REFUSED_S
 
 
 def fingerprint(request: InferenceRequest) -> str:
@@ -77,9 +77,8 @@ class Suspects:
         self._ours: dict[str, Suspicion] = {}
         self._theirs: dict[str, Suspicion] = {}
         self._cleared: dict[str, float] = {}  # until when blamed, each is cleared
-        self._deaths: dict[
-            str, tuple[int, float]
-        ] = {}  # slices that died under a request, and when the last one did
+        # Replicas that died under a request, and when the last one did.
+        self._deaths: dict[str, tuple[frozenset[str], float]] = {}
         self._trials: dict[str, _Trial] = {}
 
     def __bool__(self) -> bool:
@@ -120,8 +119,11 @@ class Suspects:
 
     def deaths(self, name: str) -> int:
         """How many slices have died under it of late."""
-        count, _ = self._deaths.get(name, (0, 0.0))
-        return count
+        return len(self._died(name))
+
+    def _died(self, name: str) -> frozenset[str]:
+        replicas, _ = self._deaths.get(name, (frozenset(), 0.0))
+        return replicas
 
     def on_trial(self, name: str) -> bool:
         """Whether the same request runs on trial already: two would hide each other's guilt."""
@@ -157,6 +159,14 @@ class Suspects:
             if blamed:
                 self._cleared[name] = max(suspicion.at for suspicion in blamed)
         return trial.replica if trial else None
+
+    def lives(self, replica: str) -> None:
+        """The replica was only late to say so: nobody has ended it."""
+        for known in (self._ours, self._theirs):
+            for name in [name for name, one in known.items() if one.replica == replica and not one.guilty]:
+                self._cleared[name] = max(known.pop(name).at, self._cleared.get(name, -1.0))
+        deaths = {name: (died - {replica}, at) for name, (died, at) in self._deaths.items()}
+        self._deaths = {name: (died, at) for name, (died, at) in deaths.items() if died}
 
     def left(self, name: str, replica: str) -> str | None:
         """It runs no more there, by nobody's fault; it stays suspected for a while. Returns the replica if its trial there is over."""
@@ -207,11 +217,11 @@ class Suspects:
             return on_trial
         for name, flight in flights.items():
             stayed = flight.since_s <= worked_since_s and now - flight.since_s > _LONGEST_TRIAL_S
-            count = 0 if stayed else self.deaths(name)
-            self._deaths[name] = count + 1, now
+            died = frozenset() if stayed else self._died(name) - {replica}
+            self._deaths[name] = died | {replica}, now
             new = not flight.answered and flight.since_s > worked_since_s
-            ran_s = min(SUSPECTED_S if new else WORKED_S, now - flight.since_s)
-            if count or new:
+            ran_s = min(LONGEST_S if new else WORKED_S, now - flight.since_s)
+            if died or new:
                 before = sorted(self.died_under(name) - {replica})
                 self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica, before)
         return []
@@ -228,5 +238,7 @@ class Suspects:
                 elif suspicion.at > self._cleared.get(name, -1.0):
                     self._theirs[name] = suspicion
         self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
-        self._cleared = {name: at for name, at in self._cleared.items() if now - at <= SUSPECTED_S}
-        self._deaths = {name: one for name, one in self._deaths.items() if now - one[1] <= SUSPECTED_S}
+        self._cleared = {name: at for name, at in self._cleared.items() if now - at <= REFUSED_S}
+        self._deaths = {
+            name: (died, at) for name, (died, at) in self._deaths.items() if now - at <= REFUSED_S
+        }

@@ -3,7 +3,6 @@ import pytest
 from serving.router.forwarding.suspects import (
     HEARD_S,
     REFUSED_S,
-    SUSPECTED_S,
     Flight,
     Suspects,
     fingerprint,
@@ -148,8 +147,8 @@ def test_a_slice_that_dies_for_two_routers_dies_once() -> None:
 
 def test_a_trial_goes_on_where_the_suspicion_is_over() -> None:
     suspects = after_a_death()
-    suspects.tried(POISON, "b", DIED + SUSPECTED_S)
-    suspects.take([], DIED + SUSPECTED_S + 1)
+    suspects.tried(POISON, "b", DIED + REFUSED_S)
+    suspects.take([], DIED + REFUSED_S + 1)
     assert suspects  # or nobody would end it
     suspects.left(POISON, "b")
     assert not suspects
@@ -175,15 +174,15 @@ def test_a_trial_ends_by_time_also_where_the_suspicion_was_over_before() -> None
     suspects = Suspects()
     suspects.died("a", flights(POISON, since_s=DIED - 50), DIED, DIED - 60)
     suspects.tried(POISON, "b", DIED + 2)
-    suspects.take([], DIED + SUSPECTED_S + 1)
+    suspects.take([], DIED + REFUSED_S + 1)
     assert suspects.survivors(DIED + 2 + 76.5) == [POISON]
 
 
 def test_without_the_store_nobody_is_suspected_for_longer() -> None:
     """No trial begins then, and nothing is taken over that would forget a suspect."""
     suspects = after_a_death()
-    assert suspects.suspects(OTHER, DIED + SUSPECTED_S)
-    assert not suspects.suspects(OTHER, DIED + SUSPECTED_S + 0.1)
+    assert suspects.suspects(OTHER, DIED + REFUSED_S)
+    assert not suspects.suspects(OTHER, DIED + REFUSED_S + 0.1)
 
 
 def test_a_copy_that_ends_on_another_slice_leaves_the_trial_alone() -> None:
@@ -249,9 +248,39 @@ def test_a_cleared_request_that_is_blamed_again_elsewhere_is_suspected_again() -
     assert second.suspects(OTHER, DIED + 11)
 
 
+def test_who_comes_again_once_the_only_slice_is_back_minutes_later_is_tried_and_found_guilty() -> None:
+    """It ended each next engine as the first: nobody remembered it for as long as a start takes."""
+    suspects = after_a_death()
+    for beat in range(1, 300):
+        suspects.take([], DIED + beat)
+    assert suspects.suspects(POISON, DIED + 300)
+    suspects.tried(POISON, "b", DIED + 300)
+    assert suspects.died("b", flights(POISON, since_s=DIED + 300), DIED + 301, WORKED_SINCE) == [POISON]
+    assert suspects.ended == {"a", "b"}
+
+
+def test_nobody_is_suspected_of_the_death_of_a_slice_that_lives() -> None:
+    first, second = Suspects(), Suspects()
+    there = flights(POISON) + flights(OTHER, answered=True)
+    first.died("a", there, DIED, WORKED_SINCE)
+    second.take([first.ours], DIED + 1)
+    for suspects in (first, second):
+        suspects.lives("a")
+        assert not suspects.remembers
+    second.take([Suspects().ours], DIED + 1)
+    first.died("b", there, DIED + 2, WORKED_SINCE)
+    assert first.deaths(OTHER) == 1
+    assert first.suspects(POISON, DIED + 2)
+    assert not first.suspects(OTHER, DIED + 2)
+    guilty = found_guilty()
+    guilty.lives("b")
+    assert guilty.is_guilty(POISON)
+
+
 def test_suspicion_and_guilt_end_with_time() -> None:
     suspects = found_guilty()
-    suspects.take([], DIED + SUSPECTED_S + 1)
+    assert suspects.suspects(OTHER, DIED + REFUSED_S)
+    suspects.take([], DIED + REFUSED_S + 1)
     assert not suspects.suspects(OTHER, DIED)
     assert suspects.is_guilty(POISON)
     suspects.take([], DIED + 3 + REFUSED_S + 1)

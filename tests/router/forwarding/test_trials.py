@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
+from support.servers import free_address
 
 from serving.config import FailoverSpec
 from serving.router.forwarding.dispatch import Dispatcher, _TrialAwaitedError
@@ -14,6 +15,7 @@ from serving.router.forwarding.trials import Trials
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import SliceRecord, SliceState
+from serving.timings import Timings
 
 pytestmark = pytest.mark.unit
 
@@ -246,3 +248,18 @@ async def test_what_hung_up_is_forgotten_once_its_slice_has_worked_on(dispatcher
     for beat in range(1, 30):
         dispatcher.settle([replace(entry, beat=beat, output_tokens=beat)])
     assert not dispatcher._hung
+
+
+async def test_a_request_of_the_only_slice_is_sent_there_again_once_the_slice_was_only_late() -> None:
+    """It waited for another slice for as long as it was suspected."""
+    table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
+    alone = SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=free_address())
+    table.update([alone], 0.0)
+    dispatcher = Dispatcher(table, FailoverSpec(retries=2, wait_s=0.0), timings=Timings(late_s=0.0))
+    dispatcher._hung_up(alone, request("first"), time.monotonic())
+    await dispatcher._verdict(alone)
+    with pytest.raises(_TrialAwaitedError):
+        await chosen(dispatcher, "first")
+    dispatcher.settle([alone])
+    assert await chosen(dispatcher, "first") == "a"
+    await dispatcher.close()
