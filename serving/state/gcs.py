@@ -1,10 +1,8 @@
 """The store: Ray's key-value store in the GCS, and the one door to it.
 
 The GCS is the one process that a Ray cluster can't do without. A record there outlives replica, router and Serve
-controller, and no reader has to ask a process that may be busy or dead. A put or get takes 0.2 ms.
-
-A key is APPLICATION/KIND/NAME, so that one listing gives the records of one application alone. A replica's phase and the fixed
-part of its record, and a deployment's release, belong to no application in their key: their names are unique in the cluster.
+controller, and no reader has to ask a process that may be busy or dead. A put or get takes 0.2 ms. `serving.state.key_names` says
+which record has which key.
 """
 
 import contextlib
@@ -16,13 +14,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import quote, unquote
 
 from ray._raylet import AuthenticationTokenLoader, Config, GcsClient  # type: ignore[attr-defined]  # compiled
 
 from serving import environment
 from serving.errors import ClusterError
-from serving.state import board
+from serving.state import board, key_names
 from serving.state.board import Board
 from serving.state.clock import SharedClock
 from serving.state.records import (
@@ -55,12 +52,7 @@ _LISTED = frozenset(
         *(b"rollout", b"refused-deploy", b"batches", b"usage"),
     )
 )
-
 _MOVING = frozenset((b"beat", b"demand"))
-# Kept by the name of a deployment, which begins with its application's.
-_OF_DEPLOYMENTS = (b"/release/", b"/retry/")
-
-_TIME_KEY = b"/time/"
 
 _TOKEN = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
@@ -122,7 +114,7 @@ class Store:
 
         Two calls, and a third one where a slice's fixed part has changed. The time is read with them.
         """
-        prefix = b"" if application is None else f"{_name(application)}/".encode()
+        prefix = b"" if application is None else f"{key_names.part(application)}/".encode()
         keys = [
             key
             for key in self._client.internal_kv_keys(prefix, _NAMESPACE)
@@ -130,15 +122,15 @@ class Store:
         ]
         beats: dict[str, bytes] = {}
         kinds: defaultdict[str, list[tuple[str, bytes]]] = defaultdict(list)
-        values = self._values([*keys, _TIME_KEY])
-        self._hear(values.pop(_TIME_KEY, None))
+        values = self._values([*keys, key_names.TIME])
+        self._hear(values.pop(key_names.TIME, None))
         for key, value in values.items():
             owner, kind, name = key.decode().split("/", 2)
             if kind == "beat":
                 beats[name] = value
             else:
                 kinds[kind].append((owner, value))
-        fixed = self._values([_fixed_key(replica) for replica in known.changed(beats)])
+        fixed = self._values([key_names.fixed(replica) for replica in known.changed(beats)])
         return Found(
             beats, {key.decode().rpartition("/")[2]: value for key, value in fixed.items()}, _others(kinds)
         )
@@ -150,10 +142,10 @@ class Store:
     def tell_time(self) -> None:
         """Say what time it is; one process of a cluster does. Its clock goes on from what was told before, and does not jump."""
         if self._ahead_s is None:
-            before = self._client.internal_kv_get(_TIME_KEY, _NAMESPACE)
+            before = self._client.internal_kv_get(key_names.TIME, _NAMESPACE)
             self._ahead_s = max(float(before or 0), time.time()) - time.monotonic()
         told = json.dumps(time.monotonic() + self._ahead_s).encode()
-        self._client.internal_kv_put(_TIME_KEY, told, True, _NAMESPACE)
+        self._client.internal_kv_put(key_names.TIME, told, True, _NAMESPACE)
         self._hear(told)
 
     def _hear(self, told: bytes | None) -> None:
@@ -172,47 +164,49 @@ class Store:
             revision = time.time_ns()
             self._put_fixed(fixed, revision)
         beat = board.beat(record, revision)
-        new = self._client.internal_kv_put(_beat_key(record), beat, True, _NAMESPACE)
+        new = self._client.internal_kv_put(key_names.beat(record), beat, True, _NAMESPACE)
         if fixed == told and (new or record.beat % _RENEWED_BEATS == 0):
             self._put_fixed(fixed, revision)
 
     def _put_fixed(self, fixed: SliceRecord, revision: int) -> None:
         raw = board.fixed_part(fixed, revision)
-        self._client.internal_kv_put(_fixed_key(_name(fixed.replica)), raw, True, _NAMESPACE)
+        self._client.internal_kv_put(key_names.fixed(key_names.part(fixed.replica)), raw, True, _NAMESPACE)
         self._told[fixed.replica] = revision, fixed
 
     def delete_slice(self, record: SliceRecord) -> None:
         """Delete what is kept of a replica. One that lives after all writes it anew: it misses its beat, which goes after the rest."""
         self._told.pop(record.replica, None)
-        for key in (_fixed_key(_name(record.replica)), _beat_key(record)):
+        for key in (key_names.fixed(key_names.part(record.replica)), key_names.beat(record)):
             self._client.internal_kv_del(key, False, _NAMESPACE)
-        self._delete(_phase_key(record.replica))
-        self._delete(_verdict_key(record.replica))
-        self._delete(_start_key(record.replica))
-        self._delete(_stop_key(record.replica))
-        for key in self._client.internal_kv_keys(_compiling_key(record.replica, "").encode(), _NAMESPACE):
+        self._delete(key_names.phase(record.replica))
+        self._delete(key_names.verdict(record.replica))
+        self._delete(key_names.start(record.replica))
+        self._delete(key_names.stop(record.replica))
+        for key in self._client.internal_kv_keys(
+            key_names.compiling(record.replica, "").encode(), _NAMESPACE
+        ):
             self._client.internal_kv_del(key, False, _NAMESPACE)
 
     def put_phase(self, replica: str, phase: str) -> None:
         """What a replica's engine is doing; written by the engine's own process."""
-        self._put(_phase_key(replica), phase.encode())
+        self._put(key_names.phase(replica), phase.encode())
 
     def phase(self, replica: str) -> str:
         """What the replica's engine reported last; empty where it reported nothing."""
-        return (self._get(_phase_key(replica)) or b"").decode()
+        return (self._get(key_names.phase(replica)) or b"").decode()
 
     def put_start(self, replica: str, record: StartRecord) -> None:
         """What the workers of a replica's engine found once it was up."""
-        self._put(_start_key(replica), dump(record))
+        self._put(key_names.start(replica), dump(record))
 
     def start(self, replica: str) -> StartRecord | None:
         """What they found; None where they have told nothing."""
-        raw = self._get(_start_key(replica))
+        raw = self._get(key_names.start(replica))
         return StartRecord.of(json.loads(raw)) if raw else None
 
     def put_compiling(self, replica: str, worker: str, since: float | None) -> None:
         """Since when a process of a replica's engine compiles a program, by its own clock; None where it does not."""
-        key = _compiling_key(replica, worker)
+        key = key_names.compiling(replica, worker)
         if since is None:
             self._delete(key)
         else:
@@ -220,68 +214,68 @@ class Store:
 
     def compiling(self, replica: str) -> dict[str, float]:
         """What the processes of a replica's engine that compile have told, by key; clocks of hosts need not agree."""
-        keys = self._client.internal_kv_keys(_compiling_key(replica, "").encode(), _NAMESPACE)
+        keys = self._client.internal_kv_keys(key_names.compiling(replica, "").encode(), _NAMESPACE)
         return {key.decode(): json.loads(raw) for key, raw in self._values(keys).items()}
 
     def put_wanted(self, wanted: Wanted) -> None:
-        self._put(_key(wanted.application, "wanted", wanted.model), dump(wanted))
+        self._put(key_names.key(wanted.application, "wanted", wanted.model), dump(wanted))
 
     def delete_wanted(self, application: str, model: str) -> None:
-        self._delete(_key(application, "wanted", model))
+        self._delete(key_names.key(application, "wanted", model))
 
     def put_release(self, deployment: str, release: Release) -> None:
         """Keep what Serve is to run of a deployment (as `records.deployment` names it)."""
-        self._put(_release_key(deployment), dump(release))
+        self._put(key_names.release(deployment), dump(release))
 
     def release(self, deployment: str) -> Release | None:
-        raw = self._get(_release_key(deployment))
+        raw = self._get(key_names.release(deployment))
         if not raw:
             return None
         found = known_fields(Release, json.loads(raw))
         return dataclasses.replace(found, other_pools=tuple(found.other_pools))
 
     def put_refused_deploy(self, refused: RefusedDeploy) -> None:
-        self._put(_refused_key(refused.application), dump(refused))
+        self._put(key_names.refused_deploy(refused.application), dump(refused))
 
     def delete_refused_deploy(self, application: str) -> None:
-        self._delete(_refused_key(application))
+        self._delete(key_names.refused_deploy(application))
 
     def rollout(self, rollout: Rollout) -> Rollout | None:
         """What is kept of a roll of the same deployment."""
-        raw = self._get(_key(rollout.application, "rollout", rollout.deployment))
+        raw = self._get(key_names.key(rollout.application, "rollout", rollout.deployment))
         return known_fields(Rollout, json.loads(raw)) if raw else None
 
     def put_rollout(self, rollout: Rollout) -> None:
-        self._put(_key(rollout.application, "rollout", rollout.deployment), dump(rollout))
+        self._put(key_names.key(rollout.application, "rollout", rollout.deployment), dump(rollout))
 
     def delete_rollout(self, rollout: Rollout) -> None:
-        self._delete(_key(rollout.application, "rollout", rollout.deployment))
+        self._delete(key_names.key(rollout.application, "rollout", rollout.deployment))
 
     def put_retry(self, rollout: Rollout) -> None:
         """Ask that a roll that stopped is tried again."""
-        self._put(_retry_key(rollout.deployment), rollout.version.encode())
+        self._put(key_names.retry(rollout.deployment), rollout.version.encode())
 
     def take_retry(self, rollout: Rollout) -> bool:
         """Whether somebody asked for that since the last look; of another version it means nothing."""
-        asked = self._get(_retry_key(rollout.deployment))
+        asked = self._get(key_names.retry(rollout.deployment))
         if asked is not None:
-            self._delete(_retry_key(rollout.deployment))
+            self._delete(key_names.retry(rollout.deployment))
         return asked == rollout.version.encode()
 
     def put_batches(self, application: str, batches: Sequence[BatchRecord]) -> None:
         """Say of every batch that is not over how far it is."""
         told = [dataclasses.asdict(batch) for batch in batches]
-        self._put(_key(application, "batches", ""), json.dumps(told).encode())
+        self._put(key_names.key(application, "batches", ""), json.dumps(told).encode())
 
     def put_usage(self, application: str, usage: Sequence[UsageRecord]) -> None:
         """Say what keys have used today."""
         told = [dataclasses.asdict(of_key) for of_key in usage]
-        self._put(_key(application, "usage", ""), json.dumps(told).encode())
+        self._put(key_names.key(application, "usage", ""), json.dumps(told).encode())
 
     def delete_kept(self, application: str) -> None:
         """Forget batches and usage of an application that is gone."""
-        self._delete(_key(application, "batches", ""))
-        self._delete(_key(application, "usage", ""))
+        self._delete(key_names.key(application, "batches", ""))
+        self._delete(key_names.key(application, "usage", ""))
 
     def beats(self) -> dict[str, frozenset[tuple[bytes, bytes]]]:
         """Of every application of which anything is kept, the beats of its slices and the demands of its routers, by key."""
@@ -289,16 +283,20 @@ class Store:
         moving = self._values([key for key in keys if key.split(b"/", 2)[1] in _MOVING])
         found: defaultdict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
         for key in keys:
-            if application := _application_of(key):
+            if application := key_names.application_of(key):
                 found[application] |= {(key, moving[key])} if key in moving else set()
         return {application: frozenset(of_it) for application, of_it in found.items()}
 
     def keys_of(self, application: str) -> list[bytes]:
         """What is kept of an application and its slices, but for failures on hosts."""
         keys = self._client.internal_kv_keys(b"", _NAMESPACE)
-        own = [key for key in keys if _application_of(key) == application and b"/slice-failures/" not in key]
+        own = [
+            key
+            for key in keys
+            if key_names.application_of(key) == application and b"/slice-failures/" not in key
+        ]
         replicas = {key.split(b"/", 2)[2] for key in own if key.split(b"/", 2)[1] == b"beat"}
-        of_replicas = [key for key in keys if key.startswith(b"/") and _replica_of(key) in replicas]
+        of_replicas = [key for key in keys if key.startswith(b"/") and key_names.replica_of(key) in replicas]
         return own + of_replicas
 
     def delete_key(self, key: bytes) -> None:
@@ -306,28 +304,28 @@ class Store:
         self._client.internal_kv_del(key, False, _NAMESPACE)
 
     def put_demand(self, demand: Demand) -> None:
-        self._put(_demand_key(demand), dump(demand))
+        self._put(key_names.demand(demand), dump(demand))
 
     def delete_demand(self, demand: Demand) -> None:
-        self._delete(_demand_key(demand))
+        self._delete(key_names.demand(demand))
 
     def put_decisions(self, application: str, kept: Iterable[DecisionRecord]) -> None:
         """Replace an application's decisions: its scaler keeps the last of them."""
         raw = json.dumps([dataclasses.asdict(decision) for decision in kept]).encode()
-        self._put(_key(application, "decisions", "all"), raw)
+        self._put(key_names.key(application, "decisions", "all"), raw)
 
     def put_ordered(self, application: str, slices: Mapping[str, int]) -> None:
         """Replace how many slices scaling wants of each of an application's models."""
-        self._put(_key(application, "ordered", "all"), json.dumps(slices).encode())
+        self._put(key_names.key(application, "ordered", "all"), json.dumps(slices).encode())
 
     def delete_scaling(self, application: str) -> None:
         """Forget what scaling decided for an application that is gone."""
-        self._delete(_key(application, "decisions", "all"))
-        self._delete(_key(application, "ordered", "all"))
+        self._delete(key_names.key(application, "decisions", "all"))
+        self._delete(key_names.key(application, "ordered", "all"))
 
     def put_suspicions(self, application: str, router: str, suspicions: Mapping[str, Suspicion]) -> None:
         """Replace a router's suspicions; an empty mapping deletes its record."""
-        key = _key(application, "suspicions", router)
+        key = key_names.key(application, "suspicions", router)
         if not suspicions:
             self._delete(key)
             return
@@ -336,38 +334,43 @@ class Store:
 
     def put_verdict(self, replica: str, reason: str) -> None:
         """Tell a replica that its slice gives wrong tokens."""
-        self._put(_verdict_key(replica), reason.encode())
+        self._put(key_names.verdict(replica), reason.encode())
 
     def verdict(self, replica: str) -> str:
         """Why the replica's slice is wrong; empty where nobody said so."""
-        return (self._get(_verdict_key(replica)) or b"").decode()
+        return (self._get(key_names.verdict(replica)) or b"").decode()
 
     def put_stop(self, replica: str) -> None:
         """Keep that Serve stops a replica, whatever it is doing."""
-        self._put(_stop_key(replica), b"stopped")
+        self._put(key_names.stop(replica), b"stopped")
 
     def ended_alone(self, record: SliceRecord) -> bool:
         """Whether nobody stopped the replica, and no other reader has taken its record away."""
-        stopped = self._get(_stop_key(record.replica)) is not None  # `delete_slice` deletes it after the beat
-        return not stopped and self._get(_beat_key(record).decode()) is not None
+        stopped = (
+            self._get(key_names.stop(record.replica)) is not None
+        )  # `delete_slice` deletes it after the beat
+        return not stopped and self._get(key_names.beat(record).decode()) is not None
 
     def has_moved(self, known: SliceRecord | Demand) -> bool:
         """Whether who writes this record has beaten since it was read."""
         if isinstance(known, SliceRecord):
-            raw = self._get(_beat_key(known).decode())
+            raw = self._get(key_names.beat(known).decode())
             return raw is not None and board.beat_of(raw) != known.beat
-        raw = self._get(_demand_key(known))
+        raw = self._get(key_names.demand(known))
         return raw is not None and json.loads(raw)["beat"] != known.beat
 
     def put_slice_failures(self, failed: SliceFailures) -> None:
-        self._put(_failed_key(failed), dump(failed))
+        self._put(key_names.slice_failures(failed), dump(failed))
 
     def delete_slice_failures(self, failed: SliceFailures) -> None:
-        self._delete(_failed_key(failed))
+        self._delete(key_names.slice_failures(failed))
 
     def claim(self, application: str, what: str, by: str, now: float, until: float) -> bool:
         """Take something that only one may have at a time; `until` bounds the claim of a process that ends without giving back."""
-        key, value = _key(application, "claim", what), json.dumps({"by": by, "until": until}).encode()
+        key, value = (
+            key_names.key(application, "claim", what),
+            json.dumps({"by": by, "until": until}).encode(),
+        )
         if self._client.internal_kv_put(key.encode(), value, False, _NAMESPACE):
             return True
         known = self._claim(key)
@@ -378,7 +381,7 @@ class Store:
 
     def unclaim(self, application: str, what: str, by: str) -> None:
         """Give back what `by` has."""
-        key = _key(application, "claim", what)
+        key = key_names.key(application, "claim", what)
         if self._claim(key)["by"] == by:
             self._delete(key)
 
@@ -400,14 +403,16 @@ class Store:
 
 
 def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
+    """What was listed but beats: by kind, the application and the bytes of each record."""
+
     def fields(kind: str) -> list[tuple[str, Any]]:
         return [(owner, json.loads(raw)) for owner, raw in kinds.get(kind, ())]
 
-    def records(kind: type[_Record], of_each: Iterable[Mapping[str, Any]]) -> Iterator[_Record]:
-        for of_one in of_each:
+    def records(kind: type[_Record], entries: Iterable[Mapping[str, Any]]) -> Iterator[_Record]:
+        for entry in entries:
             # What another version wrote, and lacks what this one needs, is nobody's: who beats writes it anew.
             with contextlib.suppress(TypeError):
-                yield known_fields(kind, of_one)
+                yield known_fields(kind, entry)
 
     def each(kind: str) -> list[Any]:
         return [record for _, record in fields(kind)]
@@ -434,74 +439,3 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         batches=tuple(records(BatchRecord, all_of("batches"))),
         usage=tuple(records(UsageRecord, all_of("usage"))),
     )
-
-
-def _name(part: str) -> str:
-    """A name as one part of a key: model names have slashes."""
-    return quote(part, safe="")
-
-
-def _application_of(key: bytes) -> str:
-    """The application that a key belongs to; empty of a slice's keys, which name none."""
-    owner, _, name = key.split(b"/", 2)
-    if key.startswith(_OF_DEPLOYMENTS):
-        return unquote(name.decode()).rpartition("#")[0]
-    return unquote(owner.decode())
-
-
-def _replica_of(key: bytes) -> bytes:
-    """The replica, as its beat's key names it, of a key that names no application."""
-    return key.split(b"/", 2)[2].partition(b"%2F")[0]
-
-
-def _key(application: str, kind: str, name: str) -> str:
-    return f"{_name(application)}/{kind}/{_name(name)}"
-
-
-def _beat_key(record: SliceRecord) -> bytes:
-    return _key(record.application, "beat", record.replica).encode()
-
-
-def _fixed_key(replica: str) -> bytes:
-    """Of no application in its key: a listing of an application's records leaves these out."""
-    return f"/slice/{replica}".encode()
-
-
-def _demand_key(demand: Demand) -> str:
-    return _key(demand.application, "demand", f"{demand.router}/{demand.model}")
-
-
-def _phase_key(replica: str) -> str:
-    return _key("", "phase", replica)
-
-
-def _compiling_key(replica: str, worker: str) -> str:
-    return _key("", "compiling", f"{replica}/{worker}")
-
-
-def _failed_key(failed: SliceFailures) -> str:
-    return _key(failed.application, "slice-failures", f"{failed.slice}/{failed.host}")
-
-
-def _verdict_key(replica: str) -> str:
-    return _key("", "verdict", replica)
-
-
-def _stop_key(replica: str) -> str:
-    return _key("", "stop", replica)
-
-
-def _start_key(replica: str) -> str:
-    return _key("", "start", replica)
-
-
-def _retry_key(deployment: str) -> str:
-    return _key("", "retry", deployment)
-
-
-def _refused_key(application: str) -> str:
-    return _key(application, "refused-deploy", application)
-
-
-def _release_key(deployment: str) -> str:
-    return _key("", "release", deployment)
