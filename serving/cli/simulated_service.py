@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
@@ -63,17 +63,17 @@ def run(
         engine=engine,
         startup=startup,
         network=network,
-    ) as trial:
-        snapshot = trial.store.read()
+    ) as service:
+        snapshot = service.store.read()
         console.print(terminal.slices(snapshot.wanted, snapshot.slices))
         console.print(
-            _how_to_use(trial.plans, trial.address, time.monotonic() - started),
+            _how_to_use(service.plans, service.address, time.monotonic() - started),
             highlight=False,
             soft_wrap=True,
         )
-        console.print(f"log: {trial.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
-        trial.serve.wait()
-        raise SimulationError(f"`serve run` ended by itself\n{_tail(trial.log)}")
+        console.print(f"log: {service.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
+        service.serve.wait()
+        raise SimulationError(f"`serve run` ended by itself\n{_tail(service.log)}")
 
 
 @contextmanager
@@ -101,7 +101,7 @@ def running(
         if engine == "vllm":
             with _step(console, "stand-in model"):
                 _write_stand_ins(plans)
-        with _step(console, "simulated slices") as status:
+        with _step(console, "simulated slices") as step:
             cluster = SimulatedCluster.up(
                 [planned.slice for planned in bought],
                 pools=[planned.pool for planned in bought],
@@ -109,7 +109,7 @@ def running(
                 engine=engine,
                 startup=startup,
                 network_kind=network,
-                report=lambda text: _detail(status, text),
+                report=step.detail,
             )
         # Next to the simulation's directory, which `down` deletes: after a failed start the log is read.
         log = directory.with_suffix(".log")
@@ -124,11 +124,11 @@ def running(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        trial = SimulatedService(
+        service = SimulatedService(
             cluster, f"http://localhost:{deployment.port}", plans, log, serve, Store(cluster.address)
         )
-        _wait_until_ready(console, trial)
-        yield trial
+        _wait_until_ready(console, service)
+        yield service
     finally:
         if cluster is not None:
             with _step(console, "ending every process"):
@@ -175,21 +175,21 @@ def _bought(plans: list[Plan], spare: int) -> list[Plan]:
     return bought
 
 
-def _wait_until_ready(console: Console, trial: SimulatedService) -> None:
-    needed = sum(planned.model.replicas.min for planned in trial.plans)
-    with _step(console, "Serve, slices and engines") as status:
+def _wait_until_ready(console: Console, service: SimulatedService) -> None:
+    needed = sum(planned.model.replicas.min for planned in service.plans)
+    with _step(console, "Serve, slices and engines") as step:
         while True:
-            if trial.serve.poll() is not None:
-                raise SimulationError(f"`serve run` failed\n{_tail(trial.log)}")
-            entries = trial.store.slices()
+            if service.serve.poll() is not None:
+                raise SimulationError(f"`serve run` failed\n{_tail(service.log)}")
+            entries = service.store.slices()
             if any(entry.state is SliceState.LOST for entry in entries):
                 reasons = "; ".join(entry.reason for entry in entries if entry.reason)
-                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(trial.log)}")
-            if reason := refusal(trial.log):
+                raise SimulationError(f"a slice did not start: {reasons}\n{_tail(service.log)}")
+            if reason := refusal(service.log):
                 raise SimulationError(reason)
-            if sum(entry.serves for entry in entries) >= needed and answers(f"{trial.address}/v1/models"):
+            if sum(entry.serves for entry in entries) >= needed and answers(f"{service.address}/v1/models"):
                 return
-            _detail(status, _phases(entries) or "starting Serve, waiting for a whole slice")
+            step.detail(_phases(entries) or "starting Serve, waiting for a whole slice")
             time.sleep(_POLL_S)
 
 
@@ -209,8 +209,8 @@ def refusal(log: Path) -> str | None:
     """The reason for which Serve gave the application up; None if it did not."""
     reason = ""  # of the replica that failed last
     for line in log.read_text(errors="replace").splitlines():
-        if found := _OWN_ERROR.search(line):
-            reason = f" {found[1]}"
+        if error := _OWN_ERROR.search(line):
+            reason = f" {error[1]}"
         if "Failed to update the deployments" in line or ("Deploying app" in line and "failed" in line):
             return line.split(" -- ", 1)[-1] + reason
     return None
@@ -225,22 +225,34 @@ def _how_to_use(plans: list[Plan], address: str, seconds: float) -> str:
     )
 
 
+@dataclass(frozen=True)
+class _Step:
+    """A step of the start, as its line in the terminal shows it."""
+
+    name: str
+    status: Status
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def took_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+    def detail(self, text: str) -> None:
+        """Show what the step is doing behind its name and seconds."""
+        self.status.update(f"{self.name} {self.took_s:.0f} s: {text}")
+
+
 @contextmanager
-def _step(console: Console, name: str) -> Iterator[Status]:
+def _step(console: Console, name: str) -> Iterator[_Step]:
     """Show a line with a spinner and seconds during the step, and after it the seconds it took."""
-    started = time.monotonic()
     with console.status(name) as status:
-        status.serving_name, status.serving_started = name, started  # type: ignore[attr-defined]
+        step = _Step(name, status)
         try:
-            yield status
+            yield step
         except ServingError:
-            console.print(f"[red]✗[/red] {name}: {time.monotonic() - started:.1f} s", highlight=False)
+            console.print(f"[red]✗[/red] {name}: {step.took_s:.1f} s", highlight=False)
             raise
-    console.print(f"[green]✓[/green] {name}: {time.monotonic() - started:.1f} s", highlight=False)
-
-
-def _detail(status: Status, text: str) -> None:
-    status.update(f"{status.serving_name} {time.monotonic() - status.serving_started:.0f} s: {text}")  # type: ignore[attr-defined]
+    console.print(f"[green]✓[/green] {name}: {step.took_s:.1f} s", highlight=False)
 
 
 def _tail(log: Path) -> str:
