@@ -49,8 +49,8 @@ class Watch:
         table.add_row(Text(self._title, style="bold"))
         for what, (state, since) in self._rows.items():
             runs = state in ("building", "lowering", "compiling")
-            told = f"{state} {time.monotonic() - since:.0f} s" if runs else state
-            table.add_row(Text(f"  {what}"), Spinner("dots", text=told) if runs else Text(told))
+            words = f"{state} {time.monotonic() - since:.0f} s" if runs else state
+            table.add_row(Text(f"  {what}"), Spinner("dots", text=words) if runs else Text(words))
         return table
 
 
@@ -119,12 +119,12 @@ def _hbm(lines: Sequence[Mapping[str, Any]]) -> Table:
     for column in ("plan", "compiler", "off by"):
         table.add_column(column, justify="right", no_wrap=True)
     for line in lines:
-        planned, told = line["plan_bytes"], line["compiler_bytes"]
+        planned, compiled = line["plan_bytes"], line["compiler_bytes"]
         table.add_row(
             line["name"],
             "-" if planned is None else _size(planned),
-            "-" if told is None else _size(told),
-            "-" if planned is None or told is None else _difference(planned - told),
+            "-" if compiled is None else _size(compiled),
+            "-" if planned is None or compiled is None else _difference(planned - compiled),
         )
     return table
 

@@ -116,7 +116,7 @@ def workload_file(path: str, text: str, console: Console, *, as_json: bool = Fal
         services = load(Path(path)).services.values()
         for service in services:
             check_prices(service.prices)
-        found = [
+        offered = [
             (spec.name, offers(spec, workload, service.prices, hub.config_of))
             for service in services
             for spec in service.models
@@ -129,13 +129,16 @@ def workload_file(path: str, text: str, console: Console, *, as_json: bool = Fal
     if as_json:
         console.print_json(
             json.dumps(
-                [{"model": name, "offers": [offer_summary(offer) for offer in rows]} for name, rows in found]
+                [
+                    {"model": name, "offers": [offer_summary(offer) for offer in rows]}
+                    for name, rows in offered
+                ]
             )
         )
     else:
-        for name, rows in found:
+        for name, rows in offered:
             show_offers(console, name, workload, rows)
-    return OK if all(rows[0].slices for _, rows in found) else REFUSED
+    return OK if all(rows[0].slices for _, rows in offered) else REFUSED
 
 
 def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_json: bool = False) -> int:

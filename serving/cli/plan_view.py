@@ -213,7 +213,7 @@ def _start(start: dict[str, Any]) -> str:
     """Ranges of few published starts, and from how many each comes."""
     phases = start["phases"]
     cold, warm = (f"{low} to {high} s" for low, high in (start["cold_s_range"], start["warm_s_range"]))
-    told = [
+    phrases = [
         f"{name} {_seconds(phase['s_range'])} ({phase['starts']} published start{'s' if phase['starts'] > 1 else ''})"
         for name, key in (
             ("weights", "weights"),
@@ -223,7 +223,7 @@ def _start(start: dict[str, Any]) -> str:
         if (phase := phases[key])
     ]
     downloads = "" if phases["weights"] else ", and the download"
-    return f"{cold}{downloads}; {warm} with XLA's cache: {', '.join(told)}"
+    return f"{cold}{downloads}; {warm} with XLA's cache: {', '.join(phrases)}"
 
 
 def _seconds(ends: Sequence[int]) -> str:
@@ -246,13 +246,13 @@ def _measured(rows: Sequence[dict[str, Any]]) -> str:
 
 def _compiled(result: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in result["versions"].items())
-    said = "no"
+    answer = "no"
     if result["compiles"]:
         least = "at least " if result["quick"] else ""
-        said = f"yes, needs {least}{gib(result['needs_bytes'])} a device"
+        answer = f"yes, needs {least}{gib(result['needs_bytes'])} a device"
     elif result["unbuildable"]:
-        said = f"not built without a TPU: {result['unbuildable'][0]}"
-    return f"{said} ({result['date']}, {versions}): {result['command']}"
+        answer = f"not built without a TPU: {result['unbuildable'][0]}"
+    return f"{answer} ({result['date']}, {versions}): {result['command']}"
 
 
 def _prices(options: dict[str, dict[str, float]]) -> RenderableType:

@@ -142,8 +142,10 @@ def _explain(problem: dict[str, Any]) -> str:
     if problem["type"] == "missing":
         return f"{where}: missing"
     words = _WORDS.get(problem["type"])
-    said = words.format_map(problem.get("ctx", {})) if words else problem["msg"].removeprefix("Value error, ")
-    return f"{where}: {said} (got {_shown(problem['input'])})"
+    reason = (
+        words.format_map(problem.get("ctx", {})) if words else problem["msg"].removeprefix("Value error, ")
+    )
+    return f"{where}: {reason} (got {_shown(problem['input'])})"
 
 
 def _shown(value: Any) -> str:

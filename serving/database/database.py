@@ -178,5 +178,5 @@ def _mend(where: str) -> str:
 
 def _reason(error: Exception) -> str:
     """The driver's words in one line, without the statement and its values."""
-    said = str(getattr(error, "orig", None) or error) or type(error).__name__
-    return " ".join(said.split())[:300]
+    words = str(getattr(error, "orig", None) or error) or type(error).__name__
+    return " ".join(words.split())[:300]

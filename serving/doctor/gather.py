@@ -36,13 +36,13 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
         store = Store(address)
         cluster = store.cluster_versions()
         snapshot = store.read()
-        found = {record.replica: store.start(record.replica) for record in snapshot.slices}
+        records = {record.replica: store.start(record.replica) for record in snapshot.slices}
     except Exception as error:  # noqa: BLE001  Ray's client raises errors of its own that no module names
         said = (
             error.message if isinstance(error, ServingError) else f"the control store can't be read: {error}"
         )
         return unreached(said, deployment, plans)
-    starts = {replica: start for replica, start in found.items() if start}
+    starts = {replica: start for replica, start in records.items() if start}
     facts = Facts(
         plans,
         cluster,
@@ -64,12 +64,12 @@ def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limi
         nodes = [node for node in ray.nodes() if node["Alive"]]
         hosts = tpu_hosts(nodes)
         head = next((node for node in nodes if _HEAD in node["Resources"]), None)
-        told = _told(hosts, head, replace(facts, hosts=hosts), limit_s)
+        answers = _told(hosts, head, replace(facts, hosts=hosts), limit_s)
         applications = _applications(limit_s)
     finally:
         ray.shutdown()
-    told_by_head = told.get(head["NodeID"], "it did not answer") if head else "Ray lists no head"
-    facts = replace(facts, hosts=hosts, told=told, head=told_by_head, serve=applications)
+    told_by_head = answers.get(head["NodeID"], "it did not answer") if head else "Ray lists no head"
+    facts = replace(facts, hosts=hosts, told=answers, head=told_by_head, serve=applications)
     if not facts.simulated:
         return facts
     return replace(facts, endpoints="the hosts are simulated", deployed="the hosts are simulated")

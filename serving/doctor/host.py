@@ -68,12 +68,12 @@ def _unreadable(plans: Sequence[Plan]) -> dict[str, str]:
 
 def versions() -> dict[str, str]:
     """Installed versions by package, without those that are not there; vLLM's by whichever distribution has it."""
-    found = {"python": ".".join(map(str, sys.version_info[:3]))}
+    installed = {"python": ".".join(map(str, sys.version_info[:3]))}
     for package in (*PACKAGES, _PROJECT):
         for distribution in VLLM if package == "vllm" else (package,):
             with contextlib.suppress(metadata.PackageNotFoundError):
-                found.setdefault(package, metadata.version(distribution))
-    return found
+                installed.setdefault(package, metadata.version(distribution))
+    return installed
 
 
 def _memlock_bytes() -> int | None:

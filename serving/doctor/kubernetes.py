@@ -22,7 +22,7 @@ def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
     """The Services of the file's applications; why not, where there is no kubectl or it reaches no cluster."""
     if shutil.which("kubectl") is None:
         return "kubectl is not here"
-    found = []
+    answers = []
     for name, config in deployment.services.items():
         namespace = config.gke.namespace
         try:
@@ -33,8 +33,8 @@ def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
             return error.message
         except (OSError, ValueError) as error:
             return f"kubectl reaches no cluster ({error})"
-        found.append(endpoints_of(label, slices, heads))
-    return found
+        answers.append(endpoints_of(label, slices, heads))
+    return answers
 
 
 def endpoints_of(service: str, slices: Mapping[str, Any], heads: Mapping[str, Any]) -> Endpoints:
@@ -107,8 +107,8 @@ def _kubectl(namespace: str, kind: str, selector: str) -> Any:
     except subprocess.TimeoutExpired:
         raise ValueError(f"it gave no answer in {_KUBECTL_S} s") from None
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        raise (_NoSuchKindError if "the server doesn't have a resource type" in said else ValueError)(said)
+        words = (done.stderr.strip().splitlines() or ["it failed"])[-1]
+        raise (_NoSuchKindError if "the server doesn't have a resource type" in words else ValueError)(words)
     answer = json.loads(done.stdout)
     if (answer.get("items") if isinstance(answer, dict) else None) is None:
         raise ValueError("it printed no list")

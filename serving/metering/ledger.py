@@ -137,10 +137,10 @@ class Ledger:
             )
             .group_by(USAGE.c.key)
         )
-        found = {row[0]: (int(row[1]), float(row[2])) for row in await connection.execute(query)}
+        used = {row[0]: (int(row[1]), float(row[2])) for row in await connection.execute(query)}
         totals = {}
         for key in flush.asked:
             under_way = [other[key] for other in others if key in other]
             dollars = sum(other.get("$", {}).get(key, 0.0) for other in others)
-            totals[key] = Total(*found.get(key, (0, 0.0)), len(under_way), sum(under_way), dollars)
+            totals[key] = Total(*used.get(key, (0, 0.0)), len(under_way), sum(under_way), dollars)
         return totals

@@ -40,9 +40,9 @@ def slices(wanted: Sequence[Wanted], entries: Sequence[SliceRecord]) -> Renderab
     several = len({record.application for record in wanted} | {entry.application for entry in entries}) > 1
     table = _table("model", "slice", "state", "hosts", "running", "waiting", "KV")
     for entry in sorted(entries, key=lambda entry: (entry.application, entry.model, entry.slice)):
-        said = [entry.reason, entry.phase if entry.state is SliceState.STARTING else ""]
+        reasons = [entry.reason, entry.phase if entry.state is SliceState.STARTING else ""]
         state = Text.assemble(
-            (entry.state, _COLOURS[entry.state]), *(f": {words}" for words in said if words)
+            (entry.state, _COLOURS[entry.state]), *(f": {words}" for words in reasons if words)
         )
         table.add_row(
             Text(_named(entry.model, entry.application, several)),
@@ -82,10 +82,10 @@ def service(status: Status) -> RenderableType:
     parts: list[RenderableType] = [part for model in status.models for part in _model(model, several)]
     parts += [
         Text(
-            f"refused: request {one.fingerprint} of {one.model}, under which two slices died {_time(one.for_s)} ago",
+            f"refused: request {suspect.fingerprint} of {suspect.model}, under which two slices died {_time(suspect.for_s)} ago",
             "red",
         )
-        for one in status.refused
+        for suspect in status.refused
     ]
     parts += refused_deploys(status.refused_deploys)
     parts += quarantine(status.quarantined)
