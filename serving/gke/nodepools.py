@@ -151,7 +151,7 @@ def _node_pools(pool: Pool, gke: GkeSpec) -> list[str]:
     )
     command = f"gcloud container node-pools create {{pool}} {_place(gke)}"
     command += f" --machine-type={plan.slice.machine_type}{{shape}}"
-    # GKE's own type is a persistent disk, which machines from v6e on don't take.
+    # Named, for machines from v6e on take no persistent disk, and GKE's own choice depends on its version.
     command += (
         f" --disk-type={plan.slice.hardware.disk} --disk-size={pool.storage.boot_disk_gb}{purchase}{networks}"
     )
