@@ -27,6 +27,12 @@ VARIABLES = (
 )
 
 
+def is_asked(model: str) -> bool:
+    """Whether a host can look at the weights of a model. Stores of others than Google have credentials that no check knows."""
+    scheme, at, _ = model.partition("://")
+    return not at or scheme == "gs"
+
+
 @dataclass(frozen=True)
 class HostFacts:
     """What one host told of itself.

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from serving import hub, secret
-from serving.doctor.facts import VARIABLES, HostFacts
+from serving.doctor.facts import VARIABLES, HostFacts, is_asked
 from serving.doctor.versions import PACKAGES, VLLM
 from serving.doctor.weights import unreadable
 from serving.environment import is_simulated
@@ -63,7 +63,8 @@ def _needs(plans: Sequence[Plan], peers: Sequence[tuple[str, int]]) -> Needs:
 
 
 def _unreadable(plans: Sequence[Plan]) -> dict[str, str]:
-    return {plan.model.model: unreadable(plan.model.model, hub.config_of) for plan in plans}
+    models = [plan.model.model for plan in plans if is_asked(plan.model.model)]
+    return {model: unreadable(model, hub.config_of) for model in models}
 
 
 def versions() -> dict[str, str]:

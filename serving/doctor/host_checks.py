@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from serving.doctor.facts import Facts, HostFacts
+from serving.doctor.facts import Facts, HostFacts, is_asked
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, together, warning
 from serving.doctor.versions import locked
 from serving.planning.host_memory import loads_whole
@@ -141,7 +141,12 @@ def weights(facts: Facts) -> list[Finding]:
 
     if facts.simulated:
         return [not_looked_at("simulated hosts load a stand-in model")]
-    return _each(facts, look, "weights can be read")
+    models = dict.fromkeys(plan.model.model for plan in facts.plans)
+    findings = [
+        not_looked_at(f"no check knows the credentials of {model}") for model in models if not is_asked(model)
+    ]
+    asked = _each(facts, look, "weights can be read") if len(findings) < len(models) else []
+    return asked + findings
 
 
 _ONE_IMAGE = "build one image from the lock, and restart the pods that have another"

@@ -18,15 +18,12 @@ _STORE = "STORAGE_EMULATOR_HOST"
 
 
 def unreadable(model: str, config_of: Callable[[str], Any]) -> str:
-    """Why this host can't read the weights of a model, in words; empty where it can.
+    """Why this host can't read the weights of a model that can be asked for, in words; empty where it can.
 
     `config_of` asks Hugging Face's site for a config.json, with this host's token.
     """
-    scheme, _, path = model.partition("://")
-    if scheme == "gs":
+    if path := model.partition("://")[2]:
         return _unreadable_bucket(*path.partition("/")[::2])
-    if path:
-        return f"nobody here can look at {scheme}://"
     folder = Path(model).expanduser()
     if model.startswith(("/", ".", "~")):
         return _unreadable_folder(folder)
@@ -58,9 +55,13 @@ def _unreadable_bucket(bucket: str, prefix: str) -> str:
         headers = {} if _STORE in os.environ else {"Authorization": f"Bearer {_account_token()}"}
         url = f"{store}/storage/v1/b/{bucket}"
         with httpx.Client(headers=headers, timeout=_ASK_S) as client:
-            answer = client.get(f"{url}/o", params={"prefix": prefix, "maxResults": 1})
+            # Without the slash a neighbour's name would do: llama-70b for llama.
+            below = f"{prefix.rstrip('/')}/" if prefix.strip("/") else ""
+            answer = client.get(f"{url}/o", params={"prefix": below, "maxResults": 1})
             if answer.status_code in (401, 403):
                 return f"this host's service account may not read gs://{bucket} ({answer.status_code})"
+            if answer.status_code == 404:
+                return f"there is no bucket gs://{bucket}"
             answer.raise_for_status()
             found = answer.json().get("items")
             if client.get(url).status_code == 403:

@@ -503,6 +503,17 @@ def test_slices_of_one_chip_count_and_topology_are_told_apart_by_their_hosts() -
     assert "slice c (v6e-8, topology 2x4) is of no pool of the YAML" in found.said
 
 
+def test_a_store_whose_credentials_no_check_knows_is_not_looked_at() -> None:
+    """It failed on every healthy host of a model at s3://."""
+    there = replace(llama(), model=llama().model.model_copy(update={"model": "s3://models/llama"}))
+    found = result(replace(healthy(), plans=[there]), "weights").findings
+    assert [(finding.verdict, finding.said) for finding in found] == [
+        (Verdict.NOT_LOOKED_AT, "no check knows the credentials of s3://models/llama")
+    ]
+    found = result(replace(healthy(), plans=[there, llama()]), "weights").findings
+    assert [finding.verdict for finding in found] == [Verdict.OK, Verdict.NOT_LOOKED_AT]
+
+
 def test_every_check_has_a_fault() -> None:
     names = {check.name for checks in STAGES.values() for check in checks}
     assert names - {check for check, *_ in FAULTS.values()} == set()

@@ -80,8 +80,8 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A store with gs://open/llama/, gs://objects/llama/, whose objects alone one may read, and gs://closed, which nobody may read."""
 
     async def listed(request: Request) -> Response:
-        if request.path_params["bucket"] == "closed":
-            return Response(status_code=403)
+        if (status := {"closed": 403, "none": 404}.get(request.path_params["bucket"])) is not None:
+            return Response(status_code=status)
         there = "llama/model.safetensors".startswith(request.query_params["prefix"])
         return JSONResponse({"items": [{"name": "llama/model.safetensors"}]} if there else {})
 
@@ -97,7 +97,10 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_bucket_is_asked_for_one_object(monkeypatch: pytest.MonkeyPatch) -> None:
     with bucket(monkeypatch):
         assert unreadable("gs://open/llama", never) == ""
+        assert unreadable("gs://open/llama/", never) == unreadable("gs://open", never) == ""
         assert unreadable("gs://open/qwen", never) == "gs://open has nothing below qwen"
+        assert unreadable("gs://open/lla", never) == "gs://open has nothing below lla"
+        assert unreadable("gs://none/llama", never) == "there is no bucket gs://none"
         assert "lacks storage.buckets.get" in unreadable("gs://objects/llama", never)
         assert unreadable("gs://closed/llama", never) == (
             "this host's service account may not read gs://closed (403)"
