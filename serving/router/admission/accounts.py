@@ -88,6 +88,12 @@ class Accounts:
         for account in self._used.values():
             self._share(account, now_s, at_s)
 
+    def lost(self, now_s: float) -> None:
+        """Other routers may have taken this one for gone, and its part of all limits."""
+        if self._other_routers:
+            for account in self._used.values():
+                account.lost(now_s)
+
     def uses(self, now_s: float) -> dict[str, Sequence[float]]:
         """What limited keys that are used have in this router, for the other routers; by the beginning of a key's hash."""
         return {key: account.use(now_s) for key, account in self._used.items()}

@@ -42,6 +42,8 @@ logger = logging.getLogger("ray.serve")
 
 _GAVE_WAY = "The seat of this request was wanted before it was answered; ask again."
 _FREE_SEATS = FREE_SEATS.encode()
+# After so long between two of its beats others may have taken this router for gone: what they read of it is up to a beat old.
+_TAKEN_FOR_GONE_S = TIMINGS.stale_s - TIMINGS.beat_s
 
 
 class AdmissionController:
@@ -104,6 +106,8 @@ class AdmissionController:
         What `costs` nothing may come when the key's budget is used up, and asks for no seat.
         """
         now_s = self._clock()
+        if now_s - self._refreshed_s >= _TAKEN_FOR_GONE_S:
+            self.refresh()  # this process stood still: what came meanwhile is read before the next beat
         account = self._accounts.arriving(headers, now_s, self.calendar())
         over = account.budget.refusal(self.calendar()) if account.budget and costs else None
         fills = costs and any(name == _FREE_SEATS and value for name, value in headers)
@@ -288,6 +292,8 @@ class AdmissionController:
     def refresh(self) -> None:
         """Take over what the table says of slices, refuse requests that waited too long, and end answers that nobody reads."""
         now_s = self._clock()
+        if self._others and now_s - self._refreshed_s >= _TAKEN_FOR_GONE_S:
+            self._lost(now_s)
         for model, rate in self._rates.items():
             self._expected[model] += rate * (now_s - self._refreshed_s)
         self._refreshed_s = now_s
@@ -312,7 +318,14 @@ class AdmissionController:
             )
             self._wake(self._queue.update(model, outlook, now_s))
             self._preempt(model)
-            self._preempt_for_others(model, leased)
+            if self._leases[model].most is not None:
+                self._preempt_for_others(model, leased)
+
+    def _lost(self, now_s: float) -> None:
+        """Others may have taken this router for gone: it has nothing more to give until it has heard of them again."""
+        for lease in self._leases.values():
+            lease.lost()
+        self._accounts.lost(now_s)
 
     def enter(self, ticket: Ticket) -> None:
         if budget := ticket.account.budget:

@@ -75,6 +75,12 @@ class Bucket:
         if fewer or now_s - self._dealt_s >= _DEAL_S:
             self._deal(now_s)
 
+    def lost(self, now_s: float) -> None:
+        """Others may have taken what was this router's share: it has none until the next dealing, which comes with the next beat."""
+        self._fill(now_s)
+        if self._share.part < 1:
+            self._own, self._dealt_s = min(self._own, 0.0), -math.inf
+
     def take(self, amount: float, now_s: float) -> None:
         """Take an amount; a negative one gives back."""
         self._fill(now_s)
@@ -235,6 +241,13 @@ class Account:
         if self._tokens:
             self._tokens.deal(part, sum(use.tokens_used - seen.tokens_used for use, seen in took), now_s)
         self._seen = dict(others)
+
+    def lost(self, now_s: float) -> None:
+        """Other routers may have taken this one for gone, and its part of the limits."""
+        self._lease.lost()
+        for bucket in (self._requests, self._tokens):
+            if bucket:
+                bucket.lost(now_s)
 
     def use(self, now_s: float) -> KeyUse:
         """What this router says of the key to the others, once a beat."""

@@ -65,7 +65,7 @@ class Lease:
     """What one router may have of something whole, from beat to beat."""
 
     def __init__(self) -> None:
-        self.most: int | None = None
+        self.most: int | None = None  # before a beat has told
         self._beats = _GROWS_AFTER_BEATS
 
     def beat(self, total: int, own: str, taken: int, wanting: int, others: Mapping[str, Book]) -> int:
@@ -82,6 +82,10 @@ class Lease:
             self._beats = 0
         self.most = now
         return now
+
+    def lost(self) -> None:
+        """Others may have taken this router for gone, and have leased what it had."""
+        self.most = None
 
 
 @dataclass(frozen=True)

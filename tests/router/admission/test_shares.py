@@ -1,41 +1,21 @@
 """Routers as a group: what they share, from beat to beat, with records up to two beats old. Twenty real controllers, faked time."""
 
-import heapq
-import itertools
-import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.router_group import MODEL, RouterGroup, flood, router_group
 
-from serving.config import ModelSpec, RouterSpec
-from serving.planning import plan
 from serving.router.admission.controller import AdmissionController
 from serving.router.admission.queue import Ticket, Where
 from serving.router.admission.rate_limit import Account
 from serving.router.admission.shares import Book, Lease, lease, share
-from serving.router.admission.visit import Visit
-from serving.router.http.auth import Key, KeyFile, new
-from serving.router.scheduling.slice_table import SliceTable
-from serving.state.records import Demand, SliceRecord, SliceState
+from serving.router.http.auth import Key
 
 pytestmark = pytest.mark.unit
 
-MODEL = "llama"
-PLAN = plan(
-    ModelSpec.model_validate(
-        {
-            "name": MODEL,
-            "model": "meta-llama/Llama-3.1-8B-Instruct",
-            "slice": {"generation": "v6e", "topology": "2x4", "hosts": 1},
-            "engine": {"max_num_seqs": 256, "max_model_len": 2048},
-        }
-    )
-)
-BEAT_S = 0.5
 BOOKS = st.dictionaries(
     st.sampled_from("abcdefgh"),
     st.builds(Book, st.integers(0, 40), st.integers(0, 40), st.integers(0, 40)),
@@ -101,110 +81,12 @@ def test_routers_agree_on_whose_turn_it_is_and_each_has_one() -> None:
     )  # the last one's takings are on their way
 
 
-@dataclass
-class Fleet:
-    """Routers that beat in turn and read what the others wrote last."""
-
-    path: Path
-    key: str
-    capacity: int = 256
-    now_s: float = 0.0
-    routers: dict[str, AdmissionController] = field(default_factory=dict)
-    store: dict[str, Demand] = field(default_factory=dict)
-    events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
-    running: int = 0
-    most: int = 0
-    admitted_s: list[float] = field(default_factory=list)
-    order: "itertools.count[int]" = field(default_factory=itertools.count)
-    draw: random.Random = field(default_factory=lambda: random.Random(7))
-
-    def join(self, number: int) -> None:
-        for _ in range(number):
-            name = f"r{len(self.routers)}"
-            table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
-            slices = [
-                SliceRecord(f"s{one}", MODEL, SliceState.SERVING, "serving", "v6e 2x4", pool=PLAN.pool)
-                for one in range(self.capacity // 256)
-            ]
-            table.update(slices, 0.0)
-            self.routers[name] = AdmissionController(
-                RouterSpec(),
-                [PLAN],
-                table,
-                KeyFile(self.path),
-                clock=lambda: self.now_s,
-                calendar=lambda: 1e9 + self.now_s,
-            )
-            self.at(
-                self.now_s + self.draw.random() * BEAT_S if number > 1 else self.now_s,
-                lambda n=name: self.beat(n),
-            )
-
-    def at(self, when_s: float, do: Callable[[], None]) -> None:
-        heapq.heappush(self.events, (when_s, next(self.order), do))
-
-    def beat(self, name: str) -> None:
-        """As the store's loop: read, decide, then write; the next beat after that."""
-        router = self.routers[name]
-        router.others(self.store.values(), name)
-        router.refresh()
-        record = Demand(name, MODEL, **router.counts(MODEL), keys=router.key_uses())
-        self.at(self.now_s + 0.1, lambda: self.store.update({name: record}))  # on its way
-        self.at(self.now_s + BEAT_S, lambda: self.beat(name))
-
-    def run(self, until_s: float) -> None:
-        while self.events and self.events[0][0] <= until_s:
-            self.now_s, _, do = heapq.heappop(self.events)
-            do()
-        self.now_s = until_s
-
-    def arrive(self, router: str) -> Visit:
-        visit = self.routers[router].arrive([(b"authorization", b"Bearer " + self.key.encode())])
-        if not visit.refusal:
-            self.admitted_s.append(self.now_s)
-            self.running += 1
-            self.most = max(self.most, self.running)
-        return visit
-
-    def over(self, router: str, visit: Visit) -> None:
-        self.running -= 1
-        self.routers[router].leave(visit)
-
-    def admitted_within(self, from_s: float, to_s: float) -> int:
-        return sum(from_s <= when_s < to_s for when_s in self.admitted_s)
-
-
-def fleet(tmp_path: Path, routers: int, capacity: int = 256, **limits: float) -> Fleet:
-    key, line = new("batch", **limits)
-    path = tmp_path / "keys.yaml"
-    path.write_text(line)
-    made = Fleet(path, key, capacity)
-    made.join(routers)
-    made.run(3.0)
-    return made
-
-
-def flood(some: Fleet, per_s: float, until_s: float, *, lasts_s: float = 0.2, routers: int = 99) -> None:
-    """Requests at a steady rate, each at a router drawn at random."""
-    when_s, names = some.now_s, list(some.routers)[:routers]
-
-    def ask() -> None:
-        name = some.draw.choice(names)
-        visit = some.arrive(name)
-        if not visit.refusal:
-            some.at(some.now_s + lasts_s, lambda: some.over(name, visit))
-
-    while (when_s := when_s + some.draw.expovariate(per_s)) < until_s:
-        some.at(when_s, ask)
-    some.run(until_s)
-
-
 @pytest.mark.parametrize("limit", [30, 600])
 @pytest.mark.parametrize("busy", [20, 1])
 def test_twenty_routers_let_a_minute_s_limit_through_and_no_more_than_a_twentieth_beyond(
     tmp_path: Path, limit: int, busy: int
 ) -> None:
-    some = fleet(tmp_path, 20, requests_per_minute=limit)
+    some = router_group(tmp_path, 20, requests_per_minute=limit)
     flood(some, 2 * limit / 60 + 2, 240, routers=busy)
     steady = some.admitted_within(120, 240)
     print(f"limit {limit}, {busy} busy: {steady / 2:.0f} a minute; first {some.admitted_within(0, 60)}")
@@ -212,7 +94,7 @@ def test_twenty_routers_let_a_minute_s_limit_through_and_no_more_than_a_twentiet
 
 
 def test_a_router_that_joins_freezes_nobody_and_brings_nothing_with_it(tmp_path: Path) -> None:
-    some = fleet(tmp_path, 1, requests_per_minute=600)
+    some = router_group(tmp_path, 1, requests_per_minute=600)
     for _ in range(540):
         some.over("r0", some.arrive("r0"))
     some.join(19)
@@ -225,7 +107,7 @@ def test_a_router_that_joins_freezes_nobody_and_brings_nothing_with_it(tmp_path:
 
 @pytest.mark.parametrize(("concurrency", "busy"), [(5, 20), (5, 1), (64, 20)])
 def test_twenty_routers_keep_to_requests_at_once(tmp_path: Path, concurrency: int, busy: int) -> None:
-    some = fleet(tmp_path, 20, concurrency=concurrency)
+    some = router_group(tmp_path, 20, concurrency=concurrency)
     flood(some, 3 * concurrency, 20, lasts_s=2.0, routers=busy)
     some.most = 0
     flood(some, 3 * concurrency, 40, lasts_s=2.0, routers=busy)
@@ -234,7 +116,7 @@ def test_twenty_routers_keep_to_requests_at_once(tmp_path: Path, concurrency: in
     assert some.admitted_within(20, 40) >= 0.4 * concurrency * 20 / 2.0
 
 
-def ticket(router: AdmissionController, some: Fleet) -> Ticket:
+def ticket(router: AdmissionController, some: RouterGroup) -> Ticket:
     visit = router.arrive([(b"authorization", b"Bearer " + some.key.encode())])
     return Ticket(MODEL, visit.account, 1, 1, 100, some.now_s)
 
@@ -244,7 +126,7 @@ def in_seats(tickets: list[tuple[str, Ticket]]) -> int:
 
 
 def test_a_burst_on_twenty_routers_takes_the_seats_that_there_are(tmp_path: Path) -> None:
-    some = fleet(tmp_path, 20)
+    some = router_group(tmp_path, 20)
     waiting: list[tuple[str, Ticket]] = []
     for _ in range(256):
         for name, router in some.routers.items():
@@ -260,7 +142,7 @@ def test_a_burst_on_twenty_routers_takes_the_seats_that_there_are(tmp_path: Path
 
 
 def test_seats_move_to_the_router_that_is_asked(tmp_path: Path) -> None:
-    some = fleet(tmp_path, 20)
+    some = router_group(tmp_path, 20)
     router = some.routers["r3"]
     waiting = [("r3", ticket(router, some)) for _ in range(300)]
     for _, one in waiting:
@@ -277,7 +159,7 @@ def test_seats_move_to_the_router_that_is_asked(tmp_path: Path) -> None:
 
 def test_what_fills_one_router_s_seats_makes_room_for_another_router_s_requests(tmp_path: Path) -> None:
     """Lines of batches end and are not followed by others while requests wait elsewhere; the slices never have too many."""
-    some = fleet(tmp_path, 2)
+    some = router_group(tmp_path, 2)
     filler = some.routers["r0"]
     account = filler.fill(filler._keys.ring.keys[0].sha256).account
     lines: list[Ticket] = []
@@ -319,7 +201,7 @@ def of(priority: int) -> Account:
     return Account(Key(name=f"priority {priority}", sha256=f"{priority:064}", priority=priority))
 
 
-def full_of_streams(some: Fleet, name: str) -> list[Ticket]:
+def full_of_streams(some: RouterGroup, name: str) -> list[Ticket]:
     """A router that has every seat, with a stream of priority 0 on each."""
     router, low = some.routers[name], of(0)
     streams = [Ticket(MODEL, low, 1, 1, 100, some.now_s) for _ in range(256)]
@@ -336,7 +218,7 @@ def full_of_streams(some: Fleet, name: str) -> list[Ticket]:
 def test_streams_of_one_router_make_room_for_better_requests_of_another(
     tmp_path: Path, priority: int, paused: int
 ) -> None:
-    some = fleet(tmp_path, 3)
+    some = router_group(tmp_path, 3)
     streams = full_of_streams(some, "r0")
     better = [Ticket(MODEL, of(priority), 1, 1, 100, some.now_s) for _ in range(3)]
     for one in better:
@@ -357,7 +239,7 @@ def test_streams_of_one_router_make_room_for_better_requests_of_another(
 def test_a_stream_that_makes_room_for_another_router_leaves_its_seat_to_none_of_its_own(
     tmp_path: Path,
 ) -> None:
-    some = fleet(tmp_path, 2)
+    some = router_group(tmp_path, 2)
     streams = full_of_streams(some, "r0")
     own = Ticket(MODEL, of(0), 1, 1, 100, some.now_s)
     some.routers["r0"].enter(own)
@@ -375,7 +257,7 @@ def test_a_burst_gets_no_more_than_the_limit_whatever_routers_have_heard_meanwhi
     tmp_path: Path, begins_s: float, lasts_s: float
 ) -> None:
     """Whoever's turn it is, and whether what is left is dealt in its midst."""
-    some = fleet(tmp_path, 2, requests_per_minute=60)
+    some = router_group(tmp_path, 2, requests_per_minute=60)
     for number in range(120):
         some.run(begins_s + lasts_s * number / 120)
         some.arrive(f"r{number % 2}")
@@ -386,7 +268,7 @@ def test_a_key_that_nobody_uses_is_not_told_of_and_its_limits_hold_once_it_is_us
     tmp_path: Path,
 ) -> None:
     """With 10,000 limited keys at rest, twenty routers spent 1.3 s of every beat on them."""
-    some = fleet(tmp_path, 20, requests_per_minute=600, concurrency=5)
+    some = router_group(tmp_path, 20, requests_per_minute=600, concurrency=5)
     flood(some, 4, 20)
     some.run(120)
     assert all(router.key_uses() == {} for router in some.routers.values())
@@ -402,7 +284,7 @@ def test_a_key_that_nobody_uses_is_not_told_of_and_its_limits_hold_once_it_is_us
 
 
 def test_a_burst_on_one_router_after_a_rest_gets_the_whole_limit_soon_and_no_more(tmp_path: Path) -> None:
-    some = fleet(tmp_path, 4, requests_per_minute=600, concurrency=8)
+    some = router_group(tmp_path, 4, requests_per_minute=600, concurrency=8)
     some.run(60)
     assert all(router.key_uses() == {} for router in some.routers.values())
     visits = []
@@ -413,7 +295,7 @@ def test_a_burst_on_one_router_after_a_rest_gets_the_whole_limit_soon_and_no_mor
 
 
 def test_a_token_s_first_request_in_a_router_knows_what_others_let_through(tmp_path: Path) -> None:
-    some = fleet(tmp_path, 2, requests_per_minute=60)
+    some = router_group(tmp_path, 2, requests_per_minute=60)
     user = Key.model_construct(name="user", sha256="f" * 64, requests_per_minute=60.0)
     first, second = some.routers.values()
     for _ in range(60):
