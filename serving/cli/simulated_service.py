@@ -73,7 +73,7 @@ def run(
         )
         console.print(f"log: {service.log}    Ctrl-C ends all of it", highlight=False, soft_wrap=True)
         service.serve.wait()
-        raise SimulationError(f"`serve run` ended by itself\n{_tail(service.log)}")
+        raise SimulationError(why_ended(service.cluster, service.log))
 
 
 @contextmanager
@@ -133,6 +133,16 @@ def running(
         if cluster is not None:
             with _step(console, "ending every process"):
                 cluster.down()
+
+
+def why_ended(cluster: SimulatedCluster, log: Path, patience_s: float = 2.0) -> str:
+    """Why `serve run` has ended, where nobody here ended it: with the whole simulation, or by itself."""
+    until_s = time.monotonic() + patience_s
+    while cluster.processes():
+        if time.monotonic() > until_s:
+            return f"`serve run` ended by itself\n{_tail(log)}"
+        time.sleep(_POLL_S)
+    return "the simulation was ended from elsewhere, as `serving sim down` does"
 
 
 def refuse_busy_port(port: int) -> None:
