@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import psutil
 
@@ -183,14 +183,24 @@ class SimulatedCluster:
 
     @classmethod
     def attach(cls, directory: Path | None = None) -> Self:
-        """The simulation that runs in this directory; raises SimulationError if there is none."""
+        """The simulation that runs in this directory; raises SimulationError if there is none, or none that this version knows."""
         directory = directory or default_directory()
+        file = directory / "cluster.json"
         try:
-            state = json.loads((directory / "cluster.json").read_text())
+            return cls._of(directory, json.loads(file.read_text()))
         except FileNotFoundError:
             raise SimulationError(
                 f"no simulation runs in {directory}; `{_command(directory)} up` starts one"
             ) from None
+        except (ValueError, KeyError, TypeError):
+            raise SimulationError(
+                f"{file} is damaged, or of another version of this command; end the processes that have RAY_TMPDIR={directory} in "
+                f"their environment, and delete {directory}"
+            ) from None
+
+    @classmethod
+    def _of(cls, directory: Path, state: dict[str, Any]) -> Self:
+        """The simulation as `_save` kept it; raises KeyError or TypeError for a state of another version."""
         cluster = cls(
             directory,
             state["id"],

@@ -37,3 +37,10 @@ def test_of_a_slice_whose_start_fails_nothing_stays(cluster: SimulatedCluster) -
     with pytest.raises(OSError, match="chips"):
         cluster.add_slice(TWO_HOSTS)
     assert SimulatedCluster.attach(cluster.directory).status() == []
+
+
+@pytest.mark.parametrize("kept", ["", "[]", "{}", '{"id": "0123456789ab", "engine": "vllm"}'])
+def test_a_state_that_this_version_does_not_know_is_told_with_the_way_out(tmp_path: Path, kept: str) -> None:
+    (tmp_path / "cluster.json").write_text(kept)
+    with pytest.raises(SimulationError, match=f"RAY_TMPDIR={tmp_path} in their environment, and delete"):
+        SimulatedCluster.attach(tmp_path)
