@@ -45,8 +45,13 @@ _MOST_BIASES = 1024
 _MOST_TOOLS = 512
 # An engine tries each against every type that it may have: 65,000 items of `/v1/responses` stand its HTTP process still for 4 s.
 _MOST_MESSAGES = 8192
-# Parts of all of them: 60,000 of a chat take half a second, also those of a request that is refused then.
+# Parts of all of them, the entries of their lists: 60,000 of a chat, or of one function's output, take half a second and more, also
+# those of a request that is refused then.
 _MOST_PARTS = 8192
+# Names of a message, of which an engine copies all for each type that it may have: 200,000 take 3 s. No API has more than 20.
+_MOST_NAMES = 64
+# Fields with messages, or with their parts.
+_TALKS = ("messages", "input", "system", "previous_input_messages")
 # Parts of a form: the head of each takes a millisecond and more to read, here and in an engine.
 _MOST_FILES, _MOST_FIELDS = 4, 64
 _WHOLE_NUMBERS = (
@@ -233,7 +238,7 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
             f"encoding_format bytes describes each of the {work.sequences} results in one header; send at most "
             f"{_MOST_BYTES_RESULTS} inputs at a time, or ask for base64."
         )
-    for name in ("messages", "input"):
+    for name in _TALKS:
         _check_messages(name, fields.get(name))
     _check_token_ids(fields, plan.fit.max_model_len)
     media_chars = _check_texts(fields, body, work.prompts, plan)
@@ -341,17 +346,21 @@ def _check_messages(name: str, value: Any) -> None:
         if isinstance(message, dict)
     ]
     parts = [part for message in messages for part in _parts(message)]
-    count = len(parts) + sum(
-        len(_parts(part)) for part in parts if isinstance(part, dict)
-    )  # of a tool's result
-    for what, found, most in (("entries", len(messages), _MOST_MESSAGES), ("parts", count, _MOST_PARTS)):
+    objects = [part for part in parts if isinstance(part, dict)]
+    count = len(parts) + sum(len(_parts(part)) for part in objects)  # of a tool's result
+    widest = max((len(item) for item in (*messages, *objects)), default=0)
+    for what, found, most in (
+        ("entries", len(messages), _MOST_MESSAGES),
+        ("parts", count, _MOST_PARTS),
+        ("names in one of its messages", widest, _MOST_NAMES),
+    ):
         if found > most:
             raise BadRequestError(f"{name} has {found} {what}; send at most {most}.")
 
 
 def _parts(message: Mapping[str, Any]) -> list[Any]:
-    content = message.get("content")
-    return content if isinstance(content, list) else []
+    """The entries of its lists: content, calls of tools, what a function gave."""
+    return [entry for value in message.values() if isinstance(value, list) for entry in value]
 
 
 def _check_token_ids(fields: Mapping[str, Any], max_model_len: int) -> None:

@@ -119,6 +119,15 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ("/v1/chat/completions/batch", {"messages": [[{}] * 5_000] * 2}, "messages has 10000 entries"),
         (CHAT, {"messages": [{"content": [{}] * 5_000}] * 2}, "messages has 10000 parts; send at most 8192"),
         ("/v1/messages", {"messages": [{"content": [{"content": [{}] * 9}] * 1_000}]}, "has 10000 parts"),
+        ("/v1/responses", {"input": [{"output": [{}] * 10_000}]}, "input has 10000 parts; send at most 8192"),
+        (CHAT, {"messages": [{"content": "a", "tool_calls": [{}] * 10_000}]}, "messages has 10000 parts"),
+        ("/v1/messages", {"messages": TALK, "system": [{}] * 10_000}, "system has 10000 entries"),
+        (
+            "/v1/responses",
+            {"input": [{"role": "user", **{f"k{at}": 1 for at in range(99)}}]},
+            "input has 100 names in one of its messages; send at most 64",
+        ),
+        (CHAT, {"messages": [{"content": [{f"k{at}": 1 for at in range(99)}]}]}, "has 99 names in one"),
         # Routers took an answer with too long a head for a slice that breaks off, and left out one after the other.
         (
             "/v1/embeddings",
