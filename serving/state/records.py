@@ -299,7 +299,8 @@ class Suspicion:
     """One request that a router blames for a slice's death, by fingerprint: when (seconds since 1970), and its model.
 
     `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the slice that died last,
-    which was `replica`. `before`: replicas that had died under it before.
+    which was `replica`. `before`: replicas that had died under it before. `kind`: what it has in common with requests that may end slices as
+    it did; empty once one of them was answered.
     """
 
     at: float
@@ -308,6 +309,7 @@ class Suspicion:
     ran_s: float = 0.0
     replica: str = ""
     before: Sequence[str] = ()
+    kind: str = ""
 
 
 @dataclass(frozen=True)

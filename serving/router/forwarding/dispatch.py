@@ -27,6 +27,7 @@ from serving.router.forwarding.suspects import (
     Flight,
     Suspects,
     fingerprint,
+    kind_of,
 )
 from serving.router.forwarding.trials import Trials
 from serving.router.forwarding.upstream import Health, SliceResponse, Upstream
@@ -158,12 +159,25 @@ class Dispatcher:
                 self.give_back(stream)
 
     def refuse_guilty(self, request: InferenceRequest) -> None:
-        """Raises PoisonousRequestError where this request has ended slices."""
-        if self.suspects and self.suspects.is_guilty(name := fingerprint(request)):
+        """Raises PoisonousRequestError where this request has ended slices, or too many of its kind have."""
+        if not self.suspects:
+            return
+        name = fingerprint(request)
+        if self.suspects.is_guilty(name):
             raise PoisonousRequestError(
                 f"This request (fingerprint {name}) has ended two slices of {request.model!r}; it is refused for "
                 f"{REFUSED_S / 60:.0f} minutes. Send another one."
             )
+        if wait_s := self.suspects.paced(name, self.now()):
+            raise _poisonous_kind(request, wait_s)
+
+    def look_at_kind(self, request: InferenceRequest) -> None:
+        """A new request is suspected where others of its kind are guilty; raises PoisonousRequestError where it is not to be tried yet."""
+        if not (kind := self.suspects.kind(request)):
+            return
+        if wait_s := self.suspects.paced_s(kind, self.now()):
+            raise _poisonous_kind(request, wait_s)
+        self.suspects.blame(fingerprint(request), kind, request.model, self.now())
 
     def may_be_suspected(self, request: InferenceRequest) -> bool:
         """Whether a death would make it a suspect, also once it has got tokens: a slice has died under it of late."""
@@ -194,7 +208,10 @@ class Dispatcher:
             del self._verdicts[entry.replica]  # the slice's next failure is judged anew
             return
         self._dead[entry.replica] = time.monotonic()
+        requests = {flight.name: flight.request for flight in there if flight.request}
         for name in self.suspects.died(entry.replica, there, self.now(), since_s):
+            if request := requests.get(name):
+                self.suspects.of_kind(name, kind_of(request))
             logger.error("request %s of %s has ended two slices; it is refused", name, entry.model)
             self.trials.end(name, entry.replica, HEARD_S)  # other routers have the same request waiting
 
@@ -214,7 +231,7 @@ class Dispatcher:
         """The requests that a slice has now, or may still have of clients that hung up."""
         moment = self.now() - time.monotonic()
         asking = [
-            Flight(fingerprint(request), request.model, moment + asked_s)
+            Flight(fingerprint(request), request.model, moment + asked_s, request=request)
             for entry, request, asked_s in self._asking.values()
             if entry.replica == replica
         ]
@@ -229,6 +246,7 @@ class Dispatcher:
                 stream.request.model,
                 moment + stream.asked_s,
                 answered=stream.heard_s > 0,
+                request=stream.request,
             )
             for stream in self._streams
             if stream.entry.replica == replica
@@ -360,6 +378,8 @@ class Dispatcher:
         if self.suspects.remembers:
             name = fingerprint(request)
             self.trials.end(name, self.suspects.answered(name, whole=whole))
+            if kind := self.suspects.kind(request):
+                self.suspects.sound(kind, self.now())
 
     async def _watch(self) -> None:
         while True:
@@ -482,6 +502,13 @@ class Dispatcher:
         if isinstance(error, NotConnectedError):
             return NoSliceError(f"No slice of {entry.model!r} takes a connection; try again shortly.")
         return SliceLostError(f"The slice serving {entry.model!r} was lost before it answered.")
+
+
+def _poisonous_kind(request: InferenceRequest, wait_s: float) -> PoisonousRequestError:
+    return PoisonousRequestError(
+        f"Several requests of this key with the same parameters have ended slices of {request.model!r}, and none was answered since; "
+        f"the next one is tried in {wait_s:.0f} s. Send other parameters, or wait."
+    )
 
 
 def failed(status: int) -> bool:

@@ -72,6 +72,11 @@ class Forwarding:
                 self._record.used(self._transcript.prompt_tokens, self._transcript.tokens)
 
     async def _respond(self) -> None:
+        try:
+            self._dispatcher.look_at_kind(self._request)
+        except ServingError as error:
+            self._end_with(error)
+            return
         over = False
         while not over:
             if self._seat and self._seat.wanted and not await self._make_room(self._seat):

@@ -21,6 +21,11 @@ REFUSED_S, on every router. A suspect is remembered as long: the only slice of a
 whoever asks the same then would end it again.
 
 Requests are known by a fingerprint of model, path and body: the same request sent again shares its suspicion.
+
+A request with another body may be as deadly: of the same key, with the same parameters. It is of the same kind as a guilty one. Until
+one of this kind gets a token or an answer, each counts as a suspect from the start, and a router tries one of them at a time. So it
+ends one slice and not two. Once two of a kind are guilty, the next one is tried PACE_S later, and then after twice as long each time.
+In a kind that others use too one is answered at once, and no more is asked of it.
 """
 
 import hashlib
@@ -34,20 +39,27 @@ from serving.timings import TIMINGS
 
 HEARD_S = TIMINGS.heard_s
 REFUSED_S = 600.0
+PACE_S = 60.0  # by then a slice mostly serves again
 LONGEST_S = 60.0  # that is counted of a request that gets nothing; its trial is half as long again
 _LONGER, _LONGER_S = 1.5, 1.0
 _LONGEST_TRIAL_S = _LONGER * WORKED_S + _LONGER_S  # of a suspect that had got tokens
 _DIGITS = 16
+_MOST_BLAMED = 256  # for their kind: each goes to all routers
+_TOLD_BELOW = 100  # numbers of a parameter that tell kinds apart: larger ones may differ with every request
 
 
 @dataclass(frozen=True)
 class Flight:
-    """A request on a slice: what it is known by, since when it has been there, and whether it has got anything."""
+    """A request on a slice: what it is known by, since when it has been there, and whether it has got anything.
+
+    Without a `request` its client has hung up.
+    """
 
     name: str
     model: str
     since_s: float
     answered: bool = False
+    request: InferenceRequest | None = None
 
 
 @dataclass(frozen=True)
@@ -68,6 +80,25 @@ def fingerprint(request: InferenceRequest) -> str:
     return digest.hexdigest()[:_DIGITS]
 
 
+def kind_of(request: InferenceRequest) -> str:
+    """The same for requests of one key for one model and path with the same parameters, whatever their texts and large numbers are."""
+    digest = hashlib.sha256()
+    try:
+        fields = request.all_fields()
+    except ValueError:  # a form
+        fields = {}
+    for name, value in sorted(fields.items()):
+        tells = value is None or (isinstance(value, int) and abs(value) < _TOLD_BELOW)
+        digest.update(f"{name}={value if tells else type(value).__name__}\0".encode())
+    return f"{_whose(request)}{digest.hexdigest()[:_DIGITS]}"
+
+
+def _whose(request: InferenceRequest) -> str:
+    """What a kind begins with: most requests need not be parsed for it."""
+    digest = hashlib.sha256(f"{request.key}\0{request.model}\0{request.path}".encode())
+    return f"{digest.hexdigest()[:_DIGITS]}-"
+
+
 class Suspects:
     """One router's suspects, and those that other routers tell of. `now` is seconds since 1970, which routers share."""
 
@@ -80,6 +111,7 @@ class Suspects:
         # Replicas that died under a request, and when the last one did.
         self._deaths: dict[str, tuple[frozenset[str], float]] = {}
         self._trials: dict[str, _Trial] = {}
+        self._sound: dict[str, float] = {}  # kinds of the guilty of which one was answered, and when
 
     def __bool__(self) -> bool:
         """Whether anybody is suspected or on trial: until then no request needs a fingerprint."""
@@ -117,6 +149,60 @@ class Suspects:
         """Replicas that requests have ended which are guilty of it."""
         return {replica for name in self.guilty for replica in self.died_under(name)}
 
+    @property
+    def kinds(self) -> set[str]:
+        """Kinds of the guilty of which none was answered since."""
+        return {suspicion.kind for suspicion in self._ours.values() if suspicion.guilty and suspicion.kind}
+
+    def kind(self, request: InferenceRequest) -> str:
+        """The kind of a request, where one of the guilty has it and none was answered since; else nothing."""
+        kinds = self.kinds
+        begins = _whose(request) if kinds else ""
+        if not any(kind.startswith(begins) for kind in kinds):
+            return ""
+        kind = kind_of(request)
+        return kind if kind in kinds else ""
+
+    def of_kind(self, name: str, kind: str) -> None:
+        """Note the kind of a guilty request, unless one of this kind was answered of late."""
+        if kind not in self._sound:
+            self._ours[name] = replace(self._ours[name], kind=kind)
+
+    def blame(self, name: str, kind: str, model: str, now: float) -> None:
+        """A request is suspected for its kind alone."""
+        known = {**self._theirs, **self._ours}
+        if name not in known and sum(one.kind == kind for one in known.values()) < _MOST_BLAMED:
+            ran_s = max(one.ran_s for one in self.guilty.values() if one.kind == kind)
+            self._ours[name] = Suspicion(now, False, model, ran_s, kind=kind)
+
+    def paced_s(self, kind: str, now: float) -> float:
+        """For how many seconds no request of this kind is tried."""
+        ends = [one.at for one in self.guilty.values() if one.kind == kind]
+        if len(ends) < 2:
+            return 0.0
+        return max(0.0, max(ends) + PACE_S * 2.0 ** (len(ends) - 2) - now)
+
+    def paced(self, name: str, now: float) -> float:
+        """As `paced_s`, of a request that was blamed for its kind. It is forgotten where it has to wait."""
+        if name in self._trials or not (kind := self._kind(name)) or not (wait_s := self.paced_s(kind, now)):
+            return 0.0
+        self._ours.pop(name, None)
+        return wait_s
+
+    def sound(self, kind: str, now: float) -> None:
+        """A request of this kind was answered: those that are suspected for the kind alone are not any more."""
+        self._sound[kind] = now
+        for name in [name for name, one in self._ours.items() if one.kind == kind]:
+            one = self._ours[name]
+            if one.guilty or one.replica:
+                self._ours[name] = replace(one, kind="")
+            else:
+                del self._ours[name]
+                self._cleared[name] = one.at
+
+    def _kind(self, name: str) -> str:
+        return next((known[name].kind for known in (self._ours, self._theirs) if name in known), "")
+
     def deaths(self, name: str) -> int:
         """How many slices have died under it of late."""
         return len(self._died(name))
@@ -126,13 +212,18 @@ class Suspects:
         return replicas
 
     def on_trial(self, name: str) -> bool:
-        """Whether the same request runs on trial already: two would hide each other's guilt."""
-        return name in self._trials
+        """Whether the same request, or one of its kind, runs on trial already: two would hide each other's guilt."""
+        kind = self._kind(name)
+        return name in self._trials or bool(kind and any(self._kind(other) == kind for other in self._trials))
 
     def heard_in_s(self, name: str, now: float) -> float:
-        """After how many seconds every router has heard of the suspect; another host's clock may be hours ahead."""
-        blamed = [known[name].at for known in (self._ours, self._theirs) if name in known]
-        return max((min(self._heard_s, at + self._heard_s - now) for at in blamed), default=0.0)
+        """After how many seconds every router has heard of the suspect; another host's clock may be hours ahead.
+
+        Who is suspected for its kind alone is known nowhere else.
+        """
+        blamed = [known[name] for known in (self._ours, self._theirs) if name in known]
+        waits = [one.at + self._heard_s - now for one in blamed if one.replica]
+        return max((min(self._heard_s, wait_s) for wait_s in waits), default=0.0)
 
     def closed(self) -> set[str]:
         """Replicas on which a suspect of this router is on trial: no other suspect goes there."""
@@ -212,7 +303,8 @@ class Suspects:
         for name in on_trial:
             del self._trials[name]
             before = sorted(self.died_under(name))
-            self._ours[name] = Suspicion(now, True, flights[name].model, replica=replica, before=before)
+            ran_s = max(0.0, min(LONGEST_S, now - flights[name].since_s))
+            self._ours[name] = Suspicion(now, True, flights[name].model, ran_s, replica, before)
         if on_trial:
             return on_trial
         for name, flight in flights.items():
@@ -234,11 +326,19 @@ class Suspects:
                 if over(suspicion, now):
                     continue
                 if suspicion.guilty:
-                    self._ours[name] = self._ours[name] if self.is_guilty(name) else suspicion
+                    self._take_guilty(name, suspicion)
                 elif suspicion.at > self._cleared.get(name, -1.0):
                     self._theirs[name] = suspicion
         self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
         self._cleared = {name: at for name, at in self._cleared.items() if now - at <= REFUSED_S}
+        self._sound = {kind: at for kind, at in self._sound.items() if now - at <= REFUSED_S}
         self._deaths = {
             name: (died, at) for name, (died, at) in self._deaths.items() if now - at <= REFUSED_S
         }
+
+    def _take_guilty(self, name: str, told: Suspicion) -> None:
+        """A kind of which any router has answered one is nobody's."""
+        known = self._ours[name] if self.is_guilty(name) else told
+        if not told.kind and known.kind:
+            self.sound(known.kind, told.at)
+        self._ours[name] = replace(known, kind="") if known.kind in self._sound or not told.kind else known

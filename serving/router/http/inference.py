@@ -200,9 +200,8 @@ class Inference:
         read = await self._parsing.run(looked_at, len(body), owner)
         estimate = self._admission.estimate(visit, read.model, read.checked)
         inference = InferenceRequest.of(request, read.model, route.path, read.body, read.kept)
-        if read.ignored or keeping or visit.fills:
-            ignored = tuple(sorted(read.ignored))
-            inference = replace(inference, ignored=ignored, keeping=keeping, fills=visit.fills)
+        ignored = tuple(sorted(read.ignored))
+        inference = replace(inference, ignored=ignored, keeping=keeping, fills=visit.fills, key=key.id)
         return inference, estimate
 
     def _looked_at(

@@ -27,7 +27,7 @@ _SAGEMAKER = b"x-amzn-sagemaker-"
 class InferenceRequest:
     """A POST for one model. `body` goes to the slice as it came, `headers` without credentials and what steers an engine;
     `fields` are those of the parsed body that the router looks at. `ignored`: parameters of the client that no engine heeds.
-    `keeping`: what to keep the answer with. `fills`: only a free seat is for it.
+    `keeping`: what to keep the answer with. `fills`: only a free seat is for it. `key`: the id of the key that asks.
     """
 
     model: str
@@ -39,6 +39,7 @@ class InferenceRequest:
     ignored: tuple[str, ...] = ()
     keeping: Keeping | None = None
     fills: bool = False
+    key: str = ""
 
     @property
     def streams(self) -> bool:

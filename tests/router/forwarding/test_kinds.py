@@ -1,0 +1,146 @@
+"""Requests of one kind, each with another text, that end every engine they reach."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+from support.two_engines import COMPLETIONS, Pair, pair
+
+from serving.config import FailoverSpec
+from serving.router.forwarding.suspects import PACE_S, REFUSED_S, Flight, Suspects, kind_of
+from serving.router.http.protocol import InferenceRequest
+
+DIED = 10.0
+POISON = {"max_tokens": 4, "top_p": 0.5}
+
+
+def request(key: str = "", path: str = COMPLETIONS, **fields: Any) -> InferenceRequest:
+    body = json.dumps(fields).encode()
+    return InferenceRequest("llama", path, body, {}, key=key)
+
+
+def end_a_slice(suspects: Suspects, name: str, replica: str, at: float) -> None:
+    """The suspect ends the slice that it is tried on."""
+    suspects.tried(name, replica, at)
+    assert suspects.died(replica, [Flight(name, "llama", at)], at + 1, at - 5) == [name]
+    suspects.of_kind(name, "kind")
+
+
+def after_one() -> Suspects:
+    suspects = Suspects()
+    suspects.died("a", [Flight("first", "llama", DIED)], DIED, DIED - 5)
+    end_a_slice(suspects, "first", "b", DIED + 2)
+    return suspects
+
+
+@pytest.mark.unit
+def test_texts_and_large_numbers_make_no_other_kind_and_key_path_and_parameters_do() -> None:
+    one = kind_of(request("me", prompt="a", n=2, seed=12345, temperature=0.1))
+    assert kind_of(request("me", seed=99999, temperature=0.7, prompt="b", n=2)) == one
+    others = (
+        request("you", prompt="a", n=2, seed=12345, temperature=0.1),
+        request("me", prompt="a", n=1, seed=12345, temperature=0.1),
+        request("me", prompt="a", n=2, seed=12345, temperature=0.1, echo=True),
+        request("me", "/v1/chat/completions", prompt="a", n=2, seed=12345, temperature=0.1),
+    )
+    assert len({one, *map(kind_of, others)}) == 5
+    assert kind_of(InferenceRequest("llama", "/v1/audio", b"--a form", {}))
+
+
+@pytest.mark.unit
+def test_who_is_of_the_kind_of_a_guilty_request_is_suspected_from_the_start_and_tried_one_at_a_time() -> None:
+    suspects = after_one()
+    for name in ("second", "third"):
+        suspects.blame(name, "kind", "llama", DIED + 10)
+        assert suspects.suspects(name, DIED + 10)
+        assert suspects.heard_in_s(name, DIED + 10) == 0
+    suspects.tried("second", "c", DIED + 12)
+    assert suspects.on_trial("third")
+    assert not suspects.on_trial("a stranger")
+
+
+@pytest.mark.unit
+def test_after_two_of_a_kind_the_next_is_tried_a_minute_later_and_then_after_twice_as_long() -> None:
+    suspects = after_one()
+    assert suspects.paced_s("kind", DIED + 10) == 0
+    suspects.blame("second", "kind", "llama", DIED + 10)
+    suspects.blame("third", "kind", "llama", DIED + 10)
+    end_a_slice(suspects, "second", "c", DIED + 12)
+    assert suspects.paced("third", DIED + 13) == PACE_S
+    assert not suspects.suspects("third", DIED + 13)
+    assert suspects.paced_s("kind", DIED + 13 + PACE_S) == 0
+    suspects.blame("fourth", "kind", "llama", DIED + 80)
+    end_a_slice(suspects, "fourth", "d", DIED + 80)
+    assert suspects.paced_s("kind", DIED + 81) == 2 * PACE_S
+
+
+@pytest.mark.unit
+def test_one_answer_of_a_kind_frees_all_of_it_on_every_router() -> None:
+    first, second, third = after_one(), Suspects(), Suspects()
+    for router in (second, third):
+        router.take([first.ours], DIED + 4)
+        assert router.kinds == {"kind"}
+    first.blame("innocent", "kind", "llama", DIED + 5)
+    first.sound("kind", DIED + 6)
+    assert not first.suspects("innocent", DIED + 6)
+    for router in (second, third):
+        router.take([first.ours, after_one().ours], DIED + 7)
+        assert router.is_guilty("first")
+        assert not router.kinds
+    first.take([after_one().ours], DIED + 8)  # a router that has not heard of it yet
+    assert not first.kinds
+    first.of_kind("first", "kind")
+    assert not first.kinds
+    first.take([], DIED + 7 + REFUSED_S)
+    assert not first
+
+
+def is_refused(answer: httpx.Response) -> bool:
+    return answer.status_code == 500 and answer.json()["error"]["code"] == "request_ends_engines"
+
+
+def dead(fleet: Pair) -> int:
+    return sum(engine.dead is not None for _, engine in fleet.engines.values())
+
+
+@pytest.mark.http
+def test_deadly_requests_of_one_kind_each_with_another_text_take_three_slices_and_nobody_else_sees_it() -> (
+    None
+):
+    with pair(FailoverSpec(wait_s=20), names="abcdef") as fleet:
+        for name in fleet.engines:
+            fleet.fault(name, die_on="poisonous")
+        with ThreadPoolExecutor(8) as pool:
+            innocents = [
+                pool.submit(fleet.post, COMPLETIONS, prompt=f"story {number}", max_tokens=60, ignore_eos=True)
+                for number in range(24)
+            ]
+            answers = [
+                fleet.post(COMPLETIONS, prompt=f"a poisonous prompt {number}", **POISON)
+                for number in range(6)
+            ]
+            assert all(call.result().is_success for call in innocents)
+        assert all(map(is_refused, answers)), [answer.text for answer in answers]
+        assert "of this key with the same parameters" in answers[-1].json()["error"]["message"]
+        assert dead(fleet) == 3
+        assert fleet.post(COMPLETIONS, prompt="a good one", max_tokens=4).is_success
+
+
+@pytest.mark.http
+def test_a_kind_that_is_answered_too_is_not_held_up() -> None:
+    with pair(FailoverSpec(wait_s=20), names="abcd") as fleet:
+        for name in fleet.engines:
+            fleet.fault(name, die_on="poisonous")
+        assert is_refused(fleet.post(COMPLETIONS, prompt="a poisonous prompt", **POISON))
+        assert fleet.relay.suspects.kinds
+        assert fleet.post(COMPLETIONS, prompt="a good one", **POISON).is_success
+        assert not fleet.relay.suspects.kinds
+        with ThreadPoolExecutor(8) as pool:
+            calls = [
+                pool.submit(fleet.post, COMPLETIONS, prompt=f"good {number}", **POISON)
+                for number in range(16)
+            ]
+            assert all(call.result().is_success for call in calls)
+        assert dead(fleet) == 2
