@@ -16,7 +16,7 @@ from serving.planning.fit import Fit, gib
 class KnownFault:
     """One fault: what a client asks, what happens, in which versions of tpu-inference, and the issue upstream.
 
-    `holds` gets the request's fields and the number of hosts of the model's largest slice.
+    `holds` gets the request's fields and the number of hosts of the model's largest slice; it is false without any field of FIELDS.
     """
 
     name: str
@@ -38,6 +38,10 @@ WITHOUT_EFFECT: Mapping[str, Any] = {
     "logit_bias": {},
     "bad_words": [],
 }
+
+
+# The fields that the faults are about. Nearly all requests have none of them.
+FIELDS = frozenset(("allowed_token_ids", "logprob_token_ids", "prompt_logprobs", "echo", "sampling_params"))
 
 
 def without_effect(fields: Mapping[str, Any]) -> list[str]:
@@ -115,7 +119,7 @@ def refuse_too_large(fields: Mapping[str, Any], fits: Iterable[Fit]) -> None:
 
     The engine compiles their program at start and gives it no memory, so that the first such request would end it.
     """
-    if not wants_prompt_logprobs(fields):
+    if FIELDS.isdisjoint(fields) or not wants_prompt_logprobs(fields):
         return
     for fit in fits:
         if not fit.prompt_logprobs_fit:
@@ -129,6 +133,8 @@ def refuse_too_large(fields: Mapping[str, Any], fits: Iterable[Fit]) -> None:
 
 def refuse(fields: Mapping[str, Any], hosts: int) -> None:
     """Raises BadRequestError where no engine on slices of this many hosts should see the request."""
+    if FIELDS.isdisjoint(fields):
+        return
     for fault in FAULTS:
         if fault.holds(fields, hosts):
             raise BadRequestError(

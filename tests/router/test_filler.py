@@ -73,6 +73,7 @@ def batch(tmp_path: Path) -> Iterator[Batch]:
     ):
         records: list[RequestRecord] = []
         core.journal._writers = (*core.journal._writers, records.append)
+        core.journal._together = 1
         made = Batch(address, core, records)
         with made.client:
             yield made

@@ -2,16 +2,18 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.servers import RawServers, free_address
 from support.simulated_engine import small_plan
 
-from serving.router.core import RouterCore, Served
+from serving.router.core import Outputs, RouterCore, Served
 from serving.router.forwarding.suspects import Flight
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
+from serving.router.telemetry.request_log import RequestLog
 from serving.slices.tpu_hosts import TpuHost
 from serving.state import board
 from serving.state.board import Board
@@ -155,3 +157,19 @@ async def test_a_router_tells_again_whom_it_suspects_for_others_may_have_taken_i
     assert all("f00d" in suspicions for suspicions in told)
     await loop.close()
     await core.close()
+
+
+async def test_the_record_of_a_lonely_request_is_written_within_a_beat(tmp_path: Path) -> None:
+    store: Any = StandingStore()
+    log = RequestLog(tmp_path / "requests.jsonl")
+    core = RouterCore(
+        Served([small_plan()]), KeyFile(None), no_metrics, application="app", outputs=Outputs(log), timings=QUICK
+    )
+    loop = StoreLoop(core, store, lambda *_: None, QUICK)
+    await loop.start()
+    core.journal.begin("/v1/completions", {"x-request-id": "lonely"}).end()
+    await until(lambda: log.path.exists() and b'"lonely"' in log.path.read_bytes())
+    await loop.close()
+    core.journal.begin("/v1/completions", {"x-request-id": "last"}).end()
+    await core.close()
+    assert b'"last"' in log.path.read_bytes()

@@ -68,9 +68,13 @@ class Transcript:
         self._answers = request.fields.get("n") or 1
         # Whether the answer's ids are not asked for, or not given. vLLM leaves the prompt out of an echo beside ids, and says the
         # prompt's ids with each answer.
-        self._unread = any(
-            request.fields.get(name) for name in ("echo", "use_beam_search", "modalities")
-        ) or (self._answers > 1 and self._answers * len(request.body) > _MOST_REPEATED_BYTES)
+        asked = request.fields.get
+        self._unread = bool(
+            asked("echo")
+            or asked("use_beam_search")
+            or asked("modalities")
+            or (self._answers > 1 and self._answers * len(request.body) > _MOST_REPEATED_BYTES)
+        )
         self._shows_ids = bool(request.fields.get("return_token_ids"))
         self._has_tools = bool(request.fields.get("tools"))
         self._counts_text = (

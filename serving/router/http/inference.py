@@ -186,7 +186,8 @@ class Inference:
         as_form = is_form(request.headers, route)
         if route.path == responses.PATH:
             fields = await self._parsing.run(partial(parse, body), len(body), owner)
-            record.model, record.question = self._table.resolve(fields.get("model")), body
+            record.model = self._table.resolve(fields.get("model"))
+            record.asked(body)
             fields, whole = await self.conversations.with_items(visit, fields, body)
             whole, keeping = await self.conversations.following(visit, fields, whole)
             if whole is not body:  # with what came before it is read as if its client had sent it
@@ -210,7 +211,7 @@ class Inference:
         """What is to be known of a body, all of it at once: that of a large one is found out beside the event loop."""
         model = self._table.resolve(fields.get("model"))
         record.model = model
-        record.question = record.question or body
+        record.asked(body)
         checked = check(route, fields, body, self._plans[model], self._admission.spec)
         known_faults.refuse(fields, self._hosts[model])
         known_faults.refuse_too_large(fields, self._fits[model])

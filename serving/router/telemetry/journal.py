@@ -26,35 +26,48 @@ class Journal:
         spans: RequestSpans | None = None,
         slos: Mapping[str, SloSpec] | None = None,
         keep_content: bool = False,
+        together: int = 1,
     ) -> None:
-        """`slos` by model. `writers` get each record at its end, with prompt and answer where `keep_content`."""
+        """`slos` by model. `writers` get each record that is over, with prompt and answer where `keep_content`.
+
+        `together`: how many wait to be counted and written in one go, or until `settle`: one by one each costs half as much again.
+        """
         self._recorder = recorder
         self._spans = spans
-        self._writers = (spans.end, *writers) if spans else writers
+        self._writers = (self._count, *((spans.end,) if spans else ()), *writers)
         self._slos = slos or {}
         self._keys = {table.NO_KEY}
         self._keep_content = keep_content
+        self._together = together
+        self._ended: list[RequestRecord] = []
 
     def begin(self, path: str, headers: Mapping[str, str]) -> RequestRecord:
         """The record of a request that came."""
         record = RequestRecord(
             path,
             request_id(headers.get("x-request-id")),
-            on_end=self.write,
+            on_end=self.take,
             answer=[] if self._keep_content else None,
         )
         if self._spans:
             self._spans.begin(record, headers)
         return record
 
-    def write(self, record: RequestRecord) -> None:
-        """Count and write a record, once per request."""
-        self._count(record)
+    def take(self, record: RequestRecord) -> None:
+        """Take the record of a request that is over, once per request."""
+        self._ended.append(record)
+        if len(self._ended) >= self._together:
+            self.settle()
+
+    def settle(self) -> None:
+        """Count and write the records that wait."""
+        ended, self._ended = self._ended, []
         for writer in self._writers:
-            try:
-                writer(record)
-            except Exception:  # a full disk or a tracing library's bug must not cost an answer
-                logger.exception("a request's record could not be written")
+            for record in ended:
+                try:
+                    writer(record)
+                except Exception:  # a full disk or a tracing library's bug must not cost an answer
+                    logger.exception("a request's record could not be written")
 
     def publish(
         self,

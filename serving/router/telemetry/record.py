@@ -82,6 +82,11 @@ class RequestRecord:
     _usage: bytes = b""
     _resumes: bool = False
 
+    def asked(self, body: bytes) -> None:
+        """The client's body is there; it is kept where the answer is."""
+        if self.answer is not None and not self.question:
+            self.question = body
+
     def waited(self, queued_s: float) -> None:
         """The request's time in a queue is over, however it ended."""
         self.queued_s = queued_s

@@ -279,6 +279,26 @@ def test_keys_beyond_the_bound_share_one_label() -> None:
     assert table.OTHER_KEYS in keys
 
 
+def test_records_wait_for_one_another_or_until_they_are_settled() -> None:
+    recorder = Recorder("default")
+    written: list[RequestRecord] = []
+    journal = Journal(recorder, written.append, together=3)
+    for number in range(4):
+        journal.begin(CHAT, {"x-request-id": f"r{number}"}).end()
+    assert [record.request_id for record in written] == ["r0", "r1", "r2"]
+    journal.settle()
+    journal.settle()
+    assert [record.request_id for record in written] == ["r0", "r1", "r2", "r3"]
+    assert sum(count for (row, _), count in recorder._counted.items() if row is table.REQUESTS) == 4
+
+
+def test_a_record_keeps_a_body_only_where_its_content_is_kept() -> None:
+    for keeps in (True, False):
+        record = Journal(Recorder("default"), keep_content=keeps).begin(CHAT, {})
+        record.asked(b"{}")
+        assert record.question == (b"{}" if keeps else b"")
+
+
 def test_a_writer_that_fails_costs_no_answer() -> None:
     written = []
 
