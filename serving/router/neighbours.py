@@ -2,13 +2,13 @@
 
 A router listens on a port of its own and writes the address into the store, with its demand. The port asks for the cluster's
 secret, as the ports of slices do. News go out a few times a second. A neighbour that has not yet taken the last batch does not get
-the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks one neighbour for everything.
+the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks one neighbour for everything:
+the one that has been there longest, since others may have just started too.
 """
 
 import asyncio
 import logging
-import random
-from collections.abc import Iterable
+from collections.abc import Collection
 from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
@@ -48,6 +48,7 @@ class Neighbours:
         self._telling: dict[str, asyncio.Task[None]] = {}
         self._knows = False  # what routers that were there before told
         self._asking: asyncio.Task[None] | None = None
+        self._asked = 0  # neighbours that have not told
         self._next_s = 0.0
         self.peer = self._server.peer
 
@@ -55,7 +56,7 @@ class Neighbours:
         self._server.start()
         self._table.news.on_first = self._tell_soon
 
-    def settle(self, demands: Iterable[Demand]) -> None:
+    def settle(self, demands: Collection[Demand]) -> None:
         """Once a beat: take over which routers there are."""
         self._peers = {
             demand.router: Peer(demand.address, demand.certificate)
@@ -63,7 +64,10 @@ class Neighbours:
             if demand.address and demand.router != self._name
         }
         if self._peers and not self._knows and not self._asking:
-            self._asking = asyncio.create_task(self._ask(random.choice(list(self._peers.values()))))
+            beats = {demand.router: demand.beat for demand in demands}
+            longest_first = sorted(self._peers, key=lambda router: -beats[router])
+            asked = longest_first[self._asked % len(longest_first)]
+            self._asking = asyncio.create_task(self._ask(self._peers[asked]))
 
     async def close(self) -> None:
         self._table.news.on_first = lambda: None
@@ -105,6 +109,7 @@ class Neighbours:
             await self._take(sharing.Batch.decoded(raw))
             self._knows = True
         except (UpstreamError, TimeoutError, ValueError) as error:
+            self._asked += 1
             logger.debug("the router at %s has not told what it knows: %s", peer.address, error)
         finally:
             self._asking = None

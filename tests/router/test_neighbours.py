@@ -2,10 +2,12 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 import pytest
 from support.many_routers import MODEL, SHAPE, prompt
+from support.servers import free_address
 
 from serving import secret
 from serving.router.neighbours import PATH, Neighbours
@@ -80,6 +82,29 @@ async def test_a_router_that_starts_knows_what_the_others_know() -> None:
     assert {text: ask(tables[1], text + LONG) for text in sent} == sent
     await old.close()
     await new.close()
+
+
+async def test_routers_that_start_together_ask_the_one_that_was_there_before() -> None:
+    """A roll starts some at once: who asked another new one knew nothing from then on."""
+    tables = [table(8) for _ in range(7)]
+    old, *new = [Neighbours(f"router {at}", of, "127.0.0.1") for at, of in enumerate(tables)]
+    for router in (old, *new):
+        router.start()
+    for text in ("one", "two", "three"):
+        ask(tables[0], text + LONG)
+    tables[0].news.take()
+    away = Demand("away", MODEL, beat=1000, address=free_address())  # longest there, and gone
+    there = [replace(demand, beat=900 if at == 0 else at) for at, demand in enumerate(demands(old, *new))]
+
+    def settled() -> bool:
+        for router in new:
+            router.settle([*reversed(there), away])
+        return all(known(of) == known(tables[0]) for of in tables[1:])
+
+    await until(settled)
+    for router in (old, *new):
+        await router.close()
+        await router._server.ended()
 
 
 async def test_who_does_not_show_the_secret_tells_and_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
