@@ -120,7 +120,7 @@ class Suspects:
     @property
     def remembers(self) -> bool:
         """Whether a whole answer may change anything: a slice has died of late."""
-        return bool(self or self._deaths)
+        return bool(self._deaths or self._ours or self._theirs or self._trials)
 
     @property
     def ours(self) -> Mapping[str, Suspicion]:
