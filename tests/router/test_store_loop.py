@@ -163,7 +163,12 @@ async def test_the_record_of_a_lonely_request_is_written_within_a_beat(tmp_path:
     store: Any = StandingStore()
     log = RequestLog(tmp_path / "requests.jsonl")
     core = RouterCore(
-        Served([small_plan()]), KeyFile(None), no_metrics, application="app", outputs=Outputs(log), timings=QUICK
+        Served([small_plan()]),
+        KeyFile(None),
+        no_metrics,
+        application="app",
+        outputs=Outputs(log),
+        timings=QUICK,
     )
     loop = StoreLoop(core, store, lambda *_: None, QUICK)
     await loop.start()

@@ -79,18 +79,15 @@ def line(record: RequestRecord) -> Mapping[str, Any]:
         ("total_s", record.ended_s - record.arrived_s),
         ("paused_s", record.paused_s or None),
     )
-    for name, seconds in times:
-        if seconds is not None:
-            fields[name] = round(seconds * 1e6) / 1e6  # a third of the time of round(seconds, 6)
+    # As round(seconds, 6), in a third of the time.
+    fields |= {name: round(seconds * 1e6) / 1e6 for name, seconds in times if seconds is not None}
     rare = (
         ("retries", record.retries),
         ("continuations", record.continuations),
         ("preemptions", record.preemptions),
         ("trace_id", record.trace_id),
     )
-    for name, value in rare:
-        if value:
-            fields[name] = value
+    fields |= {name: value for name, value in rare if value}
     if record.answer is not None:
         fields["question"] = _text(record.question)
         fields["answer"] = _text(b"".join(record.answer))
