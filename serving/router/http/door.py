@@ -159,6 +159,10 @@ class Door(HttpToolsProtocol):
         else:
             super()._start_asgi_task(cycle, app)
 
+    def handle_websocket_upgrade(self) -> None:
+        if not self.transport.is_closing():  # a refused request has no scope
+            super().handle_websocket_upgrade()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
 

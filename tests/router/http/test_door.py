@@ -428,11 +428,12 @@ async def test_trailers_have_a_limit(endless: bytes) -> None:
 
 
 @pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
-def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes) -> None:
+def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes, caplog: pytest.LogCaptureFixture) -> None:
     sent = post(b"hello", b"Connection: Upgrade", b"Upgrade: " + upgrade, close=False)
     for before in (b"", post(b"first", close=False)):
         *_, (status, body, _) = read(talk(doors.door, before + sent + CLOSE))
         assert (status, body[:9]) == (400, b"This path")
+    assert "Fatal error" not in caplog.text  # a traceback for each, whoever sends it
 
 
 @pytest.mark.parametrize("queued", [b"", post(b"second", close=False)], ids=["next", "behind another"])

@@ -163,7 +163,7 @@ def test_a_conversation_is_bounded_as_a_body_is(tmp_path: Path) -> None:
 
 
 def test_a_conversation_may_have_as_many_values_as_a_body(tmp_path: Path) -> None:
-    wide: Any = said("hello", extra=[[]] * 40_000)
+    wide: Any = said("hello", extra={"more": [[]] * 40_000})
     with service(responses_store=str(tmp_path / "responses")) as address:
         api = client(address)
         first = api.responses.create(model=MODEL, input=wide)
