@@ -73,7 +73,19 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "InternLM3ForCausalLM": {},
     "Qwen2VLForConditionalGeneration": {},
     "StableLmForCausalLM": {},
+    "ApertusForCausalLM": {},
+    "ArceeForCausalLM": {},
+    "ExaoneForCausalLM": {},
+    "GraniteMoeSharedForCausalLM": {},
+    "InternLM2ForCausalLM": {},
+    "MiMoForCausalLM": {},
+    "NemotronForCausalLM": {},
+    "PhiForCausalLM": {},
 }
+# Whose MLP is two matrices, not three: it has no gate.
+WITHOUT_GATES = ("ApertusForCausalLM", "ArceeForCausalLM", "NemotronForCausalLM", "PhiForCausalLM")
+# Whose layers for multi-token prediction have an MLP for experts, and the model's own embedding and head.
+DENSE_DRAFTS = ("Ernie4_5_MoeForCausalLM", "MiMoForCausalLM")
 
 # Keys that a family names its own way: this reader's name -> the family's.
 OWN_NAMES: dict[str, dict[str, str]] = {
@@ -85,6 +97,8 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "num_experts": "moe_num_experts",
         "num_experts_per_tok": "moe_k",
     },
+    "ExaoneForCausalLM": {"num_hidden_layers": "num_layers"},  # as the checkpoint's own config class has it
+    "GraniteMoeSharedForCausalLM": {"shared_expert_intermediate_size": "shared_intermediate_size"},
 }
 # Whose vLLM implementation chooses experts by a function of its own. tpu-inference 0.26 gives its kernels the router's logits and
 # heeds no such function (layers/vllm/interface/moe.py), nor groups of experts.
@@ -190,6 +204,7 @@ EMBEDDINGS_AS_HEADS = (
     "Cohere2ForCausalLM",
     "GemmaForCausalLM",
     "Glm4ForCausalLM",
+    "MiMoForCausalLM",
     "Olmo3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2VLForConditionalGeneration",

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from serving.errors import ConfigError, PlanError
-from serving.planning.architectures import ARCHITECTURES, DRAFTS, OWN_NAMES, counted, drafts_in_jax
+from serving.planning.architectures import (
+    ARCHITECTURES,
+    DENSE_DRAFTS,
+    DRAFTS,
+    OWN_NAMES,
+    WITHOUT_GATES,
+    counted,
+    drafts_in_jax,
+)
 from serving.planning.checked_config import Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
@@ -112,6 +120,11 @@ class ModelShape:
     default_length: int = 0  # the engine's where the YAML gives none; 0: all positions
     longest_allowed: int = 0  # `model_max_length`, where the checkpoint allows more than its positions
 
+    @property
+    def mlp_matrices(self) -> int:
+        """Of a dense MLP: up and down, and a gate."""
+        return 2 if self.architecture in WITHOUT_GATES else 3
+
 
 def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape:
     """The shape of a checkpoint; overrides are vLLM's `hf_overrides`, `hub` gives a config that is not known here."""
@@ -179,7 +192,7 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
             text.get("quantization_config", text.get("compression_config")), where
         ),
         scores=scores,
-        drafts_have_tables=bool(text.get("num_nextn_predict_layers")),
+        drafts_have_tables=bool(text.get("num_nextn_predict_layers")) and architecture not in DENSE_DRAFTS,
         drafts=text.number("num_nextn_predict_layers", text.get("mtp_num_hidden_layers", 0), least=0),
         default_length=_default_length(text),
         longest_allowed=text.number("model_max_length", 0, least=0),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from serving.planning.architectures import EMBEDDINGS_AS_HEADS, JAX_MODELS
+from serving.planning.architectures import DENSE_DRAFTS, EMBEDDINGS_AS_HEADS, JAX_MODELS
 from serving.planning.engine_sizes import EngineSizes, engine_sizes
 from serving.planning.layout import Layout
 from serving.planning.quantization import bytes_per_weight
@@ -130,7 +130,8 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     )
     linear = _linear(shape)
     yield TensorGroup("linear attention", linear, linear, stored("linear_attn.in_proj_qkv"), copies)
-    dense = sum(3 * shape.hidden_size * width * layers for layers, width in shape.mlp_widths)
+    matrices = shape.mlp_matrices
+    dense = sum(matrices * shape.hidden_size * width * layers for layers, width in shape.mlp_widths)
     cut_by_heads = 1 if _cuts_mlp_over_all(shape, sizes) else copies
     yield TensorGroup("MLP", dense, dense, stored("mlp.gate_proj"), cut_by_heads)
     if experts := shape.experts:
@@ -183,7 +184,7 @@ def _draft_layer(shape: ModelShape) -> int:
     cut, whole = _attention(shape)
     attending = shape.layers if shape.latent else sum(kind.count for kind in shape.attention)
     width = shape.mlp_widths[-1][1] if shape.mlp_widths else 0
-    if experts := shape.experts:
+    if (experts := shape.experts) and shape.architecture not in DENSE_DRAFTS:
         width = experts.width * experts.count + experts.shared_width
     return (cut + whole) // max(attending, 1) + 3 * hidden * width + 2 * hidden**2
 
@@ -301,10 +302,11 @@ def _adapters(shape: ModelShape, rank: int) -> tuple[int, int]:
     (layers/vllm/process_weights/cleanup_sharding.py).
     """
     hidden, heads = shape.hidden_size, shape.num_attention_heads
+    matrices = shape.mlp_matrices
     cut = sum(kind.count * (heads + 2 * kind.kv_heads) * kind.head_dim for kind in shape.attention) + sum(
-        layers * 2 * width for layers, width in shape.mlp_widths
+        layers * (matrices - 1) * width for layers, width in shape.mlp_widths
     )
     whole = sum(kind.count * (4 * hidden + heads * kind.head_dim) for kind in shape.attention) + sum(
-        layers * (3 * hidden + width) for layers, width in shape.mlp_widths
+        layers * (matrices * hidden + width) for layers, width in shape.mlp_widths
     )
     return rank * cut, rank * whole

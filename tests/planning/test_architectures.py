@@ -18,6 +18,7 @@ from serving.planning.architectures import (
     OWN_NAMES,
     OWN_ROUTING,
     TAKEN_FOR_ANOTHER,
+    WITHOUT_GATES,
     drafts_in_jax,
 )
 
@@ -159,9 +160,25 @@ def test_experts_that_vllm_s_models_choose_by_a_function_of_their_own_are_known(
 
 
 def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
+    by_a_class_of_the_checkpoint = {"ExaoneForCausalLM"}
     for architecture, names in OWN_NAMES.items():
+        if architecture in by_a_class_of_the_checkpoint:
+            continue
         text = source("vllm", f"model_executor/models/{registered()[architecture]}.py")
         assert all(f"config.{own}" in text or f'"{own}"' in text for own in names.values()), architecture
+
+
+def test_models_whose_mlp_has_no_gate_are_those_of_vllm() -> None:
+    modules = registered()
+    decoders = (name for name in ARCHITECTURES if name.endswith("ForCausalLM"))
+    texts = {name: source("vllm", f"model_executor/models/{modules[name]}.py") for name in decoders}
+    plain = {
+        name
+        for name, text in texts.items()
+        if re.search(r"self\.(up_proj|fc1) = ColumnParallelLinear", text)
+        and not re.search(r"gate_up_proj = MergedColumn|self\.gate_proj", text)
+    }
+    assert plain == set(WITHOUT_GATES)
 
 
 def test_heads_that_are_the_embedding_itself_are_those_of_vllm() -> None:

@@ -70,15 +70,26 @@ LING_MINI = dense(2048, 5120, 20, 16, 4, 157184) | {
     "n_group": 8,
     "topk_group": 4,
 }
+EXAONE = dense(4096, 14336, 32, 32, 8, 102400)
+EXAONE["num_layers"] = EXAONE.pop("num_hidden_layers")
+GRANITE_SHARED = dense(1536, 512, 32, 24, 8, 49155) | {
+    "num_local_experts": 40,
+    "num_experts_per_tok": 8,
+    "shared_intermediate_size": 1024,
+    "tie_word_embeddings": True,
+}
 WINDOWS = {"sliding_window": 4096, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}
 
 FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
+    "ApertusForCausalLM": (dense(4096, 21504, 32, 32, 8, 131072), 8.053),
+    "ArceeForCausalLM": (dense(2560, 18432, 36, 20, 4, 128004), 4.619),
     "BailingMoeV2ForCausalLM": (LING_MINI, 16.26),
     "CwmForCausalLM": (dense(6144, 21504, 64, 48, 8, 128256) | WINDOWS, 32.581),
     "DeepseekForCausalLM": (dense(2048, 10944, 28, 16, 16, 102400) | MOE | {"num_experts_per_tok": 6}, 16.38),
     "DeepseekV2ForCausalLM": (V2_LITE, 15.706),
     "Ernie4_5ForCausalLM": (dense(1024, 3072, 18, 16, 2, 103424) | {"head_dim": 128}, 0.3607),
     "Ernie4_5_MoeForCausalLM": (ERNIE_MOE, 21.825),
+    "ExaoneForCausalLM": (EXAONE, 7.818),
     "Exaone4ForCausalLM": (dense(5120, 27392, 64, 40, 8, 102400) | WINDOWS, 32.003),
     "GemmaForCausalLM": (dense(3072, 24576, 28, 16, 16, 256000) | {"head_dim": 256}, 8.538),
     "GlmForCausalLM": (dense(4096, 13696, 40, 32, 2, 151552), 9.400),
@@ -87,11 +98,16 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
         | {"num_local_experts": 40, "num_experts_per_tok": 8, "tie_word_embeddings": True},
         3.299,
     ),
+    "GraniteMoeSharedForCausalLM": (GRANITE_SHARED, 3.450),
     "HunYuanDenseV1ForCausalLM": (
         dense(4096, 14336, 32, 32, 8, 128167) | {"tie_word_embeddings": True},
         7.505,
     ),
+    "InternLM2ForCausalLM": (dense(4096, 14336, 32, 32, 8, 92544), 7.738),
     "InternLM3ForCausalLM": (dense(4096, 10240, 48, 32, 2, 128512) | {"head_dim": 128}, 8.80),
+    "MiMoForCausalLM": (dense(4096, 11008, 36, 32, 8, 151680) | {"num_nextn_predict_layers": 1}, 7.833),
+    "NemotronForCausalLM": (dense(3072, 9216, 32, 24, 8, 256000), 4.191),
+    "PhiForCausalLM": (dense(2560, 10240, 32, 32, 32, 51200), 2.780),
     "Qwen2VLForConditionalGeneration": (QWEN2_VL, 8.291),
     "StableLmForCausalLM": (dense(2560, 6912, 32, 32, 32, 50304), 2.795),
 }
@@ -102,6 +118,17 @@ def test_parameters_of_a_family_are_counted(architecture: str) -> None:
     config, billions = FAMILIES[architecture]
     shape = read_config({"architectures": [architecture], **config}, where=architecture)
     assert checkpoint_params(shape) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_layers_that_draft_for_ernie_have_no_experts() -> None:
+    """vLLM's ernie_mtp.py: a layer of Llama's, and a matrix of two hidden sizes."""
+    config = {"architectures": ["Ernie4_5_MoeForCausalLM"], **ERNIE_MOE}
+    without, drafting = (
+        checkpoint_params(read_config(config | {"num_nextn_predict_layers": count}, where="ernie"))
+        for count in (0, 1)
+    )
+    attention = 2 * 2560 * (20 + 4) * 128
+    assert drafting - without == attention + 3 * 2560 * 12288 + 2 * 2560**2
 
 
 def spec(config: dict[str, Any], architecture: str, **more: Any) -> ModelSpec:

@@ -102,7 +102,7 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         ("LlamaForCausalM", "did you mean LlamaForCausalLM?"),
         ("Qwen3MoEForCausalLM", "did you mean Qwen3MoeForCausalLM?"),
         ("FlexOlmoForCausalLM", None),
-        ("GraniteMoeSharedForCausalLM", None),
+        ("AfmoeForCausalLM", None),
         ("Qwen4ForCausalLM", None),
     ],
 )
