@@ -25,6 +25,7 @@ from serving.planning import engine_options
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.plan import Plan, plan
+from serving.planning.prices import Prices
 from serving.planning.prices import check as check_prices
 from serving.planning.service import check, every_plan
 from serving.planning.shapes import shape_of
@@ -79,7 +80,7 @@ def _plan(options: Namespace) -> int:
         return _fail(Console(), ConfigError(mismatch), as_json=options.json)
     if options.what_fits:
         return what_fits(options.what_fits, Console(), engine=options.engine, as_json=options.json)
-    if options.workload:
+    if options.workload is not None:
         return workload_file(options.yaml, options.workload, Console(), as_json=options.json)
     return plan_file(options.yaml, Console(), as_json=options.json)
 
@@ -230,7 +231,7 @@ def _only(deployment: DeploymentFile) -> tuple[str, ServiceConfig]:
 
 def _planned(service: ServiceConfig) -> list[dict[str, Any]]:
     """Each model on each of its pools; where all fit, what keeps them from being one service, which is no single model's."""
-    made = [[_plan_of(spec) for spec in model.per_pool()] for model in service.models]
+    made = [[_plan_of(spec, service.prices) for spec in model.per_pool()] for model in service.models]
     entries = [
         summary(entry, service.prices) if isinstance(entry, Plan) else entry
         for pools in made
@@ -245,9 +246,9 @@ def _planned(service: ServiceConfig) -> list[dict[str, Any]]:
     return entries
 
 
-def _plan_of(spec: ModelSpec) -> Plan | dict[str, Any]:
+def _plan_of(spec: ModelSpec, prices: Prices) -> Plan | dict[str, Any]:
     try:
-        return plan(spec, hub.config_of)
+        return plan(spec, hub.config_of, prices=prices)
     except ConfigError as error:
         return _refusal(spec.name, error)
 

@@ -1,16 +1,15 @@
 """What would fit instead: slices by price, a shorter context, smaller formats."""
 
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from serving.config import AUTO, ParallelSpec
 from serving.errors import PlanError
 from serving.planning import parallelism
-from serving.planning.engine_sizes import EngineSizes
+from serving.planning.engine_sizes import DEFAULT_BATCHED_TOKENS, EngineSizes
 from serving.planning.fit import Fit, measure
 from serving.planning.layout import Layout
-from serving.planning.prices import chip_hour
+from serving.planning.prices import Prices, chip_hour
 from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape
 from serving.tpu import Slice, every_slice
@@ -31,7 +30,7 @@ class Candidate:
 def slices_that_fit(
     shape: ModelShape,
     sizes: EngineSizes,
-    prices: Mapping[str, Mapping[str, float]] | None = None,
+    prices: Prices | None = None,
     *,
     shares_attention: bool = False,
 ) -> list[Candidate]:
@@ -74,17 +73,27 @@ def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:
     return list(first.values())
 
 
-def advice(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout, fit: Fit) -> str:
-    """One clause for each way out: a shorter context here, smaller formats here, other slices."""
+def advice(
+    shape: ModelShape,
+    sizes: EngineSizes,
+    slice_: Slice,
+    layout: Layout,
+    fit: Fit,
+    prices: Prices | None = None,
+) -> str:
+    """One clause for each way out: a shorter context, fewer requests or smaller formats here, other slices."""
     ways = []
-    if 0 < fit.longest < fit.max_model_len:
+    shorter = replace(sizes, max_model_len=fit.longest)
+    if 0 < fit.longest < fit.max_model_len and not measure(shape, shorter, slice_, layout).problems:
         ways.append(f"engine.max_model_len up to {fit.longest} fits here")
     if batch := _smaller_batch(shape, sizes, slice_, layout):
         ways.append(f"engine.max_num_batched_tokens up to {batch} fits here")
+    elif sequences := _fewer_sequences(shape, sizes, slice_, layout):
+        ways.append(f"engine.max_num_seqs up to {sequences} fits here")
     if smaller := _smaller_format(shape, sizes, slice_, layout):
         ways.append(f"it fits here with {smaller}")
     shares = layout.attention_groups > 1
-    if others := cheapest_by_generation(slices_that_fit(shape, sizes, shares_attention=shares)):
+    if others := cheapest_by_generation(slices_that_fit(shape, sizes, prices, shares_attention=shares)):
         listed = ", ".join(f"{candidate.slice} at ${candidate.per_hour:.2f}/h" for candidate in others)
         ways.append(f"as it is it fits {listed}")
     return "; ".join(ways) or f"it fits no slice of up to {_MOST_CHIPS} chips"
@@ -97,6 +106,22 @@ def _smaller_batch(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout:
         if not measure(shape, replace(sizes, batched_tokens=batch), slice_, layout).problems:
             return batch
         batch //= 2
+    return None
+
+
+def _fewer_sequences(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Layout) -> int | None:
+    """The largest half, quarter and so on of the requests at once with which it fits.
+
+    Tokens of a step that are as many as requests were raised for them, and fall with them.
+    """
+    follows = sizes.batched_tokens == sizes.sequences
+    sequences = sizes.sequences // 2
+    while sequences:
+        tokens = max(sequences, DEFAULT_BATCHED_TOKENS) if follows else sizes.batched_tokens
+        fewer = replace(sizes, sequences=sequences, batched_tokens=tokens)
+        if not measure(shape, fewer, slice_, layout).problems:
+            return sequences
+        sequences //= 2
     return None
 
 

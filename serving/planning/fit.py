@@ -153,7 +153,7 @@ def measure(
         notes=(),
     )
     problems = (
-        *_shortfalls(fit, per_sequence),
+        *_shortfalls(fit, per_sequence, sizes.blocks),
         *_loading(shape, sizes, layout, fit),
         *_step_too_large(sizes, fit),
         *_too_many_blocks(sizes, per_sequence / in_pages * page, page, room),
@@ -174,13 +174,21 @@ def gib(size: float) -> str:
     return f"{size / GIB:.2f} GiB" if size < 10 * GIB else f"{size / GIB:.1f} GiB"
 
 
-def _shortfalls(fit: Fit, per_sequence: float) -> list[str]:
+def _shortfalls(fit: Fit, per_sequence: float, blocks: int | None) -> list[str]:
     needed = fit.weight_bytes + RESIDENT_BYTES + fit.state_bytes + fit.workspace_bytes
     if needed > fit.usable_bytes:
         return [
             (
                 f"weights of {gib(fit.weight_bytes)} and {gib(needed - fit.weight_bytes)} to run them are "
                 f"{gib(needed - fit.usable_bytes)} more than the {gib(fit.usable_bytes)} of a device"
+            )
+        ]
+    if blocks and per_sequence > fit.cache_bytes:
+        return [
+            (
+                f"one sequence of {fit.max_model_len} tokens takes {gib(per_sequence)} of a device's cache, and "
+                f"engine.num_gpu_blocks_override leaves {gib(fit.cache_bytes)}, {blocks} blocks of {fit.page_tokens} tokens: raise it, "
+                "or remove it"
             )
         ]
     if per_sequence > fit.cache_bytes:
@@ -357,7 +365,9 @@ def _longest(shape: ModelShape, sizes: EngineSizes, layout: Layout, cache: int) 
         middle = (low + high + 1) // 2
         length = middle * _BLOCK_TOKENS
         page = sizes.block_tokens or page_tokens(length, sizes.sequences, latent=latent)
-        if sequence_bytes(shape, sizes, layout, whole_pages(length, page)) <= cache:
+        in_pages = whole_pages(length, page)
+        in_blocks = sizes.blocks is None or in_pages <= sizes.blocks * page
+        if in_blocks and sequence_bytes(shape, sizes, layout, in_pages) <= cache:
             low = middle
         else:
             high = middle - 1

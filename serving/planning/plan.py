@@ -27,6 +27,7 @@ from serving.planning.compiled import result_of
 from serving.planning.engine_sizes import EngineSizes, engine_sizes, unheeded
 from serving.planning.fit import Fit, Workspace, measure
 from serving.planning.layout import Layout
+from serving.planning.prices import Prices
 from serving.planning.shapes import ModelShape, shape_of
 from serving.planning.speed import Engine, Speed, predict, spread
 from serving.planning.starts import StartTime, start_time
@@ -163,16 +164,18 @@ class Plan:
         return hashlib.sha256(json.dumps(started_with, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
-def plan(spec: ModelSpec, hub: Hub = no_hub, *, estimated: bool = False) -> Plan:
+def plan(
+    spec: ModelSpec, hub: Hub = no_hub, *, estimated: bool = False, prices: Prices | None = None
+) -> Plan:
     """Lay a model out on its slice; `hub` gives the config.json of a checkpoint that is not known here.
 
     What the TPU's compiler said of this very engine takes the place of estimates, unless `estimated`. Raises TopologyError,
-    ConfigError or PlanError where the YAML can't be served.
+    ConfigError or PlanError where the YAML can't be served; `prices` are the service's, for the slices that a refusal names.
     """
     drawn = _drawn(spec, hub)
-    decided = _fitted(spec, drawn, None)
+    decided = _fitted(spec, drawn, None, prices)
     kept = None if estimated else result_of(decided.version)
-    return _fitted(spec, drawn, kept.workspace(decided.fit.workspace)) if kept else decided
+    return _fitted(spec, drawn, kept.workspace(decided.fit.workspace), prices) if kept else decided
 
 
 @dataclass(frozen=True)
@@ -257,11 +260,11 @@ def no_grammars(engine: Mapping[str, Any], layout: Layout, sizes: EngineSizes) -
     return ""
 
 
-def _fitted(spec: ModelSpec, drawn: _Drawn, compiled: Workspace | None) -> Plan:
+def _fitted(spec: ModelSpec, drawn: _Drawn, compiled: Workspace | None, prices: Prices | None) -> Plan:
     shape, sizes, slice_, layout = drawn.shape, drawn.sizes, drawn.slice, drawn.layout
     fit = measure(shape, sizes, slice_, layout, compiled)
     if fit.problems:
-        ways = alternatives.advice(shape, sizes, slice_, layout, fit)
+        ways = alternatives.advice(shape, sizes, slice_, layout, fit, prices)
         raise PlanError(f"{spec.name} does not fit {slice_}: {'; '.join(fit.problems)}; {ways}")
     _refuse_missed_targets(spec, shape, sizes, slice_, layout)
     return Plan(

@@ -7,6 +7,9 @@ from serving.config import SliceSpec
 from serving.errors import ConfigError
 from serving.tpu import Slice
 
+# By generation and way to buy, USD a chip-hour.
+Prices = Mapping[str, Mapping[str, float]]
+
 AS_OF = "2026-09-18"
 CURRENCY = "USD"
 
@@ -25,7 +28,7 @@ PER_CHIP_HOUR: dict[str, dict[str, float]] = {
 OPTIONS = ("on-demand", "flex-start", "spot", "reserved", "reserved-1y", "reserved-3y")
 
 
-def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
+def check(replaced: Prices) -> None:
     """Refuse prices of unknown generations and ways to buy, which would replace nothing."""
     for generation, prices in replaced.items():
         if generation not in PER_CHIP_HOUR:
@@ -38,12 +41,12 @@ def check(replaced: Mapping[str, Mapping[str, float]]) -> None:
             raise ConfigError(f"prices.{generation}.{unknown[0]}: no way to buy a slice; {hint}")
 
 
-def chip_hour(generation: str, replaced: Mapping[str, Mapping[str, float]] | None = None) -> dict[str, float]:
+def chip_hour(generation: str, replaced: Prices | None = None) -> dict[str, float]:
     """Price of a chip-hour by purchase option; the YAML's prices replace the table's."""
     return {**PER_CHIP_HOUR[generation], **(replaced or {}).get(generation, {})}
 
 
-def slice_hour(spec: SliceSpec, slice_: Slice, replaced: Mapping[str, Mapping[str, float]]) -> float:
+def slice_hour(spec: SliceSpec, slice_: Slice, replaced: Prices) -> float:
     """Price of a slice-hour by the first way to buy it; a reservation without a price costs as on demand."""
     prices = chip_hour(slice_.generation, replaced)
     way = spec.capacity[0].value

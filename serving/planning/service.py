@@ -12,7 +12,7 @@ from serving.planning.plan import Plan, plan
 def plan_service(config: ServiceConfig, hub: Hub = no_hub) -> list[list[Plan]]:
     """By model its pools, the preferred first; raises ConfigError for a model that does not fit and for what `check` refuses."""
     prices.check(config.prices)
-    plans = [[plan(pool, hub) for pool in model.per_pool()] for model in config.models]
+    plans = [[plan(pool, hub, prices=config.prices) for pool in model.per_pool()] for model in config.models]
     check(config, plans)
     return plans
 

@@ -1,6 +1,6 @@
 """How many slices a workload takes, by shape: what scaling would buy for it, asked before there is any traffic. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serving.config import ModelSpec, SliceSpec
@@ -9,7 +9,7 @@ from serving.planning import Plan
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.checkpoints import Hub, no_hub
 from serving.planning.plan import plan
-from serving.planning.prices import slice_hour
+from serving.planning.prices import Prices, slice_hour
 from serving.planning.speed import Engine, spread
 from serving.scaling.capacity import Lengths, Pool, capacity, itl_s, pool_of, whole_slices, with_room
 
@@ -47,7 +47,10 @@ class Offer:
 
 def read_workload(text: str) -> Workload:
     """`in=1024,out=256,rate=20`; raises ConfigError."""
-    pairs = dict(part.strip().partition("=")[::2] for part in text.split(","))
+    parts = [part.strip().partition("=")[::2] for part in text.split(",")]
+    pairs = dict(parts)
+    if len(pairs) < len(parts):
+        raise ConfigError(f"--workload: a key is there twice in {text!r}; write in=1024,out=256,rate=20")
     if unknown := [key for key in pairs if key not in _KEYS]:
         raise ConfigError(
             f"--workload: {unknown[0]!r} is none of {', '.join(_KEYS)}; write in=1024,out=256,rate=20"
@@ -69,11 +72,9 @@ def _number(key: str, text: str) -> float:
     return value
 
 
-def offers(
-    spec: ModelSpec, workload: Workload, prices: Mapping[str, Mapping[str, float]], hub: Hub = no_hub
-) -> list[Offer]:
+def offers(spec: ModelSpec, workload: Workload, prices: Prices, hub: Hub = no_hub) -> list[Offer]:
     """What takes the workload: the model's own pools first, then all other slices that it fits, the cheapest first."""
-    own = [plan(pool, hub) for pool in spec.per_pool()]
+    own = [plan(pool, hub, prices=prices) for pool in spec.per_pool()]
     if workload.prompt + workload.answer > own[0].fit.max_model_len:
         raise ConfigError(
             f"{spec.name}: a request of {workload.prompt}+{workload.answer} tokens is longer than max_model_len, "
@@ -110,7 +111,7 @@ def _with_targets(other: Plan, spec: ModelSpec) -> Plan:
     return Plan(**{**vars(other), "model": other.model.model_copy(update={"slo": spec.slo})})
 
 
-def _offer(found: Plan, workload: Workload, prices: Mapping[str, Mapping[str, float]], *, own: bool) -> Offer:
+def _offer(found: Plan, workload: Workload, prices: Prices, *, own: bool) -> Offer:
     lengths = Lengths(float(workload.prompt), float(workload.answer))
     price = slice_hour(found.model.slice, found.slice, prices)
     pool = pool_of(found, price, context=workload.prompt + workload.answer // 2)

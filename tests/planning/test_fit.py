@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from serving.config import ModelSpec, load
+from serving.config import ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import Plan, plan
 from serving.planning.alternatives import slices_that_fit
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.known_models import CONFIGS, EMBED
+from serving.planning.service import plan_service
 from serving.planning.shapes import shape_of
 from serving.planning.summary import sequences_at_once
 
@@ -350,6 +351,48 @@ def test_a_refusal_says_by_how_much_and_what_would_fit() -> None:
     assert "v5e 2x2 (1 host x 4 chips) at $4.80/h" in message
     shorter = spec("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1", {"max_model_len": 111872})
     assert plan(shorter).fit.sequences == 1
+
+
+@pytest.mark.parametrize(
+    ("engine", "says", "fits"),
+    [
+        (
+            {"num_gpu_blocks_override": 64, "block_size": 16},
+            "num_gpu_blocks_override leaves 0.12 GiB, 64 blocks of 16",
+            "max_model_len up to 1024",
+        ),
+        (
+            {"max_model_len": 2048, "max_num_seqs": 1 << 20},
+            "GiB to run them",
+            "engine.max_num_seqs up to 8192",
+        ),
+    ],
+)
+def test_a_refusal_s_advice_fits(engine: dict[str, Any], says: str, fits: str) -> None:
+    model = ("meta-llama/Llama-3.1-8B-Instruct", "v6e 1x1")
+    with pytest.raises(PlanError) as refusal:
+        plan(spec(*model, engine))
+    message = refusal.value.message
+    assert says in message
+    assert f"{fits} fits here" in message
+    assert message.count("max_model_len up to") == ("max_model_len" in fits)
+    option, _, number = fits.removeprefix("engine.").partition(" up to ")
+    assert plan(spec(*model, engine | {option: int(number)})).fit.sequences >= 1
+
+
+def test_a_refusal_s_slices_cost_what_the_service_says() -> None:
+    service = {
+        "prices": {"v6e": {"on-demand": 5}},
+        "models": [
+            {
+                "name": "m",
+                "model": "meta-llama/Llama-3.1-8B-Instruct",
+                "slice": {"generation": "v6e", "topology": "1x1"},
+            }
+        ],
+    }
+    with pytest.raises(PlanError, match=r"v6e 2x2 \(1 host x 4 chips\) at \$20\.00/h"):
+        plan_service(ServiceConfig.model_validate(service))
 
 
 def test_the_length_may_be_left_to_the_plan() -> None:

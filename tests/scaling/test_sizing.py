@@ -41,6 +41,8 @@ def test_a_workload_is_read() -> None:
         ("in=1024,out=256,rate=inf", "rate is requests a second"),
         ("in=inf,out=256,rate=1", "in is a whole number"),
         ("in=1024,out=256", "rate is missing; write in=1024,out=256,rate=20"),
+        ("in=1024,in=8,out=256,rate=1", "a key is there twice"),
+        ("", "'' is none of in, out, rate"),
         ("input=1024", "'input' is none of in, out, rate; write in=1024,out=256,rate=20"),
     ],
 )
