@@ -51,9 +51,15 @@ def keep(documents: Sequence[Mapping[str, Any]], kept: Path) -> None:
     """Add answers to those that are kept, in the place of older ones of the same plans; an engine that was not built, with its reason."""
     entries = json.loads(kept.read_text()) if kept.exists() else {}
     new = {document["version"]: entry(document) for document in documents}
-    anew = [(one["model"], one["slice"]) for one in new.values()]
-    left = {version: old for version, old in entries.items() if (old["model"], old["slice"]) not in anew}
+    anew = [_plan_of(one) for one in new.values()]
+    left = {version: old for version, old in entries.items() if _plan_of(old) not in anew}
     kept.write_text(json.dumps(left | new, indent=1, sort_keys=True) + "\n")
+
+
+def _plan_of(kept: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """The YAML, the model in it and the slice, whatever the engine was started with."""
+    _, _, file, *_ = kept["command"].split()
+    return file, kept["model"], kept["slice"]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

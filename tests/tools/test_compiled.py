@@ -68,6 +68,15 @@ def test_a_kept_answer_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     assert result_of("a", kept) is None
 
 
+def test_answers_of_one_model_on_one_slice_in_two_files_are_kept_both(tmp_path: Path) -> None:
+    kept, result = tmp_path / "kept.json", tmp_path / "result.json"
+    for version in ("a", "b"):
+        asked = answer(version)["asked"] | {"command": f"serving compile {version}.yaml --quick"}
+        result.write_text(json.dumps([answer(version, asked=asked)]))
+        assert main([str(result), "--kept", str(kept)]) == 0
+    assert list(json.loads(kept.read_text())) == ["a", "b"]
+
+
 def test_an_engine_that_was_not_built_is_kept_with_the_reason(tmp_path: Path) -> None:
     kept, result = tmp_path / "kept.json", tmp_path / "result.json"
     result.write_text(json.dumps([answer("a", unbuildable=["no"], compiles=False, stages=[], device_hbm=[])]))
