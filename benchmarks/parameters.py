@@ -395,7 +395,7 @@ class Walk:
         self._results.add(rows)
         for row in rows:
             if row.came in ENDS or row.came.startswith("5"):
-                self._console.print(str(row), highlight=False, soft_wrap=True)
+                self._console.print(str(row), markup=False, highlight=False, soft_wrap=True)
 
     def _together(self, path: str, base: Mapping[str, Any], group: list[dict[str, Any]]) -> list[str]:
         with ThreadPoolExecutor(len(group)) as pool:

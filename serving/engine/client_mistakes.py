@@ -8,8 +8,8 @@ parameters are looked at before, and a mistake is a 400 on every route.
 EngineCore looks at the parameters of a request once more as it reads it. Where they are wrong then, it reads no other request: a
 `min_tokens` beyond what the prompt leaves of the context ends an engine without a sign. So they are read here before they are sent.
 
-EngineCore compiles grammars. vLLM makes a 500 of one that can't be compiled, or that nothing can follow: routers would take slices that
-met it for broken, and ask another.
+EngineCore compiles grammars. vLLM makes a 500 of one that can't be compiled, that nothing can follow, or whose answer is to go on behind
+its end (`ignore_eos`): routers would take slices that met it for broken, and ask another.
 """
 
 from collections.abc import AsyncIterator, Callable
@@ -65,7 +65,7 @@ def _check_grammar(sampling_params: Any, no_grammars: str) -> None:
 def _following(generate: Any) -> Any:
     """An AsyncLLM's `generate`, which tells what is a grammar's fault."""
 
-    async def following(stream: Any) -> AsyncIterator[Any]:
+    async def following(stream: Any, *, ignores_end: bool) -> AsyncIterator[Any]:
         written = False
         async with aclosing(stream) as outputs:
             async for output in outputs:
@@ -76,11 +76,17 @@ def _following(generate: Any) -> Any:
                             "No answer can follow the request's grammar (structured_outputs, response_format, a required or strict tool) "
                             "to its end: a part of it fits no text, or is none that can be compiled."
                         )
+                    if (
+                        answer.finish_reason == "error" and ignores_end
+                    ):  # the grammar rejects what comes behind its end
+                        raise ValueError(
+                            "The request's grammar allows no more than the answer has, and ignore_eos asks for more; leave out ignore_eos."
+                        )
                 yield output
 
     def generating(*arguments: Any, **options: Any) -> Any:
-        stream = generate(*arguments, **options)
-        return following(stream) if _has_grammar(_params(arguments, options)) else stream
+        stream, params = generate(*arguments, **options), _params(arguments, options)
+        return following(stream, ignores_end=params.ignore_eos) if _has_grammar(params) else stream
 
     return generating
 
