@@ -361,6 +361,15 @@ def test_of_many_files_a_refusal_names_some(tmp_path: Path) -> None:
             % serve_keys.HOOK.encode(),
             "nothing else places whole slices; write serving.slices.placement.install",
         ),
+        (
+            ONE[:-3]
+            + b", runtime_env: {env_vars: {SERVING_TLS_KEY: /tls.key, SERVING_TLS_CERT: /tls.crt}}}]",
+            "env_vars.SERVING_TLS_CERT: TLS ends in front of the applications, which would speak plain HTTP; set it in controller_options",
+        ),
+        (
+            ONE + b"controller_options: {runtime_env: {env_vars: {SERVING_TLS_CERT: /tls.crt}}}",
+            "SERVING_TLS_CERT stands alone; set SERVING_TLS_KEY too",
+        ),
         (b"\xff\xfe\x00applications", "is not YAML"),
         (b"", "no applications; see deployments/llama.yaml"),
         (b"just words", "no applications"),

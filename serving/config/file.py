@@ -40,6 +40,7 @@ def load(path: Path) -> DeploymentFile:
     serve_keys.check(str(path), raw, serve_keys.FILE, ServiceConfig.model_fields)
     serve_keys.check_values(str(path), raw)
     serve_keys.check_variables(f"{path}, controller_options", raw.get("controller_options"))
+    serve_keys.check_certificates(str(path), raw)
     services = {}
     for application in raw["applications"]:
         if application.get("import_path") != IMPORT_PATH:

@@ -48,6 +48,8 @@ HOOK, INSTALL = "RAY_SERVE_CONTROLLER_CALLBACK_IMPORT_PATH", "serving.slices.pla
 _OF_FILE = ("proxy_location", "http_options", "grpc_options")
 _OF_APPLICATION = ("name", "import_path", "runtime_env", "deployments", "args")
 _PORTS = range(1, 65536)
+# Of HAProxy, which is Serve's and not an application's.
+_CERTIFICATE, _KEY = "SERVING_TLS_CERT", "SERVING_TLS_KEY"
 _NOTES = "x-"  # a key that begins so is for whoever reads the file, or for YAML's anchors
 
 
@@ -112,11 +114,7 @@ def _refuse_folder(where: str, options: Mapping[str, Any]) -> None:
 
 def check_variables(where: str, options: Any) -> None:
     """Raises ConfigError for variables of a `runtime_env` that Ray refuses, and for another callback than the placement's."""
-    variables = options
-    for key in ("runtime_env", "env_vars"):
-        variables = variables.get(key) if isinstance(variables, Mapping) else None
-    if not isinstance(variables, Mapping):
-        return
+    variables = _variables(options)
     for name, value in variables.items():
         if not isinstance(value, str):
             raise ConfigError(
@@ -127,6 +125,29 @@ def check_variables(where: str, options: Any) -> None:
         raise ConfigError(
             f"{where}: runtime_env.env_vars.{HOOK}: nothing else places whole slices; write {INSTALL} (got {callback!r})"
         )
+
+
+def check_certificates(where: str, raw: Mapping[str, Any]) -> None:
+    """Raises ConfigError for certificates of applications, which would speak plain HTTP, and for one without its key, with which HAProxy ends."""
+    for application in raw["applications"]:
+        if named := _variables(application).keys() & {_CERTIFICATE, _KEY}:
+            raise ConfigError(
+                f"{where}, application {application.get('name', 'default')}: runtime_env.env_vars.{min(named)}: TLS ends in front of the "
+                "applications, which would speak plain HTTP; set it in controller_options.runtime_env.env_vars"
+            )
+    given = _variables(raw.get("controller_options")).keys() & {_CERTIFICATE, _KEY}
+    if len(given) == 1:
+        other = _KEY if _CERTIFICATE in given else _CERTIFICATE
+        raise ConfigError(
+            f"{where}, controller_options: runtime_env.env_vars: {min(given)} stands alone; set {other} too"
+        )
+
+
+def _variables(options: Any) -> Mapping[str, Any]:
+    variables = options
+    for key in ("runtime_env", "env_vars"):
+        variables = variables.get(key) if isinstance(variables, Mapping) else None
+    return variables if isinstance(variables, Mapping) else {}
 
 
 def _is_route(path: Any) -> bool:
