@@ -26,7 +26,7 @@ from serving import secret
 from serving.environment import CACHE, CHIPS, ENGINE, HOST, SIMULATION, STARTUP
 from serving.errors import SimulationError
 from serving.simulation import chips, host_environment, processes
-from serving.simulation.network import LOOPBACK, Namespaces, best, network
+from serving.simulation.network import LOOPBACK, Namespaces, best, free_subnet, network
 from serving.simulation.ports import Ports, is_free
 from serving.tpu import POOL_LABEL, Slice, pool_label, resolve
 
@@ -372,8 +372,7 @@ class SimulatedCluster:
         _finish(start)
 
     def _added(self, shape: Slice, name: str | None = None, pool: str = "") -> SimulatedSlice:
-        taken = {entry.subnet for entry in self._slices.values()}
-        subnet = next(number for number in range(1, 255) if number not in taken)
+        subnet = free_subnet(((entry.subnet, entry.hosts) for entry in self._slices.values()), shape.hosts)
         name = name or f"slice-{subnet - 1}"
         if name in self._slices:
             raise SimulationError(

@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
 
@@ -44,9 +45,32 @@ class Network(Protocol):
     def down(self) -> None: ...
 
 
+HOSTS_A_SUBNET = 250
+_SUBNETS = range(1, 255)
+
+
+def free_subnet(taken: Iterable[tuple[int, int]], hosts: int) -> int:
+    """The first subnet of a slice of so many hosts; raises SimulationError where there is no room for it.
+
+    `taken` are first subnet and hosts of the slices that there are.
+    """
+    used = {number for first, count in taken for number in _subnets(first, count)}
+    for subnet in _SUBNETS:
+        wanted = _subnets(subnet, hosts)
+        if wanted[-1] in _SUBNETS and used.isdisjoint(wanted):
+            return subnet
+    raise SimulationError(
+        f"a simulation has room for {len(_SUBNETS)} slices, of {HOSTS_A_SUBNET} hosts each; start fewer, or others with --name"
+    )
+
+
+def _subnets(first: int, hosts: int) -> range:
+    return range(first, first + (hosts - 1) // HOSTS_A_SUBNET + 1)
+
+
 def _number(subnet: int, host: int) -> str:
-    """The last two numbers of a host's address; a slice of more than 250 hosts goes on in the next subnet."""
-    return f"{subnet + host // 250}.{host % 250 + 1}"
+    """The last two numbers of a host's address; a slice of more than HOSTS_A_SUBNET goes on in the next subnet."""
+    return f"{subnet + host // HOSTS_A_SUBNET}.{host % HOSTS_A_SUBNET + 1}"
 
 
 class Loopback:

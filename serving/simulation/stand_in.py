@@ -4,6 +4,7 @@ It has the same attention heads and KV heads, so that the plan's tensor parallel
 Its tokenizer is trained on the text below. It answers with seeded nonsense, deterministically.
 """
 
+import errno
 import shutil
 import tempfile
 from pathlib import Path
@@ -45,7 +46,7 @@ def checkpoint(plan: Plan, cache: Path) -> Path:
 
 
 def ensure(shape: ModelShape, cache: Path, pipeline: int = 1) -> Path:
-    """The folder of the stand-in for this shape, written first where it is missing (about 10 s)."""
+    """The folder of the stand-in for this shape, written first where it is missing (about 10 s); raises OSError."""
     layers = max(2, pipeline)
     name = f"llama-{_FORMAT}-{shape.num_attention_heads}q-{shape.num_key_value_heads}kv-{layers}l"
     folder = cache / "stand-in" / name
@@ -66,6 +67,7 @@ def ensure(shape: ModelShape, cache: Path, pipeline: int = 1) -> Path:
 
 def _write(folder: Path, shape: ModelShape, layers: int) -> None:
     import torch  # noqa: PLC0415  seconds to import, and only here
+    from safetensors import SafetensorError  # noqa: PLC0415
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast  # noqa: PLC0415
     from transformers.utils.logging import disable_progress_bar  # noqa: PLC0415
@@ -105,4 +107,8 @@ def _write(folder: Path, shape: ModelShape, layers: int) -> None:
     )
     torch.manual_seed(_SEED)
     disable_progress_bar()  # it would stand in the line of `serving sim run`
-    LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
+    model = LlamaForCausalLM(config).to(torch.float32)
+    try:
+        model.save_pretrained(folder)
+    except SafetensorError as error:  # of a full disk, say: in its own words alone
+        raise OSError(errno.EIO, str(error)) from None

@@ -6,6 +6,7 @@ import pytest
 
 from serving.errors import SimulationError
 from serving.simulation.cluster import SimulatedCluster
+from serving.simulation.network import Loopback, free_subnet
 from serving.tpu import resolve
 
 pytestmark = pytest.mark.unit
@@ -44,3 +45,19 @@ def test_a_state_that_this_version_does_not_know_is_told_with_the_way_out(tmp_pa
     (tmp_path / "cluster.json").write_text(kept)
     with pytest.raises(SimulationError, match=f"RAY_TMPDIR={tmp_path} in their environment, and delete"):
         SimulatedCluster.attach(tmp_path)
+
+
+def test_a_slice_of_more_hosts_than_a_subnet_has_shares_no_address_with_the_next() -> None:
+    assert free_subnet([], 256) == 1
+    assert free_subnet([(1, 256)], 2) == 3
+    assert free_subnet([(1, 2), (3, 2)], 256) == 4
+    addresses = [
+        Loopback().ip(subnet, host) for subnet, hosts in ((1, 256), (3, 250)) for host in range(hosts)
+    ]
+    assert len(set(addresses)) == len(addresses)
+
+
+@pytest.mark.parametrize(("slices", "hosts"), [(254, 1), (253, 251)])
+def test_more_slices_than_there_are_subnets_are_refused(slices: int, hosts: int) -> None:
+    with pytest.raises(SimulationError, match="room for 254 slices, of 250 hosts each"):
+        free_subnet([(number, 1) for number in range(1, slices + 1)], hosts)
