@@ -16,6 +16,7 @@ from serving.planning.known_models import CONFIGS, EMBED
 
 # Where modelopt before 0.31 wrote what is `quantization_config` now.
 QUANTIZATION_FILE = "hf_quant_config.json"
+_HUB_ID = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?", re.ASCII)
 # From a Hugging Face id to its config.json; raises PlanError.
 Hub = Callable[[str], dict[str, Any]]
 
@@ -27,16 +28,23 @@ def no_hub(model: str) -> dict[str, Any]:
 
 def config_of(model: str, hub: Hub = no_hub) -> dict[str, Any]:
     """The config of a checkpoint folder or a Hugging Face id."""
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return _local(path)
+    if folder := _folder(model):
+        return _local(folder)
     if model.startswith(("/", ".", "~")):
         raise PlanError(f"model path {model} does not exist")
     if "://" in model:
         raise PlanError(
             f"{model} is not read for a plan; give engine.hf_config_path: a Hugging Face id or a local path"
         )
+    if not _HUB_ID.fullmatch(model):
+        raise unknown(model, "it is no Hugging Face id, as owner/name is one")
     return CONFIGS.get(model) or _cached(model) or hub(model)
+
+
+def _folder(model: str) -> Path | None:
+    """The folder of that name, if there is one: some names no path can have."""
+    path = os.path.expanduser(model)  # noqa: PTH111 -- Path's raises for a user that is not known
+    return Path(path) if os.path.isdir(path) else None  # noqa: PTH112 -- Path's raises for a name too long
 
 
 def _local(folder: Path) -> dict[str, Any]:
@@ -88,8 +96,7 @@ def snapshot(model: str) -> Path | None:
 
 def embeds(model: str) -> bool:
     """Whether a model's files are sentence-transformers', as far as they are known here."""
-    path = Path(model).expanduser()
-    folder = path if path.is_dir() else snapshot(model)
+    folder = _folder(model) or snapshot(model)
     return model in EMBED or (folder is not None and (folder / "modules.json").exists())
 
 
@@ -100,6 +107,8 @@ def _cached(model: str) -> dict[str, Any] | None:
 
 
 def _configs(model: str) -> list[Path]:
+    if not _HUB_ID.fullmatch(model):
+        return []
     return sorted(
         hub_cache().glob(f"models--{model.replace('/', '--')}/snapshots/*/config.json"),
         key=lambda path: path.stat().st_mtime,

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from serving.config import ParallelSpec
 from serving.errors import PlanError, ServingError
+from serving.planning.checkpoints import embeds
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import measure
 from serving.planning.known_models import CONFIGS
@@ -70,6 +71,23 @@ def test_what_config_json_lacks_is_given_by_hand(tmp_path: Path) -> None:
 def test_a_path_that_does_not_exist_is_said_to_be_one(model: str) -> None:
     with pytest.raises(PlanError, match=f"^model path {model} does not exist$"):
         shape_of(model)
+
+
+@pytest.mark.parametrize(
+    ("model", "says"),
+    [
+        ("m" * 300, "it is no Hugging Face id"),
+        ("./" + "m" * 300, "does not exist"),
+        ("~nobody-here/llama", "does not exist"),
+        ("**/llama", "it is no Hugging Face id"),
+        ("someone/ll\0ama", "it is no Hugging Face id"),
+        ("", "it is no Hugging Face id"),
+    ],
+)
+def test_a_name_that_no_file_and_no_repository_can_have_is_refused(model: str, says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        shape_of(model)
+    assert not embeds(model)
 
 
 @pytest.mark.parametrize(
