@@ -14,6 +14,7 @@ import yaml
 from serving.config import ON_DISK, OWN_REDIS
 from serving.gke import access, nodepools, pods, redis, serve_config
 from serving.gke.application import Application
+from serving.gke.storage import buckets
 from serving.tpu import POD_TYPE_LABEL, POOL_LABEL, pool_label
 
 RAY_VERSION = "2.60.0"
@@ -110,12 +111,10 @@ def _bucket_rights(app: Application) -> Iterator[str]:
     scheme, _, path = (app.store.files_at if app.store else "").partition("://")
     if scheme == "gs":
         wanted[path.partition("/")[0], "objectUser", app.head_account] = None
-    for pool in app.pools:
-        scheme, _, path = pool.plan.model.model.partition("://")
-        if scheme == "gs":
-            wanted[path.partition("/")[0], "objectViewer", app.slice_account] = None
-            # The Run:ai streamer 0.15 asks for the bucket itself first (storage.buckets.get), which readers of objects may not.
-            wanted[path.partition("/")[0], "legacyBucketReader", app.slice_account] = None
+    for bucket in (bucket for pool in app.pools for bucket in buckets(pool.plan)):
+        wanted[bucket, "objectViewer", app.slice_account] = None
+        # The Run:ai streamer 0.15 asks for the bucket itself first (storage.buckets.get), which readers of objects may not.
+        wanted[bucket, "legacyBucketReader", app.slice_account] = None
     for bucket, role, account in wanted:
         member = _MEMBER.format(namespace=app.namespace, account=account)
         yield f'gcloud storage buckets add-iam-policy-binding gs://{bucket} --role=roles/storage.{role} --member="{member}"'

@@ -68,6 +68,11 @@ def folders(plan: Plan) -> list[str]:
     return [name for name in _named(plan) if name.startswith(_PATHS)]
 
 
+def buckets(plan: Plan) -> list[str]:
+    """Buckets of Google's that vLLM reads by their API: of weights, or of what an option names by a URL."""
+    return [name.split("/")[2] for name in _named(plan) if name.startswith("gs://")]
+
+
 def is_mounted(path: str) -> bool:
     """Whether a path is in the bucket that is mounted."""
     return path == WEIGHTS or path.startswith(f"{WEIGHTS}/")

@@ -352,6 +352,13 @@ def test_streamed_weights_take_rights_and_no_disk() -> None:
     assert " --disk-size=100 " in text
 
 
+def test_a_tokenizer_of_another_bucket_takes_rights_on_it() -> None:
+    made = with_engine(elsewhere("gs://models/llama"), tokenizer="gs://tokenizers/llama")
+    text = render(application("app", GkeSpec(image="image"), [made]), {})
+    for bucket in ("models", "tokenizers"):
+        assert f"add-iam-policy-binding gs://{bucket} --role=roles/storage.objectViewer" in text
+
+
 def test_compiled_programs_are_kept_by_version_and_host() -> None:
     _, several = pods(objects(weights_bucket="bucket"))
     _, alone = pods(objects(planned(slice={"generation": "v6e", "topology": "2x2"}), weights_bucket="bucket"))
