@@ -42,16 +42,32 @@ def _runs(pod: Mapping[str, Any]) -> bool:
 
 def _trouble(pod: Mapping[str, Any], namespace: str) -> Finding | None:
     """What keeps a pod from running, by Kubernetes; nothing of one that comes up."""
-    status, look = pod.get("status") or {}, f"kubectl describe pod -n {namespace}"
+    status, look = pod.get("status") or {}, f"see `kubectl describe pod -n {namespace}`"
+    ended = status.get("phase") == "Failed"
+    said = f"{status.get('reason') or 'it failed'}: {status.get('message') or 'without a message'}"
+    if ended and status.get(
+        "reason"
+    ):  # of a pod that was evicted each container says no more than that it was killed
+        return failed(said, look)
+    found = _of_containers(status, namespace) or _unscheduled(status, namespace)
+    return failed(said, look) if ended and not found else found
+
+
+def _of_containers(status: Mapping[str, Any], namespace: str) -> Finding | None:
     for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
         name, state = container["name"], container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if (reason := waiting.get("reason")) and reason not in _COMES:
             said = f"{name}: {reason}: {waiting.get('message') or 'without a message'}"
-            return failed(said, _REMEDIES.get(reason, f"see `{look}` and the container's log"))
+            look = f"see `kubectl describe pod -n {namespace}` and the container's log"
+            return failed(said, _REMEDIES.get(reason, look))
         if ended.get("exitCode"):
             said = f"{name} ended with status {ended['exitCode']} ({ended.get('reason') or 'Error'})"
             return failed(said, f"see `kubectl logs -n {namespace} POD -c {name}`")
+    return None
+
+
+def _unscheduled(status: Mapping[str, Any], namespace: str) -> Finding | None:
     for condition in status.get("conditions") or ():
         if condition.get("reason") == "SchedulingGated":
             return warning(
@@ -61,9 +77,4 @@ def _trouble(pod: Mapping[str, Any], namespace: str) -> Finding | None:
         if condition["type"] == "PodScheduled" and condition["status"] == "False":
             remedy = f"wait for a node that is ordered; else see the manifest's `gcloud` lines, quota and zone ({_GUIDE}, steps 5 and 6)"
             return warning(f"no node: {condition.get('message') or condition.get('reason')}", remedy)
-    if status.get("phase") == "Failed":
-        return failed(
-            f"{status.get('reason') or 'it failed'}: {status.get('message') or 'without a message'}",
-            f"see `{look}`",
-        )
     return None
