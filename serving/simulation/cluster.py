@@ -126,7 +126,7 @@ class SimulatedCluster:
         old = cls.attach(directory)
         if old._processes():  # noqa: SLF001
             raise SimulationError(
-                f"a simulation already runs in {directory} ({len(old.status())} slices); `{_command(directory)} down` ends it, "
+                f"a simulation already runs in {directory} ({_counted(len(old.status()))}); `{_command(directory)} down` ends it, "
                 "--name starts another beside it"
             )
 
@@ -506,6 +506,10 @@ def _refuse_long(directory: Path, shapes: Sequence[Slice]) -> None:
             f"{directory} is {beyond} bytes too long for Ray's sockets below it; give a shorter --name, or set TMPDIR to a shorter "
             "folder, as /tmp"
         )
+
+
+def _counted(slices: int) -> str:
+    return f"{slices} slice{'' if slices == 1 else 's'}"
 
 
 def _check_host(entry: SimulatedSlice, worker_id: int) -> None:
