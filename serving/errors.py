@@ -173,6 +173,16 @@ class PoisonousRequestError(ServingError):
     code = "request_ends_engines"
 
 
+class PoisonousKindError(ServingError):
+    """Several requests of this key with the same parameters ended slices, and none was answered since.
+
+    Ask again after the time that the message names, or with other parameters.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "such_requests_end_engines"
+
+
 class BadRequestError(ServingError):
     """The client's request can't be read.
 

@@ -14,7 +14,13 @@ from http import HTTPStatus
 
 from serving import secret
 from serving.config import FailoverSpec
-from serving.errors import NoSliceError, PoisonousRequestError, ServingError, SliceLostError
+from serving.errors import (
+    NoSliceError,
+    PoisonousKindError,
+    PoisonousRequestError,
+    ServingError,
+    SliceLostError,
+)
 from serving.router.forwarding.circuit_breaker import CircuitBreaker
 from serving.router.forwarding.connecting import NotConnectedError, UpstreamError
 from serving.router.forwarding.sentinel import Sentinel
@@ -159,7 +165,7 @@ class Dispatcher:
                 self.give_back(stream)
 
     def refuse_guilty(self, request: InferenceRequest) -> None:
-        """Raises PoisonousRequestError where this request has ended slices, or too many of its kind have."""
+        """Raises PoisonousRequestError where this request has ended slices, and PoisonousKindError where too many of its kind have."""
         if not self.suspects:
             return
         name = fingerprint(request)
@@ -168,14 +174,17 @@ class Dispatcher:
                 f"This request (fingerprint {name}) has ended two slices of {request.model!r}; it is refused for "
                 f"{REFUSED_S / 60:.0f} minutes. Send another one."
             )
-        if wait_s := self.suspects.paced(name, self.now()):
+        if not request.fills and (wait_s := self.suspects.paced(name, self.now())):
             raise _poisonous_kind(request, wait_s)
 
     def look_at_kind(self, request: InferenceRequest) -> None:
-        """A new request is suspected where others of its kind are guilty; raises PoisonousRequestError where it is not to be tried yet."""
+        """A new request is suspected where others of its kind are guilty; raises PoisonousKindError where it is not to be tried yet.
+
+        A line of a batch waits for that: nobody asks it again later.
+        """
         if not (kind := self.suspects.kind(request)):
             return
-        if wait_s := self.suspects.paced_s(kind, self.now()):
+        if not request.fills and (wait_s := self.suspects.paced_s(kind, self.now())):
             raise _poisonous_kind(request, wait_s)
         self.suspects.blame(fingerprint(request), kind, request.model, self.now())
 
@@ -504,8 +513,8 @@ class Dispatcher:
         return SliceLostError(f"The slice serving {entry.model!r} was lost before it answered.")
 
 
-def _poisonous_kind(request: InferenceRequest, wait_s: float) -> PoisonousRequestError:
-    return PoisonousRequestError(
+def _poisonous_kind(request: InferenceRequest, wait_s: float) -> PoisonousKindError:
+    return PoisonousKindError(
         f"Several requests of this key with the same parameters have ended slices of {request.model!r}, and none was answered since; "
         f"the next one is tried in {wait_s:.0f} s. Send other parameters, or wait."
     )

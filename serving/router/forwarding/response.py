@@ -11,6 +11,7 @@ import time
 from http import HTTPStatus
 
 from serving.errors import (
+    PoisonousKindError,
     PoisonousRequestError,
     ServingError,
     SliceLostError,
@@ -159,7 +160,7 @@ class Forwarding:
             if not stream.moving:
                 waits = not stream.heard_s or self._dispatcher.may_be_suspected(self._request)
                 await self._dispatcher.judge(entry, self._request, waits=waits)
-        except PoisonousRequestError as refused:
+        except (PoisonousRequestError, PoisonousKindError) as refused:
             self._end_with(refused)
             return True
         why = "it is no stream of tokens" if self._started else ""
@@ -192,7 +193,7 @@ class Forwarding:
                 await self._dispatcher.judge(entry, self._request)
                 if self._tries.again(entry.replica):
                     return False
-            except PoisonousRequestError as refused:
+            except (PoisonousRequestError, PoisonousKindError) as refused:
                 error = refused
             self._end_with(error)
             return True

@@ -44,7 +44,7 @@ LONGEST_S = 60.0  # that is counted of a request that gets nothing; its trial is
 _LONGER, _LONGER_S = 1.5, 1.0
 _LONGEST_TRIAL_S = _LONGER * WORKED_S + _LONGER_S  # of a suspect that had got tokens
 _DIGITS = 16
-_MOST_BLAMED = 256  # for their kind: each goes to all routers
+_MOST_BLAMED = 4096  # for their kind
 _TOLD_BELOW = 100  # numbers of a parameter that tell kinds apart: larger ones may differ with every request
 
 
@@ -124,8 +124,8 @@ class Suspects:
 
     @property
     def ours(self) -> Mapping[str, Suspicion]:
-        """What this router found, for the others to know."""
-        return self._ours
+        """What this router found, for the others to know. They blame requests for their kind themselves."""
+        return {name: one for name, one in self._ours.items() if one.guilty or one.replica}
 
     @property
     def guilty(self) -> dict[str, Suspicion]:
@@ -183,11 +183,16 @@ class Suspects:
         return max(0.0, max(ends) + PACE_S * 2.0 ** (len(ends) - 2) - now)
 
     def paced(self, name: str, now: float) -> float:
-        """As `paced_s`, of a request that was blamed for its kind. It is forgotten where it has to wait."""
-        if name in self._trials or not (kind := self._kind(name)) or not (wait_s := self.paced_s(kind, now)):
+        """As `held_s`; a request that has to wait is forgotten."""
+        if name in self._trials or not (wait_s := self.held_s(name, now)):
             return 0.0
         self._ours.pop(name, None)
         return wait_s
+
+    def held_s(self, name: str, now: float) -> float:
+        """For how many seconds no request of its kind is tried."""
+        kind = self._kind(name)
+        return self.paced_s(kind, now) if kind else 0.0
 
     def sound(self, kind: str, now: float) -> None:
         """A request of this kind was answered: those that are suspected for the kind alone are not any more."""

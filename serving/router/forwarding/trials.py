@@ -49,8 +49,9 @@ class Trials:
         return self._suspects.closed() | {replica for replica, _ in self._givings.values()}
 
     def open_to(self, name: str) -> bool:
-        """Whether no trial of this suspect is under way here, nor just over."""
-        return not self._suspects.on_trial(name) and all(other != name for _, other in self._givings.values())
+        """Whether no trial of this suspect is under way here, nor just over, and one of its kind may be tried."""
+        under_way = self._suspects.on_trial(name) or any(other == name for _, other in self._givings.values())
+        return not under_way and not self._suspects.held_s(name, self.now())
 
     async def begin(self, name: str, replica: str) -> bool:
         """Whether a suspect may be tried on a replica; from now on, so that no other is meanwhile."""

@@ -9,6 +9,7 @@ from serving.errors import (
     NoSliceError,
     NoStoreError,
     OverloadedError,
+    PoisonousKindError,
     PoisonousRequestError,
     Refusal,
     ServingError,
@@ -26,7 +27,7 @@ _LASTS = {"x-should-retry": "false"}
 def error_response(error: ServingError) -> JSONResponse:
     headers: dict[str, str] = {}
     match error:
-        case NoSliceError() | OverloadedError() | StoreAwayError() | IssuerAwayError():
+        case NoSliceError() | OverloadedError() | StoreAwayError() | IssuerAwayError() | PoisonousKindError():
             headers = {"retry-after": str(_RETRY_AFTER_S)}
         case PoisonousRequestError() | NoStoreError():
             headers = _LASTS

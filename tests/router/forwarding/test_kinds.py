@@ -2,6 +2,7 @@
 
 import json
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -9,8 +10,12 @@ import pytest
 from support.two_engines import COMPLETIONS, Pair, pair
 
 from serving.config import FailoverSpec
-from serving.router.forwarding.suspects import PACE_S, REFUSED_S, Flight, Suspects, kind_of
+from serving.errors import PoisonousKindError
+from serving.router.forwarding.dispatch import Dispatcher
+from serving.router.forwarding.suspects import PACE_S, REFUSED_S, Flight, Suspects, fingerprint, kind_of
 from serving.router.http.protocol import InferenceRequest
+from serving.router.scheduling.slice_table import SliceTable
+from serving.state.records import Suspicion
 
 DIED = 10.0
 POISON = {"max_tokens": 4, "top_p": 0.5}
@@ -122,10 +127,38 @@ def test_deadly_requests_of_one_kind_each_with_another_text_take_three_slices_an
                 for number in range(6)
             ]
             assert all(call.result().is_success for call in innocents)
-        assert all(map(is_refused, answers)), [answer.text for answer in answers]
-        assert "of this key with the same parameters" in answers[-1].json()["error"]["message"]
+        assert all(map(is_refused, answers[:2])), [answer.text for answer in answers]
+        assert {answer.status_code for answer in answers[2:]} == {503}
+        assert {answer.json()["error"]["code"] for answer in answers[2:]} == {"such_requests_end_engines"}
+        assert answers[-1].headers["retry-after"]
         assert dead(fleet) == 3
         assert fleet.post(COMPLETIONS, prompt="a good one", max_tokens=4).is_success
+
+
+@pytest.mark.unit
+async def test_a_line_of_a_batch_waits_where_others_are_refused() -> None:
+    """A refusal would be its result for good, and nearly all lines of a batch are of one kind."""
+    dispatcher = Dispatcher(SliceTable({"llama": 1}, {"llama": "v6e 2x4"}))
+    asked = request(prompt="a")
+    suspects, now = dispatcher.suspects, dispatcher.now()
+    suspects.take([{"one": guilty(asked, now), "two": guilty(asked, now)}], now)
+    with pytest.raises(PoisonousKindError, match="is tried in 60 s"):
+        dispatcher.look_at_kind(asked)
+    line = replace(asked, fills=True)
+    dispatcher.look_at_kind(line)
+    dispatcher.refuse_guilty(line)
+    assert suspects.suspects(fingerprint(line), now)
+    assert not dispatcher.trials.open_to(fingerprint(line))
+    with pytest.raises(PoisonousKindError):  # a client's request that waits for its trial
+        dispatcher.refuse_guilty(asked)
+    dispatcher.trials.now = lambda: now + PACE_S
+    suspects.blame(fingerprint(line), kind_of(line), "llama", now)
+    assert dispatcher.trials.open_to(fingerprint(line))
+    await dispatcher.close()
+
+
+def guilty(asked: InferenceRequest, at: float) -> Suspicion:
+    return Suspicion(at, guilty=True, model="llama", ran_s=1.0, replica="a", kind=kind_of(asked))
 
 
 @pytest.mark.http
