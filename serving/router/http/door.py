@@ -207,6 +207,7 @@ class Exchange(RequestResponseCycle):
         self._path = path
         self._query = query
         self._can_chunk = version != "1.0"
+        self._measured = False  # whether the answer has a length, and so is no stream
         self._id = b""
         self._anthropic = dialect_of(path) is Dialect.ANTHROPIC
         self._head = b""  # waits for the first piece
@@ -302,8 +303,8 @@ class Exchange(RequestResponseCycle):
         """Write a piece of the body, with the head where it has not gone out, in one call: each is one of the kernel's."""
         head, self._head = self._head, b""
         end = b""
-        if data.startswith(sse.ERROR):
-            data = self._shape().event(data)
+        if not self._measured and sse.has_error(data):
+            data = self._shape().events(data)
         if self.chunked_encoding:
             if data:
                 head += b"%x\r\n" % len(data)
@@ -329,6 +330,7 @@ class Exchange(RequestResponseCycle):
                 closes = True
         leaves = closes or self._door.relay.leaving()
         self.keep_alive = self.keep_alive and not leaves and (has_length or self._can_chunk)
+        self._measured = has_length
         self.chunked_encoding = not has_length and self._can_chunk
         if self.chunked_encoding:
             lines.append(b"transfer-encoding: chunked\r\n")

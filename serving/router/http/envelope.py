@@ -113,8 +113,8 @@ class Exchange:
                 return _nothing()
         elif self._error is not None:
             return self._collect(message)
-        elif message.get("body", b"").startswith(sse.ERROR):
-            message = {**message, "body": self._shape.event(message["body"])}
+        elif sse.has_error(message.get("body", b"")):
+            message = {**message, "body": self._shape.events(message["body"])}
         self.started = True
         return self._send(message)
 
@@ -149,14 +149,17 @@ class Shape:
         length = (b"content-length", b"%d" % len(body))
         return [*kept, length, (b"content-type", b"application/json")], body
 
-    def event(self, events: bytes) -> bytes:
-        """A stream's error in the route's own shape; later events stay."""
-        failed, *rest = sse.each(events)
+    def events(self, data: bytes) -> bytes:
+        """Events of a stream with the errors among them in the route's own shape; the others stay."""
+        return b"".join(
+            [self._event(event) if event.startswith(sse.ERROR) else event for event in sse.each(data)]
+        )
+
+    def _event(self, failed: bytes) -> bytes:
         error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
         if not self._anthropic:
-            return b"".join([sse.event({"error": error}), *rest])
-        fields = _anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._name)
-        return b"".join([sse.event(fields, "error"), *rest])
+            return sse.event({"error": error})
+        return sse.event(_anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._name), "error")
 
 
 def told(body: bytes, status: int) -> dict[str, Any]:

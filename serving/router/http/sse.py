@@ -15,6 +15,7 @@ DONE = b"data: [DONE]\n\n"
 MEDIA_TYPE = "text/event-stream"
 # The beginning of an event that reports an engine's failure.
 ERROR = b'data: {"error"'
+_LATER_ERROR = END + ERROR
 # The same in streams whose events have names; no data has a line break in it.
 NAMED_ERROR = b"event: error\n"
 # What vLLM says of a response before an engine has seen it.
@@ -27,6 +28,11 @@ def whole(data: bytes) -> tuple[bytes, bytes]:
         return data, b""
     events, end, rest = data.rpartition(END)
     return events + end, rest
+
+
+def has_error(data: bytes) -> bool:
+    """Whether an engine's failure is among events without names: it may come in one piece with events before it."""
+    return data.startswith(ERROR) or _LATER_ERROR in data
 
 
 def opens(data: bytes) -> bool:

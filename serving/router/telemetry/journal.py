@@ -30,7 +30,7 @@ class Journal:
     ) -> None:
         """`slos` by model. `writers` get each record that is over, with prompt and answer where `keep_content`.
 
-        `together`: how many wait to be counted and written in one go, or until `settle`: one by one each costs half as much again.
+        `together`: how many wait to be counted and written in one go, or until `settle`.
         """
         self._recorder = recorder
         self._spans = spans

@@ -65,10 +65,11 @@ class Echo:
                 self.waiting -= 1
         if body.startswith(b"flood"):
             await self._flood(client)
-        elif body.startswith(b"chunks"):
+        elif body.startswith((b"chunks", b"data: ")):
+            size = 3 if body.startswith(b"chunks") else len(body)
             client.start(200, [(b"content-type", b"text/event-stream")])
-            for at in range(0, len(body), 3):
-                client.write(body[at : at + 3])
+            for at in range(0, len(body), size):
+                client.write(body[at : at + size])
             client.end()
         else:
             client.start(200, [(b"content-length", b"%d" % len(body))])
@@ -318,6 +319,14 @@ def test_an_error_is_whole_and_in_the_route_s_shape(doors: Doors) -> None:
     assert (status, body[:11]) == (400, b'{"error": {')
     ((status, body, _),) = read(talk(doors.door, post(b"refuse", path=b"/v1/messages")))
     assert (status, body[:16]) == (400, b'{"type": "error"')
+
+
+@pytest.mark.parametrize("before", [b"", b'data: {"a": 1}\n\n'], ids=["alone", "behind an event"])
+def test_an_engine_s_failure_in_a_stream_is_told_without_its_words(doors: Doors, before: bytes) -> None:
+    failure = b'data: {"error": {"message": "CUDA at 0x7f3", "code": 500}}\n\ndata: [DONE]\n\n'
+    ((_, body, _),) = read(talk(doors.door, post(before + failure)))
+    assert body.startswith(before + b'data: {"error":{"message":"The engine failed on this request."')
+    assert body.endswith(b"}\n\ndata: [DONE]\n\n")
 
 
 def test_an_answer_that_fails_half_way_looks_cut(doors: Doors) -> None:

@@ -164,18 +164,22 @@ def test_errors_on_anthropic_s_route_have_its_shape(status: int, kind: str) -> N
     }
 
 
+@pytest.mark.parametrize("before", [b"", b'data: {"a": 1}\n\n'], ids=["alone", "behind an event"])
 @pytest.mark.parametrize(
     ("code", "says"),
     [(500, "The engine failed on this request."), (400, "no such token")],
     ids=["its own failure", "the client's"],
 )
-def test_an_engine_s_own_failure_in_a_stream_is_told_without_its_words(code: int, says: str) -> None:
+def test_an_engine_s_own_failure_in_a_stream_is_told_without_its_words(
+    code: int, says: str, before: bytes
+) -> None:
     words = says if code == 400 else "CUDA at 0x7f3"
     error = {"message": words, "type": "X", "param": None, "code": code}
     event = b"data: " + json.dumps({"error": error}).encode() + b"\n\ndata: [DONE]\n\n"
     head = answer(200, b"")[0]
-    _, said, _ = enveloped(head, {"type": "http.response.body", "body": event})
-    told_event, end = said.removeprefix(b"data: ").split(b"\n\n", 1)
+    _, said, _ = enveloped(head, {"type": "http.response.body", "body": before + event})
+    assert said.startswith(before)
+    told_event, end = said.removeprefix(before).removeprefix(b"data: ").split(b"\n\n", 1)
     assert json.loads(told_event)["error"]["message"] == says
     assert end == b"data: [DONE]\n\n"
 
