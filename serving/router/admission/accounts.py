@@ -134,6 +134,8 @@ class Accounts:
             account = accounts[key.name] = self._of_keys.get(key.name) or Account(key)
             account.set(key, now_s)
             account.budget = self._meter.budget(key) if self._meter else None
+        for name in self._of_keys.keys() - accounts.keys():
+            self._of_keys[name].revoked = True  # requests that are still read, or wait, have it
         self._of_keys = accounts
         self._by_id, self._used = {}, {}
         for account in (*accounts.values(), *self._bearers.values()):

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from serving.config import PreemptionSpec, QueueSpec
-from serving.errors import NoSliceError, OverloadedError, Refusal
+from serving.errors import NoSliceError, OverloadedError, Refusal, UnauthorizedError
 from serving.router.admission.budget import Budget
 from serving.router.admission.fair_queue import FairQueue
 from serving.router.admission.preemption import Running, victims
@@ -35,6 +35,9 @@ _LONGEST_RETRY_S = 600.0
 _BEAT_WEIGHT = 0.16
 _FILLS = -101  # the priority of requests that fill: below any key's
 _LIFTED = 101  # the priority of requests that were paused for as long as they may be: above any key's
+_REVOKED = Refusal(
+    UnauthorizedError("The API key that this was asked with is no longer one of this service's."), None
+)
 
 
 class Where(Enum):
@@ -197,6 +200,9 @@ class AdmissionQueue:
         if refusal := ticket.account.reserve(ticket.tokens, now_s):
             ticket.where, ticket.refusal = Where.REFUSED, refusal
             return []
+        if ticket.account.revoked:
+            self._refuse(model, ticket, 0.0, now_s)
+            return []
         if ticket.fills:
             room = model.room(ticket.spare)
             # A line that would use more alone than may be filled gets its turn when all of that is free.
@@ -323,13 +329,13 @@ class AdmissionQueue:
         return self._next(model, now_s, hands_on=hands_on)
 
     def update(self, name: str, outlook: Outlook, now_s: float) -> list[Ticket]:
-        """Take over what the store says of a model, and refuse requests that waited too long."""
+        """Take over what the store says of a model, and refuse requests that waited too long, or whose key was revoked."""
         model = self._models[name]
         model.measure(now_s)
         model.outlook = outlook
         changed = self._next(model, now_s)
         for ticket in model.queue.items():
-            if self._is_hopeless(model, ticket, now_s):
+            if self._is_hopeless(model, ticket, now_s) or (ticket.account.revoked and not ticket.begun):
                 self._refuse_held(model, ticket, now_s)
                 changed.append(ticket)
             elif ticket.paused and not ticket.lifted and self._paused_enough(ticket, now_s):
@@ -432,7 +438,8 @@ class AdmissionQueue:
 
     def _refuse(self, model: _Model, ticket: Ticket, waited_s: float, now_s: float) -> None:
         ticket.paused_s = ticket.paused_for_s(now_s)
-        ticket.where, ticket.refusal = Where.REFUSED, model.refusal(waited_s)
+        ticket.where = Where.REFUSED
+        ticket.refusal = _REVOKED if ticket.account.revoked else model.refusal(waited_s)
         model.refused += 1
         if not ticket.begun:
             ticket.account.settle(ticket.tokens, 0.0, now_s)

@@ -162,9 +162,10 @@ class Refusals:
 
 @dataclass
 class Account:
-    """One key's use, in one router."""
+    """One key's use, in one router. `revoked`: the key is no longer in force."""
 
     key: Key
+    revoked: bool = False
     open: int = 0
     refusals: Refusals = field(default_factory=Refusals, repr=False)
     budget: Budget | None = None

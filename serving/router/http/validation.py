@@ -110,6 +110,7 @@ _STEERING_ARGUMENTS = (
     CONTINUED_STOP,
     "kv_transfer_params",
     "ec_transfer_params",
+    "kv_cache_report_mode",  # has an engine tell anew of all that a prompt found in its cache
 )
 # Fields of which most requests have none; each has a check.
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")

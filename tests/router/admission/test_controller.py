@@ -342,6 +342,38 @@ def test_a_held_request_is_refused_at_its_deadline_with_the_time_to_come_back() 
         assert not record.admitted_s
 
 
+def test_a_revoked_key_gets_no_turn_and_what_has_begun_goes_on(tmp_path: Path) -> None:
+    (loud, quiet), path = [new("loud"), new("quiet")], tmp_path / "keys.yaml"
+    path.write_text(f"{loud[1]}\n{quiet[1]}\n")
+    with fronted(KeyFile(path)) as front, ThreadPoolExecutor(4) as pool:
+        running = [pool.submit(front.post, loud[0], hold=True) for _ in range(2)]
+        until(lambda: front.engine.holding == 2, "two run")
+        waiting = pool.submit(front.post, loud[0])
+        until(lambda: front.count("held") == 1, "one waits")
+        path.write_text(f"{quiet[1]}\n")
+        refused = waiting.result(60)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        front.engine.free.set()
+        assert all(answer.result(60).is_success for answer in running)
+        assert front.post(quiet[0]).is_success
+
+
+def test_a_body_that_was_read_while_its_key_was_revoked_gets_no_seat(tmp_path: Path) -> None:
+    (key, line), path = new("slow"), tmp_path / "keys.yaml"
+    path.write_text(line)
+    body = json.dumps({"model": MODEL}).encode()
+    with fronted(KeyFile(path)) as front:
+        address = front.address.removeprefix("http://").split(":")
+        with socket.create_connection((address[0], int(address[1])), timeout=60) as client:
+            head = f"POST {CHAT} HTTP/1.1\r\nHost: a\r\nAuthorization: Bearer {key}\r\n"
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:5])
+            until(lambda: front.gate.bodies.held_bytes, "the body is being read")
+            path.write_text("[]\n")
+            until(lambda: front.post(key).status_code == 401, "the key is revoked")
+            client.sendall(body[5:])
+            assert client.recv(1 << 16).startswith(b"HTTP/1.1 401 ")
+
+
 def test_a_client_that_leaves_while_it_waits_is_forgotten_at_once_but_for_its_key_and_its_wait(
     tmp_path: Path,
 ) -> None:

@@ -185,6 +185,11 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
         ),
         (CHAT, {"messages": TALK, "kv_transfer_params": {"remote_host": "a"}}, "kv_transfer_params is not"),
         (
+            CHAT,
+            {"messages": TALK, "vllm_xargs": {"kv_cache_report_mode": "full"}},
+            "kv_cache_report_mode is not",
+        ),
+        (
             "/inference/v1/generate",
             {"token_ids": [1], "sampling_params": {}, "features": {"mm_hashes": {"image": ["a"]}}},
             "features is not",
