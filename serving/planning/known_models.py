@@ -24,6 +24,22 @@ _LLAMA_8B = _LLAMA | {
     "num_hidden_layers": 32,
     "num_attention_heads": 32,
 }
+_LLAMA_1B = _LLAMA | {
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "head_dim": 64,
+    "tie_word_embeddings": True,
+}
+_LLAMA_3B = _LLAMA | {
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 24,
+    "head_dim": 128,
+    "tie_word_embeddings": True,
+}
 _LLAMA_70B = _LLAMA | {
     "hidden_size": 8192,
     "intermediate_size": 28672,
@@ -374,6 +390,26 @@ _MIXTRAL_8X7B: _Config = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+_MIXTRAL_8X22B = _MIXTRAL_8X7B | {
+    "hidden_size": 6144,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 56,
+    "num_attention_heads": 48,
+    "vocab_size": 32768,
+    "max_position_embeddings": 65536,
+}
+_MISTRAL_7B: _Config = {
+    "architectures": ["MistralForCausalLM"],
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 32768,
+    "max_position_embeddings": 32768,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+}
 _MISTRAL_SMALL_TEXT: _Config = {
     "hidden_size": 5120,
     "intermediate_size": 32768,
@@ -425,6 +461,25 @@ _QWEN25_1_5B = _QWEN25 | {
     "num_key_value_heads": 2,
     "vocab_size": 151936,
     "tie_word_embeddings": True,
+}
+_QWEN25_0_5B = _QWEN25_1_5B | {
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+}
+_QWEN25_3B = _QWEN25_1_5B | {
+    "hidden_size": 2048,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+}
+_QWEN25_14B = _QWEN25 | {
+    "hidden_size": 5120,
+    "intermediate_size": 13824,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
 }
 _QWEN25_VL_7B = _QWEN25_7B | {
     "architectures": ["Qwen2_5_VLForConditionalGeneration"],
@@ -543,6 +598,18 @@ _QWEN35_35B: _Config = {
 }
 
 # Gemma 3's smaller ones leave heads, their size and the vocabulary to the class of the config.
+_GEMMA3_1B: _Config = {
+    "architectures": ["Gemma3ForCausalLM"],
+    "torch_dtype": "bfloat16",
+    "hidden_size": 1152,
+    "intermediate_size": 6912,
+    "num_attention_heads": 4,
+    "num_hidden_layers": 26,
+    "num_key_value_heads": 1,
+    "sliding_window": 512,
+    "vocab_size": 262144,
+    "max_position_embeddings": 32768,
+}
 _GEMMA3_4B: _Config = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "torch_dtype": "bfloat16",
@@ -728,7 +795,7 @@ _COMMAND_A: _Config = {
 }
 
 # Models whose files are sentence-transformers': vLLM embeds texts with them where no `runner` is set.
-EMBED = frozenset({"Qwen/Qwen3-Embedding-8B"})
+EMBED = frozenset(f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B"))
 
 CONFIGS: dict[str, _Config] = {
     "meta-llama/Llama-3.1-8B": _LLAMA_8B,
@@ -738,17 +805,30 @@ CONFIGS: dict[str, _Config] = {
     "meta-llama/Llama-3.1-405B": _LLAMA_405B,
     "meta-llama/Llama-3.1-405B-Instruct": _LLAMA_405B,
     "meta-llama/Llama-3.3-70B-Instruct": _LLAMA_70B,
+    "meta-llama/Meta-Llama-3-8B": _LLAMA_8B | {"max_position_embeddings": 8192},
+    "meta-llama/Meta-Llama-3-8B-Instruct": _LLAMA_8B | {"max_position_embeddings": 8192},
+    "meta-llama/Meta-Llama-3-70B-Instruct": _LLAMA_70B | {"max_position_embeddings": 8192},
+    "meta-llama/Llama-3.2-1B": _LLAMA_1B,
+    "meta-llama/Llama-3.2-1B-Instruct": _LLAMA_1B,
+    "meta-llama/Llama-3.2-3B": _LLAMA_3B,
+    "meta-llama/Llama-3.2-3B-Instruct": _LLAMA_3B,
     "meta-llama/Llama-4-Scout-17B-16E-Instruct": _SCOUT,
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": _MAVERICK,
+    "Qwen/Qwen2.5-0.5B-Instruct": _QWEN25_0_5B,
     "Qwen/Qwen2.5-1.5B-Instruct": _QWEN25_1_5B,
+    "Qwen/Qwen2.5-3B-Instruct": _QWEN25_3B,
+    "Qwen/Qwen2.5-14B-Instruct": _QWEN25_14B,
     "Qwen/Qwen2.5-7B-Instruct": _QWEN25_7B,
     "Qwen/Qwen2.5-72B-Instruct": _QWEN25_72B,
     "Qwen/Qwen2.5-VL-7B-Instruct": _QWEN25_VL_7B,
     "Qwen/Qwen2.5-32B": _QWEN2_32B,
     "Qwen/Qwen2.5-32B-Instruct": _QWEN2_32B | {"max_position_embeddings": 32768},
+    "Qwen/QwQ-32B": _QWEN2_32B | {"max_position_embeddings": 40960},
     "Qwen/Qwen3-0.6B": _QWEN3_0_6B,
     "Qwen/Qwen3-1.7B": _QWEN3_1_7B,
     "Qwen/Qwen3-14B": _QWEN3_14B,
+    "Qwen/Qwen3-Embedding-0.6B": _QWEN3_0_6B | {"vocab_size": 151669, "max_position_embeddings": 32768},
+    "Qwen/Qwen3-Embedding-4B": _QWEN3_4B | {"vocab_size": 151665},
     "Qwen/Qwen3-Embedding-8B": _QWEN3_8B | {"vocab_size": 151665},
     "Qwen/Qwen3-Next-80B-A3B-Instruct": _QWEN3_NEXT_80B,
     "Qwen/Qwen3-VL-8B-Instruct": _QWEN3_VL_8B,
@@ -760,12 +840,17 @@ CONFIGS: dict[str, _Config] = {
     "Qwen/Qwen3-32B": _QWEN3_32B,
     "Qwen/Qwen3-32B-FP8": _QWEN3_32B | {"quantization_config": _FP8_BLOCKS},
     "Qwen/Qwen3-30B-A3B": _QWEN3_30B,
+    "Qwen/Qwen3-30B-A3B-Instruct-2507": _QWEN3_30B | {"max_position_embeddings": 262144},
+    "Qwen/Qwen3-Coder-30B-A3B-Instruct": _QWEN3_30B | {"max_position_embeddings": 262144},
+    "Qwen/Qwen3-4B-Instruct-2507": _QWEN3_4B | {"max_position_embeddings": 262144},
     "Qwen/Qwen3-235B-A22B": _QWEN3_235B,
+    "Qwen/Qwen3-235B-A22B-Instruct-2507": _QWEN3_235B | {"max_position_embeddings": 262144},
     "Qwen/Qwen3-235B-A22B-FP8": _QWEN3_235B | {"quantization_config": _FP8_BLOCKS},
     "Qwen/Qwen3-Coder-480B-A35B-Instruct": _QWEN3_CODER_480B,
     "Qwen/Qwen3-Coder-480B-A35B-Instruct-FP8": _QWEN3_CODER_480B | {"quantization_config": _FP8_BLOCKS},
     "Qwen/Qwen3.5-397B-A17B": _QWEN35_397B,
     "Qwen/Qwen3.5-397B-A17B-FP8": _QWEN35_397B | {"quantization_config": _FP8_BLOCKS},
+    "google/gemma-3-1b-it": _GEMMA3_1B,
     "google/gemma-3-4b-it": _GEMMA3_4B,
     "google/gemma-3-12b-it": _GEMMA3_12B,
     "google/gemma-3-27b-it": _GEMMA3_27B,
@@ -781,6 +866,11 @@ CONFIGS: dict[str, _Config] = {
     },
     "deepseek-ai/DeepSeek-V3": _DEEPSEEK_V3,
     "deepseek-ai/DeepSeek-R1": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-V3-0324": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-V3.1": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-R1-0528": _DEEPSEEK_V3,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_8B,
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": _LLAMA_70B,
     "moonshotai/Kimi-K2.6": _KIMI_K2,
     "zai-org/GLM-4.5": _GLM45,
     "zai-org/GLM-4.5-Air": _GLM45_AIR,
@@ -795,7 +885,9 @@ CONFIGS: dict[str, _Config] = {
     "allenai/Olmo-3-32B-Think": _OLMO3_32B,
     "mistralai/Devstral-2-123B-Instruct-2512": _DEVSTRAL2_123B,
     "CohereLabs/c4ai-command-a-03-2025": _COMMAND_A,
+    "mistralai/Mistral-7B-Instruct-v0.3": _MISTRAL_7B,
     "mistralai/Mixtral-8x7B-Instruct-v0.1": _MIXTRAL_8X7B,
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": _MIXTRAL_8X22B,
     "mistralai/Mistral-Small-24B-Instruct-2501": _MISTRAL_SMALL_3,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _MISTRAL_SMALL_31,
 }

@@ -56,6 +56,15 @@ PUBLISHED = {
 # Billions of parameters of a whole checkpoint, as Hugging Face's pages of the models add up their files. Layers that only
 # draft tokens are among them.
 CHECKPOINTS = {
+    "meta-llama/Llama-3.2-1B-Instruct": 1.236,
+    "meta-llama/Llama-3.2-3B-Instruct": 3.213,
+    "mistralai/Mistral-7B-Instruct-v0.3": 7.248,
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": 140.6,
+    "Qwen/Qwen2.5-0.5B-Instruct": 0.494,
+    "Qwen/Qwen2.5-3B-Instruct": 3.086,
+    "Qwen/Qwen2.5-14B-Instruct": 14.77,
+    "Qwen/Qwen3-Embedding-0.6B": 0.596,
+    "google/gemma-3-1b-it": 1.000,
     "Qwen/Qwen2.5-1.5B-Instruct": 1.544,
     "Qwen/Qwen2.5-7B-Instruct": 7.616,
     "Qwen/Qwen2.5-72B-Instruct": 72.71,
