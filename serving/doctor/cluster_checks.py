@@ -16,6 +16,9 @@ from serving.state.records import SliceState
 from serving.tpu import POOL_LABEL, Slice, pool_label, serves_pool
 
 _GUIDE = "docs/guides/gke.md"
+_REFUSED = "InvalidAuthToken"  # as Ray says that a caller has not the cluster's token
+_STRANGER = "give this command the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; a head has it"
+_NOBODY = "start the cluster, or name another with --address or RAY_ADDRESS"
 
 
 def ray_version(facts: Facts) -> list[Finding]:
@@ -26,7 +29,7 @@ def ray_version(facts: Facts) -> list[Finding]:
             return [
                 not_looked_at(f"{facts.cluster}; the one in Kubernetes is asked on its head: {on_the_head}")
             ]
-        return [failed(facts.cluster, "start the cluster, or name another with --address or RAY_ADDRESS")]
+        return [failed(facts.cluster, _STRANGER if _REFUSED in facts.cluster else _NOBODY)]
     cluster, here = facts.cluster, facts.here
     wanted = locked(simulated=facts.simulated)["ray"]
     if cluster["ray"] != wanted:

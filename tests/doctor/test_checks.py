@@ -503,6 +503,16 @@ def test_slices_of_one_chip_count_and_topology_are_told_apart_by_their_hosts() -
     assert "slice c (v6e-8, topology 2x4) is of no pool of the YAML" in found.said
 
 
+def test_a_command_without_the_cluster_s_token_is_told_what_it_lacks() -> None:
+    """The cluster is there: nobody has to start it."""
+    said = "the control store can't be read: RPC error: InvalidAuthToken: Authentication token is missing or incorrect."
+    for cluster, remedy in ((said, "RAY_AUTH_TOKEN"), ("nobody answers", "start the cluster")):
+        facts = replace(healthy(), cluster=cluster, deployed="kubectl is not here")
+        (finding,) = result(facts, "ray").findings
+        assert finding.verdict is Verdict.FAILED
+        assert remedy in finding.remedy
+
+
 def test_a_store_whose_credentials_no_check_knows_is_not_looked_at() -> None:
     """It failed on every healthy host of a model at s3://."""
     there = replace(llama(), model=llama().model.model_copy(update={"model": "s3://models/llama"}))
