@@ -142,9 +142,8 @@ class Asker:
                     continue
                 self._pace.answered()
                 request_id = headers.get("x-request-id", "")
-                result = lines.answered(
-                    corpus.NAME, number, line.custom_id, status, request_id, _parsed(body)
-                )
+                answer = lines.answer(body.decode("utf-8", "replace"))
+                result = lines.answered(corpus.NAME, number, line.custom_id, status, request_id, answer)
                 return Asked(number, result)
         return None
 
@@ -188,13 +187,6 @@ def _retry_after_s(status: int, headers: Mapping[str, str]) -> float:
     said = headers.get("retry-after", "")
     waits = status == HTTPStatus.TOO_MANY_REQUESTS and said.isdecimal()
     return min(_MOST_WAIT_S, float(said)) if waits else 0.0
-
-
-def _parsed(body: bytes) -> Any:
-    try:
-        return json.loads(body)
-    except ValueError:
-        return body.decode("utf-8", "replace")
 
 
 def _message(body: bytes) -> str:

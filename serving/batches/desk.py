@@ -6,7 +6,6 @@ the ledger keeps one result.
 """
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -191,13 +190,14 @@ class Desk:
             await self._break(batch, "invalid_file", "The file can't be read as lines of JSON.")
 
     async def _read(self, batch: Row[Any]) -> None:
-        reading = self._pieces(batch)
+        reading, total = self._pieces(batch), batch.total
         while True:
             piece = await asyncio.to_thread(next, reading, None)
             if piece is None:
                 break
             rows, read_bytes = piece
-            if rows[-1].line > self._spec.max_lines:
+            total += len(rows)
+            if total > self._spec.max_lines:
                 problem = f"The file has more than {self._spec.max_lines} lines, the most of a batch; send several (batch.max_lines)."
                 await self._break(batch, "too_many_lines", problem)
                 return
@@ -524,10 +524,7 @@ def _results(
 
 
 def _result(batch: str, result: Mapping[str, Any], custom_id: str | None) -> Result:
-    try:
-        body = json.loads(result["body"])
-    except (ValueError, RecursionError):
-        body = result["body"]
+    body = lines.answer(result["body"])
     text = lines.answered(batch, result["line"], custom_id, result["status"], result["request_id"], body)
     is_error = result["status"] >= 400
     return Result(batch, result["line"], text, is_error=is_error, usage=lines.usage(body))

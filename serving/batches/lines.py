@@ -1,6 +1,7 @@
 """Lines of a batch: what one of the input asks, and what one of the output says. Pure."""
 
 import json
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -87,6 +88,14 @@ def refused(batch: str, line: int, custom_id: str | None, code: str, message: st
     return _line(batch, line, custom_id, None, {"code": code, "message": message, "line": line})
 
 
+def answer(text: str) -> Any:
+    """What an answer says; the text itself where it is no JSON, as with NaN in it: results have to be JSON."""
+    try:
+        return json.loads(text, parse_float=_finite, parse_constant=_finite)
+    except (ValueError, RecursionError):
+        return text
+
+
 def usage(answer: Any) -> dict[str, int]:
     """The tokens of an answer by OpenAI's names of a batch's usage, whichever endpoint gave it."""
     told = _of(answer, "usage")
@@ -99,6 +108,13 @@ def usage(answer: Any) -> dict[str, int]:
         "reasoning_tokens": _of(of_written, "reasoning_tokens"),
     }
     return {name: count if type(count) is int else 0 for name, count in counts.items()}
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError
+    return number
 
 
 def _of(fields: Any, *names: str) -> Any:

@@ -893,3 +893,23 @@ async def test_a_batch_of_a_model_that_the_yaml_no_longer_has_waits_for_it_and_s
         await some.ledger.happen("a", Event.CANCEL, some.now_s)
         await some.settle()
         assert (await some.batch("a")).state == State.CANCELLED
+
+
+async def test_empty_lines_count_for_no_limit_of_lines(tmp_path: Path) -> None:
+    async with table(tmp_path, max_lines=3) as at_work:
+        await at_work.add("batch_a", [line("a"), "", line("b"), "\r", line("c"), ""])
+        await at_work.add("batch_b", [line("a"), "", line("b"), line("c"), line("d")])
+        fits, longer = await at_work.batch("batch_a"), await at_work.batch("batch_b")
+    assert (fits.state, fits.total) == (State.IN_PROGRESS, 3)
+    assert (longer.state, longer.errors["data"][0]["code"]) == (State.FAILED, "too_many_lines")
+
+
+@pytest.mark.parametrize("answer", ['{"x": NaN}', '{"x": -Infinity}', '{"x": 1e999}', "[" * 100_000, ""])
+async def test_an_answer_that_is_no_json_is_a_text_of_the_results(tmp_path: Path, answer: str) -> None:
+    async with table(tmp_path) as at_work:
+        await at_work.add("batch_a", [line("a")])
+        (held,) = await at_work.take("router")
+        await at_work.desk.commit([brought(held, 200) | {"body": answer}])
+        await at_work.settle()
+        (result,) = at_work.results((await at_work.batch("batch_a")).output_file_id)
+    assert result["response"]["body"] == answer
