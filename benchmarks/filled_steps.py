@@ -39,26 +39,33 @@ _MODEL = "llama"
 class Load:
     """Requests a second of each slice, and their tokens; the tokens of lines, none where there is no batch, and the share they leave free.
 
-    `passes`: whether requests go past slices that read a line, of which there are half at most.
+    `passes`: whether requests go past slices that read a prompt, and lines are read on half of them at most. `target_s`: `batch.ttft_p99_s`.
     """
 
     slices: int = 1
     seats: int = 32
     per_s: float = 4.0
-    seconds: float = 300.0
+    seconds: float = 900.0
     prompt_tokens: int = 260
     tokens: int = 100
     line_prompt_tokens: int = 0
     line_tokens: int = 300
     spare: float = BatchSpec().spare
     passes: bool = True
+    target_s: float | None = None
 
 
 LOADS = (
     Load(),
     *(Load(line_prompt_tokens=tokens) for tokens in (16, 128, 650, 2000)),
     *(Load(line_prompt_tokens=650, spare=spare) for spare in (0.5, 0.7)),
-    *(Load(slices=slices, line_prompt_tokens=tokens) for slices in (2, 4) for tokens in (0, 650, 2000)),
+    *(Load(line_prompt_tokens=tokens, target_s=0.09) for tokens in (650, 2000)),
+    *(Load(slices=slices, line_prompt_tokens=tokens) for slices in (2, 4) for tokens in (0, 16, 650, 2000)),
+    *(
+        Load(slices=slices, line_prompt_tokens=tokens, target_s=target_s)
+        for slices, target_s in ((2, 0.072), (4, 0.056))
+        for tokens in (650, 2000)
+    ),
 )
 
 
@@ -117,12 +124,12 @@ class Slice:
         self._scheduler.complete(step, ends_s)
         return ends_s
 
-    def done(self) -> tuple[int, int]:
-        """How many requests and lines have ended since the last call."""
-        before = len(self.open), len(self.lines)
+    def done(self) -> tuple[list[Request], list[Request]]:
+        """The requests and the lines that have ended since the last call."""
+        ended = [[each for each in these if each.done] for these in (self.open, self.lines)]
         self.open = [request for request in self.open if not request.done]
         self.lines = [line for line in self.lines if not line.done]
-        return before[0] - len(self.open), before[1] - len(self.lines)
+        return ended[0], ended[1]
 
 
 class Fleet:
@@ -142,7 +149,7 @@ class Fleet:
             reads={(_MODEL, ""): reading(plan, routers=1).tokens_per_s} if load.passes else {},
             clock=lambda: self._now_s,
         )
-        self._pace = PromptPace({_MODEL: reading(plan, routers=1)})
+        self._pace = PromptPace({_MODEL: reading(plan, routers=1)}, load.target_s)
         self._names = itertools.count()
         self._events: list[tuple[float, int, Slice | None]] = []
         self._held: deque[Request] = deque()
@@ -188,9 +195,13 @@ class Fleet:
     def _end_step(self, slice_: Slice) -> None:
         slice_.steps = False
         requests, lines = slice_.done()
-        self.played.lines += lines
-        for _ in range(requests + lines):
+        self.played.lines += len(lines)
+        for _ in (*requests, *lines):
             self._table.end(slice_.name)
+        for request in requests:
+            assert request.first_token_s is not None  # noqa: S101  it has ended
+            first_s = request.first_token_s - request.arrived_s
+            self._pace.answered(_MODEL, request.arrived_s, first_s, self._now_s)
 
     def _send(self) -> None:
         """Hand requests and lines to engines."""
@@ -254,8 +265,8 @@ def play(load: Load) -> Played:
 def table(played: Sequence[Played]) -> str:
     """The first of each number of slices is the one without a batch."""
     rows = [
-        "| slices | tokens of a line's prompt | `batch.spare` | TTFT p50, ms | p99, ms | p99 over that without | ms a token, p50 | lines/s | given up |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| slices | tokens of a line's prompt | `batch.spare` | `batch.ttft_p99_s` | TTFT p50, ms | p99, ms | p99 over that without | ms a token, p50 | lines/s | given up |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for one in played:
         without = next(each for each in played if each.load.slices == one.load.slices)
@@ -263,6 +274,7 @@ def table(played: Sequence[Played]) -> str:
             str(one.load.slices),
             str(one.load.line_prompt_tokens or "no batch"),
             f"{one.load.spare:g}" if one.load.line_prompt_tokens else "",
+            f"{one.load.target_s:g}" if one.load.target_s else "",
             f"{one.first_ms(50):.0f}",
             f"{one.first_ms(99):.0f}",
             f"{one.first_ms(99) / without.first_ms(99):.2f}",

@@ -138,6 +138,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "batch.max_age_s": (_KEPT, 7200),
     "batch.max_window_s": (_KEPT, 7200),
     "batch.spare": (_KEPT, 0.5),
+    "batch.ttft_p99_s": (_KEPT, 0.5),
     "batch.may_scale": (_KEPT, True),
     "batch.deadline_s": ({**_KEPT, "batch.may_scale": True}, 600),
     "prices": (_KEPT, {"v6e": {"on-demand": 3.0}}),

@@ -71,6 +71,11 @@ class BatchSpec(Spec):
         lt=1,
         description="Share of a model's seats that batches leave free, so that the next request waits for none.",
     )
+    ttft_p99_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds to the first token that 99 of 100 requests see beside batches: lines are read as slowly as that takes.",
+    )
     may_scale: bool = Field(
         default=False,
         description="Whether slices are ordered for batches, and woken from zero; else batches only use seats that are free.",

@@ -33,6 +33,7 @@ from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.audit_log import AuditLog
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.latency import RecentLatency
+from serving.router.telemetry.record import RequestRecord
 from serving.router.telemetry.request_log import RequestLog
 from serving.router.telemetry.spans import RequestSpans
 from serving.router.usage_loop import UsageLoop
@@ -146,9 +147,11 @@ class RouterCore:
         self.admission.batches_scale = served.batch.may_scale
         self.admission.spare = served.batch.spare
         self.latency = RecentLatency()
+        self._pace = _pace(plans, spec, served.batch.ttft_p99_s)
         self.journal = Journal(
             Recorder(application),
             self.latency,
+            self._keeps_pace,
             *outputs.writers,
             spans=outputs.spans,
             slos={plan.model.name: plan.model.slo for plan in plans},
@@ -187,10 +190,21 @@ class RouterCore:
         self.now = self.dispatcher.now = self.dispatcher.trials.now = self.admission.calendar = now
 
     def _filler(self, served: Served, kept: KeptFiles) -> Filler:
-        pace = _pace(served.plans, served.router)
         return Filler(
-            self._api.inference, self.admission, self.table, kept, served.batch, name=self.name, pace=pace
+            self._api.inference,
+            self.admission,
+            self.table,
+            kept,
+            served.batch,
+            name=self.name,
+            pace=self._pace,
         )
+
+    def _keeps_pace(self, record: RequestRecord) -> None:
+        """Of a request that is over: lines are read as its time to the first token says."""
+        if record.streamed and record.outcome == "ok" and record.first_s:
+            first_s = record.first_s - record.arrived_s
+            self._pace.answered(record.model, record.arrived_s, first_s, time.monotonic())
 
     def listen(self, ip: str) -> None:
         """Open the port on which other routers tell what they sent, where they do; `ip`: of this router's host."""
@@ -348,14 +362,14 @@ def _rates(plans: Sequence[Plan], prices: Mapping[str, Mapping[str, float]]) -> 
     }
 
 
-def _pace(plans: Sequence[Plan], spec: RouterSpec) -> PromptPace:
+def _pace(plans: Sequence[Plan], spec: RouterSpec, first_s: float | None) -> PromptPace:
     """By the slowest pool of each model; a router sends its share of all lines."""
     readings: dict[str, Reading] = {}
     for plan in plans:
         name, reads = plan.model.name, reading(plan, spec.replicas)
         if name not in readings or reads.tokens_per_s < readings[name].tokens_per_s:
             readings[name] = reads
-    return PromptPace(readings)
+    return PromptPace(readings, first_s)
 
 
 def reading(plan: Plan, routers: int) -> Reading:

@@ -2,14 +2,19 @@
 
 A free seat is no free step: the prompts of many lines that start at once fill an engine's steps for seconds, and the next
 request's prompt waits behind them. While there are requests, half of a model's slices at most read lines, so that requests find
-others (`serving.router.scheduling.line_prompts`).
+others (`serving.router.scheduling.unread_prompts`).
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from serving.router.scheduling.line_prompts import read_s
+from serving.router.scheduling.unread_prompts import read_s
+
+_LATE, _IN_TIME = 0.5, 2 ** (1 / 200)
+# At the slowest a slice reads lines for a five-hundredth of the time, and as many requests meet one.
+_SLOWEST, _FIRST = 0.002, 0.1
 
 
 @dataclass(frozen=True)
@@ -28,11 +33,21 @@ class _Serving(NamedTuple):
     asked: bool
 
 
-class PromptPace:
-    """By model. One that is not named has no pace."""
+@dataclass
+class _Share:
+    """Of the pace without a target; `since_s`: when a request was late."""
 
-    def __init__(self, readings: Mapping[str, Reading]) -> None:
+    share: float = _FIRST
+    since_s: float = -math.inf
+
+
+class PromptPace:
+    """By model. One that is not named has no pace. `first_s`: seconds to the first token that 99 of 100 requests are to see."""
+
+    def __init__(self, readings: Mapping[str, Reading], first_s: float | None = None) -> None:
         self._readings = readings
+        self._first_s = first_s
+        self._shares = {model: _Share() for model in readings}
         self._serving: dict[str, _Serving] = {}
         self._read_s: dict[str, float] = {}
 
@@ -44,11 +59,26 @@ class PromptPace:
         """Seconds until the next line of the model may start."""
         return max(0.0, self._read_s.get(model, now_s) - now_s)
 
+    def answered(self, model: str, arrived_s: float, first_s: float, now_s: float) -> None:
+        """Note that a request, which is over, came at a time and had its first token so many seconds later."""
+        paced = self._shares.get(model)
+        if paced is None or self._first_s is None or arrived_s < paced.since_s:
+            return  # it came while lines were read at the pace before
+        if first_s > self._first_s:
+            paced.since_s = now_s
+            paced.share = max(_SLOWEST, paced.share * _LATE)
+        else:
+            paced.share = min(1.0, paced.share * _IN_TIME)
+
     def started(self, model: str, tokens: float, now_s: float) -> None:
         """Note a line of so many tokens."""
         reading, serving = self._readings.get(model), self._serving.get(model)
         if reading and serving and serving.slices:
             unread = min(tokens, reading.longest) * serving.unread
-            # Beside requests no two lines share a step of a slice, which would be the longer.
-            took_s = read_s(unread, reading.tokens_per_s) if serving.asked else unread / reading.tokens_per_s
+            took_s = unread / reading.tokens_per_s
+            if serving.asked:
+                # No two lines share a step of a slice, which would be the longer.
+                took_s = read_s(unread, reading.tokens_per_s)
+                if self._first_s is not None:
+                    took_s /= self._shares[model].share
             self._read_s[model] = max(now_s, self._read_s.get(model, now_s)) + took_s / serving.slices

@@ -37,3 +37,11 @@ def test_a_row_for_each() -> None:
 def test_requests_that_go_past_slices_that_read_a_line_wait_less() -> None:
     load = replace(LOAD, slices=2, seats=16, seconds=20.0, line_prompt_tokens=2000, line_tokens=200)
     assert play(load).first_ms(90) < 0.9 * play(replace(load, passes=False)).first_ms(90)
+
+
+def test_lines_are_read_more_slowly_where_requests_would_miss_their_target() -> None:
+    load = replace(LOAD, seats=16, seconds=60.0, line_prompt_tokens=2000)
+    target_s = 1.1e-3 * play(replace(load, line_prompt_tokens=0)).first_ms(99)
+    freely, within = play(load), play(replace(load, target_s=target_s))
+    assert within.first_ms(95) < 1e3 * target_s < freely.first_ms(95)
+    assert 0 < within.lines < freely.lines

@@ -2,12 +2,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.simulated_engine import MODEL, small_plan
 
 from serving.config import BatchSpec
+from serving.router.core import RouterCore, Served
 from serving.router.filler import Filler
+from serving.router.http.auth import KeyFile
 from serving.router.prompt_pace import PromptPace, Reading
-from serving.router.scheduling.line_prompts import read_s
 from serving.router.scheduling.slice_table import SliceTable
+from serving.router.scheduling.unread_prompts import read_s
+from serving.router.telemetry.record import RequestRecord
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.unit
@@ -47,6 +51,62 @@ def test_a_picture_is_no_longer_than_the_model_s_context() -> None:
     pace.serve("llama", slices=1, unread=1.0)
     pace.started("llama", 5e6, 0.0)
     assert pace.wait_s("llama", 0.0) == 2.0
+
+
+def _waited_s(pace: PromptPace) -> float:
+    """What the next line waits for one of 1,000 tokens that starts now."""
+    pace.started("llama", 1000, 0.0)
+    waited_s = pace.wait_s("llama", 0.0)
+    pace._read_s.clear()
+    return waited_s
+
+
+def test_requests_that_miss_their_target_slow_lines_down_and_those_in_time_bring_the_pace_back() -> None:
+    pace = PromptPace({"llama": Reading(1000.0, longest=8192)}, first_s=0.1)
+    pace.serve("llama", slices=1, unread=1.0, asked=True)
+    first_s = _waited_s(pace)
+    pace.answered("llama", 10.0, 0.11, 12.0)
+    assert _waited_s(pace) == pytest.approx(2 * first_s)
+    pace.answered("llama", 11.0, 0.11, 13.0)  # it came at the pace before
+    assert _waited_s(pace) == pytest.approx(2 * first_s)
+    for _ in range(200):
+        pace.answered("llama", 13.0, 0.1, 14.0)
+    assert _waited_s(pace) == pytest.approx(first_s)
+    for _ in range(2000):
+        pace.answered("llama", 13.0, 0.1, 14.0)
+    assert _waited_s(pace) == pytest.approx(read_s(1000, 1000.0))
+    for at_s in range(20, 60):
+        pace.answered("llama", at_s, 1.0, at_s + 0.5)
+    assert _waited_s(pace) == pytest.approx(500 * read_s(1000, 1000.0))
+
+
+def test_a_target_holds_no_lines_up_while_nobody_asks() -> None:
+    pace = PromptPace({"llama": Reading(1000.0, longest=8192)}, first_s=0.1)
+    pace.serve("llama", slices=1, unread=1.0, asked=False)
+    pace.answered("llama", 10.0, 0.11, 12.0)
+    assert _waited_s(pace) == 1.0
+
+
+async def test_a_router_s_requests_set_the_pace_of_its_lines_where_the_yaml_has_a_target() -> None:
+    def waited_s(batch: BatchSpec, **record: Any) -> float:
+        core = RouterCore(Served([small_plan()], batch=batch), KeyFile(None), dict, store=_nowhere)
+        assert core.filler
+        pace = core.filler._pace
+        pace.serve(MODEL, slices=1, unread=1.0, asked=True)
+        first = {"model": MODEL, "streamed": True, "outcome": "ok", "arrived_s": 1.0, "first_s": 1.5}
+        core.journal.write(RequestRecord("/v1/completions", **(first | record)))
+        pace.started(MODEL, 1000, 0.0)
+        return pace.wait_s(MODEL, 0.0)
+
+    target = BatchSpec(ttft_p99_s=0.4)
+    late_s = waited_s(target)
+    assert late_s == pytest.approx(waited_s(target, streamed=False) * 2)
+    assert late_s == pytest.approx(waited_s(target, outcome="cancelled") * 2)
+    assert late_s > 2 * waited_s(target, first_s=1.3) > 2 * waited_s(BatchSpec())
+
+
+async def _nowhere() -> tuple[str, str]:
+    raise AssertionError
 
 
 def test_without_a_speed_or_a_slice_nothing_waits() -> None:

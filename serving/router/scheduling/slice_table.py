@@ -15,8 +15,8 @@ from serving.errors import NoSliceError, UnknownModelError
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling import prefix_index, scoring, sharing
 from serving.router.scheduling.homes import Homes
-from serving.router.scheduling.line_prompts import LinePrompts
 from serving.router.scheduling.scoring import REQUEST, UNIT_TOKENS
+from serving.router.scheduling.unread_prompts import UnreadPrompts
 from serving.state.records import SliceRecord, SliceState, Wanted
 from serving.timings import TIMINGS
 
@@ -65,10 +65,10 @@ class _Slice:
     peak: int = 0
     peak_before: int = 0
     others: float = 0.0  # requests that the slice has from other routers
-    # Tokens sent since the last update, and between the two updates before.
+    # Tokens sent since the last update, and between the two updates before, to a slice of unknown speed.
     prefill: int = 0
     prefill_before: int = 0
-    line_tokens: int = 0  # of lines of batches, to be read now
+    unread: int = 0  # tokens to be read now, where the slice's speed is known
     pace: float | None = None
     weight: float = 1.0
     seats: float = math.inf
@@ -114,7 +114,7 @@ class SliceTable:
         `adapters`: the model of each. `pools`: each model's pool keys, the preferred first. `routers`: how many share the
         requests. `shared_key`: under which they tell each other what they sent; empty where they do not. `seats`: sequences
         that a slice runs at once, by model and pool. `dollars`: what one of these costs an hour. `reads`: tokens of prompts that
-        a slice reads a second, which make requests avoid slices that read a line of a batch; `clock` is for these alone.
+        a slice reads a second, which make requests avoid slices that read a prompt now; `clock` is for these alone.
         """
         self._seats = seats or {}
         self.shapes = shapes
@@ -124,7 +124,7 @@ class SliceTable:
             (model, pool): rank for model, keys in (pools or {}).items() for rank, pool in enumerate(keys)
         }
         self._dollars = {(of[0], self._ranks[of]): cost for of, cost in (dollars or {}).items()}
-        self._line_prompts = LinePrompts(reads or {})
+        self._unread = UnreadPrompts(reads or {})
         self._clock = clock
         self._asked_s: dict[str, float] = {}
         self._missing_since: dict[str, float] = {}
@@ -225,7 +225,7 @@ class SliceTable:
         now_s = self._clock()
         if request and not fills:  # a probe of the service's health has none
             self._asked_s[model] = now_s
-        self._forget_lines(now_s)
+        self._forget_read(now_s)
         pools = self._able(model, tried, self._lacking.get(adapter, 0) if adapter else 0, fills=fills)
         if not pools:
             raise NoSliceError(self.why_none(model, adapter))
@@ -265,7 +265,7 @@ class SliceTable:
                 self._index.put(slice_.number, one.names)
                 self._sends.note(slice_.number, one.names, at_s)
                 if one.tokens > 0:
-                    slice_.prefill += min(one.tokens, _MOST_UNREAD)
+                    self._reads(slice_, int(min(one.tokens, _MOST_UNREAD)), self._clock(), fills=False)
                     self._reckon(slice_)
 
     def is_asked(self, model: str) -> bool:
@@ -284,7 +284,8 @@ class SliceTable:
         if self._in_flight[replica] <= 0:
             del self._in_flight[replica]
             if slice_:
-                slice_.prefill = slice_.prefill_before = 0
+                slice_.prefill = slice_.prefill_before = slice_.unread = 0
+                self._unread.forget(slice_.number)
         if slice_:
             self._reckon(slice_)
 
@@ -292,19 +293,19 @@ class SliceTable:
         return self._in_flight[replica]
 
     def _reads(self, slice_: _Slice, tokens: int, now_s: float, *, fills: bool) -> None:
-        """A slice has so much to read; it is reckoned with as the request begins."""
+        """A slice has so much more to read."""
         of = slice_.entry.model, slice_.entry.pool
-        lines = self._line_prompts.began(slice_.number, of, tokens, now_s) if fills else 0.0
-        if lines:
-            slice_.line_tokens = int(lines)
-        else:
+        unread = self._unread.began(slice_.number, of, tokens, now_s, fills=fills)
+        if unread is None:
             slice_.prefill += tokens
+        else:
+            slice_.unread = int(unread)
 
-    def _forget_lines(self, now_s: float) -> None:
-        """Lines whose prompts are read are no more than requests."""
-        for number in self._line_prompts.ended(now_s):
+    def _forget_read(self, now_s: float) -> None:
+        """Prompts that are read are no more than requests."""
+        for number in self._unread.ended(now_s):
             if slice_ := self._numbered.get(number):
-                slice_.line_tokens = 0
+                slice_.unread = 0
                 self._reckon(slice_)
 
     def _able(self, model: str, tried: Collection[str], out: int, *, fills: bool) -> list[tuple[_Pool, int]]:
@@ -393,6 +394,7 @@ class SliceTable:
         del self._numbered[slice_.number]
         self._index.leave(slice_.number)
         self._sends.leave(slice_.number)
+        self._unread.forget(slice_.number)
         for column in (self._loads.load, self._loads.cost, self._loads.waiting):
             column.set(slice_.number, 0)
         self._sort_out(slice_, slice_.entry)
@@ -438,7 +440,7 @@ class SliceTable:
         # all routers would choose the slice that was idle last.
         own = self._in_flight.get(slice_.entry.replica, 0)
         load = int(REQUEST * (own + slice_.others / self._routers) * slice_.weight)
-        unread = slice_.line_tokens + _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
+        unread = slice_.unread + _PREFILL_LEFT * (slice_.prefill + slice_.prefill_before / 2)
         self._loads.load.set(slice_.number, load)
         self._loads.cost.set(slice_.number, load + int(unread) // UNIT_TOKENS)
         taken = own + slice_.others >= slice_.seats

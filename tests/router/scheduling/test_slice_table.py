@@ -419,13 +419,51 @@ def test_a_slice_that_reads_a_line_is_chosen_for_a_longer_prompt_that_it_has() -
     talk = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": "long " * 4000})
     home = found.table.choose(LLAMA, (), talk).replica
     (other,) = {"s0", "s1"} - {home}
-    for beat in (2, 3):  # it has read that
+    found.now_s += 20  # it has read that
+    for beat in (2, 3):
         found.table.update([entry("s0", beat=beat), entry("s1", beat=beat)], beat / 2)
     line = InferenceRequest(LLAMA, "/v1/completions", b"", {"prompt": "word " * 800}, fills=True)
     assert found.table.choose(LLAMA, (other,), line).replica == home
     found.table.begin(home)
     assert found.sent(fills=False, words=0) == other
     assert found.table.choose(LLAMA, (), talk).replica == home
+
+
+def test_requests_avoid_a_slice_while_it_reads_a_request_and_no_longer() -> None:
+    found = Filled(2)
+    found.table.update([entry("s0"), entry("s1", running=2)], 0.0)
+    assert found.sent(fills=False) == "s0"
+    found.now_s += 0.5
+    assert found.sent(fills=False, words=0) == "s1"
+    found.now_s += 1.0
+    assert found.sent(fills=False, words=0) == "s0"
+
+
+def test_a_slice_whose_requests_are_over_reads_nothing() -> None:
+    found = Filled(2)
+    first = found.sent(fills=False)
+    (other,) = {"s0", "s1"} - {first}
+    found.table.begin(other)
+    assert found.sent(fills=False, words=0) == other
+    found.table.end(first)
+    assert found.sent(fills=False, words=0) == first
+
+
+def test_a_slice_in_the_place_of_one_that_left_has_read_everything() -> None:
+    found = Filled(1)
+    found.sent(fills=False)
+    found.table.update([entry("new")], 1.0)
+    found.table.update([entry("new"), entry("loaded", running=2)], 1.0)
+    assert found.sent(fills=False, words=0) == "new"
+
+
+def test_a_slice_that_is_faster_than_its_plan_is_taken_to_read_for_ten_seconds_at_most() -> None:
+    found = Filled(2, reads=1.0)
+    first = found.sent(fills=False)
+    found.now_s += 10.5
+    found.table.begin("s1" if first == "s0" else "s0")
+    found.table.begin("s1" if first == "s0" else "s0")
+    assert found.sent(fills=False, words=0) == first
 
 
 def test_a_model_is_asked_where_requests_come_that_are_no_lines() -> None:
