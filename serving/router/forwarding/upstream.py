@@ -405,7 +405,8 @@ class Upstream:
 
     async def health(self, entry: SliceRecord, within_s: float) -> Health:
         """What a slice says of itself. A kept connection counts where it answers: it may have ended since, and tells less."""
-        head = _head(b"GET", b"/health", entry.address, (), {}, b"")
+        # With the secret: a connection that has not shown it is cut off after some seconds, and a request may be on it then.
+        head = _head(b"GET", b"/health", entry.address, (), self._secret, b"")
         try:
             async with asyncio.timeout(within_s):
                 status = await self._status_of_kept(entry.peer, head, within_s / 2)

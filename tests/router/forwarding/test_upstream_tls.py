@@ -71,12 +71,15 @@ def test_a_connection_is_kept_for_the_next_request(raw: RawServers, run: Run) ->
 
 @pytest.mark.parametrize("first", ["answers", "breaks off", "says nothing"])
 def test_a_slice_is_asked_for_its_health_on_a_kept_connection_and_anew_where_that_brings_nothing(
-    raw: RawServers, run: Run, first: str
+    raw: RawServers, run: Run, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Each time with the cluster's secret: a slice cuts a connection off that has not shown it."""
+    monkeypatch.setenv(secret.VARIABLE, "of-the-cluster")
     connections: list[asyncio.StreamWriter] = []
 
     async def script(request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
+        assert b"authorization: Bearer of-the-cluster\r\n" in request
         if request.startswith(b"POST") or first == "answers" or writer is not connections[0]:
             writer.write(whole(b""))
         elif first == "breaks off":
