@@ -98,12 +98,21 @@ def _collect(
         labels = tuple((key, tags.get(key, "")) for key in row.page_labels)
         if "le" in tags:
             labels += (("le", tags["le"]),)
+        if (number := _number(value)) is None:
+            continue
         values = series.setdefault(name, {})
-        number = float(value)
         if row.across is Across.SUM:
             values[labels] = values.get(labels, 0.0) + number
         else:
             values[labels] = max(values.get(labels, number), number)
+
+
+def _number(value: str) -> float | None:
+    """A series' value; None for what is no number."""
+    try:
+        return float(value)
+    except ValueError:
+        return None
 
 
 def _stem(name: str) -> str:
@@ -131,7 +140,7 @@ def _pass_on(own: str, text: str, engine: Engine, families: dict[str, _Family]) 
         if line.startswith("# HELP "):
             tells = line.split(" ", 3)[3] if line.count(" ") > 2 else ""
         elif line.startswith("# TYPE "):
-            _, _, name, kind = line.split(" ", 3)
+            name, _, kind = line.removeprefix("# TYPE ").partition(" ")
             keep = name.startswith("vllm:") and not name.endswith("_created")
             family = families.setdefault(name, _Family(kind, tells)) if keep else None
         elif family is not None and line and line[0] != "#":

@@ -82,9 +82,10 @@ class Scraper:
         await self._session.close()
 
     async def _read(self, peer: Peer, headers: Mapping[str, str] | None = None) -> str | None:
+        """A source's page; None where it gives none, or none that is text. One such source leaves the others their series."""
         try:
             trusted = pinned_tls.of(peer.certificate)
             async with self._session.get(f"{peer.address}/metrics", headers=headers, ssl=trusted) as response:
                 return await response.text() if response.status == 200 else None
-        except (aiohttp.ClientError, TimeoutError):
+        except (aiohttp.ClientError, TimeoutError, OSError, UnicodeDecodeError):
             return None

@@ -38,7 +38,7 @@ class Rates:
 
     def __init__(self) -> None:
         self._replicas: dict[str, _Replica] = {}
-        self._starts: dict[tuple[str, str], float] = {}
+        self._starts: dict[tuple[str, str, str], float] = {}
         self._points: dict[tuple[str, str], deque[Point]] = {}
         self._next_point_s: float | None = None
         self._now_s = 0.0
@@ -56,7 +56,7 @@ class Rates:
                 replica.counts.popleft()
             replicas[entry.replica] = replica
             if entry.serves:
-                self._starts[entry.model, entry.pool] = sum(seconds for _, seconds in entry.phases)
+                self._starts[_pool_of(entry)] = sum(seconds for _, seconds in entry.phases)
         self._replicas = replicas
         self._add_point(entries, demands, now_s)
 
@@ -74,7 +74,7 @@ class Rates:
         known = self._replicas.get(entry.replica)
         here_s = self._now_s - known.phase_since_s if known else 0.0
         elapsed_s = sum(seconds for _, seconds in entry.phases) + here_s
-        return elapsed_s, self._starts.get((entry.model, entry.pool))
+        return elapsed_s, self._starts.get(_pool_of(entry))
 
     def points(self, application: str, model: str) -> list[Point]:
         """The steps of an application's model, the oldest first."""
@@ -105,6 +105,10 @@ class Rates:
                 ttft_p90_s=slowest(demand.ttft_p90_s for demand in of_model),
             )
             self._points.setdefault(owner, deque(maxlen=POINTS)).append(point)
+
+
+def _pool_of(entry: SliceRecord) -> tuple[str, str, str]:
+    return entry.application, entry.model, entry.pool
 
 
 def slowest(times_s: Iterable[float]) -> float | None:

@@ -1,10 +1,11 @@
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from support.servers import asgi_server, free_address
 
@@ -57,6 +58,39 @@ async def test_engines_are_read_by_the_certificate_of_their_record_alone(*, tls:
     assert 'slice="slice-0"' in page
     assert 'slice="slice-x"' not in page
     assert f'tpu_serving_scrape_sources_unreachable{{application="blue"}} {int(tls)}\n' in page
+
+
+async def test_a_source_that_gives_nonsense_does_not_take_the_page_of_the_others() -> None:
+    async def sound(_: Request) -> PlainTextResponse:
+        return PlainTextResponse("# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running 3.0\n")
+
+    async def damaged(_: Request) -> Response:
+        return Response(
+            b"# TYPE vllm:x gauge\nvllm:x \xff\xfe\n# TYPE\n", media_type="text/plain; charset=utf-8"
+        )
+
+    async def agent(_: Request) -> PlainTextResponse:
+        return PlainTextResponse('ray_tpu_serving_retries_total{application="blue",model="llama"} none\n')
+
+    def app(answer: Callable[[Request], Awaitable[Response]]) -> Starlette:
+        return Starlette(routes=[Route("/metrics", answer)])
+
+    with asgi_server(app(sound)) as good, asgi_server(app(damaged)) as bad, asgi_server(app(agent)) as other:
+        records = [
+            SliceRecord(
+                name, "llama", SliceState.SERVING, "", "v6e 2x4", slice=name, address=where, certificate=shown
+            )
+            for name, where, shown in (("0", good, ""), ("1", bad, ""), ("2", good, "no certificate"))
+        ]
+
+        async def agents() -> list[str]:
+            return [other]
+
+        scraper = Scraper("blue", agents, lambda: records)
+        page = await scraper.page()
+        await scraper.close()
+    assert 'slice="0",pool=""} 3.0\n' in page
+    assert 'tpu_serving_scrape_sources_unreachable{application="blue"} 2\n' in page
 
 
 async def test_however_many_ask_the_sources_are_asked_once_a_second() -> None:

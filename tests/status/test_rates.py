@@ -79,3 +79,5 @@ def test_a_start_is_measured_against_the_last_start_of_its_pool() -> None:
     assert window.start(new) == (10.0, 60.0)
     other_pool = entry(replica="b", state=SliceState.STARTING, phase="placing", pool="second")
     assert window.start(other_pool) == (0.0, None)
+    green = entry(replica="green", application="green", state=SliceState.STARTING, phase="placing")
+    assert window.start(green) == (0.0, None)
