@@ -176,7 +176,12 @@ def aligned(settings: Settings, state: PolicyState, wanted: Mapping[str, int]) -
     for spec in settings.pools:
         count = wanted.get(spec.key, spec.min)
         pools.append(known.get(spec.key) or PoolState(spec.key, count, first=count))
-    state = replace(state, pools=tuple(pools))
+    in_full = dict(zip(known, state.in_full, strict=False))
+    state = replace(
+        state,
+        pools=tuple(pools),
+        in_full=tuple(in_full.get(pool.key, pool.wanted) for pool in pools) if in_full else (),
+    )
     if known and settings.pools[0].key != next(iter(known)):
         # What is remembered in slices is in those of the pool that was the first.
         state = replace(state, needs=(), boost=Boost(), steadiness=Steadiness())

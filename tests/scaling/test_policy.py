@@ -394,6 +394,18 @@ def test_pools_in_another_order_are_not_ordered_for_by_the_size_of_the_old_first
     assert fleet.step(40).wanted[0] < before / 3
 
 
+def test_pools_in_another_order_keep_their_numbers_where_no_decision_can_be_made() -> None:
+    """Serve ended slices of a pool that was taken out by the other pool's number."""
+    near, far, new = pool("near", least=0, most=3), pool("far", least=0), pool("new", least=0)
+    fleet = Fleet(settings(near, far))
+    decided = fleet.run(35, 200).state
+    assert decided.in_full == decided.wanted == (3, 2)
+    moved = settings(far, new, near)
+    held = decide(moved, aligned(moved, decided, {"new": 1}), fleet.report(35), fleet.now_s + 3600)
+    assert held.held
+    assert held.state.in_full == held.wanted == (2, 1, 3)
+
+
 def test_starts_that_notices_end_are_no_failures_and_the_next_pool_is_asked_once_patience_is_over() -> None:
     """A notice to a starting slice counted as a failed start: three in a row, on spot hosts, and the pool was given up."""
     near, far = pool("near", least=0, patience_s=120), pool("far", least=0)
