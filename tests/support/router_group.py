@@ -50,6 +50,7 @@ class RouterGroup:
     stands_until_s: dict[str, float] = field(default_factory=dict)
     open: dict[str, list[Visit]] = field(default_factory=dict)
     liveness: dict[str, Liveness] = field(default_factory=dict)
+    away: bool = False  # the store
     joined: int = 0
     beats: int = 0
 
@@ -106,6 +107,10 @@ class RouterGroup:
         if name not in self.routers or self.waits(name, lambda: self.at(self.now_s, lambda: self.beat(name))):
             return
         router = self.routers[name]
+        self.at(self.now_s + TIMINGS.beat_s, lambda: self.beat(name))
+        if self.away:
+            router.refresh()
+            return
         alive, forgotten = self.liveness[name].routers(self.store.values(), self.now_s)
         for demand in forgotten:
             self.store.pop(demand.router, None)
@@ -114,7 +119,6 @@ class RouterGroup:
         self.beats += 1
         record = Demand(name, MODEL, **router.counts(MODEL), keys=router.key_uses(), beat=self.beats)
         self.at(self.now_s + _ON_ITS_WAY_S, lambda: self.write(record))
-        self.at(self.now_s + TIMINGS.beat_s, lambda: self.beat(name))
 
     def write(self, record: Demand) -> None:
         if record.router in self.routers:

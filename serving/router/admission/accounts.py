@@ -94,6 +94,11 @@ class Accounts:
             for account in self._used.values():
                 account.lost(now_s)
 
+    def regained(self) -> None:
+        """Nobody has been heard of since."""
+        for account in self._used.values():
+            account.regained()
+
     def uses(self, now_s: float) -> dict[str, Sequence[float]]:
         """What limited keys that are used have in this router, for the other routers; by the beginning of a key's hash."""
         return {key: account.use(now_s) for key, account in self._used.items()}

@@ -7,6 +7,7 @@ beat: it refuses requests that waited too long, ends answers that nobody reads, 
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -91,6 +92,7 @@ class AdmissionController:
         self._rates: Mapping[str, float] = {}
         self._expected = dict.fromkeys(self._filled, 0.0)
         self._refreshed_s = clock()
+        self._lost_s = math.inf  # since when nobody has been heard of, after this process stood still
         self._turns: dict[Ticket, asyncio.Future[None]] = {}
         self._longest = {plan.model.name: plan.fit.max_model_len for plan in plans}
         self._usage = Usage()
@@ -232,6 +234,7 @@ class AdmissionController:
         """Take over what the other routers say, from the live demands in the store; `router` is this one. Once a beat."""
         now_s, at_s = self._clock(), self.calendar()
         self._others = [other for other in demands if other.router != router]
+        self._lost_s = math.inf
         if self._meter:
             self._meter.share(1 + len({other.router for other in self._others}))
         for model, lease in self._leases.items():
@@ -294,6 +297,8 @@ class AdmissionController:
         now_s = self._clock()
         if self._others and now_s - self._refreshed_s >= _TAKEN_FOR_GONE_S:
             self._lost(now_s)
+        elif now_s - self._lost_s > TIMINGS.stale_s:
+            self._regained()
         for model, rate in self._rates.items():
             self._expected[model] += rate * (now_s - self._refreshed_s)
         self._refreshed_s = now_s
@@ -323,9 +328,17 @@ class AdmissionController:
 
     def _lost(self, now_s: float) -> None:
         """Others may have taken this router for gone: it has nothing more to give until it has heard of them again."""
+        self._lost_s = now_s
         for lease in self._leases.values():
             lease.lost()
         self._accounts.lost(now_s)
+
+    def _regained(self) -> None:
+        """The store is away, for all: without its seats this router would refuse everybody until the head is back."""
+        self._lost_s = math.inf
+        for lease in self._leases.values():
+            lease.regained()
+        self._accounts.regained()
 
     def enter(self, ticket: Ticket) -> None:
         if budget := ticket.account.budget:

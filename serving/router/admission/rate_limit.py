@@ -250,6 +250,10 @@ class Account:
             if bucket:
                 bucket.lost(now_s)
 
+    def regained(self) -> None:
+        """Nobody has been heard of since."""
+        self._lease.regained()
+
     def use(self, now_s: float) -> KeyUse:
         """What this router says of the key to the others, once a beat."""
         self._told.append(self._rate(now_s))

@@ -66,6 +66,7 @@ class Lease:
 
     def __init__(self) -> None:
         self.most: int | None = None  # before a beat has told
+        self._had: int | None = None
         self._beats = _GROWS_AFTER_BEATS
 
     def beat(self, total: int, own: str, taken: int, wanting: int, others: Mapping[str, Book]) -> int:
@@ -85,7 +86,12 @@ class Lease:
 
     def lost(self) -> None:
         """Others may have taken this router for gone, and have leased what it had."""
-        self.most = None
+        self._had, self.most = self.most, None
+
+    def regained(self) -> None:
+        """Nobody has been heard of since: whoever can't be read has not taken anything either."""
+        if self.most is None:
+            self.most = self._had
 
 
 @dataclass(frozen=True)

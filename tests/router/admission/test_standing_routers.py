@@ -107,3 +107,20 @@ def test_a_router_that_stood_still_has_no_seat_more_until_it_has_heard_who_took_
     del tickets[:128]
     some.run(35)
     assert in_seats() == 228  # all that there are
+
+
+def test_a_router_that_stood_still_while_the_store_is_away_goes_on_with_what_it_had(tmp_path: Path) -> None:
+    """Nobody can have taken it for gone, and the head may be away for a minute."""
+    some = router_group(tmp_path, 3, concurrency=8)
+    some.ask("r0", 60.0)
+    some.run(some.now_s + 3)
+    some.away = True
+    some.stand("r0", 3)
+    some.run(some.now_s + 3.7)
+    assert some.arrive("r0").refusal
+    some.run(some.now_s + 4)
+    visit = some.arrive("r0")
+    assert not visit.refusal
+    waiting = Ticket(MODEL, visit.account, 1, 1, 100, some.now_s)
+    some.routers["r0"].enter(waiting)
+    assert waiting.where is Where.ADMITTED
