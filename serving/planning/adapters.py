@@ -23,6 +23,13 @@ def adapters(engine: Mapping[str, Any]) -> dict[str, str]:
             raise ConfigError(f"engine.lora_modules: the name {name!a} has control characters")
         if name in paths:
             raise ConfigError(f"engine.lora_modules: two adapters are named {name!r}; give each its own name")
+        if (
+            "://" in path
+        ):  # it takes the URL for a repository's id (vllm/lora/utils.py), and streams weights of models alone
+            raise ConfigError(
+                f"engine.lora_modules: vLLM reads adapter {name!r} from no URL (got {path}); name a Hugging Face id or a folder, as one in a "
+                "mounted bucket: gke.weights_bucket"
+            )
         paths[name] = path
     if paths and not engine.get("enable_lora"):
         raise ConfigError("engine.lora_modules: adapters need engine.enable_lora: true")

@@ -23,6 +23,10 @@ def test_both_of_vllms_ways_to_name_an_adapter_are_taken() -> None:
         ({"lora_modules": [{"name": "sql"}]}, "NAME=PATH"),
         ({"lora_modules": ["sql=/a", "sql=/b"]}, "two adapters are named 'sql'"),
         ({"lora_modules": ["s\nql=/a"]}, r"the name 's\nql' has control characters"),
+        (
+            {"lora_modules": ["sql=gs://b/sql"]},
+            "vLLM reads adapter 'sql' from no URL (got gs://b/sql); name a Hugging Face id",
+        ),
         ({"lora_modules": ["sql=/a"], "enable_lora": False}, "need engine.enable_lora: true"),
     ],
 )
