@@ -16,8 +16,11 @@ _TAKEN = {
     AGENT_PORT: "Ray's agent",
     METRICS_PORT: "Ray's metrics",
     8404: "HAProxy's statistics",
+    8500: "the proxy that Serve falls back to",
     9101: "HAProxy's metrics",
     10001: "Ray's clients",
+    44217: "Ray's autoscaler",
+    44227: "the metrics of Ray's dashboard",
 }
 # Serve gives its routers the first of these ports, Ray its workers the others.
 _RANGES = {range(30000, 31001): "a router of Serve's", range(10002, 20000): "a worker of Ray's"}
