@@ -78,7 +78,8 @@ def show_offers(console: Console, model: str, workload: Workload, rows: Sequence
     """The model's own pools, marked, and the cheapest other shapes. A narrow terminal loses requests/s and ttft."""
     own = [offer for offer in rows if offer.own]
     shown = [*own, *[offer for offer in rows if not offer.own and offer.slices][:_OFFERS]]
-    title = f"{model}: {workload.requests_per_s:g} requests/s of {workload.prompt}+{workload.answer} tokens"
+    answer = "" if rows[0].plan.sizes.pools else f"+{workload.answer}"
+    title = f"{model}: {workload.requests_per_s:g} requests/s of {workload.prompt}{answer} tokens"
     _print_whole(console, _offers(title, shown), _offers(title, shown, narrow=True))
     for offer in own:
         if offer.missed:

@@ -1,7 +1,7 @@
 """How many slices a workload takes, by shape: what scaling would buy for it, asked before there is any traffic. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from serving.config import ModelSpec, SliceSpec
 from serving.errors import ConfigError, ServingError
@@ -73,8 +73,13 @@ def _number(key: str, text: str) -> float:
 
 
 def offers(spec: ModelSpec, workload: Workload, prices: Prices, hub: Hub = no_hub) -> list[Offer]:
-    """What takes the workload: the model's own pools first, then all other slices that it fits, the cheapest first."""
+    """What takes the workload: the model's own pools first, then all other slices that it fits, the cheapest first.
+
+    A model that embeds or scores texts writes no answer, whatever the workload has.
+    """
     own = [plan(pool, hub, prices=prices) for pool in spec.per_pool()]
+    if own[0].sizes.pools:
+        workload = replace(workload, answer=0)
     if workload.prompt + workload.answer > own[0].fit.max_model_len:
         raise ConfigError(
             f"{spec.name}: a request of {workload.prompt}+{workload.answer} tokens is longer than max_model_len, "

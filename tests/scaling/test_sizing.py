@@ -107,3 +107,10 @@ def test_own_pools_come_first_and_others_by_price() -> None:
 def test_a_request_longer_than_the_model_takes_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"4000\+256 tokens is longer than max_model_len, 4096"):
         offers(model(), Workload(4000, 256, 1), {})
+
+
+def test_a_model_that_embeds_is_sized_for_prompts_alone() -> None:
+    embedding = model(model="Qwen/Qwen3-Embedding-8B", engine={"max_model_len": 4096})
+    of_prompts, with_answers = (own(embedding, Workload(4000, answer, 5)) for answer in (1, 4000))
+    assert vars(of_prompts) | {"plan": None} == vars(with_answers) | {"plan": None}
+    assert of_prompts.slices == 1
