@@ -4,6 +4,7 @@ The table says which slice comes first, the breaker which slices are left out, a
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 import time
@@ -467,7 +468,7 @@ class Dispatcher:
             left_out = self.breaker.left_out(time.monotonic()) | tries.tried
             try:
                 if not self.suspects:
-                    return self._table.choose(request.model, left_out, request)
+                    return self._alive(request, left_out)
                 return await self._choose_among_suspects(request, left_out)
             except _TrialAwaitedError:
                 tries.deadline_s = None  # slices serve: it is only not its turn yet
@@ -482,6 +483,16 @@ class Dispatcher:
             tries.pause_s = max(self._timings.first_pause_s, tries.pause_s)
             await asyncio.sleep(self._timings.look_again_s)
 
+    def _alive(self, request: InferenceRequest, left_out: set[str]) -> SliceRecord:
+        """A slice that was not found dead, if there is one: where several die at once their 500s would use all tries up.
+
+        Raises NoSliceError.
+        """
+        if self._dead:
+            with contextlib.suppress(NoSliceError):
+                return self._table.choose(request.model, left_out | self._dead.keys(), request)
+        return self._table.choose(request.model, left_out, request)
+
     async def _choose_among_suspects(self, request: InferenceRequest, left_out: set[str]) -> SliceRecord:
         """As `_choose` while some requests are suspected: a suspect has a slice where it is the only one.
 
@@ -490,11 +501,11 @@ class Dispatcher:
         self.refuse_guilty(request)
         name = fingerprint(request)
         if not self.suspects.suspects(name, self.now()):
-            return self._table.choose(request.model, left_out, request)
+            return self._alive(request, left_out)
         await asyncio.sleep(max(0.0, self.suspects.heard_in_s(name, self.now())))
         self.refuse_guilty(request)
         if not self.suspects.suspects(name, self.now()):  # the same request has been answered meanwhile
-            return self._table.choose(request.model, left_out, request)
+            return self._alive(request, left_out)
         if self.trials.open_to(name):
             elsewhere = self.trials.closed() | self.suspects.died_under(name) | set(self._dead)
             try:

@@ -263,3 +263,14 @@ async def test_a_request_of_the_only_slice_is_sent_there_again_once_the_slice_wa
     dispatcher.settle([alone])
     assert await chosen(dispatcher, "first") == "a"
     await dispatcher.close()
+
+
+async def test_no_request_is_sent_to_a_slice_that_was_found_dead_while_another_serves(
+    dispatcher: Dispatcher,
+) -> None:
+    """Where several died at once, their 500s used up the tries of requests that had ended none: 11 of 128 failed."""
+    dispatcher._dead["b"] = time.monotonic()
+    asked = [await dispatcher._choose(request(f"{number}"), dispatcher.tries()) for number in range(8)]
+    assert {entry.replica for entry in asked} == {"c"}
+    dispatcher._dead["c"] = time.monotonic()
+    assert (await dispatcher._choose(request("late"), dispatcher.tries())).replica in ("b", "c")
