@@ -120,6 +120,7 @@ def front(running_front: Front) -> Iterator[Front]:
     running_front.state.relay.suspects = Suspects(heard_s=0)
     running_front.state.relay.trials = Trials(running_front.state.relay.suspects)
     running_front.state.relay._verdicts.clear()
+    running_front.state.relay._dead.clear()
     yield running_front
     until(running_front.idle, "no request counted in flight")
 

@@ -36,7 +36,13 @@ async def never(*_: Any) -> Any:
 
 def relay(opened: Any) -> Any:
     sentinel = SimpleNamespace(samples=lambda _: False)
-    return SimpleNamespace(failover=FailoverSpec(), tries=lambda: None, open=opened, sentinel=sentinel)
+    return SimpleNamespace(
+        failover=FailoverSpec(),
+        tries=lambda: None,
+        open=opened,
+        sentinel=sentinel,
+        look_at_kind=lambda _: None,
+    )
 
 
 @pytest.mark.unit
