@@ -1,9 +1,9 @@
 """One page of metrics for the whole service, from the pages of Ray's agents and of the engines. Text in, text out.
 
 The page takes the table's rows of its own application from agents, without Ray's prefix and without labels that grow with
-every process (WorkerId). From engines it takes all of vLLM's series, with the names of application, model, slice and pool. Counters are added up
-within a node alone: a sum over nodes would fall whenever an agent is late or its host goes. Prometheus would take the
-fall for a counter that began anew.
+every process (WorkerId). From engines it takes all of vLLM's series, with the names of application, model, slice and pool.
+Counters are added up within a node alone: a sum over nodes would fall whenever an agent is late or its host goes. Prometheus
+would take the fall for a counter that began anew.
 """
 
 import re
