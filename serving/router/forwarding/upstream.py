@@ -211,12 +211,13 @@ def _keep(_: bytes) -> bool:
 
 
 class _Connection(asyncio.BaseProtocol):
-    """One connection to a slice: one answer at a time."""
+    """One connection to a slice: one answer at a time. `keeps`: for other requests too."""
 
     def __init__(self, pool: "Upstream", peer: Peer) -> None:
         self.transport: asyncio.Transport
         self.peer = peer
         self.idle_since_s = 0.0
+        self.keeps = True
         self._pool = pool
         self._parser = httptools.HttpResponseParser(self)
         self._response: SliceResponse | None = None
@@ -338,7 +339,7 @@ class _Connection(asyncio.BaseProtocol):
                 self._ending.cancel()
                 self._ending = None
             response.released()
-            if self._reusable and error is None:
+            if self._reusable and self.keeps and error is None:
                 self._pool.give_back(self)
             else:
                 self.transport.abort()
@@ -405,13 +406,16 @@ class Upstream:
 
     async def health(self, entry: SliceRecord, within_s: float) -> Health:
         """What a slice says of itself. A kept connection counts where it answers: it may have ended since, and tells less."""
-        # With the secret: a connection that has not shown it is cut off after some seconds, and a request may be on it then.
-        head = _head(b"GET", b"/health", entry.address, (), self._secret, b"")
+        # The address of a slice that ended may be another's: who listens there is told the secret where a certificate says who it is.
+        # A connection that has not shown it is cut off after some seconds: it is kept for no request.
+        ours = self._secret if entry.certificate else {}
         try:
             async with asyncio.timeout(within_s):
-                status = await self._status_of_kept(entry.peer, head, within_s / 2)
+                status = await self._status_of_kept(entry, within_s / 2)
                 if status is None:
-                    status = await _status(await self._connect(entry.peer), head)
+                    connection = await self._connect(entry.peer)
+                    connection.keeps = bool(entry.certificate)
+                    status = await _status(connection, entry, ours)
         except NobodyListensError:
             return Health.GONE
         except (UpstreamError, TimeoutError):
@@ -450,13 +454,13 @@ class Upstream:
         connection = self._kept(peer) or await self._connect(peer)
         return await connection.ask(head, body)
 
-    async def _status_of_kept(self, peer: Peer, head: bytes, within_s: float) -> int | None:
+    async def _status_of_kept(self, entry: SliceRecord, within_s: float) -> int | None:
         """The status of an answer on a connection that was kept; None where there is none, or it brings none in time."""
-        if (connection := self._kept(peer)) is None:
+        if (connection := self._kept(entry.peer)) is None:
             return None
         try:
             async with asyncio.timeout(within_s):
-                return await _status(connection, head)
+                return await _status(connection, entry, {})
         except (UpstreamError, TimeoutError):
             return None
 
@@ -478,9 +482,9 @@ class Upstream:
         return connection
 
 
-async def _status(connection: _Connection, head: bytes) -> int:
-    """The status of an answer that is read to its end, so that its connection is kept; raises UpstreamError."""
-    response = await connection.ask(head, b"")
+async def _status(connection: _Connection, entry: SliceRecord, ours: Mapping[bytes, bytes]) -> int:
+    """The status of a slice's health route, whose answer is read to its end; raises UpstreamError."""
+    response = await connection.ask(_head(b"GET", b"/health", entry.address, (), ours, b""), b"")
     try:
         await response.read()
     finally:

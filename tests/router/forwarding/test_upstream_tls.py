@@ -73,13 +73,15 @@ def test_a_connection_is_kept_for_the_next_request(raw: RawServers, run: Run) ->
 def test_a_slice_is_asked_for_its_health_on_a_kept_connection_and_anew_where_that_brings_nothing(
     raw: RawServers, run: Run, first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each time with the cluster's secret: a slice cuts a connection off that has not shown it."""
+    """With the cluster's secret on each connection: a slice cuts off what has not shown it."""
     monkeypatch.setenv(secret.VARIABLE, "of-the-cluster")
     connections: list[asyncio.StreamWriter] = []
+    shown: set[asyncio.StreamWriter] = set()
 
     async def script(request: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connections.append(writer)
-        assert b"authorization: Bearer of-the-cluster\r\n" in request
+        if b"authorization: Bearer of-the-cluster\r\n" in request:
+            shown.add(writer)
         if request.startswith(b"POST") or first == "answers" or writer is not connections[0]:
             writer.write(whole(b""))
         elif first == "breaks off":
@@ -93,8 +95,9 @@ def test_a_slice_is_asked_for_its_health_on_a_kept_connection_and_anew_where_tha
         if (
             first == "says nothing"
         ):  # half of the time goes to the kept connection, and a handshake may take the rest
-            while await upstream.health(slice_, 1) is not Health.WELL:
-                pass
+            async with asyncio.timeout(60):
+                while await upstream.health(slice_, 1) is not Health.WELL:
+                    pass
         for _ in range(3):
             assert await upstream.health(slice_, 60) is Health.WELL
         await upstream.close()
@@ -102,6 +105,35 @@ def test_a_slice_is_asked_for_its_health_on_a_kept_connection_and_anew_where_tha
     run(scenario())
     assert len(set(connections)) == {"answers": 1, "breaks off": 2}.get(first, len(set(connections)))
     assert (connections[-1] is connections[0]) is (first == "answers")
+    assert shown == set(connections)
+
+
+def test_who_has_the_address_of_a_slice_in_plain_text_is_told_no_secret_when_asked_for_its_health(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the connection, which a slice would cut off after some seconds, is kept for no request."""
+    monkeypatch.setenv(secret.VARIABLE, "of-the-cluster")
+    asked: list[bytes] = []
+    connections: set[asyncio.StreamWriter] = set()
+
+    async def script(request: bytes, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(request)
+        connections.add(writer)
+        writer.write(whole(b""))
+
+    async def scenario() -> None:
+        upstream, slice_ = Upstream(10), entry(plain.peer(script, well=False))
+        for _ in range(2):
+            assert await upstream.health(slice_, 60) is Health.WELL
+        await (await upstream.post(slice_, REQUEST, b"{}", {})).read()
+        assert await upstream.health(slice_, 60) is Health.WELL
+        await upstream.close()
+
+    plain = RawServers()
+    run(scenario())
+    plain.stop()
+    assert len(connections) == 3
+    assert [b"of-the-cluster" in request for request in asked] == [False, False, True, False]
 
 
 def test_a_client_that_goes_ends_the_request_on_its_slice(raw: RawServers, run: Run) -> None:
