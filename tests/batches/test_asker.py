@@ -61,6 +61,7 @@ async def test_what_asks_for_free_seats_only_gives_way_to_a_request_and_scaling_
     ):
         records: list[RequestRecord] = []
         core.journal._writers = (*core.journal._writers, records.append)
+        core.journal._together = 1
         running = asyncio.create_task(asked(url, [line("long", max_tokens=500, ignore_eos=True)]))
         await asyncio.to_thread(
             until, lambda: core.admission.filling(MODEL) == 1, "the line has the seat", 20
