@@ -59,11 +59,11 @@ LOADS = (
     Load(),
     *(Load(line_prompt_tokens=tokens) for tokens in (16, 128, 650, 2000)),
     *(Load(line_prompt_tokens=650, spare=spare) for spare in (0.5, 0.7)),
-    *(Load(line_prompt_tokens=tokens, target_s=0.09) for tokens in (650, 2000)),
+    *(Load(line_prompt_tokens=tokens, target_s=0.083) for tokens in (650, 2000)),
     *(Load(slices=slices, line_prompt_tokens=tokens) for slices in (2, 4) for tokens in (0, 16, 650, 2000)),
     *(
         Load(slices=slices, line_prompt_tokens=tokens, target_s=target_s)
-        for slices, target_s in ((2, 0.072), (4, 0.056))
+        for slices, target_s in ((2, 0.074), (4, 0.058))
         for tokens in (650, 2000)
     ),
 )
