@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from http import HTTPStatus
 from typing import Any
 
 from sqlalchemy import Row
@@ -38,6 +39,8 @@ _ALIVE_S = 5.0  # a router has asked within this time
 _LEAST_LEFT_S = 60.0  # what is late is due in a minute
 _UPLOAD_S = 3600.0  # of one file, at most
 _LONGEST_WAIT_S = 60.0  # of lines whose key is over its budget: the operator may raise it
+# A file of keys reaches the hosts of routers at different times. A router that does not know a key yet is no proof that it is revoked.
+_UNKNOWN_KEY_S, _REVOKED_S = 10.0, 180.0
 _UNREAD_S = 10.0  # before lines that could not be read are looked for again
 _TRIES = 5  # of a line on which engines or slices fail
 _READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
@@ -102,7 +105,8 @@ class Desk:
         self._works: dict[str, _Work] = {}
         self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
         self._tries: Counter[Held] = Counter()
-        self._over_budget: dict[str, float] = {}  # keys, until when their lines wait
+        self._waits: dict[str, float] = {}  # keys, until when their lines wait
+        self._unknown_s: dict[str, float] = {}  # keys that routers do not know, and since when
         self._routers: dict[str, float] = {}  # when each asked last
         self._rates: dict[str, float] = {}  # lines a second that slices are to be ordered for, by model
         self._turns = InTurn()  # batches that are read, or whose files are written
@@ -308,8 +312,11 @@ class Desk:
         final, failed, kept = [], [], None
         for result in of_batch:
             held = name, result["line"]
-            if result.get("wait_s") is not None:
-                self._wait(name, result["wait_s"])
+            wait_s = result.get("wait_s")
+            if wait_s is None and self._is_of_unknown_key(name, result["status"]):
+                wait_s = _UNKNOWN_KEY_S
+            if wait_s is not None:
+                self._wait(name, wait_s)
             elif not result["again"]:
                 final.append(result)
             elif held in self._out:  # else it was brought before, and its answer was lost
@@ -379,7 +386,7 @@ class Desk:
         for work in sorted(able, key=lambda work: work.batch.created_s):
             of_keys.setdefault(work.batch.key, []).append(work)
         now_s = self._clock()
-        waiting = {key for key, until_s in self._over_budget.items() if now_s < until_s}
+        waiting = {key for key, until_s in self._waits.items() if now_s < until_s}
         keys = sorted((key for key in of_keys if key not in waiting), key=lambda key: out[key])
         for at, key in enumerate(keys):
             share_end = len(given) + math.ceil((most - len(given)) / (len(keys) - at))
@@ -397,8 +404,18 @@ class Desk:
     def _wait(self, batch: str, seconds: float) -> None:
         if work := self._works.get(batch):
             key, now_s = work.batch.key, self._clock()
-            self._over_budget = {of: until_s for of, until_s in self._over_budget.items() if now_s < until_s}
-            self._over_budget[key] = now_s + min(seconds, _LONGEST_WAIT_S)
+            self._waits = {of: until_s for of, until_s in self._waits.items() if now_s < until_s}
+            self._waits[key] = now_s + min(seconds, _LONGEST_WAIT_S)
+
+    def _is_of_unknown_key(self, batch: str, status: int) -> bool:
+        """Whether a router refused a line for a key that another may know."""
+        if not (work := self._works.get(batch)):
+            return False
+        if status != HTTPStatus.UNAUTHORIZED:
+            self._unknown_s.pop(work.batch.key, None)
+            return False
+        now_s = self._clock()
+        return now_s - self._unknown_s.setdefault(work.batch.key, now_s) < _REVOKED_S
 
     async def _take_from(
         self,

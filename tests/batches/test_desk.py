@@ -913,3 +913,24 @@ async def test_an_answer_that_is_no_json_is_a_text_of_the_results(tmp_path: Path
         await at_work.settle()
         (result,) = at_work.results((await at_work.batch("batch_a")).output_file_id)
     assert result["response"]["body"] == answer
+
+
+async def test_lines_of_a_key_that_a_router_does_not_know_yet_wait_until_it_does_or_is_taken_for_revoked(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as at_work:
+        await at_work.add("batch_a", [line("a"), line("b")])
+        await at_work.bring(await at_work.take("late", most=2), 401)
+        assert await at_work.take("late", most=2) == []
+        at_work.now_s += 11
+        (first, second) = await at_work.take("router", most=2)
+        await at_work.bring([first])
+        at_work.now_s += 600
+        for _ in range(2):  # the key was known since
+            await at_work.bring([second], 401)
+            assert (await at_work.batch("batch_a")).failed == 0
+            at_work.now_s += 100
+            assert await at_work.take("late", most=2) == [second]
+        await at_work.bring([second], 401)
+        found = await at_work.batch("batch_a")
+    assert (found.state, found.completed, found.failed) == (State.FINALIZING, 1, 1)
