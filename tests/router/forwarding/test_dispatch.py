@@ -552,7 +552,8 @@ async def test_the_kernel_watches_connections_to_hosts_that_may_vanish(raw: RawS
     entry = SliceRecord(
         "a", MODEL, SliceState.SERVING, "", "v6e 2x4", address=raw.start(answering(whole(b"")))
     )
-    assert await connections.health(entry, 1) is Health.WELL
+    request = InferenceRequest(MODEL, "/v1/completions", b"{}", {})
+    await (await connections.post(entry, request, b"{}", {})).read()
     made = next(iter(connections._open)).transport.get_extra_info("socket")
     assert made.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
     seconds = [
