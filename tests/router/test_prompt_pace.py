@@ -94,7 +94,8 @@ async def test_a_router_s_requests_set_the_pace_of_its_lines_where_the_yaml_has_
         pace = core.filler._pace
         pace.serve(MODEL, slices=1, unread=1.0, asked=True)
         first = {"model": MODEL, "streamed": True, "outcome": "ok", "arrived_s": 1.0, "first_s": 1.5}
-        core.journal.write(RequestRecord("/v1/completions", **(first | record)))
+        core.journal.take(RequestRecord("/v1/completions", **(first | record)))
+        core.journal.settle()
         pace.started(MODEL, 1000, 0.0)
         return pace.wait_s(MODEL, 0.0)
 
