@@ -5,6 +5,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
+from serving.config.serve_keys import is_port
 from serving.config.spec import Spec
 
 ON_DISK = "rocksdb"  # KubeRay's name for a control store on the head's disk
@@ -17,6 +18,7 @@ _CLUSTER = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 _BUCKET = re.compile(r"[a-z0-9][-_.a-z0-9]{1,220}[a-z0-9]")
 _REGION = re.compile(r"[a-z]+-[a-z]+\d+")
 _ZONE = re.compile(r"[a-z]+-[a-z]+\d+-[a-z0-9]+")
+_CAPABILITY = re.compile(r"(?!CAP_)[A-Z][A-Z_]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -121,6 +123,7 @@ class GkeSpec(Spec):
     run_as_user: int = Field(
         default=1000,
         ge=0,
+        le=2**31 - 1,
         description="User id of every container; 0 where only root may open the TPU devices.",
     )
     capabilities: tuple[str, ...] = Field(
@@ -129,7 +132,9 @@ class GkeSpec(Spec):
         "`run_as_user: 0` alone.",
     )
     kueue_queue: str | None = Field(
-        default=None, description="LocalQueue of Kueue that admits the service, as an elastic job."
+        default=None,
+        max_length=63,
+        description="LocalQueue of Kueue that admits the service, as an elastic job.",
     )
     gateway: GatewaySpec | None = Field(
         default=None, description="A load balancer with TLS; none by default."
@@ -207,9 +212,21 @@ class GkeSpec(Spec):
     @field_validator("control_store")
     @classmethod
     def _is_a_store(cls, value: str | None) -> str | None:
-        if value in (None, ON_DISK, OWN_REDIS) or re.fullmatch(r"[^\s:/]+:\d+", value or ""):
+        if value in (None, ON_DISK, OWN_REDIS):
+            return value
+        address = re.fullmatch(r"[^\s:/]+:(\d{1,5})", value or "")
+        if address and is_port(int(address[1])):
             return value
         raise ValueError("this is neither redis, rocksdb nor host:port of a Redis")
+
+    @field_validator("capabilities")
+    @classmethod
+    def _are_capabilities(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [name for name in value if not _CAPABILITY.fullmatch(name)]:
+            raise ValueError(
+                f"{wrong[0]!r} is no capability to Kubernetes, which puts CAP_ in front; write it as SYS_RESOURCE"
+            )
+        return value
 
     @model_validator(mode="after")
     def _only_root_has_capabilities(self) -> Self:

@@ -115,6 +115,7 @@ _WORDS = {
     "greater_than_equal": "at least {ge:g} is needed",
     "less_than_equal": "at most {le:g} is needed",
     "string_too_short": "text is needed, this is empty",
+    "string_too_long": "at most {max_length} characters are taken",
     "too_short": "at least {min_length} is needed",
 }
 

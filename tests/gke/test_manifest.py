@@ -930,11 +930,20 @@ def test_a_variable_that_others_set_is_refused(key: str, variable: str, way: str
         ("weights_bucket", "my-bucket/llama", "the name of a bucket is needed"),
         ("zone", "us-east5", "a zone is needed, as us-east5-b"),
         ("region", "us-east5-b", "a region is needed, as us-east5"),
+        ("run_as_user", 2**31, "less than or equal to 2147483647"),
+        ("kueue_queue", "q" * 64, "at most 63 characters"),
+        ("control_store", "redis.example.com:66379", "neither redis, rocksdb nor host:port"),
     ],
 )
-def test_what_only_gke_would_refuse_is_refused_here(key: str, value: str, says: str) -> None:
+def test_what_only_gke_would_refuse_is_refused_here(key: str, value: object, says: str) -> None:
     with pytest.raises(ValidationError, match=says):
         GkeSpec.model_validate({key: value})
+
+
+@pytest.mark.parametrize("name", ["CAP_SYS_RESOURCE", "sys_resource", ""])
+def test_a_capability_that_no_container_could_start_with_is_refused(name: str) -> None:
+    with pytest.raises(ValidationError, match="write it as SYS_RESOURCE"):
+        GkeSpec(run_as_user=0, capabilities=(name,))
 
 
 @pytest.mark.parametrize("zone", ["us-east5-b", "northamerica-northeast1-a", "us-central1-ai1a"])
