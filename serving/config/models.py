@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from serving.config.spec import Spec
+from serving.config.spec import Spec, without_tilde
 
 MOST_SLICES = 10_000  # of one pool: more is a slip of the keyboard, no zone has them
 
@@ -236,6 +236,17 @@ class ModelSpec(Spec):
         if isinstance(raw, dict) and not raw.get("name") and isinstance(raw.get("model"), str):
             return {**raw, "name": raw["model"]}
         return raw
+
+    _without_tilde = field_validator("model")(without_tilde)
+
+    @field_validator("engine")
+    @classmethod
+    def _paths_without_tilde(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Of what vLLM opens as it is written. It takes a ~ of an adapter's path for a home."""
+        for key in ("hf_config_path", "tokenizer"):
+            if isinstance(path := value.get(key), str) and path.startswith("~"):
+                raise ValueError(f"{key} is {path}; write the path from / on, for ~ is for shells")
+        return value
 
     @field_validator("name")
     @classmethod

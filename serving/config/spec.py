@@ -10,7 +10,5 @@ class Spec(BaseModel):
 def without_tilde(path: str | None) -> str | None:
     """A path of the YAML as it is; raises ValueError for one that only a shell understands."""
     if path and path.startswith("~"):
-        raise ValueError(
-            "~ is for shells, and a service makes a folder of that name; write the path from / on"
-        )
+        raise ValueError("~ is for shells, and nothing else takes it for a home; write the path from / on")
     return path

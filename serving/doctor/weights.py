@@ -9,7 +9,7 @@ import httpx
 
 from serving.errors import ServingError
 from serving.gke.storage import WEIGHTS
-from serving.planning.checkpoints import snapshot
+from serving.planning.checkpoints import folder_of, snapshot
 
 _ASK_S = 5.0
 # Both are Google's own: where its client libraries look for the metadata server, and for another store than Google's.
@@ -24,10 +24,9 @@ def unreadable(model: str, config_of: Callable[[str], Any]) -> str:
     """
     if path := model.partition("://")[2]:
         return _unreadable_bucket(*path.partition("/")[::2])
-    folder = Path(model).expanduser()
-    if model.startswith(("/", ".", "~")):
-        return _unreadable_folder(folder)
-    if folder.is_dir() or snapshot(model) is not None:
+    if model.startswith(("/", ".")):
+        return _unreadable_folder(Path(model))
+    if folder_of(model) or snapshot(model):
         return ""
     try:
         config_of(model)
@@ -37,15 +36,13 @@ def unreadable(model: str, config_of: Callable[[str], Any]) -> str:
 
 
 def _unreadable_folder(folder: Path) -> str:
-    if not folder.is_dir():
-        mount = Path(WEIGHTS)
-        missing = f"{folder} is not there"
-        return f"{missing}, nor is a bucket mounted at {WEIGHTS}" if not mount.is_dir() else missing
     try:
-        files = sorted(folder.iterdir())
+        return "" if any(folder.iterdir()) else f"{folder} is empty"
+    except FileNotFoundError:
+        missing = f"{folder} is not there"
+        return missing if Path(WEIGHTS).is_dir() else f"{missing}, nor is a bucket mounted at {WEIGHTS}"
     except OSError as error:
         return f"{folder}: {error.strerror}"
-    return "" if files else f"{folder} is empty"
 
 
 def _unreadable_bucket(bucket: str, prefix: str) -> str:

@@ -28,7 +28,7 @@ def no_hub(model: str) -> dict[str, Any]:
 
 def config_of(model: str, hub: Hub = no_hub) -> dict[str, Any]:
     """The config of a checkpoint folder or a Hugging Face id."""
-    if folder := _folder(model):
+    if folder := folder_of(model):
         return _local(folder)
     if model.startswith(("/", ".", "~")):
         raise PlanError(f"model path {model} does not exist")
@@ -41,10 +41,9 @@ def config_of(model: str, hub: Hub = no_hub) -> dict[str, Any]:
     return CONFIGS.get(model) or _cached(model) or hub(model)
 
 
-def _folder(model: str) -> Path | None:
+def folder_of(model: str) -> Path | None:
     """The folder of that name, if there is one: some names no path can have."""
-    path = os.path.expanduser(model)  # noqa: PTH111 -- Path's raises for a user that is not known
-    return Path(path) if os.path.isdir(path) else None  # noqa: PTH112 -- Path's raises for a name too long
+    return Path(model) if os.path.isdir(model) else None  # noqa: PTH112 -- Path's raises for a name too long
 
 
 def _local(folder: Path) -> dict[str, Any]:
@@ -85,7 +84,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def hub_cache() -> Path:
     """Where Hugging Face's library keeps what it downloads."""
     home = os.environ.get("HF_HOME", "~/.cache/huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE", f"{home}/hub")).expanduser()
+    cache = os.environ.get("HF_HUB_CACHE", f"{home}/hub")
+    return Path(os.path.expanduser(cache))  # noqa: PTH111 -- Path's raises for a user that is not known
 
 
 def snapshot(model: str) -> Path | None:
@@ -96,7 +96,7 @@ def snapshot(model: str) -> Path | None:
 
 def embeds(model: str) -> bool:
     """Whether a model's files are sentence-transformers', as far as they are known here."""
-    folder = _folder(model) or snapshot(model)
+    folder = folder_of(model) or snapshot(model)
     return model in EMBED or (folder is not None and (folder / "modules.json").exists())
 
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 from serving.planning import ModelShape, Plan
+from serving.planning.checkpoints import folder_of
 
 MAX_MODEL_LEN = 2048
 _FORMAT = 1  # part of the folder's name: raise it when a written file changes
@@ -41,8 +42,7 @@ the sum of two numbers: def add(a, b): return a + b. {"name": "value", "count": 
 
 def checkpoint(plan: Plan, cache: Path) -> Path:
     """The checkpoint a simulated host loads: the user's own where it is a folder, else the stand-in."""
-    own = Path(plan.model.model).expanduser()
-    return own if own.is_dir() else ensure(plan.shape, cache, plan.pipeline)
+    return folder_of(plan.model.model) or ensure(plan.shape, cache, plan.pipeline)
 
 
 def ensure(shape: ModelShape, cache: Path, pipeline: int = 1) -> Path:

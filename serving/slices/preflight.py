@@ -16,7 +16,7 @@ import psutil
 
 from serving.environment import CHIPS
 from serving.planning import Plan
-from serving.planning.checkpoints import hub_cache, snapshot
+from serving.planning.checkpoints import folder_of, hub_cache, snapshot
 from serving.tpu.generations import GIB
 
 _DEVICES = ((Path("/dev/vfio"), "[0-9]*"), (Path("/dev"), "accel[0-9]*"))
@@ -41,7 +41,7 @@ def engine_needs(plan: Plan, model: str) -> Needs:
 
     `model` is the checkpoint that the engine loads: on simulated hosts not the plan's.
     """
-    there = Path(model).expanduser().is_dir() or snapshot(model) is not None
+    there = (folder_of(model) or snapshot(model)) is not None
     streamed = "://" in model or str(plan.engine.get("load_format", "")).startswith("runai")
     weights = 0 if there or streamed else plan.checkpoint_bytes
     return Needs(str(hub_cache()), weights, _MEMORY_BYTES)
@@ -154,8 +154,8 @@ def chip_holders(chips: Iterable[str]) -> dict[str, str]:
 
 def free_disk_bytes(folder: str) -> int:
     """Of the disk that a folder lies on, or will."""
-    path = Path(folder).expanduser()
-    while not path.exists():
+    path = Path(folder)
+    while not os.path.exists(path):  # noqa: PTH110  Path's raises where this user may not look
         path = path.parent
     return shutil.disk_usage(path).free
 

@@ -125,6 +125,16 @@ def test_a_folder_has_to_be_there_with_something_in_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert unreadable(str(tmp_path), never) == ""
     assert f"{tmp_path}/none is not there" in unreadable(f"{tmp_path}/none", never)
+    assert unreadable(f"{tmp_path}/config.json", never).endswith("config.json: Not a directory")
+
+
+def test_a_home_of_nobody_s_is_a_name_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", "~nobody-here/hub")
+    asked: list[str] = []
+    assert unreadable("~nobody-here/llama", lambda model: asked.append(model)) == ""
+    assert asked == ["~nobody-here/llama"]
+    assert preflight.engine_needs(llama(), "~nobody-here/llama").folder == "~nobody-here/hub/hub"
+    assert preflight.free_disk_bytes("~nobody-here/hub") > 0
 
 
 def test_a_repository_is_asked_for_with_the_host_s_token(
@@ -165,7 +175,7 @@ def test_kubectl_is_asked_where_it_is_there(tmp_path: Path, monkeypatch: pytest.
     kubectl = tmp_path / "kubectl"
     kubectl.write_text("#!/bin/sh\necho refused >&2\nexit 1\n")
     kubectl.chmod(0o755)
-    assert kubernetes(deployment) == "kubectl reaches no cluster (refused)"
+    assert kubernetes(deployment) == "kubectl can't tell (refused)"
     endpoint = {"items": [{"endpoints": [{"addresses": ["10.0.1.1"]}], "status": {"podIP": "10.0.1.1"}}]}
     kubectl.write_text(f"#!/bin/sh\necho '{json.dumps(endpoint)}'\n")
     (found,) = kubernetes(deployment)

@@ -38,7 +38,7 @@ def _options(plan: Plan, cache: Path) -> dict[str, Any]:
     """The stand-in's weights where the YAML names a hub's model, fp32, and small sizes."""
     checkpoint = stand_in.checkpoint(plan, cache)
     engine = plan.engine
-    stands_in = checkpoint != Path(plan.model.model).expanduser()
+    stands_in = checkpoint != Path(plan.model.model)
     length = min(engine.get("max_model_len") or stand_in.MAX_MODEL_LEN, stand_in.MAX_MODEL_LEN)
     return {
         "model": str(checkpoint),
