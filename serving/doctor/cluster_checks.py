@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from serving.doctor.deployed_check import manifest
 from serving.doctor.facts import Deployed, Facts, HostFacts
 from serving.doctor.findings import Check, Finding, failed, not_looked_at, not_yet, ok, warning
-from serving.doctor.pods_check import pods
+from serving.doctor.pods_check import nodes, pods
 from serving.doctor.serve_check import serve
 from serving.doctor.versions import locked
 from serving.planning import Plan
@@ -118,7 +118,19 @@ def webhook(facts: Facts) -> list[Finding]:
         return [
             failed(listed(wrong), "see numOfHosts of the worker group: the webhook makes the names from it")
         ]
+    if mixed := [name for name, lists in _hostnames(facts).items() if len(lists) > 1]:
+        said = f"hosts of slice {listed(mixed)} have different TPU_WORKER_HOSTNAMES: two slices have one TPU_NAME"
+        return [failed(said, "give every slice a TPU_NAME of its own, then restart Ray on these hosts")]
     return [ok(f"TPU_NAME and TPU_WORKER_ID on {counted(len(facts.hosts), 'host')}")]
+
+
+def _hostnames(facts: Facts) -> dict[str, set[str]]:
+    """The lists of names in TPU_WORKER_HOSTNAMES by slice: libtpu needs one and the same on all hosts."""
+    lists: defaultdict[str, set[str]] = defaultdict(set)
+    for host, told in facts.seen:
+        if host.named and (names := told.environment.get("TPU_WORKER_HOSTNAMES")):
+            lists[host.slice].add(names)
+    return lists
 
 
 def slices(facts: Facts) -> list[Finding]:
@@ -305,6 +317,7 @@ CLUSTER: Sequence[Check] = (
     Check("pools", "There are as many whole slices as `replicas.min` asks for.", pools),
     Check("control store", "Ray's control store outlives the head.", control_store),
     Check("pods", "The pods of head, slices and Redis run in Kubernetes, and why not.", pods),
+    Check("nodes", "The pods of a slice are on nodes of one node pool.", nodes),
     Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),
     Check("manifest", "RayService and RayCluster are what the YAML renders.", manifest),
     Check("serve", "Serve has taken the application as it was deployed last, and why not.", serve),

@@ -17,8 +17,8 @@ _REFUSED = ("ValidationFailed", "InitializingTimeout")
 def manifest(facts: Facts) -> list[Finding]:
     """Whether the YAML has been applied, and whether KubeRay has taken it."""
     deployed = facts.deployed
-    if isinstance(deployed, str):
-        return [not_looked_at(deployed)]
+    if isinstance(deployed, str) or deployed.unseen:
+        return [not_looked_at(deployed if isinstance(deployed, str) else deployed.unseen)]
     if not deployed.kuberay:
         return [failed("Kubernetes knows no RayServices", "install KubeRay (docs/guides/gke.md, step 2)")]
     if deployed.service is None:
@@ -66,7 +66,7 @@ def _problems(deployed: Deployed) -> list[Finding]:
 
 def _suspended(deployed: Deployed, clusters: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """What Kueue has not admitted, and what stays suspended after it has: KubeRay 1.7 reads that word when it makes a RayCluster, never again."""
-    if (deployed.service or {})["spec"]["rayClusterConfig"].get("suspend"):
+    if _cluster_of(deployed).get("suspend"):
         said = f"Kueue has not admitted the RayService {deployed.label}: see `kubectl get workloads -n {deployed.namespace}`"
         return [not_yet(said)]
     names = [cluster["metadata"]["name"] for cluster in clusters if cluster["spec"].get("suspend")]
@@ -77,6 +77,11 @@ def _suspended(deployed: Deployed, clusters: Sequence[Mapping[str, Any]]) -> lis
         )
         for name in names
     ]
+
+
+def _cluster_of(deployed: Deployed) -> Mapping[str, Any]:
+    """The RayCluster that the RayService describes; of somebody's own it may describe none."""
+    return (deployed.service or {})["spec"].get("rayClusterConfig") or {}
 
 
 def _live(deployed: Deployed) -> list[Mapping[str, Any]]:
@@ -90,7 +95,7 @@ def _conditions(resource: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
 def _of_cluster(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]:
     """What KubeRay has not taken over from the RayService: limits are lost with their own words, and pods by a new cluster alone."""
     name, spec = cluster["metadata"]["name"], cluster["spec"]
-    wanted = (deployed.service or {})["spec"]["rayClusterConfig"]
+    wanted = _cluster_of(deployed)
     differences = of_clusters(wanted, spec)
     if _grows(wanted, spec, differences):
         return [not_yet(f"KubeRay has not made all pools yet: {listed(differences)}")]

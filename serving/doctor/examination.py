@@ -29,10 +29,23 @@ class Result:
 def examine(facts: Facts) -> list[Result]:
     """Every check, decided on the facts."""
     return [
-        Result(stage, check.name, tuple(check.decide(facts)))
+        Result(stage, check.name, tuple(_decided(check, facts)))
         for stage, checks in STAGES.items()
         for check in checks
     ]
+
+
+def _decided(check: Check, facts: Facts) -> list[Finding]:
+    """What the check finds. One that the facts of a strange cluster break takes none of the others with it."""
+    try:
+        return check.decide(facts)
+    except Exception as error:  # noqa: BLE001  facts are whatever Kubernetes, Ray and hosts tell
+        return [
+            failed(
+                f"the check itself broke ({type(error).__name__}: {error})",
+                "tell this project what the cluster is like; the other checks hold",
+            )
+        ]
 
 
 def unreadable(why: str) -> Result:

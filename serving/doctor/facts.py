@@ -72,7 +72,8 @@ class Deployed:
     """What Kubernetes has of the application in the namespace, by its label.
 
     `wanted` is the RayService that the YAML renders, `service` the one that is there. `clusters` are the RayClusters that KubeRay made
-    of it, `pods` those of head, slices and Redis. `kuberay` is whether Kubernetes knows RayServices.
+    of it, `pods` those of head, slices and Redis. `kuberay` is whether Kubernetes knows RayServices, `unseen` why they can't be seen.
+    `node_pools` are the node pools of TPU nodes by the nodes' names; a text why they can't be seen.
     """
 
     label: str
@@ -82,6 +83,8 @@ class Deployed:
     clusters: tuple[Mapping[str, Any], ...] = ()
     pods: tuple[Mapping[str, Any], ...] = ()
     kuberay: bool = True
+    unseen: str = ""
+    node_pools: Mapping[str, str] | str = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

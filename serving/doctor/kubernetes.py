@@ -15,6 +15,7 @@ from serving.gke.manifest import ray_service
 from serving.planning import Plan
 
 _KUBECTL_S = 10
+_NODE_POOL = "cloud.google.com/gke-nodepool"
 _ANY_IMAGE = "image"  # where the YAML names none, as with `serving manifest --image`
 
 
@@ -32,7 +33,7 @@ def kubernetes(deployment: DeploymentFile) -> Sequence[Endpoints] | str:
         except ConfigError as error:
             return error.message
         except (OSError, ValueError) as error:
-            return f"kubectl reaches no cluster ({error})"
+            return f"kubectl can't tell ({error})"
         answers.append(endpoints_of(label, slices, heads))
     return answers
 
@@ -59,7 +60,8 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
         return "a manifest is of one application, and the file has several"
     ((name, config),) = deployment.services.items()
     namespace = config.gke.namespace
-    kuberay = True
+    kuberay, unseen = True, ""
+    services, clusters = [], []
     try:
         label = label_of(name)
         try:
@@ -67,10 +69,15 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
             of_it = f"ray.io/originated-from-cr-name={label},ray.io/originated-from-crd=RayService"
             clusters = _kubectl(namespace, "rayclusters.ray.io", of_it)["items"]
         except _NoSuchKindError:
-            services, clusters, kuberay = [], [], False
+            kuberay = False
+        except (
+            ValueError
+        ) as error:  # who may see pods may not see these: Kubernetes' own role `view` has no right on them
+            unseen = f"kubectl can't tell ({error})"
         # KubeRay's pod that empties the Redis ends by itself.
         ours = f"app in ({label},{redis.name(label)}),ray.io/node-type notin (redis-cleanup)"
         pods = _kubectl(namespace, "pods", ours)["items"]
+        node_pools = _node_pools(namespace)
     except ConfigError as error:
         return error.message
     except (OSError, ValueError) as error:
@@ -82,7 +89,19 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
     except ConfigError as error:
         return error.message
     wanted = ray_service(app, deployment.document)
-    return Deployed(label, namespace, wanted, service, tuple(clusters), tuple(pods), kuberay)
+    return Deployed(
+        label, namespace, wanted, service, tuple(clusters), tuple(pods), kuberay, unseen, node_pools
+    )
+
+
+def _node_pools(namespace: str) -> Mapping[str, str] | str:
+    """The node pool of each TPU node; why not, where this user may not see nodes, which are in no namespace."""
+    try:
+        nodes = _kubectl(namespace, "nodes", "cloud.google.com/gke-tpu-accelerator")["items"]
+    except ValueError as error:
+        return f"kubectl can't tell ({error})"
+    named = ((node["metadata"]["name"], node["metadata"].get("labels") or {}) for node in nodes)
+    return {name: labels[_NODE_POOL] for name, labels in named if _NODE_POOL in labels}
 
 
 def _image(service: Mapping[str, Any] | None) -> str:
@@ -90,7 +109,7 @@ def _image(service: Mapping[str, Any] | None) -> str:
     try:
         pod = (service or {})["spec"]["rayClusterConfig"]["headGroupSpec"]["template"]["spec"]
         return str(pod["containers"][0]["image"])
-    except (KeyError, IndexError):
+    except (KeyError, IndexError, TypeError):
         return _ANY_IMAGE
 
 
@@ -103,7 +122,14 @@ def _kubectl(namespace: str, kind: str, selector: str) -> Any:
     limit = f"--request-timeout={_KUBECTL_S // 2}s"
     command = ["kubectl", "get", kind, "-n", namespace, "-l", selector, "-o", "json", limit]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_KUBECTL_S, check=False)
+        done = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,  # it would ask the terminal for a user's name, unseen
+            capture_output=True,
+            text=True,
+            timeout=_KUBECTL_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         raise ValueError(f"it gave no answer in {_KUBECTL_S} s") from None
     if done.returncode:

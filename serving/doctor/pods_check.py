@@ -1,15 +1,17 @@
 """The check of the application's pods in Kubernetes: why one does not run, before Ray on it could say anything."""
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from serving.doctor.facts import Facts
-from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, together, warning
-from serving.slices.tpu_hosts import counted
+from serving.doctor.findings import Finding, failed, not_looked_at, not_yet, ok, together, warning
+from serving.slices.tpu_hosts import counted, listed
 
 _GUIDE = "docs/guides/gke.md"
 # What a container that comes up waits for.
 _COMES = ("PodInitializing", "ContainerCreating")
+_ENDED = ("Failed", "Succeeded")
 _REMEDIES = {
     "ImagePullBackOff": f"see the image's name, and whether the nodes' service account may read it ({_GUIDE}, step 3)",
     "ErrImagePull": f"see the image's name, and whether the nodes' service account may read it ({_GUIDE}, step 3)",
@@ -31,6 +33,50 @@ def pods(facts: Facts) -> list[Finding]:
     if starting and not any(finding for _, finding in found):
         return [not_yet(f"{len(starting)} of {counted(len(live), 'pod')} start")]
     return together(found, f"{counted(len(live), 'pod')} run")
+
+
+def nodes(facts: Facts) -> list[Finding]:
+    """Whether the hosts of each slice are of one node pool, as GKE makes one of every multi-host slice.
+
+    TPU_NAME alone makes a slice in Ray: hosts of two real ones under one name look whole there, and their chips have no links.
+    """
+    deployed = facts.deployed
+    if isinstance(deployed, str):
+        return [not_looked_at(deployed)]
+    if isinstance(deployed.node_pools, str):
+        return [not_looked_at(deployed.node_pools)]
+    pools: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
+    for slice_, node in _slices(deployed.pods):
+        if pool := deployed.node_pools.get(node):
+            pools[slice_].add(pool)
+    if not pools:
+        return [not_yet("no pod of a slice is on a node of GKE's")]
+    remedy = (
+        f"delete these pods; a TPU webhook of 1.3.2 or newer keeps a slice's pods together ({_GUIDE}, step 2)"
+    )
+    mixed = [
+        failed(
+            f"pods of slice {name} are on {len(of)} node pools ({listed(sorted(of))}): two slices have one TPU_NAME",
+            remedy,
+        )
+        for (_, name), of in sorted(pools.items())
+        if len(of) > 1
+    ]
+    return mixed or [ok(f"{counted(len(pools), 'slice')}, of one node pool each")]
+
+
+def _slices(pods: Iterable[Mapping[str, Any]]) -> Iterable[tuple[tuple[str, str], str]]:
+    """RayCluster, TPU_NAME and node of each pod that has all: the TPU webhook writes TPU_NAME into pods, by RayCluster."""
+    for pod in pods:
+        metadata, spec = pod["metadata"], pod.get("spec") or {}
+        ended = metadata.get("deletionTimestamp") or (pod.get("status") or {}).get("phase") in _ENDED
+        entries = (
+            entry for container in spec.get("containers") or () for entry in container.get("env") or ()
+        )
+        name = next((entry.get("value") for entry in entries if entry["name"] == "TPU_NAME"), None)
+        if name and spec.get("nodeName") and not ended:
+            cluster = (metadata.get("labels") or {}).get("ray.io/cluster", "")
+            yield (cluster, name), spec["nodeName"]
 
 
 def _runs(pod: Mapping[str, Any]) -> bool:

@@ -248,6 +248,23 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         "10.0.0.1 has 4 names in TPU_WORKER_HOSTNAMES, and slice a has 2 hosts",
         Verdict.FAILED,
     ),
+    "hosts of two slices under one TPU_NAME": (
+        "webhook",
+        lambda: with_environment(TPU_WORKER_HOSTNAMES="b-0,b-1"),
+        "hosts of slice a have different TPU_WORKER_HOSTNAMES: two slices have one TPU_NAME",
+        Verdict.FAILED,
+    ),
+    "nodes of two slices under one TPU_NAME": (
+        "nodes",
+        lambda: replace(
+            healthy(),
+            deployed=replace(
+                as_rendered(), node_pools={"node-0": "llama-v6e-2x4-0", "node-1": "llama-v6e-2x4-1"}
+            ),
+        ),
+        "pods of slice a are on 2 node pools (llama-v6e-2x4-0, llama-v6e-2x4-1): two slices have one TPU_NAME",
+        Verdict.FAILED,
+    ),
     "a missing host": (
         "slices",
         lambda: replace(healthy(), hosts=[host(0)]),
@@ -522,6 +539,15 @@ def test_a_store_whose_credentials_no_check_knows_is_not_looked_at() -> None:
     ]
     found = result(replace(healthy(), plans=[there, llama()]), "weights").findings
     assert [finding.verdict for finding in found] == [Verdict.OK, Verdict.NOT_LOOKED_AT]
+
+
+def test_facts_that_break_one_check_take_no_other_with_them() -> None:
+    """The status and the JSON are what a script reads, of strange clusters too."""
+    whole = {found.check: found.findings for found in examine(healthy())}
+    strange = replace(healthy(), endpoints=[Endpoints("llama", ("10.0.1.1",), heads=None)])  # type: ignore[arg-type]
+    (changed,) = [found for found in examine(strange) if found.findings != whole[found.check]]
+    assert (changed.check, changed.failed) == ("endpoints", True)
+    assert "the check itself broke (TypeError: " in changed.findings[0].said
 
 
 def test_every_check_has_a_fault() -> None:

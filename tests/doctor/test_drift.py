@@ -250,7 +250,7 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     for printed in ("null", "[]", '{"kind": "Status"}', '{"items": null}'):
         kubectl.write_text(f"#!/bin/sh\necho '{printed}'\n")
         assert deployed(deployment, plans) == "kubectl can't tell (it printed no list)"
-        assert kubernetes(deployment) == "kubectl reaches no cluster (it printed no list)"
+        assert kubernetes(deployment) == "kubectl can't tell (it printed no list)"
     kubectl.write_text(
         "#!/bin/sh\n"
         'case "$*" in\n'
@@ -273,6 +273,7 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
         "#!/bin/sh\n"
         'case "$*" in\n'
         f'"get rayservices.ray.io -n default -l app=llama "*) /bin/cat {answers["rayservices"]};;\n'
+        '"get nodes "*) echo "nodes is forbidden" >&2; exit 1;;\n'
         f'"get pods -n default -l app in (llama,llama--redis),ray.io/node-type notin (redis-cleanup) "*) /bin/cat {answers["pods"]};;\n'
         f'"get rayclusters.ray.io -n default -l ray.io/originated-from-cr-name=llama,ray.io/originated-from-crd=RayService "*) /bin/cat {answers["rayclusters"]};;\n'
         "*) echo refused >&2; exit 1;;\n"
@@ -281,6 +282,7 @@ def test_kubectl_is_asked_and_an_image_that_the_yaml_does_not_name_is_taken_as_i
     asked = deployed(deployment, plans)
     assert isinstance(asked, Deployed)
     assert len(asked.pods) == 4
+    assert asked.node_pools == "kubectl can't tell (nodes is forbidden)"
     assert [finding.verdict for finding in manifest(replace(healthy(), deployed=asked))] == [Verdict.OK]
 
 

@@ -4,13 +4,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.doctor_facts import as_rendered, healthy
+from support.doctor_facts import as_rendered, healthy, on_node
 
 from serving.doctor.cluster_checks import endpoints, ray_version
 from serving.doctor.deployed_check import manifest
 from serving.doctor.facts import Endpoints
 from serving.doctor.findings import Finding, Verdict
-from serving.doctor.pods_check import pods
+from serving.doctor.pods_check import nodes, pods
 
 pytestmark = pytest.mark.unit
 
@@ -106,6 +106,42 @@ def test_pods_that_come_up_are_too_early_to_tell() -> None:
     )
     assert (finding.verdict, finding.said) == (Verdict.NOT_YET, "1 of 2 pods start")
     assert [finding.verdict for finding in found()] == [Verdict.NOT_YET]
+
+
+@pytest.mark.parametrize(
+    ("made", "node_pools", "verdict", "said"),
+    [
+        ([on_node("a0"), on_node("a1"), on_node("b0", "b")], {"a0": "a", "a1": "a", "b0": "b"}, Verdict.OK, "2 slices, of one"),
+        ([on_node("a0"), on_node("a1") | {"spec": {}}], {"a0": "a", "a1": "b"}, Verdict.OK, "1 slice, of one"),
+        ([on_node("a0"), on_node("a1") | {"status": {"phase": "Failed"}}], {"a0": "a", "a1": "b"}, Verdict.OK, "1 slice, of one"),
+        ([on_node("a0"), on_node("a1", cluster="llama-new")], {"a0": "a", "a1": "b"}, Verdict.OK, "2 slices, of one"),
+        ([on_node("a0")], {}, Verdict.NOT_YET, "no pod of a slice is on a node of GKE's"),
+        ([on_node("a0")], "nodes is forbidden", Verdict.NOT_LOOKED_AT, "nodes is forbidden"),
+    ],
+)  # fmt: skip
+def test_slices_of_one_node_pool_each_are_told_apart_from_what_nobody_can_tell(
+    made: list[dict[str, Any]], node_pools: dict[str, str] | str, verdict: Verdict, said: str
+) -> None:
+    deployed = replace(as_rendered(), pods=tuple(made), node_pools=node_pools)
+    (finding,) = nodes(replace(healthy(), deployed=deployed))
+    assert finding.verdict is verdict
+    assert said in finding.said
+
+
+def test_where_rayservices_may_not_be_seen_pods_are_looked_at() -> None:
+    deployed = replace(as_rendered(), service=None, clusters=(), unseen="kubectl can't tell (forbidden)")
+    facts = replace(healthy(), deployed=deployed)
+    assert [(finding.verdict, finding.said) for finding in manifest(facts)] == [
+        (Verdict.NOT_LOOKED_AT, "kubectl can't tell (forbidden)")
+    ]
+    assert [finding.verdict for finding in pods(facts)] == [Verdict.OK]
+
+
+def test_a_rayservice_of_somebody_s_own_breaks_no_check() -> None:
+    bare = {"metadata": {"name": "llama"}, "spec": {}}
+    (other, older) = manifest(replace(healthy(), deployed=replace(as_rendered(), service=bare)))
+    assert "is not what the YAML renders" in other.said
+    assert "is older than the RayService" in older.said
 
 
 def test_a_cluster_without_kuberay_fails_and_one_without_the_service_is_early() -> None:

@@ -62,7 +62,19 @@ def as_rendered(**found: Any) -> Deployed:
     service = {"metadata": {"name": "llama"}, "spec": {"rayClusterConfig": cluster}}
     own = {"metadata": {"name": "llama-abcde"}, "spec": cluster | found}
     pod = {"metadata": {"name": "llama-head", "labels": {}}, "status": {"phase": "Running"}}
-    return Deployed("llama", "default", service, service, (own,), (pod,))
+    pods = pod, on_node("node-0"), on_node("node-1")
+    pools = {"node-0": "llama-v6e-2x4-0", "node-1": "llama-v6e-2x4-0"}
+    return Deployed("llama", "default", service, service, (own,), pods, node_pools=pools)
+
+
+def on_node(node: str, slice_: str = "a", cluster: str = "llama-abcde") -> dict[str, Any]:
+    """A pod of a slice that runs, as the TPU webhook has named it."""
+    container = {"name": "ray-worker", "env": [{"name": "TPU_NAME", "value": slice_}]}
+    return {
+        "metadata": {"name": f"{cluster}-{slice_}-{node}", "labels": {"ray.io/cluster": cluster}},
+        "spec": {"nodeName": node, "containers": [container]},
+        "status": {"phase": "Running"},
+    }
 
 
 def healthy(workers: int = 2) -> Facts:
