@@ -422,6 +422,8 @@ _NOT_FOR_TPUS = {
     "kv_cache_memory_bytes": "tpu-inference 0.26 does not read it; set gpu_memory_utilization or num_gpu_blocks_override",
     "kv_offloading_size": "vLLM's connector for it is not for TPUs; set kv_transfer_config with kv_connector: TPUOffloadConnector",
 }
+# Which YAML may read as numbers: commits and versions.
+_VERSIONS = ("code_revision", "revision", "show_hidden_metrics_for_version", "tokenizer_revision")
 _ONE = ("max_long_partial_prefills", "max_num_partial_prefills")
 
 
@@ -458,7 +460,11 @@ def _wanted(name: str, value: Any) -> str | None:
         (SWITCHES, isinstance(value, bool), "true or false"),
         (WHOLE_NUMBERS, whole or (name, value) == ("max_model_len", "auto"), "a whole number"),
         (NUMBERS, whole or isinstance(value, float), "a number"),
-        (TEXTS, whole or isinstance(value, str | float), "a text"),
+        (
+            TEXTS,
+            isinstance(value, str) or (name in _VERSIONS and (whole or isinstance(value, float))),
+            "a text",
+        ),
         (LISTS, isinstance(value, str | list), "a list"),
         (MAPPINGS, isinstance(value, Mapping), "a mapping"),
     )

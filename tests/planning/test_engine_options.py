@@ -82,6 +82,12 @@ def test_an_option_left_unset_or_to_vllm_has_no_wrong_value() -> None:
     engine_options.check({"dtype": None, "kv_cache_dtype": "auto", "max_lora_rank": 64})
 
 
+def test_commits_and_versions_may_look_like_numbers() -> None:
+    engine_options.check(
+        {"revision": 1234567, "tokenizer_revision": 7, "show_hidden_metrics_for_version": 0.7}
+    )
+
+
 def test_a_plugin_may_bring_parsers_that_vllm_does_not_know() -> None:
     engine_options.check({"reasoning_parser": "mine", "reasoning_parser_plugin": "/models/mine.py"})
 
@@ -94,6 +100,8 @@ def test_a_plugin_may_bring_parsers_that_vllm_does_not_know() -> None:
         ("max_model_len", 4096.0, "max_model_len: a whole number (got 4096.0)"),
         ("gpu_memory_utilization", "0.9", "gpu_memory_utilization: a number (got '0.9')"),
         ("download_dir", ["/a"], "download_dir: a text (got ['/a'])"),
+        ("tokenizer", 5, "tokenizer: a text (got 5)"),
+        ("hf_config_path", 1.5, "hf_config_path: a text (got 1.5)"),
         ("allowed_media_domains", {"a": 1}, "allowed_media_domains: a list (got {'a': 1})"),
         ("limit_mm_per_prompt", "image=3", "limit_mm_per_prompt: a mapping (got 'image=3')"),
         ("load_format", "safetensor", "did you mean 'safetensors'?"),
