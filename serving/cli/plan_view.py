@@ -142,6 +142,8 @@ def _rows(plan: dict[str, Any]) -> list[tuple[str, RenderableType]]:
     loaded = f" ({parameters['total'] / 1e9:.1f}B loaded)" if parameters["total"] < 0.99 * total else ""
     cache = f"{plan['cache_tokens']:,} tokens: {plan['sequences_at_max_model_len']:,} sequences of "
     cache += f"{plan['max_model_len']:,} (at most {plan['most_sequences']:,} at once)"
+    if not plan["device_hbm"]["cache_bytes"]:
+        cache = f"none; {plan['most_sequences']:,} texts of {plan['max_model_len']:,} tokens at once"
     return [
         (
             "checkpoint",

@@ -104,7 +104,7 @@ def mesh(facts: Facts) -> list[Finding]:
 
 def cache(facts: Facts) -> list[Finding]:
     def look(record: SliceRecord, plan: Plan, start: StartRecord) -> Finding | None:
-        if record.simulated:
+        if record.simulated or plan.shape.encodes:
             return None
         found = min(worker.cache_tokens for worker in start.workers)
         if found < plan.fit.cache_tokens * _CACHE_SHORT:

@@ -68,7 +68,8 @@ class StartFacts:
         runner, mesh = self.model_runner, self.model_runner.mesh
         programs, seconds, hits = _compilations.programs, _compilations.seconds, _compilations.cache_hits
         stats = jax.local_devices()[0].memory_stats() or {}
-        tokens, _ = get_kv_cache_capacity(self.vllm_config, runner.kv_cache_config)
+        cached = runner.kv_cache_config
+        tokens = get_kv_cache_capacity(self.vllm_config, cached)[0] if cached.kv_cache_groups else 0
         return asdict(
             WorkerStart(
                 worker_id=int(os.environ.get("TPU_WORKER_ID", "0")),

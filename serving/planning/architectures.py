@@ -81,12 +81,65 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "MiMoForCausalLM": {},
     "NemotronForCausalLM": {},
     "PhiForCausalLM": {},
+    "FalconForCausalLM": {"multi_query": True, "max_position_embeddings": 2048, "tie_word_embeddings": True},
+    "GPT2LMHeadModel": {"tie_word_embeddings": True},
+    "GPTJForCausalLM": {},
+    "GPTNeoXForCausalLM": {},
+    "Glm4vForConditionalGeneration": {},
+    "Glm4vMoeForConditionalGeneration": {},
+    "HunYuanMoEV1ForCausalLM": {},
+    "HyperCLOVAXForCausalLM": {},
+    "InternVLChatModel": {},
+    "InternVLForConditionalGeneration": {},
+    "IQuestCoderForCausalLM": {},
+    "MiniCPMForCausalLM": {},
+    "OPTForCausalLM": {"tie_word_embeddings": True},
+    "OrionForCausalLM": {},
+    "SolarForCausalLM": {},
+    "BertModel": {},
+    "Gemma3TextModel": _GEMMA3 | {"vocab_size": 262144},
+    "ModernBertModel": {},
+    "RobertaModel": {},
+    "XLMRobertaModel": {},
+}
+# Encoders: a text's tokens attend to all others, before and after them, and nothing is cached. vLLM embeds and scores texts with
+# them, by the attention that tpu-inference has since 0.25 (PR 2753).
+ENCODERS = ("BertModel", "Gemma3TextModel", "ModernBertModel", "RobertaModel", "XLMRobertaModel")
+# Whose positions are a table beside the embedding; OPT's has two rows more.
+LEARNED_POSITIONS = {
+    "BertModel": 0,
+    "GPT2LMHeadModel": 0,
+    "OPTForCausalLM": 2,
+    "RobertaModel": 0,
+    "XLMRobertaModel": 0,
 }
 # Whose MLP is two matrices, not three: it has no gate.
-WITHOUT_GATES = ("ApertusForCausalLM", "ArceeForCausalLM", "NemotronForCausalLM", "PhiForCausalLM")
+WITHOUT_GATES = (
+    "ApertusForCausalLM",
+    "ArceeForCausalLM",
+    "BertModel",
+    "FalconForCausalLM",
+    "GPT2LMHeadModel",
+    "GPTJForCausalLM",
+    "GPTNeoXForCausalLM",
+    "NemotronForCausalLM",
+    "OPTForCausalLM",
+    "PhiForCausalLM",
+    "RobertaModel",
+    "XLMRobertaModel",
+)
+# Whose MLP is four times as wide as the model unless the config says otherwise.
+FOUR_TIMES_AS_WIDE = ("FalconForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM")
 # Whose layers for multi-token prediction have an MLP for experts, and the model's own embedding and head.
 DENSE_DRAFTS = ("Ernie4_5_MoeForCausalLM", "MiMoForCausalLM")
 
+_GPT2_NAMES = {
+    "hidden_size": "n_embd",
+    "intermediate_size": "n_inner",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
 # Keys that a family names its own way: this reader's name -> the family's.
 OWN_NAMES: dict[str, dict[str, str]] = {
     "BailingMoeForCausalLM": {"n_shared_experts": "num_shared_experts"},
@@ -98,7 +151,21 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "num_experts_per_tok": "moe_k",
     },
     "ExaoneForCausalLM": {"num_hidden_layers": "num_layers"},  # as the checkpoint's own config class has it
+    "FalconForCausalLM": {"num_key_value_heads": "num_kv_heads"},
+    "GPT2LMHeadModel": _GPT2_NAMES,
+    "GPTJForCausalLM": _GPT2_NAMES,
     "GraniteMoeSharedForCausalLM": {"shared_expert_intermediate_size": "shared_intermediate_size"},
+    "HunYuanMoEV1ForCausalLM": {
+        "head_dim": "attention_head_dim",
+        "moe_intermediate_size": "moe_intermediate_size",
+        "n_shared_experts": "num_shared_expert",
+        "num_experts_per_tok": "moe_topk",
+    },
+    "ModernBertModel": {
+        "sliding_window": "local_attention",
+        "sliding_window_pattern": "global_attn_every_n_layers",
+    },
+    "OPTForCausalLM": {"intermediate_size": "ffn_dim"},
 }
 # Whose vLLM implementation chooses experts by a function of its own. tpu-inference 0.26 gives its kernels the router's logits and
 # heeds no such function (layers/vllm/interface/moe.py), nor groups of experts.
@@ -116,7 +183,7 @@ _NO_INDEXER = (
     "its sparse attention needs vLLM's indexer, which vLLM 0.26 runs on CUDA, ROCm and XPU only "
     "(sparse_attn_indexer.py, forward_native)"
 )
-_NO_ALIBI = "tpu-inference 0.26 has no attention with ALiBi (layers/vllm/backends/flash_attn.py)"
+NO_ALIBI = "tpu-inference 0.26 has no attention with ALiBi (layers/vllm/backends/flash_attn.py)"
 _NO_SOFT_CAP = "tpu-inference 0.26 drops the soft cap of its attention scores (layers/vllm/backends/flash_attn.py): answers would be wrong"
 _NO_CROSS_ATTENTION = "tpu-inference 0.26 has no attention between encoder and decoder"
 _NO_ROUTING = (
@@ -153,7 +220,7 @@ NOT_ON_TPU: dict[str, str] = {
         ),
         _NO_STATE_SPACE,
     ),
-    **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM"), _NO_ALIBI),
+    **dict.fromkeys(("BloomForCausalLM", "MPTForCausalLM", "MptForCausalLM", "Step1ForCausalLM"), NO_ALIBI),
     "Gemma2ForCausalLM": _NO_SOFT_CAP,
     **dict.fromkeys(
         (
@@ -202,9 +269,12 @@ NOT_STAGED = ("DeepseekV3ForCausalLM",)
 EMBEDDINGS_AS_HEADS = (
     "CohereForCausalLM",
     "Cohere2ForCausalLM",
+    "FalconForCausalLM",
     "GemmaForCausalLM",
     "Glm4ForCausalLM",
+    "Glm4vForConditionalGeneration",
     "MiMoForCausalLM",
+    "OPTForCausalLM",
     "Olmo3ForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2VLForConditionalGeneration",
@@ -235,6 +305,8 @@ _ALIKE = 0.85  # of two names without their common ending; a typo keeps more, Gr
 
 def counted(architecture: str, where: str) -> tuple[str, bool]:
     """The architecture whose layers a model has, and whether it scores or embeds texts and writes none; raises PlanError."""
+    if (encoder := architecture.replace(_SCORING, "Model")) in ENCODERS:
+        return encoder, True
     scores = architecture.endswith(_SCORING) or architecture in _EMBEDDING
     causal = architecture.removesuffix(_SCORING).removesuffix("Model") + _CAUSAL if scores else architecture
     if causal in ARCHITECTURES:

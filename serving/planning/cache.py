@@ -156,6 +156,8 @@ def _in_whole_groups(shape: ModelShape, kind: AttentionLayers) -> int:
     Source: _get_kv_cache_groups_uniform_page_size of vLLM's v1/core/kv_cache_utils.py.
     """
     counts = [layers.cached for layers in shape.attention if layers.cached]
+    if not counts:
+        return 0
     size = max(counts) if max(counts) < 1.5 * min(counts) else min(counts)
     return math.ceil(kind.cached / size) * size
 

@@ -50,6 +50,8 @@ _EXPERT_FORMATS = {
     "int8": "int8",
     "int4": "int4",
 }
+# Tokens of the largest input beside texts: vLLM's gemma4_mm.py takes 32 frames of a video, of 78 tokens each.
+_VIDEO_TOKENS = {"Gemma4ForConditionalGeneration": 2496}
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -96,7 +98,9 @@ def engine_sizes(
     cache = str(engine.get("kv_cache_dtype", "auto"))
     full_itemsize = 4 if weight_format == "float32" else 2
     max_model_len = _max_model_len(engine, shape, environment or {})
-    sequences, batched_tokens = _batch(engine, max_model_len or shape.max_position_embeddings)
+    sequences, batched_tokens = _batch(
+        engine, max_model_len or shape.max_position_embeddings, in_chunks=not shape.encodes
+    )
     speculative = _speculative(engine)
     draft, draft_in_jax = _draft(speculative, hub)
     draft_layers = _draft_layers(speculative, shape)
@@ -122,6 +126,8 @@ def engine_sizes(
         )
     quantization = _quantization(engine, shape, by_vllm=by_vllm)
     towers = shape.tower_params > 0 and not _leaves_towers_out(engine, by_vllm=by_vllm)
+    if towers:
+        _check_video(engine, shape, batched_tokens)
     pools = (
         shape.scores
         or engine.get("runner") == "pooling"
@@ -160,23 +166,30 @@ def engine_sizes(
     )
 
 
-def _batch(engine: Mapping[str, Any], length: int) -> tuple[int, int]:
-    """Sequences and tokens of a step; raises ConfigError where a step has fewer tokens than sequences.
+def _batch(engine: Mapping[str, Any], length: int, *, in_chunks: bool) -> tuple[int, int]:
+    """Sequences and tokens of a step; raises ConfigError where they are fewer than sequences, or than a prompt read at once.
 
     Defaults are vLLM's (EngineArgs._set_default_max_num_seqs_and_batched_tokens_args), but that tokens follow sequences.
+    `in_chunks`: whether prompts of the model are read in steps where the YAML says nothing.
     """
+    asked_chunks = engine.get("enable_chunked_prefill")
+    at_once = 1 if (in_chunks if asked_chunks is None else asked_chunks) else length
     scale = 2 if engine.get("performance_mode") == "throughput" else 1
     asked = _whole(engine, "max_num_seqs", 0)
     sequences = asked or DEFAULT_SEQUENCES * scale
     tokens = _whole(engine, "max_num_batched_tokens", 0)
     if not tokens:
-        at_once = 1 if engine.get("enable_chunked_prefill") is not False else length
         tokens = max(DEFAULT_BATCHED_TOKENS * scale, at_once)
         tokens = max(min(tokens, sequences * length), sequences)
     elif not asked:
         sequences = min(sequences, tokens)
     if tokens < sequences:
         raise ConfigError(f"engine.max_num_batched_tokens: {tokens} is below max_num_seqs, {sequences}")
+    if tokens < at_once:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens: {tokens} is below max_model_len, {length}, and prompts are not read in chunks; raise it, or "
+            "lower max_model_len"
+        )
     return sequences, tokens
 
 
@@ -214,6 +227,19 @@ def _leaves_towers_out(engine: Mapping[str, Any], *, by_vllm: bool) -> bool:
     limits = given if isinstance(given, Mapping) else {}
     none = limits.get("image") == limits.get("video") == limits.get("audio", 0) == 0
     return engine.get("language_model_only") is True or (by_vllm and none)
+
+
+def _check_video(engine: Mapping[str, Any], shape: ModelShape, tokens: int) -> None:
+    """vLLM ends a start where an input that is not cut is larger than a step (compute_mm_encoder_budget)."""
+    limits = engine.get("limit_mm_per_prompt")
+    videos = limits.get("video") if isinstance(limits, Mapping) else None
+    largest = _VIDEO_TOKENS.get(shape.architecture, 0)
+    whole = engine.get("disable_chunked_mm_input") is True
+    if whole and engine.get("max_num_batched_tokens") and tokens < largest and videos is None:
+        raise ConfigError(
+            f"engine.max_num_batched_tokens: {tokens} is below the {largest} of a video, which disable_chunked_mm_input keeps whole; "
+            "raise it, or set limit_mm_per_prompt.video to 0"
+        )
 
 
 def _check_matmul_kernel(shape: ModelShape, environment: Mapping[str, str], *, by_vllm: bool) -> None:

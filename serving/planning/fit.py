@@ -126,7 +126,7 @@ def measure(
     weights = device_bytes(groups, shape, layout)
     state = state_bytes(shape, sizes, layout)
     workspace = compiled or _workspace(shape, sizes, slice_, layout)
-    cache = max(0, int(usable * sizes.utilization) - weights - RESIDENT_BYTES - state)
+    cache = 0 if shape.encodes else max(0, int(usable * sizes.utilization) - weights - RESIDENT_BYTES - state)
     longest = _longest(shape, sizes, layout, cache)
     length = sizes.max_model_len or max(longest, 1)
     batches = separate_batches(layout)
@@ -147,8 +147,9 @@ def measure(
         max_model_len=length,
         longest=longest,
         page_tokens=page,
-        cache_tokens=int(cache / per_sequence * in_pages) * batches if per_sequence else 0,
-        sequences=int(cache / per_sequence) * batches if per_sequence else sizes.sequences,
+        cache_tokens=int(cache / per_sequence * in_pages if per_sequence else sizes.sequences * length)
+        * batches,
+        sequences=int(cache / per_sequence if per_sequence else sizes.sequences) * batches,
         problems=(),
         notes=(),
     )

@@ -794,6 +794,44 @@ _COMMAND_A: _Config = {
     "torch_dtype": "bfloat16",
 }
 
+_BGE_M3: _Config = {
+    "architectures": ["XLMRobertaModel"],
+    "hidden_size": 1024,
+    "intermediate_size": 4096,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 16,
+    "vocab_size": 250002,
+    "max_position_embeddings": 8194,
+    "type_vocab_size": 1,
+    "torch_dtype": "float32",
+}
+_EMBEDDING_GEMMA: _Config = {
+    "architectures": ["Gemma3TextModel"],
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "vocab_size": 262144,
+    "max_position_embeddings": 2048,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
+    "torch_dtype": "float32",
+}
+_MODERN_BERT: _Config = {
+    "architectures": ["ModernBertModel"],
+    "hidden_size": 768,
+    "intermediate_size": 1152,
+    "num_hidden_layers": 22,
+    "num_attention_heads": 12,
+    "vocab_size": 50368,
+    "max_position_embeddings": 8192,
+    "global_attn_every_n_layers": 3,
+    "local_attention": 128,
+    "torch_dtype": "bfloat16",
+}
+
 # Models whose files are sentence-transformers': vLLM embeds texts with them where no `runner` is set.
 EMBED = frozenset(f"Qwen/Qwen3-Embedding-{size}" for size in ("0.6B", "4B", "8B"))
 
@@ -872,6 +910,10 @@ CONFIGS: dict[str, _Config] = {
     "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": _LLAMA_8B,
     "deepseek-ai/DeepSeek-R1-Distill-Llama-70B": _LLAMA_70B,
     "moonshotai/Kimi-K2.6": _KIMI_K2,
+    "BAAI/bge-m3": _BGE_M3,
+    "BAAI/bge-reranker-v2-m3": _BGE_M3 | {"architectures": ["XLMRobertaForSequenceClassification"]},
+    "google/embeddinggemma-300m": _EMBEDDING_GEMMA,
+    "Alibaba-NLP/gte-modernbert-base": _MODERN_BERT,
     "zai-org/GLM-4.5": _GLM45,
     "zai-org/GLM-4.5-Air": _GLM45_AIR,
     "zai-org/GLM-4.6": _GLM45 | {"max_position_embeddings": 202752},

@@ -209,6 +209,7 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
     notes = (
         *unheeded(spec.engine, shape, sizes),
         *_routing_notes(shape, sizes),
+        *_encoder_notes(shape),
         *_grammar_notes(spec.engine, layout, sizes),
     )
     return _Drawn(slice_, shape, sizes, layout, (*reasons, *notes))
@@ -229,6 +230,14 @@ def _routing_notes(shape: ModelShape, sizes: EngineSizes) -> list[str]:
             f"experts are chosen from all {shape.experts.groups} groups, not from the best, as tpu-inference 0.26 runs vLLM's models"
         ]
     return []
+
+
+def _encoder_notes(shape: ModelShape) -> list[str]:
+    if not shape.encodes:
+        return []
+    return [
+        f"untried: tpu-inference has attention for encoders as {shape.architecture} since 0.25 (PR 2753); this service has not run one"
+    ]
 
 
 def _grammar_notes(engine: Mapping[str, Any], layout: Layout, sizes: EngineSizes) -> list[str]:

@@ -15,6 +15,10 @@ from serving.planning.architectures import (
     ARCHITECTURES,
     DENSE_DRAFTS,
     DRAFTS,
+    ENCODERS,
+    FOUR_TIMES_AS_WIDE,
+    LEARNED_POSITIONS,
+    NO_ALIBI,
     OWN_NAMES,
     WITHOUT_GATES,
     counted,
@@ -106,6 +110,7 @@ class ModelShape:
     mlp_widths: tuple[tuple[int, int], ...]  # (layers, width) of the dense MLPs
     tied_embeddings: bool
     dtype: str
+    position_rows: int = 0  # of tables beside the embedding: learned positions and kinds of tokens
     latent: LatentAttention | None = None
     linear: LinearAttention | None = None
     experts: Experts | None = None
@@ -124,6 +129,11 @@ class ModelShape:
     def mlp_matrices(self) -> int:
         """Of a dense MLP: up and down, and a gate."""
         return 2 if self.architecture in WITHOUT_GATES else 3
+
+    @property
+    def encodes(self) -> bool:
+        """Whether tokens attend to all others of their text, and nothing is cached."""
+        return bool(self.attention) and not any(kind.cached for kind in self.attention)
 
 
 def shape_of(model: str, overrides: Any = None, hub: Hub = no_hub) -> ModelShape:
@@ -153,12 +163,18 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     wrapper = Keys(config, where)
     given = {**ARCHITECTURES[architecture], **config, **_text(wrapper)}
     for name, own in OWN_NAMES.get(architecture, {}).items():
-        given.setdefault(name, given.get(own))
+        if given.get(name) is None:
+            given[name] = given.get(own)
+        match given[name]:
+            case [value, *others] if all(other == value for other in others):  # one a layer, all the same
+                given[name] = value
     text = Keys(given, where)
+    if text.get("alibi"):
+        raise PlanError(f"{where} is a {architecture} with ALiBi, which is not served on TPUs: {NO_ALIBI}")
     heads = text.number("num_attention_heads")
     hidden = text.number("hidden_size")
     layers = text.number("num_hidden_layers", most=_MOST_LAYERS)
-    kv_heads = text.number("num_key_value_heads", heads)
+    kv_heads = _kv_heads(text, heads)
     head_dim = text.number("head_dim", max(hidden // heads, 1))
     kinds = _kinds(text, layers, where)
     towers = {
@@ -177,10 +193,11 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         head_dim=head_dim,
         vocab_size=text.number("vocab_size"),
         max_position_embeddings=_positions(text, architecture),
-        attention=_attention(text, kinds, kv_heads, head_dim),
+        attention=_attention(text, kinds, kv_heads, head_dim, caches=not _is_encoder(text, architecture)),
         mlp_widths=_mlp_widths(text, architecture, layers, experts),
         tied_embeddings=bool(text.get("tie_word_embeddings")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
+        position_rows=_position_rows(text, architecture),
         latent=_latent(text),
         linear=_linear(text, kinds),
         experts=experts,
@@ -199,6 +216,24 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     )
 
 
+def _kv_heads(text: Keys, heads: int) -> int:
+    if text.get("multi_query") and not text.get(
+        "new_decoder_architecture"
+    ):  # Falcon's, whose num_kv_heads is not read then
+        return 1
+    return text.number("num_key_value_heads", heads)
+
+
+def _is_encoder(text: Keys, architecture: str) -> bool:
+    return architecture in ENCODERS and text.get("use_bidirectional_attention", True) is not False
+
+
+def _position_rows(text: Keys, architecture: str) -> int:
+    if (more := LEARNED_POSITIONS.get(architecture)) is None:
+        return 0
+    return text.number("max_position_embeddings") + more + text.number("type_vocab_size", 0, least=0)
+
+
 def _positions(text: Keys, architecture: str) -> int:
     """As vLLM 0.26 derives them (config/model.py, _get_and_verify_max_len)."""
     positions: Any = text.number("max_position_embeddings")
@@ -212,7 +247,9 @@ def _positions(text: Keys, architecture: str) -> int:
         factor = rope.get("factor") or factor
         if kind == "yarn":
             positions = rope.get("original_max_position_embeddings") or positions
-    if not (isinstance(factor, int | float) and isinstance(positions, int) and 0 < factor < math.inf):
+    if not (
+        isinstance(factor, int | float) and isinstance(positions, int) and 0 < factor * positions < math.inf
+    ):
         raise PlanError(
             f"config.json of {text.where}: factor and original_max_position_embeddings of rope_parameters are "
             f"{factor!r} and {positions!r}, not numbers above 0"
@@ -268,8 +305,10 @@ def _every(layers: int, interval: int, kind: str) -> list[str]:
     return ["full_attention" if (layer + 1) % interval == 0 else kind for layer in range(layers)]
 
 
-def _attention(text: Keys, kinds: list[str], kv_heads: int, head_dim: int) -> tuple[AttentionLayers, ...]:
-    owners = Counter(kinds[: len(kinds) - text.number("num_kv_shared_layers", 0, least=0)])
+def _attention(
+    text: Keys, kinds: list[str], kv_heads: int, head_dim: int, *, caches: bool
+) -> tuple[AttentionLayers, ...]:
+    owners = Counter(kinds[: len(kinds) - text.number("num_kv_shared_layers", 0, least=0)] if caches else ())
     groups = []
     for kind, count in Counter(kinds).items():
         if kind == "linear_attention":
@@ -356,10 +395,12 @@ def _mlp_widths(
         dense = layers
     if not dense:
         return ()
-    width = text.number("intermediate_size_mlp", text.get("intermediate_size"))
+    wide = 4 * text.number("hidden_size") if architecture in FOUR_TIMES_AS_WIDE else None
+    key = "intermediate_size_mlp" if text.get("intermediate_size_mlp") else "intermediate_size"
+    width = text.number(key, wide)
     if text.get("use_double_wide_mlp"):
-        wide = text.number("num_kv_shared_layers", 0, least=0)
-        return ((dense - wide, width), (wide, 2 * width))
+        doubled = text.number("num_kv_shared_layers", 0, least=0)
+        return ((dense - doubled, width), (doubled, 2 * width))
     return ((dense, width),)
 
 
@@ -378,7 +419,14 @@ def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
     gemma4 = architecture == "Gemma4ForConditionalGeneration"
     gated = gemma4 or tower.get("model_type") == "pixtral" or tower.get("hidden_act") == "silu"
     inner = width * tower.number("mlp_ratio", 4) if qwen2 else tower.number("intermediate_size")
+    if architecture.startswith(
+        "Glm4v"
+    ):  # its layers' MLPs are as wide as the decoder; the one that merges patches is wider
+        merger = hidden + 3 * inner + width * tower.number("spatial_merge_size") ** 2
+        return layers * (4 * width**2 + 3 * width * hidden) + hidden * merger
     encoder = layers * (4 * width**2 + (3 if gated else 2) * width * inner)
+    if architecture.startswith("InternVL"):  # four patches are projected together, in two steps
+        return encoder + hidden * (4 * width + hidden)
     if merge := tower.number(
         "spatial_merge_size", 0, least=0
     ):  # Qwen's: patches are merged by an MLP of their own
@@ -400,7 +448,7 @@ def _projections(embedder: Keys, name: str, hidden: int) -> int:
 
 
 def _text(wrapper: Keys) -> Mapping[str, Any]:
-    text = wrapper.get("text_config", {})
+    text = wrapper.get("text_config", wrapper.get("llm_config", {}))
     if not isinstance(text, Mapping):
         raise PlanError(f"text_config is {text!r}, not a mapping")
     return text

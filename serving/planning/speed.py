@@ -269,7 +269,7 @@ def step(
         weights_s=read / hbm,
         cache_s=_cache_bytes(engine, decodes, context, prompt_tokens, prompt) / hbm,
         products_s=products_s,
-        attention_s=_attend_s(engine, prompt_tokens, prompt // 2),
+        attention_s=_attend_s(engine, prompt_tokens, prompt if shape.encodes else prompt // 2),
         links_s=links_s,
         rows_s=rows_s,
         groups_s=groups_s,
@@ -394,7 +394,7 @@ def _sampled_s(engine: Engine, sequences: float) -> float:
 
 
 def _attend_s(engine: Engine, tokens: float, context: int) -> float:
-    """Scores and weighted sums of a prompt's tokens over those before them, on one device at peak."""
+    """Scores and weighted sums of a prompt's tokens over `context` others each, on one device at peak."""
     shape, layout, row = engine.shape, engine.layout, engine.slice.hardware
     attended = sum(
         kind.count * _attended_dim(shape, kind) * min(context, kind.window or context)

@@ -107,7 +107,7 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     table = shape.vocab_size * shape.hidden_size
     yield TensorGroup(
         "embedding",
-        table,
+        table + shape.position_rows * shape.hidden_size,
         table if shape.tied_embeddings and not sizes.pools else shape.hidden_size,
         full_size,
         _embedding_copies(shape, sizes, layout),

@@ -11,7 +11,9 @@ from serving.planning.architectures import (
     ARCHITECTURES,
     DRAFTS,
     EMBEDDINGS_AS_HEADS,
+    ENCODERS,
     JAX_MODELS,
+    LEARNED_POSITIONS,
     NOT_ON_TPU,
     NOT_STAGED,
     NOT_STREAMED,
@@ -160,7 +162,7 @@ def test_experts_that_vllm_s_models_choose_by_a_function_of_their_own_are_known(
 
 
 def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
-    by_a_class_of_the_checkpoint = {"ExaoneForCausalLM"}
+    by_a_class_of_the_checkpoint = {"ExaoneForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM"}
     for architecture, names in OWN_NAMES.items():
         if architecture in by_a_class_of_the_checkpoint:
             continue
@@ -170,12 +172,16 @@ def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
 
 def test_models_whose_mlp_has_no_gate_are_those_of_vllm() -> None:
     modules = registered()
-    decoders = (name for name in ARCHITECTURES if name.endswith("ForCausalLM"))
-    texts = {name: source("vllm", f"model_executor/models/{modules[name]}.py") for name in decoders}
+    layers_of = {"roberta": "bert"}
+    texts = {
+        name: source("vllm", f"model_executor/models/{layers_of.get(modules[name], modules[name])}.py")
+        for name in ARCHITECTURES
+        if not name.endswith("ForConditionalGeneration")
+    }
     plain = {
         name
         for name, text in texts.items()
-        if re.search(r"self\.(up_proj|fc1) = ColumnParallelLinear", text)
+        if re.search(r"self\.(up_proj|fc1|fc_in|c_fc|dense_h_to_4h|dense) = ColumnParallelLinear", text)
         and not re.search(r"gate_up_proj = MergedColumn|self\.gate_proj", text)
     }
     assert plain == set(WITHOUT_GATES)
@@ -194,3 +200,26 @@ def test_heads_that_are_the_embedding_itself_are_those_of_vllm() -> None:
     assert not of_their_own & set(EMBEDDINGS_AS_HEADS)
     loading = source("tpu_inference", "layers/vllm/quantization/unquantized.py")
     assert "layer.weight = Parameter(torch_view(weight), requires_grad=False)" in loading
+
+
+def test_positions_that_are_a_table_are_those_of_vllm() -> None:
+    modules = registered()
+    tables = r"(position_embeddings|wpe|embed_positions) = (VocabParallelEmbedding|nn\.Embedding|OPTLearnedPositionalEmbedding)"
+    learned = {
+        name
+        for name in ARCHITECTURES
+        if not name.endswith("ForConditionalGeneration")
+        and re.search(tables, source("vllm", f"model_executor/models/{modules[name]}.py"))
+    }
+    assert learned == set(LEARNED_POSITIONS)
+    assert "self.offset = 2" in source("vllm", "model_executor/models/opt.py")
+
+
+def test_encoders_are_models_that_vllm_embeds_texts_with_and_tpu_inference_has_attention_for() -> None:
+    modules = registered()
+    for name in ENCODERS:
+        text = source(
+            "vllm", f"model_executor/models/{ {'roberta': 'bert'}.get(modules[name], modules[name]) }.py"
+        )
+        assert "EncoderOnlyAttention" in text, name
+    assert "AttentionType.ENCODER_ONLY" in source("tpu_inference", "layers/vllm/backends/flash_attn.py")

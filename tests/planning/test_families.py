@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.config import ModelSpec
-from serving.errors import PlanError
+from serving.errors import ConfigError, PlanError
 from serving.planning import plan
 from serving.planning.shapes import read_config
 from serving.planning.weights import checkpoint_params
@@ -78,6 +78,55 @@ GRANITE_SHARED = dense(1536, 512, 32, 24, 8, 49155) | {
     "shared_intermediate_size": 1024,
     "tie_word_embeddings": True,
 }
+FALCON = {"hidden_size": 4544, "num_attention_heads": 71, "num_hidden_layers": 32, "vocab_size": 65024}
+GLM_TOWER = {"depth": 24, "hidden_size": 1536, "intermediate_size": 10944, "spatial_merge_size": 2}
+GLM_4_5V = {
+    "text_config": dense(4096, 10944, 46, 96, 8, 151552)
+    | {
+        "head_dim": 128,
+        "first_k_dense_replace": 1,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "moe_intermediate_size": 1408,
+        "num_experts_per_tok": 8,
+    },
+    "vision_config": GLM_TOWER,
+}
+GPT2_XL = {
+    "n_embd": 1600,
+    "n_layer": 48,
+    "n_head": 25,
+    "n_positions": 1024,
+    "n_inner": None,
+    "vocab_size": 50257,
+}
+GPT_J = {
+    "n_embd": 4096,
+    "n_layer": 28,
+    "n_head": 16,
+    "n_positions": 2048,
+    "n_inner": None,
+    "vocab_size": 50400,
+}
+HUNYUAN = dense(4096, 3072, 32, 32, 8, 128167) | {
+    "attention_head_dim": 128,
+    "moe_intermediate_size": [3072] * 32,
+    "moe_topk": [8] * 32,
+    "num_experts": 64,
+    "num_shared_expert": [1] * 32,
+    "tie_word_embeddings": True,
+}
+INTERNVIT = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24}
+OPT = dense(4096, 16384, 32, 32, 32, 50272) | {"max_position_embeddings": 2048}
+OPT["ffn_dim"] = OPT.pop("intermediate_size")
+MODERN_BERT = dense(768, 1152, 22, 12, 12, 50368) | {"global_attn_every_n_layers": 3, "local_attention": 128}
+EMBEDDING_GEMMA = dense(768, 1152, 24, 3, 1, 262144) | {
+    "head_dim": 256,
+    "sliding_window": 512,
+    "use_bidirectional_attention": True,
+}
+BERT_LARGE = dense(1024, 4096, 24, 16, 16, 30522) | {"max_position_embeddings": 512, "type_vocab_size": 2}
+BGE_M3 = dense(1024, 4096, 24, 16, 16, 250002) | {"max_position_embeddings": 8194, "type_vocab_size": 1}
 WINDOWS = {"sliding_window": 4096, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}
 
 FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
@@ -90,6 +139,29 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
     "Ernie4_5ForCausalLM": (dense(1024, 3072, 18, 16, 2, 103424) | {"head_dim": 128}, 0.3607),
     "Ernie4_5_MoeForCausalLM": (ERNIE_MOE, 21.825),
     "ExaoneForCausalLM": (EXAONE, 7.818),
+    "FalconForCausalLM": (FALCON, 6.922),
+    "GPT2LMHeadModel": (GPT2_XL, 1.558),
+    "GPTJForCausalLM": (GPT_J, 6.051),
+    "GPTNeoXForCausalLM": (dense(5120, 20480, 36, 40, 40, 50688), 11.846),
+    "Glm4vForConditionalGeneration": (
+        {
+            "text_config": dense(4096, 13696, 40, 32, 2, 151552),
+            "vision_config": GLM_TOWER | {"intermediate_size": 13696},
+        },
+        10.29,
+    ),
+    "Glm4vMoeForConditionalGeneration": (GLM_4_5V, 107.7),
+    "HunYuanMoEV1ForCausalLM": (HUNYUAN, 80.39),
+    "InternVLChatModel": (
+        {"llm_config": dense(3584, 18944, 28, 28, 4, 151674), "vision_config": INTERNVIT},
+        7.944,
+    ),
+    "OPTForCausalLM": (OPT, 6.658),
+    "BertModel": (BERT_LARGE, 0.3351),
+    "BertForSequenceClassification": (BERT_LARGE, 0.3351),
+    "Gemma3TextModel": (EMBEDDING_GEMMA, 0.3029),
+    "ModernBertModel": (MODERN_BERT, 0.149),
+    "XLMRobertaModel": (BGE_M3, 0.5678),
     "Exaone4ForCausalLM": (dense(5120, 27392, 64, 40, 8, 102400) | WINDOWS, 32.003),
     "GemmaForCausalLM": (dense(3072, 24576, 28, 16, 16, 256000) | {"head_dim": 256}, 8.538),
     "GlmForCausalLM": (dense(4096, 13696, 40, 32, 2, 151552), 9.400),
@@ -169,3 +241,38 @@ def test_what_a_tpu_s_engine_has_no_code_for_is_refused_with_that_reason(
 ) -> None:
     with pytest.raises(PlanError, match=reason):
         read_config({"architectures": [architecture]}, where="model")
+
+
+@pytest.mark.parametrize(
+    "architecture", ["BertModel", "ModernBertForSequenceClassification", "Gemma3TextModel"]
+)
+def test_an_encoder_is_planned_without_a_cache_and_reads_a_text_at_once(architecture: str) -> None:
+    config = FAMILIES[architecture.replace("ForSequenceClassification", "Model")][0]
+    model = spec(
+        config, architecture, slice={"generation": "v6e", "topology": "1x1"}, engine={"max_model_len": 512}
+    )
+    found = plan(model)
+    assert found.shape.encodes
+    assert found.sizes.pools
+    assert found.fit.cache_bytes == 0
+    assert found.fit.sequences == found.most_sequences == 256
+    assert any("untried" in reason for reason in found.reasons)
+    short = {"max_model_len": 4096, "max_num_batched_tokens": 512, "max_num_seqs": 16}
+    with pytest.raises(
+        ConfigError, match="512 is below max_model_len, 4096, and prompts are not read in chunks"
+    ):
+        plan(spec(config | {"max_position_embeddings": 8192}, architecture, engine=short))
+
+
+def test_a_model_with_alibi_is_refused_with_that_reason() -> None:
+    with pytest.raises(PlanError, match="with ALiBi, which is not served on TPUs"):
+        read_config({"architectures": ["FalconForCausalLM"], "alibi": True, **FALCON}, where="falcon-rw")
+
+
+def test_a_missing_width_is_asked_for_by_its_own_name() -> None:
+    config = dense(4096, 1, 32, 32, 8, 32000)
+    del config["intermediate_size"]
+    with pytest.raises(
+        PlanError, match=r"has no intermediate_size; give it as engine\.hf_overrides\.intermediate_size"
+    ):
+        read_config({"architectures": ["LlamaForCausalLM"], **config}, where="model")

@@ -574,6 +574,54 @@ def test_sizes_of_a_batch_are_those_that_vllm_takes(
     assert (found.sizes.sequences, found.sizes.batched_tokens) == (sequences, tokens)
 
 
+def test_a_step_smaller_than_a_prompt_that_is_read_at_once_is_refused() -> None:
+    """vLLM ends such a start (SchedulerConfig.verify_max_model_len)."""
+    at_once = {"enable_chunked_prefill": False, "max_model_len": 4096}
+    with pytest.raises(
+        ConfigError, match="2048 is below max_model_len, 4096, and prompts are not read in chunks"
+    ):
+        plan(spec("Qwen/Qwen3-4B", "v6e 1x1", {**at_once, "max_num_batched_tokens": 2048}))
+    assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", at_once)).sizes.batched_tokens == 4096
+
+
+def test_a_step_smaller_than_a_video_that_is_kept_whole_is_refused() -> None:
+    """A guide to Gemma 4 on v6e met it at 2,048: accelerated-platforms, online-inference-tpu, patch-vllm-args.yaml."""
+    engine = {"max_model_len": 16384, "disable_chunked_mm_input": True}
+    refused = {**engine, "max_num_batched_tokens": 2048}
+    with pytest.raises(ConfigError, match="2048 is below the 2496 of a video"):
+        plan(spec("google/gemma-4-31B-it", "v6e 2x2", refused))
+    for more in (
+        {"max_num_batched_tokens": 4096},
+        {},
+        {"max_num_batched_tokens": 2048, "limit_mm_per_prompt": {"video": 0}},
+    ):
+        assert plan(spec("google/gemma-4-31B-it", "v6e 2x2", engine | more))
+
+
+@pytest.mark.parametrize(
+    ("model", "slice_", "length", "utilization"),
+    [
+        ("google/gemma-3-1b-it", "v5e 1x1", 1024, 0.9),
+        ("google/gemma-3-4b-it", "v5e 2x2", 1024, 0.9),
+        ("google/gemma-3-27b-it", "v5e 2x4 1", 1024, 0.9),
+        ("Qwen/Qwen3-32B", "v5e 2x4 1", 32768, 0.95),
+        ("google/gemma-3-27b-it", "v6e 2x4 1", 16384, 0.95),
+        ("google/gemma-4-26B-A4B-it", "v6e 2x2", 16384, 0.95),
+        ("google/gemma-4-31B-it", "v6e 2x2", 16384, 0.95),
+        ("google/gemma-4-31B-it", "v6e 2x4 1", 131072, 0.95),
+        ("Qwen/Qwen3-32B", "v6e 2x2", 32768, 0.95),
+        ("Qwen/Qwen3-32B-FP8", "v6e 2x2", 32768, 0.95),
+        ("Qwen/Qwen2.5-VL-7B-Instruct", "v6e 1x1", 16384, 0.98),
+    ],
+)
+def test_what_published_guides_deploy_fits(model: str, slice_: str, length: int, utilization: float) -> None:
+    """GoogleCloudPlatform/accelerated-platforms (online-inference-tpu) and tpu-recipes, which no plan was made with."""
+    engine = {"max_model_len": length, "gpu_memory_utilization": utilization}
+    found = plan(spec(model, slice_, engine))
+    assert found.fit.sequences >= 1
+    assert not risks(found)
+
+
 def test_blocks_have_the_size_that_the_yaml_gives() -> None:
     engine = {"max_model_len": 2048, "num_gpu_blocks_override": 64, "block_size": 32}
     assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", engine)).fit.cache_tokens == 64 * 32

@@ -238,6 +238,11 @@ def test_positions_are_those_that_vllm_derives(rope: dict[str, Any], positions: 
         assert read_config(TINY | {key: rope}, "tiny").max_position_embeddings == positions
 
 
+def test_a_factor_beyond_all_positions_is_refused() -> None:
+    with pytest.raises(PlanError, match="not numbers above 0"):
+        read_config(TINY | {"rope_parameters": {"rope_type": "linear", "factor": 1e308}}, "tiny")
+
+
 def test_a_model_with_long_rope_starts_at_the_length_it_was_trained_at() -> None:
     config = TINY | {"rope_scaling": {"type": "longrope"}, "original_max_position_embeddings": 64}
     shape = read_config(config, "tiny")

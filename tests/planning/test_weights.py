@@ -92,6 +92,10 @@ CHECKPOINTS = {
     "allenai/Olmo-3-32B-Think": 32.23,
     "mistralai/Devstral-2-123B-Instruct-2512": 125.0,
     "CohereLabs/c4ai-command-a-03-2025": 111.06,
+    "BAAI/bge-m3": 0.5678,
+    "BAAI/bge-reranker-v2-m3": 0.5678,
+    "google/embeddinggemma-300m": 0.3029,
+    "Alibaba-NLP/gte-modernbert-base": 0.149,
 }
 
 # GB of checkpoints that are not all bf16, as their repositories hold.
