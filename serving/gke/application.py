@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from serving.config import CapacityType, Doors, GkeSpec, RouterSpec, StoreSpec
 from serving.errors import ConfigError
 from serving.gke.storage import STORE, WEIGHTS, Storage, asks_the_hub, folders, is_mounted, storage_of
+from serving.planning.engine_environment import instead_of_pods
 from serving.planning.plan import Plan
 
 # KubeRay's MaxRayServiceNameLength: it makes longer names of it, which end at 63.
@@ -233,6 +234,9 @@ def _check_environment(gke: GkeSpec, plans: Sequence[Plan]) -> None:
             raise ConfigError(
                 f"gke.env sets {derived[0]}, which the plan of {plan.model.name} derives; leave it out"
             )
+    for variable in sorted(gke.env):
+        if way := instead_of_pods(variable):
+            raise ConfigError(f"gke.env sets {variable}; {way}")
 
 
 def _is_of_its_own(file: str) -> bool:

@@ -29,6 +29,8 @@ _HEAD_SHARED_MEMORY_GB = (
 _CPUS_PER_CHIP = 6  # asked for, no limit: Google's samples ask for 20 to 24 on 4 chips
 _SYSTEM_PODS_BYTES = 4 * GB  # what GKE's own pods ask for on a node, and the file cache's sidecar
 _SHARED_MEMORY_SHARE = 0.2  # of the pod's memory, for /dev/shm, which counts as the pod's
+# Ray's object store takes up to 10 GB whatever /dev/shm has, and goes to /tmp, which is a disk here, where that is more.
+_SHARED_MEMORY_BYTES = 11 * GB
 _HOST_INDEX_LABEL = "ray.io/replica-host-index"  # KubeRay 1.6 sets it on hosts of slices that have several
 _TMP = "/tmp"  # noqa: S108  Ray, HAProxy and libtpu keep sockets, logs and locks there
 # The kernel's default of 64 KiB keeps libtpu from its buffers; in KiB, as GKE's page on TPUs has it. It takes SYS_RESOURCE where
@@ -375,7 +377,7 @@ def _allocatable_gb(memory_gb: float) -> float:
 
 
 def _shared_memory(pool: Pool) -> int:
-    return int(_memory_bytes(pool) * _SHARED_MEMORY_SHARE) or 16 * GB
+    return max(int(_memory_bytes(pool) * _SHARED_MEMORY_SHARE), _SHARED_MEMORY_BYTES)
 
 
 def _cache_bytes(pool: Pool) -> int:

@@ -1,4 +1,4 @@
-"""What `engine_env:` may set: variables that the engine reads, less those that another key decides.
+"""What `engine_env:` may set, and `gke.env` may not: variables that the engine reads, less those that another key decides.
 
 The names are those of tpu-inference 0.26 (tpu_inference/envs.py), literal because importing it takes seconds; a test holds
 the two equal. vLLM, JAX, XLA and libtpu read variables by prefix.
@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from serving.errors import ConfigError
 
 _BY_PLACE = "it follows from the slice and its hosts; remove it"
+_WITH_THE_MODEL = "set it in the model's engine_env, with which the plan counts"
 _BY_PARALLEL = "it follows from parallel; remove it"
 
 # Name -> the key that sets it, or why none does.
@@ -100,6 +101,8 @@ SETTABLE = frozenset(
         "VLLM_XLA_CHECK_RECOMPILATION",
     }
 )
+# Pods may set these all the same: of Ray itself, and of the host's CPUs.
+_OF_PODS = frozenset({"NUM_PRECOMPILE_WORKERS", "RAY_USAGE_STATS_ENABLED"})
 _PREFIXES = ("JAX_", "LIBTPU_", "VLLM_", "XLA_")
 _SECRET = re.compile(r"TOKEN$|SECRET|PASSWORD|API_KEY|CREDENTIAL")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -110,6 +113,13 @@ def check(variables: Mapping[str, str]) -> None:
     problems = [problem for name in sorted(variables) if (problem := _problem(name))]
     if problems:
         raise ConfigError("; ".join(f"engine_env.{problem}" for problem in problems))
+
+
+def instead_of_pods(name: str) -> str | None:
+    """What sets a variable of tpu-inference's in place of the pods' environment, which no plan sees; None where pods may."""
+    if name in _OF_PODS:
+        return None
+    return DERIVED.get(name, _WITH_THE_MODEL if name in SETTABLE else None)
 
 
 def _problem(name: str) -> str | None:

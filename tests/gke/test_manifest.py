@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import ValidationError
+from ray._private.ray_constants import REQUIRE_SHM_SIZE_THRESHOLD
 from support.manifests import objects_of, pod_templates, problems
 
 from serving import tracing
@@ -464,6 +465,14 @@ def test_a_slice_has_the_memory_that_gke_leaves(slice_: dict[str, str], least: i
     with_cache = gigabytes(mounting["spec"]["containers"][0]["resources"]["limits"]["memory"])
     in_memory = volumes(mounting)["gke-gcsfuse-cache"]["emptyDir"].get("medium") == "Memory"
     assert with_cache == (asked - 11 if in_memory else asked)
+
+
+def test_ray_s_object_store_is_in_memory_on_the_smallest_machine_too() -> None:
+    """Ray takes 30% of the memory, or 10 GB where /dev/shm has less, and goes to the disk below /tmp where it has less than that."""
+    _, host = pods(objects(planned(model="Qwen/Qwen3-4B", slice={"generation": "v5e", "topology": "1x1"})))
+    shared = gigabytes(volumes(host)["shm"]["emptyDir"]["sizeLimit"])
+    memory = gigabytes(host["spec"]["containers"][0]["resources"]["limits"]["memory"])
+    assert memory > shared >= min(0.3 * memory, REQUIRE_SHM_SIZE_THRESHOLD / 10**9)
 
 
 def test_the_webhook_takes_kuberay_s_number_of_a_slice_of_one_host_too() -> None:
@@ -956,6 +965,21 @@ def test_a_variable_that_the_plan_derives_is_refused() -> None:
     assert copies.environment
     with pytest.raises(ConfigError, match=r"which the plan of .* derives; leave it out"):
         objects(copies, env=dict.fromkeys(copies.environment, "0"))
+
+
+@pytest.mark.parametrize(
+    ("variable", "way"),
+    [
+        ("MODEL_IMPL_TYPE", "set engine.model_impl"),
+        ("NEW_MODEL_DESIGN", "it follows from parallel"),
+        ("MOE_REQUANTIZE_WEIGHT_DTYPE", "set it in the model's engine_env, with which the plan counts"),
+    ],
+)
+def test_a_variable_of_a_recipe_that_would_change_the_engine_behind_the_plan_is_refused(
+    variable: str, way: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"gke.env sets {variable}; {way}"):
+        objects(env={variable: "1"})
 
 
 @pytest.mark.parametrize(
