@@ -8,6 +8,7 @@ from typing import Any
 from serving.errors import ConfigError
 from serving.gke.application import Application
 from serving.gke.pods import AGENT_PORT, DASHBOARD_PORT, GCS_PORT, METRICS_PORT
+from serving.planning.engine_environment import instead_of_pods
 
 # What listens in the head's pod beside the door.
 _TAKEN = {
@@ -71,6 +72,7 @@ def check(app: Application, document: Mapping[str, Any]) -> None:
     _check_secrets(app, document)
     _check_certificates(app, document)
     _check_logs(document)
+    _check_engine(document)
     variables = _variables(document.get("controller_options"))
     several = any(pool.plan.slice.hosts > 1 for pool in app.pools)
     if several and _HOOK not in {**variables, **app.gke.head_env}:
@@ -114,6 +116,14 @@ def _check_logs(document: Mapping[str, Any]) -> None:
             raise ConfigError(
                 f"logging_config.logs_dir is {folder}, which no volume of the pods holds; leave it out, or take a folder in {_WRITABLE}"
             )
+
+
+def _check_engine(document: Mapping[str, Any]) -> None:
+    """Engines on slices of one host would take such variables, those on several would not, and no plan sees them."""
+    for options in document.get("applications") or ():
+        for variable in sorted(_variables(options)):
+            if way := instead_of_pods(variable):
+                raise ConfigError(f"a runtime_env sets {variable}; {way}")
 
 
 def _check_secrets(app: Application, document: Mapping[str, Any]) -> None:

@@ -821,6 +821,18 @@ def test_a_token_by_value_is_refused(place: str) -> None:
         serve_config.check(app, document)
 
 
+def test_a_variable_of_the_engine_in_a_runtime_env_is_refused() -> None:
+    """Published RayServices of vLLM set some there."""
+    app = application("app", GkeSpec(image="image"), [planned()])
+    options = {
+        "runtime_env": {"env_vars": {"TPU_MULTIHOST_BACKEND": "ray", "RAY_SERVE_ENABLE_HA_PROXY": "1"}}
+    }
+    with pytest.raises(
+        ConfigError, match="a runtime_env sets TPU_MULTIHOST_BACKEND; it follows from the slice"
+    ):
+        serve_config.check(app, HOOK | {"applications": [options]})
+
+
 def behind(database: str) -> Application:
     store = StoreSpec(database=database, files="gs://b/x")
     return application("app", GkeSpec(image="image"), [planned()], store=store)
