@@ -68,7 +68,9 @@ class GkeSpec(Spec):
         description="Image of head and slices, built from this repository's Dockerfile; or `serving manifest --image`.",
     )
     cluster: str | None = Field(default=None, description="Name of the GKE cluster, for gcloud.")
-    zone: str | None = Field(default=None, description="Zone of the node pools, for gcloud.")
+    zone: str | None = Field(
+        default=None, description="Zone of the node pools, for gcloud and ComputeClasses."
+    )
     region: str | None = Field(
         default=None, description="Region of a regional GKE cluster, for gcloud; a zonal one is in `zone`."
     )

@@ -70,6 +70,8 @@ def compute_class(pool: Pool, gke: GkeSpec) -> dict[str, Any]:
     """Ways to buy one topology, tried in order; GKE makes the node pools."""
     claims = needs_network_claims(pool.plan, gke)
     networks = {"nodePoolConfig": {"dra": {"networking": {"enabled": True}}}} if claims else {}
+    # On a regional cluster GKE would take any zone of the region.
+    zone = {"priorityDefaults": {"location": {"zones": [gke.zone]}}} if gke.zone else {}
     return {
         "apiVersion": "cloud.google.com/v1",
         "kind": "ComputeClass",
@@ -77,6 +79,7 @@ def compute_class(pool: Pool, gke: GkeSpec) -> dict[str, Any]:
         "spec": {
             "nodePoolAutoCreation": {"enabled": True},
             **networks,
+            **zone,
             "priorities": [_priority(pool, capacity, gke) for capacity in pool.plan.model.slice.capacity],
         },
     }

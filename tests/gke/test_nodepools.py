@@ -130,6 +130,14 @@ def test_a_fallback_keeps_the_topology_and_the_order() -> None:
     assert nodepools.node_selector(pool(several))["cloud.google.com/compute-class"] == "app-pool"
 
 
+def test_a_fallback_stays_in_the_zone_of_the_yaml() -> None:
+    """GKE makes its node pools, and takes any zone of a regional cluster otherwise."""
+    several = pool(planned("v6e", "4x4", capacity=["spot", "on-demand"]))
+    spec = nodepools.compute_class(several, GKE)["spec"]
+    assert spec["priorityDefaults"] == {"location": {"zones": ["us-east5-b"]}}
+    assert "priorityDefaults" not in nodepools.compute_class(several, GkeSpec())["spec"]
+
+
 def test_the_head_s_node_is_made_first() -> None:
     lines = render(application("app", GKE, [planned("v6e", "4x4")]), {}).splitlines()
     assert lines[1] == "# Nodes first:"
