@@ -235,8 +235,8 @@ def _check_environment(gke: GkeSpec, plans: Sequence[Plan]) -> None:
                 f"gke.env sets {derived[0]}, which the plan of {plan.model.name} derives; leave it out"
             )
     for variable in sorted(gke.env):
-        if way := instead_of_pods(variable):
-            raise ConfigError(f"gke.env sets {variable}; {way}")
+        if instead := instead_of_pods(variable):
+            raise ConfigError(f"gke.env sets {variable}; {instead}")
 
 
 def _is_of_its_own(file: str) -> bool:

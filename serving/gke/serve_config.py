@@ -122,8 +122,8 @@ def _check_engine(document: Mapping[str, Any]) -> None:
     """Engines on slices of one host would take such variables, those on several would not, and no plan sees them."""
     for options in document.get("applications") or ():
         for variable in sorted(_variables(options)):
-            if way := instead_of_pods(variable):
-                raise ConfigError(f"a runtime_env sets {variable}; {way}")
+            if instead := instead_of_pods(variable):
+                raise ConfigError(f"a runtime_env sets {variable}; {instead}")
 
 
 def _check_secrets(app: Application, document: Mapping[str, Any]) -> None:
