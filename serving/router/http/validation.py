@@ -102,7 +102,21 @@ _STEERING = (
     "enable_response_messages",
     TELLS_TOKENS,
 )
-_STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params"))
+# What of `chat_template_kwargs` vLLM hands to a tokenizer and to no template. With `tokenize` and `padding` it makes as many tokens as
+# `max_length` says: 20 million take 2 GB, and with two billion no slice is left.
+TOKENIZER_ARGUMENTS = (
+    "conversation",
+    "tokenize",
+    "padding",
+    "truncation",
+    "max_length",
+    "return_tensors",
+    "return_dict",
+    "return_assistant_tokens_mask",
+    "sanitize_control_tokens",
+    "tokenizer_kwargs",
+)
+_STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params", "chat_template_kwargs"))
 _STEERING_ARGUMENTS = (
     CONTINUED,
     CONTINUED_FINISH,
@@ -280,6 +294,11 @@ def _check_steering(fields: Mapping[str, Any]) -> None:
     for name in _STEERING:
         if fields.get(name):
             raise BadRequestError(f"{name} is not a client's to set on this service; leave it out.")
+    for name in TOKENIZER_ARGUMENTS:
+        if isinstance(arguments := fields.get("chat_template_kwargs"), Mapping) and arguments.get(name):
+            raise BadRequestError(
+                f"chat_template_kwargs.{name} is an argument of the tokenizer and of no template; leave it out."
+            )
     sampling = fields.get("sampling_params")
     holders: list[Any] = [fields.get("vllm_xargs")]
     if isinstance(sampling, Mapping):

@@ -1,10 +1,13 @@
 """Bodies that are meant to hurt: measured before they are parsed, and refused with numbers."""
 
+import ast
 import base64
 import json
 import struct
 import time
 from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +18,7 @@ from serving.config import ModelSpec, RouterSpec
 from serving.errors import BadRequestError
 from serving.planning import plan
 from serving.router.http.routes import ROUTES
-from serving.router.http.validation import check, kept, parse
+from serving.router.http.validation import TOKENIZER_ARGUMENTS, check, kept, parse
 
 pytestmark = pytest.mark.unit
 
@@ -182,6 +185,21 @@ def test_what_is_small_is_read_as_it_is(value: Any) -> None:
             CHAT,
             {"messages": TALK, "mm_processor_kwargs": {"min_pixels": 1 << 30}},
             "mm_processor_kwargs is not",
+        ),
+        (
+            CHAT,
+            {"messages": TALK, "chat_template_kwargs": {"tokenize": True, "padding": "max_length"}},
+            "chat_template_kwargs.tokenize is an argument of the tokenizer",
+        ),
+        (
+            "/v1/messages",
+            {"messages": TALK, "max_tokens": 1, "chat_template_kwargs": {"return_tensors": "np"}},
+            "chat_template_kwargs.return_tensors is an argument",
+        ),
+        (
+            "/v1/embeddings",
+            {"messages": TALK, "chat_template_kwargs": {"max_length": 2_000_000_000}},
+            "chat_template_kwargs.max_length is an argument",
         ),
         (CHAT, {"messages": TALK, "kv_transfer_params": {"remote_host": "a"}}, "kv_transfer_params is not"),
         (
@@ -433,6 +451,8 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
         ("/v1/responses", {"input": "a", "text": {"format": {"type": "text"}}}),
         (CHAT, {"messages": TALK, "repetition_detection": {"max_pattern_size": 20, "min_count": 3}}),
         (CHAT, {"messages": TALK, "repetition_detection": None}),
+        (CHAT, {"messages": TALK, "chat_template_kwargs": {"enable_thinking": False, "tokenize": False}}),
+        (CHAT, {"messages": TALK, "chat_template_kwargs": None}),
         ("/v1/embeddings", {"input": ["a"] * 2048}),
         ("/rerank", {"query": "a", "documents": ["b"] * 1000}),
         ("/v1/completions", {"prompt": ["a"] * 100}),
@@ -441,6 +461,22 @@ def test_what_would_cost_an_engine_is_refused_on_every_route(
 )
 def test_what_clients_send_passes(path: str, fields: dict[str, Any]) -> None:
     checked(path, **fields)
+
+
+def test_every_argument_of_a_tokenizer_that_is_no_template_s_stays_out_of_chat_template_kwargs() -> None:
+    """As the installed transformers has them: vLLM hands each of them on."""
+    package = find_spec("transformers")
+    assert package is not None
+    assert package.origin is not None
+    module = ast.parse(Path(package.origin).with_name("tokenization_utils_base.py").read_text())
+    apply = next(
+        node
+        for node in ast.walk(module)
+        if isinstance(node, ast.FunctionDef) and node.name == "apply_chat_template"
+    )
+    of_templates = {"tools", "documents", "chat_template", "add_generation_prompt", "continue_final_message"}
+    names = {argument.arg for argument in (*apply.args.args, *apply.args.kwonlyargs)} - {"self"}
+    assert names - of_templates == set(TOKENIZER_ARGUMENTS)
 
 
 def test_a_regex_is_looked_at_in_no_time_whatever_stands_in_it() -> None:
