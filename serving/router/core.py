@@ -161,6 +161,7 @@ class RouterCore:
         self.now: Callable[[], float] = time.time
         if self.audit:
             keys.tell = self.audit.tell
+            self.admission.tell_refused = self.audit.refused
             self.audit.tell("start", {"router": name, **_told_at_start(spec, keys)})
         self.seen = Snapshot()  # the store's, without the silent and the forgotten
         self._responses = ResponseStore(spec.responses_store) if spec.responses_store else None

@@ -1,6 +1,7 @@
 """Clients of files and batches that send slowly, read nothing or send too much: others of the service do not notice."""
 
 import itertools
+import json
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -15,7 +16,8 @@ from support.simulated_engine import serving
 
 from serving.config import StoreSpec
 from serving.router.core import RouterCore
-from serving.router.http.auth import KeyFile, new
+from serving.router.http.auth import KeyFile, new, parse
+from serving.router.telemetry.audit_log import AuditLog
 
 pytestmark = pytest.mark.http
 
@@ -137,6 +139,60 @@ def test_the_name_of_a_file_makes_no_other_path_at_the_store(router: tuple[str, 
         for path in ("/v1/files/%3F", "/v1/files/%23", "/v1/files/%252e%252e"):
             assert good.get(path).json()["error"]["code"] == "file_not_found"
         assert good.get("/v1/files?limit=1&after=%20%23").status_code == 400
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "GET /v1/files",
+        "GET /v1/usage",
+        "GET /v1/files/a/content",
+        "HEAD /v1/files/a/content",
+        "DELETE /v1/files/a",
+    ],
+)
+def test_the_body_of_a_question_takes_nothing_of_another_key_s_question(
+    router: tuple[str, RouterCore], question: str
+) -> None:
+    """Its length went to the store without it, which took the beginning of the connection's next request for it."""
+    address, _ = router
+    with client(address) as good:
+        with connection(address, f"{question} HTTP/1.1\r\nhost: a\r\ncontent-length: 40\r\n") as evil:
+            evil.sendall(b"x" * 40)
+            assert evil.recv(9) == b"HTTP/1.1 "
+        assert [good.get("/v1/files").status_code for _ in range(3)] == [200, 200, 200]
+
+
+def test_who_is_refused_where_no_model_answers_is_in_the_audit_log_too(tmp_path: Path) -> None:
+    """Of files, batches, usage and the status it said nothing."""
+    key, line = new("limited", requests_per_minute=1)
+    log = AuditLog(tmp_path / "audit.jsonl")
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(
+            keeper.place, "http://127.0.0.1:9", keys=KeyFile(None, line), audit=log, private_status=True
+        ) as (address, _),
+        client(address, "sk-wrong") as wrong,
+        client(address, key) as limited,
+    ):
+        for path in (
+            "/v1/files",
+            "/v1/usage",
+            "/v1/batches/a",
+            "/v1/responses/a",
+            "/status.json",
+            "/metrics",
+        ):
+            assert wrong.get(path).status_code == 401
+        assert wrong.get("/v1/models").status_code == 200
+        assert [limited.get("/v1/files").status_code for _ in range(3)] == [200, 429, 429]
+    told = [json.loads(text) for text in log.path.read_text().splitlines()]
+    assert {
+        (fields["key"], fields["code"], fields["requests"]) for fields in told if fields["event"] == "refused"
+    } == {
+        ("none", "invalid_api_key", 6),
+        (parse(line, "line").keys[0].id, "rate_limit_exceeded", 2),
+    }
 
 
 def _open(core: RouterCore) -> int:

@@ -16,8 +16,9 @@ from serving.config import BatchSpec, RouterSpec, StoreSpec
 from serving.database.owner import Owner
 from serving.metering.service import Metering
 from serving.planning import Plan
-from serving.router.core import RouterCore, Served
+from serving.router.core import Outputs, RouterCore, Served
 from serving.router.http.auth import KeyFile
+from serving.router.telemetry.audit_log import AuditLog
 from serving.state.records import SliceRecord, SliceState
 from support.doors import LateDoor
 from support.servers import asgi_server
@@ -75,6 +76,7 @@ def filling_router(
     plans: list[Plan] | None = None,
     graceful: bool = True,
     flush_s: float = 0.25,
+    audit: AuditLog | None = None,
     **spec: Any,
 ) -> Iterator[tuple[str, RouterCore]]:
     """A router that fills the seats of one slice, where there is a store. `graceful`: it gives back what it has when it ends."""
@@ -92,6 +94,7 @@ def filling_router(
             keys or KeyFile(None),
             _metrics,
             name=name,
+            outputs=Outputs(audit=audit),
             store=find if place else None,
         )
         made.append(core)

@@ -15,7 +15,7 @@ from typing import Any
 
 from serving.batches.lines import FREE_SEATS
 from serving.config import RouterSpec
-from serving.errors import ConfigError, GaveWayError, Refusal
+from serving.errors import ConfigError, GaveWayError, Refusal, ServingError
 from serving.planning import Plan
 from serving.router.admission.accounts import Accounts
 from serving.router.admission.budget import Budget
@@ -43,6 +43,8 @@ logger = logging.getLogger("ray.serve")
 
 _GAVE_WAY = "The seat of this request was wanted before it was answered; ask again."
 _FREE_SEATS = FREE_SEATS.encode()
+# Of the tokens that a prompt was taken for by its bytes so many count, however few the engine says: 32 bytes a token.
+_LEAST_USED = 1 / 8
 # After so long between two of its beats others may have taken this router for gone: what they read of it is up to a beat old.
 _TAKEN_FOR_GONE_S = TIMINGS.stale_s - TIMINGS.beat_s
 
@@ -87,6 +89,8 @@ class AdmissionController:
         self._filled = {plan.model.name: Filled() for plan in plans}
         # Of a budget that the store has said nothing of.
         self.hear: Callable[[Budget], Awaitable[None]] = _hear_nothing
+        # Who was refused what no record is made of; by the beginning of the key's hash.
+        self.tell_refused: Callable[[str, ServingError], None] = lambda *_: None
         self.batches_scale = False
         self.spare = 0.0  # the share of a model's seats that requests that fill leave free
         self._rates: Mapping[str, float] = {}
@@ -372,9 +376,10 @@ class AdmissionController:
             ended_s = time.monotonic()
             longest = self._longest[ticket.model]
             prompt, written = used_tokens(record, estimate, self._usage, longest, now_s=ended_s)
-            # An engine reads what it refuses: a megabyte of text takes its only tokenizer a second.
+            # An engine reads what it refuses, or cuts (`truncate_prompt_tokens`): a megabyte of text takes its only tokenizer a second.
             reads = min(estimate.prompt_tokens, longest * estimate.work.prompts) if record.leases else 0.0
-            ticket.used_tokens = prompt + written or reads
+            used = prompt + written
+            ticket.used_tokens = max(used, estimate.prompt_tokens * _LEAST_USED) if used else reads
             # What gave way is counted when it is answered.
             gave_way = ticket.fills and ticket.makes_room and record.outcome == "cancelled"
             if self._meter and record.leases and not gave_way:

@@ -82,7 +82,7 @@ def used_tokens(
     """Tokens that a request used of its prompt and its answer, however it ended: at a hang-up what was written until then.
 
     Without the engine's own count an event of a stream is a token. Of a stream that its client held up and left the engine
-    wrote more than came here. What an engine refused costs nothing. `longest`: tokens that an answer to which the request
+    wrote more than came here, and of one that it held up there are more tokens than events. What an engine refused costs nothing. `longest`: tokens that an answer to which the request
     sets no bound may come to. `now_s` is of the record's clock.
     """
     record.read_usage()
@@ -100,7 +100,7 @@ def used_tokens(
     if record.first_s and not uncounted:
         if HTTPStatus.BAD_REQUEST <= record.status < HTTPStatus.INTERNAL_SERVER_ERROR:
             return 0.0, 0.0
-        unseen = record.streamed and record.held_up and record.outcome
+        unseen = record.streamed and record.held_up and (record.outcome or record.by_events)
         return prompt, max(
             _written(record, work), in_time(now_s - record.first_s - record.paused_s) if unseen else 0.0
         )

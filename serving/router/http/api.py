@@ -27,7 +27,7 @@ from serving.router.http.model_list import ModelList
 from serving.router.http.openapi import document
 from serving.router.http.paths import answer_to, refusal
 from serving.router.http.response_store import ResponseStore
-from serving.router.http.visits import tells
+from serving.router.http.visits import check_tells, tells
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.status import page
@@ -129,7 +129,7 @@ class Api:
 
     async def status(self, request: Request) -> Response:
         """What the page at `/` draws."""
-        self._admission.status_is_open_to(request.headers.raw)
+        check_tells(self._admission, request)
         # Of 1,000 slices it takes 7 ms to make, and whoever reaches the door may ask for it.
         if time.monotonic() - self._status_page_s > _TOLD_AGAIN_S:
             self._status_page = self._status().model_dump_json().encode()
@@ -140,7 +140,7 @@ class Api:
 
     async def metrics(self, request: Request) -> Response:
         """Every metric of the service, its slices' engines included, for Prometheus."""
-        self._admission.status_is_open_to(request.headers.raw)
+        check_tells(self._admission, request)
         return Response(await self._metrics(), media_type=CONTENT_TYPE)
 
 

@@ -28,8 +28,10 @@ from serving.router.http.bodies import BodyReader
 
 logger = logging.getLogger("ray.serve")
 
-# Of a client's headers, those that say how to read its body, and what of a file it wants.
-_PASSED = ("content-type", "content-length", "range", "if-range")
+# Of a client's headers, those that say how to read its body, and what of a file it wants. Its length goes with a body alone: the
+# store would take as much of the connection's next request, which is another key's, for the body of a question that has none.
+_PASSED = ("content-type", "range", "if-range")
+_LENGTH = "content-length"
 _RETURNED = ("content-type", "content-length", "content-range", "accept-ranges")
 _JSON = {"content-type": "application/json"}
 _CONNECT_S = 5.0
@@ -106,11 +108,13 @@ class KeptFiles:
         where = f"{quote(path)}?{query}" if query else quote(path)
         send = partial(self._ask, self._session_of_clients(), request.method, where, headers)
         if request.method == "POST" and path.rstrip("/") == _FILES:
+            if _LENGTH in request.headers:
+                headers[_LENGTH] = request.headers[_LENGTH]
             with self._transfer(owner):
                 return await bodies.pass_on(request, owner, partial(self._upload, send))
         if request.method == "POST":  # takes no connection before it is whole
             body = await bodies.pass_on(request, owner, _small)
-            headers["content-length"] = str(len(body))
+            headers[_LENGTH] = str(len(body))
             return await self._whole(await send(body))
         if not path.endswith("/content"):
             return await self._whole(await send())

@@ -75,6 +75,7 @@ class RequestRecord:
     prompt_tokens: int | None = None
     output_tokens: int | None = None
     cached_tokens: int | None = None  # of the prompt's, where the answer says it
+    by_events: bool = False  # whether `output_tokens` are a stream's events: an engine that is held up puts many tokens into one
     question: bytes = b""
     answer: list[bytes] | None = None
     _before: bytes = b""
@@ -230,7 +231,7 @@ class RequestRecord:
         elif self.streamed and self.output_tokens is None:
             # Not tokens: the last event ends the stream, and a chat's first event names the role.
             opens = self.path in ROUTES and ROUTES[self.path].opens
-            self.output_tokens = max(0, self.events - 1 - opens)
+            self.output_tokens, self.by_events = max(0, self.events - 1 - opens), True
 
 
 def _usage_at(body: bytes) -> int:

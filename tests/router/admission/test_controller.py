@@ -311,6 +311,20 @@ def test_a_prompt_that_an_engine_reads_and_refuses_counts_for_the_limit(
     assert least <= 60_000 - left <= most
 
 
+@pytest.mark.parametrize(("chars", "least", "most"), [(100, 100, 140), (80_000, 2500, 2550)])
+def test_a_prompt_that_an_engine_cuts_counts_by_what_its_tokenizer_read(
+    tmp_path: Path, chars: int, least: float, most: float
+) -> None:
+    """With `truncate_prompt_tokens: 1` a megabyte was one token. This engine says 100 of any request."""
+    key, keys = key_file(tmp_path, tokens_per_minute=60_000)
+    cut = {"messages": [{"role": "user", "content": "x" * chars}], "truncate_prompt_tokens": 1}
+    with fronted(keys, clock=lambda: 1.0) as front:
+        assert front.post(key, max_tokens=10, **cut).is_success
+        until(front.idle, "the request is over")
+        left = int(front.post(key, max_tokens=1).headers["x-ratelimit-remaining-tokens"])
+    assert least <= 60_000 - left <= most
+
+
 def test_requests_beyond_a_slice_s_seats_wait_in_the_router_and_all_are_answered() -> None:
     with fronted() as front:
         with ThreadPoolExecutor(5) as pool:

@@ -72,6 +72,18 @@ def test_who_reads_a_stream_late_but_to_its_end_pays_what_was_counted() -> None:
     assert used_tokens(read, Estimate(UNBOUND, 5, 256, 261), short_answers(), CONTEXT, now_s=20.0) == (5, 7)
 
 
+@pytest.mark.parametrize(("work", "written"), [(UNBOUND, 270), (Work(1, 1, 100), 100), (Work(1, 1, 5), 7)])
+def test_who_reads_a_stream_late_that_nobody_counts_pays_what_was_written_meanwhile(
+    work: Work, written: int
+) -> None:
+    """As with `echo`: vLLM puts all that it wrote since into the next event."""
+    read = record(first_s=11.0, status=200, streamed=True, held_up=True, events=9, _tail=b"data: [DONE]\n\n")
+    assert used_tokens(read, Estimate(work, 5, 256, 261), short_answers(), CONTEXT, now_s=20.0) == (
+        5,
+        written,
+    )
+
+
 @pytest.mark.parametrize(("work", "written"), [(UNBOUND, 100), (Work(1, generates=False), 0)])
 def test_an_answer_that_nobody_counts_is_not_free(work: Work, written: int) -> None:
     """That of speech has its seconds for usage."""
