@@ -50,9 +50,11 @@ class Replica:
         self._metrics_manager = Counts()
         self._shutting_down = False
         self.asked: list[str] = []
+        self.headers: dict[bytes, bytes] = {}
 
     async def asgi(self, scope: Any, receive: Any, send: Any) -> None:  # noqa: ARG002  as ASGI has it
         self.asked.append(scope["path"])
+        self.headers = dict(scope["headers"])
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
         await send({"type": "http.response.body", "body": b"ok"})
 
@@ -161,6 +163,19 @@ async def test_serve_gets_what_is_its_own() -> None:
         own = await client.post(address + PATH, headers={"x-request-timeout-seconds": "5"}, content=b"{}")
         assert own.text == "ok"
     assert one.asked == ["/-/healthz", "/v1/models", "/metrics", PATH]
+    server.should_exit = True
+    await asyncio.wait_for(task, 10)
+
+
+@pytest.mark.http
+async def test_serve_gets_no_header_that_it_can_t_decode() -> None:
+    """It decodes ids and times, and an id in Latin-1 was a 500."""
+    one = Replica()
+    task, server, address = await started(one, Held().answer)
+    sent = {b"x-request-id": b"caf\xe9", b"x-request-timeout-seconds": b"\xff", b"a": "café".encode()}
+    async with httpx.AsyncClient() as client:
+        assert (await client.get(f"{address}/v1/models", headers=list(sent.items()))).text == "ok"
+    assert sent.items() & one.headers.items() == {(b"a", "café".encode())}
     server.should_exit = True
     await asyncio.wait_for(task, 10)
 

@@ -111,6 +111,8 @@ class Door(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer, which comes after the request was taken for what its head says
+        if not value.isascii() and not _is_text(value):
+            return  # Serve decodes some, as ids, and would answer with a 500
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -181,6 +183,14 @@ class Door(HttpToolsProtocol):
             )
             self.transport.write(STATUS_LINE[status] + head % len(body) + body)
             self.transport.close()
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class Exchange(RequestResponseCycle):

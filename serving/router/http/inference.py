@@ -5,6 +5,7 @@ vLLM knows what the fields mean. A request comes here from the router's door, fr
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -203,6 +204,8 @@ class Inference:
         inference = InferenceRequest.of(request, read.model, route.path, read.body, read.kept)
         ignored = tuple(sorted(read.ignored))
         inference = replace(inference, ignored=ignored, keeping=keeping, fills=visit.fills, key=key.id)
+        if route.form:  # speech
+            inference = inference.apart(os.urandom(4).hex())
         return inference, estimate
 
     def _looked_at(

@@ -55,7 +55,8 @@ def upstream() -> Iterator[str]:
     """An engine that says what it was asked."""
 
     async def echo(request: Request) -> JSONResponse:
-        return JSONResponse({"path": request.url.path, "body": (await request.body()).decode("latin-1")})
+        fields = {"path": request.url.path, "body": (await request.body()).decode("latin-1")}
+        return JSONResponse(fields, headers={"seen-id": request.headers["x-request-id"]})
 
     with asgi_server(Starlette(routes=[Route("/{path:path}", echo, methods=["POST"])])) as address:
         yield address
@@ -176,6 +177,22 @@ def test_a_form_is_routed_by_its_model_field(address: str) -> None:
         f"{address}/v1/audio/transcriptions", data={"model": LLAMA}, files={"file": ("a.wav", b"\0\xff")}
     )
     assert "\r\n\r\n\0\xff\r\n" in answer.json()["body"]
+
+
+def test_no_two_speech_requests_have_one_id_at_an_engine(address: str) -> None:
+    """vLLM ends all of an id when the client of one hangs up: also those of a retry, and of another key."""
+    mine = {"x-request-id": "mine"}
+    speech = [
+        http.post(
+            f"{address}/v1/audio/{kind}", data={"model": LLAMA}, files={"file": b"\0"}, headers=mine
+        ).headers
+        for kind in ("transcriptions", "transcriptions", "translations")
+    ]
+    assert all(headers["seen-id"].startswith("mine-") for headers in speech)
+    assert len({headers["seen-id"] for headers in speech}) == 3
+    chat = http.post(address + CHAT, json={"model": LLAMA}, headers=mine).headers
+    assert chat["seen-id"] == "mine"
+    assert {headers["x-request-id"] for headers in (*speech, chat)} == {"mine"}
 
 
 def test_a_service_below_a_route_prefix_forwards_the_path_without_it(upstream: str) -> None:
