@@ -128,7 +128,7 @@ def _name(entry: Any) -> str | None:
 def _same(wanted: Any, found: Any, *, exact: bool) -> bool:
     if wanted == found or exact:
         return bool(wanted == found)
-    if wanted is None or wanted in ({}, []):
+    if wanted is None or wanted in ({}, [], ""):
         return _is_empty(found)
     amount = _amount(wanted)
     return amount is not None and amount == _amount(found)

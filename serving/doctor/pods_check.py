@@ -31,7 +31,10 @@ def pods(facts: Facts) -> list[Finding]:
     starting = [pod for pod in live if not _runs(pod)]
     found = [(pod["metadata"]["name"], _trouble(pod, deployed.namespace)) for pod in starting]
     if starting and not any(finding for _, finding in found):
-        return [not_yet(f"{len(starting)} of {counted(len(live), 'pod')} start")]
+        said = f"{len(starting)} of {counted(len(live), 'pod')} start ({listed(name for name, _ in found)})"
+        # Kubernetes tells of a volume that it can't mount in events alone.
+        look = f"where that takes long, `kubectl describe pod -n {deployed.namespace}` names the secret or claim that is missing"
+        return [not_yet(f"{said}; {look}")]
     return together(found, f"{counted(len(live), 'pod')} run")
 
 

@@ -123,6 +123,17 @@ def test_what_kubernetes_and_kuberay_write_by_themselves_is_no_difference(path: 
     assert of_services(service, of_kuberay(service)) == []
 
 
+def test_a_variable_that_is_set_to_nothing_is_no_difference() -> None:
+    """Go leaves empty text out where KubeRay writes a RayCluster, and Kubernetes a pod."""
+    service = wanted()
+    worker(service)["env"].append({"name": "XLA_FLAGS", "value": ""})
+    cluster = cluster_of(of_kuberay(service))
+    kept = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]["env"][-1]
+    del kept["value"]
+    facts = Deployed("llama", "default", service, of_kuberay(service), (cluster,), tuple(pods_of(cluster)))
+    assert [finding.verdict for finding in manifest(replace(healthy(), deployed=facts))] == [Verdict.OK]
+
+
 def test_what_is_as_the_yaml_renders_is_ok() -> None:
     assert [finding.verdict for finding in found()] == [Verdict.OK]
 
