@@ -40,7 +40,7 @@ class HostFacts:
     `devices` are its chips as device files. `memlock_bytes` is what a process may lock in memory, None without a limit.
     `cpus` are those that a process there may use, of `cores`. `versions` are of installed packages, and of `python`.
     `secret` is a digest of the cluster's secret, empty without one. `weights` says by model why the host can't read its weights,
-    and nothing where it can.
+    and nothing where it can. `hugepages` is the kernel's word for when it gives programs transparent ones, empty where it has none.
     """
 
     has: Preflight
@@ -48,6 +48,7 @@ class HostFacts:
     devices: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     memlock_bytes: int | None = None
+    hugepages: str = ""
     memory_bytes: int = 0
     cpus: float = 0
     cores: int = 0

@@ -44,6 +44,7 @@ class HostLook:
             devices=tuple(preflight.devices()),
             environment={name: os.environ[name] for name in VARIABLES if name in os.environ},
             memlock_bytes=_memlock_bytes(),
+            hugepages=hugepages(),
             memory_bytes=memory_bytes(),
             cpus=preflight.cpus(),
             cores=os.cpu_count() or 0,
@@ -88,6 +89,13 @@ def memory_bytes(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     with contextlib.suppress(OSError, ValueError):
         return min(total, int((cgroup / "memory.max").read_text()))
     return total
+
+
+def hugepages(file: Path = Path("/sys/kernel/mm/transparent_hugepage/enabled")) -> str:
+    """Of `always [madvise] never` the word that is chosen; empty where the kernel has none."""
+    with contextlib.suppress(OSError):
+        return file.read_text().partition("[")[2].partition("]")[0]
+    return ""
 
 
 def _digest(text: str | None) -> str:

@@ -69,6 +69,19 @@ def memlock(facts: Facts) -> list[Finding]:
     return _each(facts, look, f"memory may be locked{simulated}")
 
 
+def hugepages(facts: Facts) -> list[Finding]:
+    def look(_: TpuHost, told: HostFacts) -> Finding | None:
+        if told.simulated or told.hugepages == "always":
+            return None
+        return warning(
+            f"transparent hugepages are {told.hugepages or 'not there'}, not always: by JAX's own word the TPU's runtime starts and ends slowly",
+            "on the host: echo always > /sys/kernel/mm/transparent_hugepage/enabled; on GKE transparentHugepageEnabled of the node pool",
+        )
+
+    simulated = "; simulated hosts have no runtime" if facts.simulated else ""
+    return _each(facts, look, f"transparent hugepages{simulated}")
+
+
 def disk(facts: Facts) -> list[Finding]:
     return _each(facts, _of_preflight(facts, DISK), "room for the weights")
 
@@ -190,6 +203,7 @@ HOSTS: Sequence[Check] = (
     Check("chips", "Every chip of a host is there, and no stranger holds it.", chips),
     Check("TPU resource", "Ray counts the chips that are there.", tpu_resource),
     Check("memlock", "Programs may lock the memory that libtpu's buffers take.", memlock),
+    Check("hugepages", "The kernel gives the TPU's runtime transparent hugepages.", hugepages),
     Check("disk", "The disk has room for the weights.", disk),
     Check(
         "memory",

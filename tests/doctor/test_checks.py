@@ -265,6 +265,12 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         "pods of slice a are on 2 node pools (llama-v6e-2x4-0, llama-v6e-2x4-1): two slices have one TPU_NAME",
         Verdict.FAILED,
     ),
+    "a kernel that gives hugepages to who asks": (
+        "hugepages",
+        lambda: on_worker_1(hugepages="madvise"),
+        "a/1 (10.0.0.1): transparent hugepages are madvise, not always",
+        Verdict.WARNING,
+    ),
     "a missing host": (
         "slices",
         lambda: replace(healthy(), hosts=[host(0)]),

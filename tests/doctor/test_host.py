@@ -70,6 +70,14 @@ def test_a_container_s_limits_count_and_a_peer_that_is_gone_is_not_reached(tmp_p
     assert HostLook("127.0.0.1").look([], [("127.0.0.1", port)]).has.unreached.keys() == {f"127.0.0.1:{port}"}
 
 
+def test_the_kernel_s_word_for_hugepages_is_the_chosen_one(tmp_path: Path) -> None:
+    file = tmp_path / "enabled"
+    assert host.hugepages(file) == ""
+    for word in ("always", "madvise", "never"):
+        file.write_text("always madvise never\n".replace(word, f"[{word}]"))
+        assert host.hugepages(file) == word
+
+
 def test_a_host_without_its_address_opens_no_port() -> None:
     with pytest.raises(OSError, match="assign"):
         HostLook("192.0.2.1")

@@ -41,6 +41,7 @@ def told(worker: int, name: str = "a") -> HostFacts:
             "TPU_WORKER_HOSTNAMES": "a-0,a-1",
             "RAY_AUTH_MODE": "token",
         },
+        hugepages="always",
         memory_bytes=700 * GIB,
         cpus=180,
         cores=180,
