@@ -148,7 +148,7 @@ class Asker:
 
     async def _post(self, line: lines.Asked) -> tuple[int, Mapping[str, str], bytes]:
         assert self._session  # noqa: S101  ask has made it
-        data = json.dumps(line.body).encode()
+        data = lines.as_json(line.body).encode()
         async with self._session.post(self._url + line.path, data=data) as response:
             return response.status, response.headers, await response.read()
 

@@ -53,7 +53,7 @@ _OUTPUT, _ERRORS = "output_file_id", "error_file_id"
 class _Work:
     """A batch in progress, as far as it is handed out. `behind`: by models asked for, the last line that was looked up.
 
-    `waits_until_s`: after its lines could not be read.
+    `returns`: how often lines came back; `waits_until_s`: after its lines could not be read.
     """
 
     batch: Row[Any]
@@ -61,10 +61,12 @@ class _Work:
     behind: dict[frozenset[str], int] = field(default_factory=dict)
     nothing: set[frozenset[str]] = field(default_factory=set)
     file: Any = None
+    returns: int = 0
     waits_until_s: float = -math.inf
 
     def returned(self) -> None:
         """Lines came back: look from the start again."""
+        self.returns += 1
         self.ahead.clear()
         self.behind.clear()
         self.nothing.clear()
@@ -327,12 +329,10 @@ class Desk:
             names = await self._ledger.custom_ids(name, [result["line"] for result in final])
             texts = await asyncio.to_thread(_results, name, final, names)
             kept = await self._ledger.commit(name, texts, self._calendar())
-        # What is not kept is still to do, if the batch is still this process's.
-        again = len(final) < len(of_batch) or kept is None
         self._tries.update(failed)
-        for result in of_batch:
-            self._out.pop((name, result["line"]), None)
-        if again and (work := self._works.get(name)):
+        taken_back = [result for result in of_batch if self._out.pop((name, result["line"]), None) is None]
+        # What is not kept is still to do, if the batch is still this process's; a line that was taken back from its router no more.
+        if (len(final) < len(of_batch) or kept is None or taken_back) and (work := self._works.get(name)):
             work.returned()
 
     async def _due(self, batches: Sequence[Row[Any]], now_s: float) -> dict[str, float]:
@@ -447,15 +447,21 @@ class Desk:
         while len(chosen) < most and left_bytes > 0 and names not in work.nothing:
             ahead = work.ahead.setdefault(names, deque())
             if not ahead:
+                returns, out = work.returns, set(self._out)
                 page = await self._ledger.to_do(name, names, work.behind.get(names, 0), _AHEAD)
+                if returns != work.returns:
+                    continue  # the page may lack lines that came back meanwhile
                 if not page:
                     work.nothing.add(names)
                     break
                 work.behind[names] = page[-1].line
-                ahead.extend(line for line in page if (name, line.line) not in self._out)
+                # Of those that were out some may have got their results meanwhile.
+                ahead.extend(line for line in page if (name, line.line) not in out)
                 continue
-            left_bytes -= ahead[0].bytes
-            chosen.append(ahead.popleft())
+            line = ahead.popleft()
+            if (name, line.line) not in self._out:  # a router that was silent may have it
+                left_bytes -= line.bytes
+                chosen.append(line)
         if not chosen:
             return []
         bodies, unread = await asyncio.to_thread(self._bodies, work, chosen)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,7 +74,12 @@ def asked(text: bytes, endpoints: Sequence[str], models: Collection[str], model:
 
 def body(text: bytes) -> str:
     """The body of a good line, as JSON; raises LineError."""
-    return json.dumps(_fields(text)["body"])
+    return as_json(_fields(text)["body"])
+
+
+def as_json(body: Mapping[str, Any]) -> str:
+    """No longer than in its line, whose length has a limit as the request's has: escaped, a Chinese text has twice its bytes."""
+    return json.dumps(body, ensure_ascii=False, separators=(",", ":"))
 
 
 def answered(batch: str, line: int, custom_id: str | None, status: int, request_id: str, answer: Any) -> str:
