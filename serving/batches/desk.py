@@ -1,4 +1,4 @@
-"""The batches of a service at work: reads inputs, hands lines out to routers, keeps what comes back, assembles the files.
+"""The batches of a service at work: has inputs read and results written, hands lines out to routers, keeps what comes back.
 
 All that has to outlive this process is in the ledger. Here is only which router has which line now: routers say it again with
 every question, and a line whose router has fallen silent goes to another. A line may so be asked twice of a model after a kill;
@@ -9,9 +9,8 @@ import asyncio
 import logging
 import math
 import time
-import uuid
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
@@ -20,9 +19,10 @@ from typing import Any
 from sqlalchemy import Row
 
 from serving.batches import lines
-from serving.batches.files import Folder, Writing
+from serving.batches.content import Content
+from serving.batches.files import Folder
 from serving.batches.in_turn import InTurn
-from serving.batches.ledger import ANSWERED, Ledger, NewLine, Result, ToDo
+from serving.batches.ledger import Ledger, Result, ToDo
 from serving.batches.lifecycle import ASSEMBLING, Event, State
 from serving.config import BatchSpec
 from serving.errors import StorageError
@@ -37,16 +37,13 @@ _SILENT_S = 15.0  # after which a router that has said nothing of a line no long
 _SWEEP, _SWEEP_S = "the sweep", 60.0
 _ALIVE_S = 5.0  # a router has asked within this time
 _LEAST_LEFT_S = 60.0  # what is late is due in a minute
-_UPLOAD_S = 3600.0  # of one file, at most
 _LONGEST_WAIT_S = 60.0  # of lines whose key is over its budget: the operator may raise it
 # A file of keys reaches the hosts of routers at different times. A router that does not know a key yet is no proof that it is revoked.
 _UNKNOWN_KEY_S, _REVOKED_S = 10.0, 180.0
 _UNREAD_S = 10.0  # before lines that could not be read are looked for again
 _TRIES = 5  # of a line on which engines or slices fail
-_READ_LINES, _READ_BYTES = 500, 4 << 20  # of one transaction
 _AHEAD = 200  # lines of a batch that are looked up at once
 _MOST_TAKEN_BYTES = 8 << 20  # of lines in one answer to a router; one line alone may be longer
-_OUTPUT, _ERRORS = "output_file_id", "error_file_id"
 
 
 @dataclass
@@ -100,7 +97,7 @@ class Desk:
         self._folder = folder
         self._spec = spec
         self._models = frozenset(models)
-        self._most_line_bytes = most_line_bytes
+        self.content = Content(ledger, folder, spec, self._models, most_line_bytes, calendar)
         self._clock = clock
         self._calendar = calendar
         self.owned: Mapping[str, Row[Any]] = {}  # every batch that is not over, as the last tick saw it
@@ -126,9 +123,9 @@ class Desk:
             if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):
                 await self._ledger.happen(name, Event.EXPIRE, now_s)
             elif state is State.VALIDATING:
-                self._turns.begin(name, batch.key, partial(self.read, batch))
+                self._turns.begin(name, batch.key, partial(self.content.read, batch))
             elif state in ASSEMBLING:
-                self._turns.begin(name, batch.key, partial(self.assemble, batch))
+                self._turns.begin(name, batch.key, partial(self.content.assemble, batch))
             elif batch.completed + batch.failed >= batch.total:
                 await self._ledger.happen(name, Event.DONE, now_s)
         async with self._taking:
@@ -137,7 +134,9 @@ class Desk:
             self._rates = await self._due([work.batch for work in self._works.values()], now_s)
         if self._clock() - self._swept_s >= _SWEEP_S:
             self._swept_s = self._clock()
-            self._sweeping.begin(_SWEEP, _SWEEP, self.sweep)  # a bucket takes its time for thousands of files
+            self._sweeping.begin(
+                _SWEEP, _SWEEP, self.content.sweep
+            )  # a bucket takes its time for thousands of files
 
     async def take(
         self, router: str, wants: Sequence[Mapping[str, Any]], holding: Collection[Held]
@@ -182,106 +181,6 @@ class Desk:
             by_batch.setdefault(result["batch"], []).append(result)
         for name, of_batch in by_batch.items():
             await self._keep(name, of_batch)
-
-    async def read(self, batch: Row[Any]) -> None:
-        """Give every line of a batch's input a row, from where an earlier try has ended."""
-        try:
-            await self._read(batch)
-        except StorageError as error:
-            if not isinstance(error.__cause__, FileNotFoundError):
-                raise
-            await self._break(batch, "invalid_file", "The content of the input file is no longer there.")
-        except Exception:  # of the file itself: another try would end as this one
-            logger.exception("batch %s can't be read", batch.id)
-            await self._break(batch, "invalid_file", "The file can't be read as lines of JSON.")
-
-    async def _read(self, batch: Row[Any]) -> None:
-        reading, total = self._pieces(batch), batch.total
-        while True:
-            piece = await asyncio.to_thread(next, reading, None)
-            if piece is None:
-                break
-            rows, read_bytes = piece
-            total += len(rows)
-            if total > self._spec.max_lines:
-                problem = f"The file has more than {self._spec.max_lines} lines, the most of a batch; send several (batch.max_lines)."
-                await self._break(batch, "too_many_lines", problem)
-                return
-            if not await self._ledger.add_lines(batch.id, rows, read_bytes):
-                return
-        after = await self._ledger.batch(batch.key, batch.id)
-        if after and not after.total:
-            await self._break(batch, "empty_file", "The file has no line.")
-        else:
-            await self._ledger.read(batch.id, self._calendar())
-
-    async def assemble(self, batch: Row[Any]) -> None:
-        """Write the files of results, and end the batch with them."""
-        if batch.state != State.FINALIZING and State.IN_PROGRESS not in batch.times:
-            await self.read(batch)  # its end came while it was read, and every line is told of
-        now_s = self._calendar()
-        expires_s = now_s + (batch.output_expires_after_s or self._spec.max_age_s)
-        names = {column: f"file-{uuid.uuid4().hex}" for column in (_OUTPUT, _ERRORS)}
-        for column, name in names.items():
-            what = "output" if column == _OUTPUT else "error"
-            await self._ledger.add_file(
-                {
-                    "id": name,
-                    "key": batch.key,
-                    "filename": f"{batch.id}_{what}.jsonl",
-                    "purpose": "batch_output",
-                    "bytes": 0,
-                    "created_s": now_s,
-                    "expires_s": expires_s,
-                }
-            )
-        code, why = _UNDONE[State(batch.state)]
-        writings: dict[str, Writing] = {}
-        try:
-            for column, name in names.items():
-                writings[column] = await asyncio.to_thread(self._folder.write, name)
-            counts = Counter[str]()
-            async for page in self._ledger.results(batch.id):
-                texts: dict[str, list[str]] = {_OUTPUT: [], _ERRORS: []}
-                for row in page:
-                    text = row.result or lines.refused(batch.id, row.line, row.custom_id, code, why)
-                    texts[_OUTPUT if row.outcome == ANSWERED else _ERRORS].append(text + "\n")
-                for column, of_column in texts.items():
-                    counts[column] += len(of_column)
-                    await asyncio.to_thread(writings[column].write, "".join(of_column).encode())
-            for writing in writings.values():
-                await asyncio.to_thread(writing.close)
-        except BaseException:
-            for writing in writings.values():
-                await asyncio.to_thread(writing.discard)  # a bucket's is a call over the network
-            await self.clear(names.values())
-            raise
-        sizes = {column: (name, writings[column].bytes) for column, name in names.items()}
-        await self._ledger.assembled(batch.id, sizes, (counts[_OUTPUT], counts[_ERRORS]), self._calendar())
-
-    async def clear(self, names: Iterable[str]) -> None:
-        """Leave nothing of files that were not written: the next try may come every second, for hours."""
-        try:
-            for name in names:
-                await asyncio.to_thread(self._folder.delete, name)
-                await self._ledger.drop_file(name)
-        except StorageError as error:
-            logger.warning("a file that was not written is swept later: %s", error.message)
-
-    async def sweep(self) -> None:
-        """Delete what nobody may read any more."""
-        now_s, kept = self._calendar(), []
-        for name in await self._ledger.condemn(now_s, _UPLOAD_S):
-            try:
-                await asyncio.to_thread(self._folder.delete, name)
-            except StorageError as error:  # of this file, maybe alone
-                kept.append(error.message)
-            else:
-                await self._ledger.forget_file(name)
-        if kept:
-            logger.warning("%d files are to go and are swept later: %s", len(kept), kept[0])
-        await self._ledger.sweep_lines()
-        await self._ledger.sweep_batches(now_s - self._spec.max_age_s)
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -345,12 +244,6 @@ class Desk:
                 left = batch.total - batch.completed - batch.failed
                 rates[model] += left / max(due_s - now_s, _LEAST_LEFT_S)
         return dict(rates)
-
-    async def _break(self, batch: Row[Any], code: str, message: str) -> None:
-        error = {"code": code, "message": message, "line": None, "param": None}
-        await self._ledger.happen(
-            batch.id, Event.BREAK, self._calendar(), errors={"object": "list", "data": [error]}
-        )
 
     def _follow(self, batches: Mapping[str, Row[Any]]) -> None:
         """Take over which batches are in progress, and take lines back from routers that are silent."""
@@ -458,10 +351,10 @@ class Desk:
                 # Of those that were out some may have got their results meanwhile.
                 ahead.extend(line for line in page if (name, line.line) not in out)
                 continue
-            line = ahead.popleft()
-            if (name, line.line) not in self._out:  # a router that was silent may have it
-                left_bytes -= line.bytes
-                chosen.append(line)
+            next_line = ahead.popleft()
+            if (name, next_line.line) not in self._out:  # a router that was silent may have it
+                left_bytes -= next_line.bytes
+                chosen.append(next_line)
         if not chosen:
             return []
         bodies, unread = await asyncio.to_thread(self._bodies, work, chosen)
@@ -497,48 +390,6 @@ class Desk:
                 unread.append(Result(work.batch.id, line.line, text, is_error=True))
         return bodies, unread
 
-    def _pieces(self, batch: Row[Any]) -> Iterator[tuple[list[NewLine], int]]:
-        """The lines of an input without rows, some at a time, and how far the file is read with them."""
-        with self._folder.read(batch.input_file_id) as file:
-            number = at = 0
-            rows: list[NewLine] = []
-            began = batch.read_bytes
-            while text := file.readline(self._most_line_bytes + 1):
-                start, number = at, number + 1
-                at += len(text)
-                whole = text.endswith(b"\n") or len(text) <= self._most_line_bytes
-                if not whole:
-                    at += _skip(file)
-                if at <= batch.read_bytes or not text.strip():
-                    continue
-                rows.append(self._row(batch, number, start, text, whole=whole))
-                if len(rows) >= _READ_LINES or at - began >= _READ_BYTES:
-                    yield rows, at
-                    rows, began = [], at
-            if rows:
-                yield rows, at
-
-    def _row(self, batch: Row[Any], number: int, start: int, text: bytes, *, whole: bool) -> NewLine:
-        try:
-            if not whole:
-                raise lines.LineError("line_too_long", f"A line has at most {self._most_line_bytes} bytes.")  # noqa: TRY301
-            asked = lines.asked(text, (batch.endpoint,), self._models)
-        except lines.LineError as error:
-            result = lines.refused(batch.id, number, error.custom_id, error.code, error.message)
-            return NewLine(number, start, len(text), result=result)
-        return NewLine(number, start, len(text), asked.custom_id, asked.model)
-
-
-# What is said of lines without a result when the files are assembled.
-_UNDONE = {
-    State.FINALIZING: ("internal_error", "This line has no result."),
-    State.CANCELLING: ("batch_cancelled", "The batch was cancelled before this line was asked."),
-    State.EXPIRING: (
-        "batch_expired",
-        "The batch's completion window was over before this line was answered.",
-    ),
-}
-
 
 def _results(
     batch: str, results: Sequence[Mapping[str, Any]], names: Mapping[int, str | None]
@@ -551,13 +402,3 @@ def _result(batch: str, result: Mapping[str, Any], custom_id: str | None) -> Res
     text = lines.answered(batch, result["line"], custom_id, result["status"], result["request_id"], body)
     is_error = result["status"] >= 400
     return Result(batch, result["line"], text, is_error=is_error, usage=lines.usage(body))
-
-
-def _skip(file: Any) -> int:
-    """Read the rest of a line that is too long; its bytes."""
-    skipped = 0
-    while piece := file.readline(1 << 20):
-        skipped += len(piece)
-        if piece.endswith(b"\n"):
-            break
-    return skipped

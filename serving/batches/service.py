@@ -140,7 +140,7 @@ class Batches:
             try:
                 size = await asyncio.to_thread(self._copy, file, fields["id"])
             except BaseException:
-                await self.desk.clear([fields["id"]])
+                await self.desk.content.clear([fields["id"]])
                 raise
         finally:
             await form.close()

@@ -430,7 +430,7 @@ async def test_a_slow_client_s_file_is_as_old_as_its_end(
     app.include_router(batches.routes())
 
     def swept_meanwhile(writing: Writing) -> None:
-        asyncio.run_coroutine_threadsafe(batches.desk.sweep(), loop).result()
+        asyncio.run_coroutine_threadsafe(batches.desk.content.sweep(), loop).result()
         close(writing)
 
     async def slow() -> AsyncIterator[bytes]:
@@ -612,7 +612,7 @@ async def test_results_whose_files_were_swept_meanwhile_are_written_anew(tmp_pat
         async def late(*arguments: Any) -> bool:
             some.ledger.assembled = assembled  # type: ignore[method-assign]
             some.now_s += 7200
-            await some.desk.sweep()
+            await some.desk.content.sweep()
             return await assembled(*arguments)
 
         some.ledger.assembled = late  # type: ignore[method-assign]

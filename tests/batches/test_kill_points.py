@@ -132,7 +132,7 @@ async def life(world: World, bomb: Bomb) -> dict[str, Any]:
     batches = Batches(database, world.store, BatchSpec(), [MODEL], 1 << 20, calendar=world.clock)
     made_folder = MortalFolder(world.store.files_at)
     made_folder.bomb = bomb
-    batches._folder = batches.desk._folder = made_folder
+    batches._folder = batches.desk._folder = batches.desk.content._folder = made_folder
     batches.desk._clock = world.clock
     batches.desk._began_s = world.clock()
     app = FastAPI()
@@ -185,7 +185,7 @@ async def story(world: World, batches: Batches, http: httpx.AsyncClient) -> dict
             )
         batch = (await http.get(f"/v1/batches/{world.batch}")).json()
         if State(batch["status"]) in OVER:
-            await batches.desk.sweep()
+            await batches.desk.content.sweep()
             return dict(batch)
     raise AssertionError(batch)
 
@@ -228,7 +228,7 @@ async def check(world: World, batch: dict[str, Any]) -> None:
     database = await Database.open(world.store.database_at)
     batches = Batches(database, world.store, BatchSpec(), [MODEL], 1 << 20, calendar=world.clock)
     world.now_s += 2 * 3600
-    await batches.desk.sweep()
+    await batches.desk.content.sweep()
     async with database.read() as connection:
         stored = set(await connection.scalars(select(FILES.c.id)))
         of_client = list(await connection.scalars(select(BATCHES.c.id)))
