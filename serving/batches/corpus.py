@@ -7,6 +7,7 @@ returned. What a run that was killed has half written is cut off.
 import fcntl
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,6 +58,7 @@ class Results:
             ) from None
         self.names: set[Name] = set()
         self.failed = 0
+        self.models: Counter[str] = Counter()  # of answers that an earlier run has left
         self._end = 0
         try:
             self._read()
@@ -101,7 +103,8 @@ class Results:
         with self._path.open("rb") as file:
             for at, text in enumerate(file, 1):
                 try:
-                    found = _found(json.loads(text)) if text.strip() else None  # editors leave empty lines
+                    result = json.loads(text) if text.strip() else None  # editors leave empty lines
+                    found = _found(result) if text.strip() else None
                 except (ValueError, KeyError, TypeError):
                     if not text.endswith(b"\n") and text.startswith(_BEGINS[: len(text)]):
                         break  # half a result
@@ -110,6 +113,7 @@ class Results:
                     ) from None
                 if found:
                     self._has(found[0], failed=found[1])
+                    self.models.update(_model(result))
                 self._end += len(text)
                 ends = text.endswith(b"\n")
         os.ftruncate(self._file, self._end)
@@ -250,6 +254,14 @@ def _opened(path: Path) -> IO[bytes]:
         return path.open("rb")
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror})") from None
+
+
+def _model(result: Any) -> list[str]:
+    """The model that gave an answer, where the answer says so."""
+    response = result["response"]
+    answer = response.get("body") if isinstance(response, dict) else None
+    model = answer.get("model") if isinstance(answer, dict) else None
+    return [model] if isinstance(model, str) else []
 
 
 def _found(result: Any) -> tuple[Name, bool]:

@@ -269,6 +269,8 @@ class Desk:
                     work.returned()
         for held in [held for held in self._tries if held[0] not in self._works]:
             del self._tries[held]
+        keys = {work.batch.key for work in self._works.values()}
+        self._unknown_s = {key: since_s for key, since_s in self._unknown_s.items() if key in keys}
 
     async def _take(self, router: str, names: frozenset[str], most: int) -> list[dict[str, Any]]:
         """Lines of every key in turn, the one with the fewest lines out first, and of every batch of a key."""

@@ -21,7 +21,7 @@ from serving.errors import BadRequestError, StorageError
 # Of a file: it has a row before it has content, and the row goes last, so that no content is left without a row.
 UPLOADING, STORED, DELETING = "uploading", "stored", "deleting"
 ANSWERED, REFUSED = "answered", "refused"
-_PAGE = 16  # results a query: one may have megabytes
+_PAGE, _PAGE_CHARS = 16, 4 << 20  # results a query, and how long all of them are; one alone may be longer
 _SWEPT = 200  # lines a transaction that forgets them
 _OF_WORK = [column for column in BATCHES.c if column.name not in ("metadata", "errors", "usage")]
 
@@ -344,19 +344,19 @@ class Ledger:
 
     async def results(self, name: str) -> AsyncIterator[Sequence[Any]]:
         """Every line with its outcome and result, in pages and in order."""
+        columns = LINES.c.line, LINES.c.custom_id, LINES.c.outcome, LINES.c.result
+        length = func.coalesce(func.length(LINES.c.result), 0)
         behind = 0
         while True:
-            query = (
-                select(LINES.c.line, LINES.c.custom_id, LINES.c.outcome, LINES.c.result)
-                .where(LINES.c.batch_id == name, LINES.c.line > behind)
-                .order_by(LINES.c.line)
-                .limit(_PAGE)
-            )
+            of_batch = (LINES.c.batch_id == name) & (LINES.c.line > behind)
+            lengths = select(LINES.c.line, length).where(of_batch).order_by(LINES.c.line).limit(_PAGE)
             async with self._database.read() as connection:
+                last = _end_of_page((await connection.execute(lengths)).all())
+                if last is None:
+                    return
+                query = select(*columns).where(of_batch, LINES.c.line <= last).order_by(LINES.c.line)
                 page = (await connection.execute(query)).all()
-            if not page:
-                return
-            behind = page[-1].line
+            behind = last
             yield page
 
     async def assembled(
@@ -461,12 +461,22 @@ class Ledger:
             return (await connection.execute(query.limit(limit + 1))).all()
 
 
+def _end_of_page(lengths: Sequence[Any]) -> int | None:
+    """The last line of a page: of these lines the first and, of those behind it, as many as it has room for."""
+    last, chars = None, 0
+    for line, length in lengths:
+        chars += length
+        if last is not None and chars > _PAGE_CHARS:
+            break
+        last = line
+    return last
+
+
 def _not_expired(now_s: float) -> Any:
     return or_(FILES.c.expires_s.is_(None), FILES.c.expires_s > now_s)
 
 
 def _twice(name: str, line: NewLine) -> str:
-
     return refused(
         name, line.line, line.custom_id, "duplicate_custom_id", "An earlier line has this custom_id."
     )

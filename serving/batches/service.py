@@ -241,7 +241,7 @@ class Batches:
         row = await self.ledger.happen(name, Event.CANCEL, self._calendar(), key=key) or row
         if row.state not in (State.CANCELLING, State.CANCELLED):
             raise BadRequestError(
-                f"The batch is {State(row.state).told}; only one that is not over can be cancelled."
+                f"The batch is {State(row.state).told}; only one that is validating or in progress can be cancelled."
             )
         return JSONResponse(_batch(row))
 

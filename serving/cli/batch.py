@@ -5,6 +5,7 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,7 @@ def _run(options: argparse.Namespace) -> int:
     results = Results(options.output)
     try:
         corpus = Corpus(options.input, options.model, results)
+        _tell_models(results.models, options)
         results.add(corpus.refused)
         if corpus.pieces:
             _check(url, key, options.model)
@@ -70,6 +72,16 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     print("serving: no line was answered; take the results out once their cause is mended", file=sys.stderr)
     return 1
+
+
+def _tell_models(models: Mapping[str, int], options: argparse.Namespace) -> None:
+    """Two models in one file may be meant: what one could not answer is asked of a larger one."""
+    if others := [f"{count} of {model!r}" for model, count in models.items() if model != options.model]:
+        print(
+            f"serving: {options.output} has answers of another model, {', '.join(others)}; lines without one are asked of "
+            f"{options.model!r}. Name another file with -o to have all of them asked",
+            file=sys.stderr,
+        )
 
 
 def _answer(options: argparse.Namespace, corpus: Any, results: Any, url: str, key: str | None) -> None:

@@ -469,6 +469,22 @@ async def test_results_are_read_few_at_a_time_for_one_may_have_megabytes(tmp_pat
         assert [len(page) async for page in some.ledger.results("a")] == [16, 16, 8]
 
 
+async def test_of_long_results_fewer_are_read_at_once(tmp_path: Path) -> None:
+    """An answer may have 32 MiB, and sixteen batches are written at once."""
+    longest = json.dumps("x" * (5 << 20))
+    async with table(tmp_path) as some:
+        await some.add("a", lines(40))
+        for _ in range(10):
+            held = await some.take("r")
+            bodies = {line: longest if line in (3, 4, 20, 40) else "{}" for _, line in held}
+            await some.desk.commit(
+                [brought((batch, line), 200) | {"body": bodies[line]} for batch, line in held]
+            )
+        pages = [[row.line for row in page] async for page in some.ledger.results("a")]
+        assert [line for page in pages for line in page] == list(range(1, 41))
+        assert [len(page) for page in pages] == [2, 1, 1, 15, 1, 16, 3, 1]
+
+
 async def test_a_batch_whose_input_is_gone_from_the_disk_fails_and_says_so(tmp_path: Path) -> None:
     async with table(tmp_path) as some:
         await some.add("a", lines(1))
@@ -831,3 +847,18 @@ async def test_lines_of_a_key_that_a_router_does_not_know_yet_wait_until_it_does
         await at_work.bring([second], 401)
         found = await at_work.batch("batch_a")
     assert (found.state, found.completed, found.failed) == (State.FINALIZING, 1, 1)
+
+
+async def test_a_key_that_was_unknown_in_an_earlier_batch_is_not_taken_for_revoked_in_the_next(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path) as some:
+        await some.add("one", lines(1))
+        await some.bring(await some.take("late"), 401)
+        await some.ledger.happen("one", Event.CANCEL, some.now_s)
+        some.now_s += 3000
+        await some.settle()
+        await some.add("two", lines(1))
+        some.now_s += 60
+        await some.bring(await some.take("late"), 401)
+        assert (await some.batch("two")).failed == 0

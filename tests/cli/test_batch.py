@@ -34,3 +34,23 @@ def test_a_run_whose_lines_have_all_failed_ends_with_status_1(
     said = capsys.readouterr()
     assert f"all {len(texts) + 1} lines have a result" in said.out
     assert ("no line was answered" in said.err) == bool(status)
+
+
+def test_a_run_with_another_model_than_an_earlier_one_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out.jsonl"
+    (tmp_path / "in.jsonl").write_text(
+        "\n".join(
+            f'{{"custom_id": "{name}", "method": "POST", "url": "/v1/completions", "body": {{}}}}'
+            for name in "abc"
+        )
+    )
+    results = corpus.Results(out)
+    for name, answer in (("a", {"model": "small"}), ("b", {"model": "large"}), ("c", "no object")):
+        results.add([lines.answered(corpus.NAME, 1, name, 200, "", answer)])
+    results.close()
+    for model, other in (("large", "1 of 'small'"), ("small", "1 of 'large'")):
+        assert main(["batch", "run", str(tmp_path / "in.jsonl"), "-o", str(out), "--model", model]) == 0
+        said = capsys.readouterr().err
+        assert f"has answers of another model, {other}; lines without one are asked of {model!r}" in said
