@@ -132,7 +132,7 @@ def _router_version(config: ServiceConfig, plans: list[Plan]) -> str:
     """A hash of everything a router is made with; what slices or scaling alone read does not change it."""
     made_with = [
         config.router.model_dump(mode="json"),
-        [config.store is not None, config.batch.spare, config.batch.may_scale],
+        [config.store is not None, config.batch.model_dump(include={"spare", "ttft_p99_s", "may_scale"})],
         # What a slice costs is part of usage alone.
         config.store and [slice_hour(plan.model.slice, plan.slice, config.prices) for plan in plans],
         *(

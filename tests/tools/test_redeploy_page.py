@@ -43,6 +43,12 @@ def test_only_what_an_engine_is_started_with_touches_slices(key: str) -> None:
         assert found != {Effect.NOTHING}
 
 
+@pytest.mark.parametrize("key", ["batch.spare", "batch.ttft_p99_s", "batch.may_scale"])
+def test_what_routers_read_of_batches_restarts_them_beside_the_store(key: str) -> None:
+    """Routers that stayed went on at the pace of the ttft_p99_s before."""
+    assert effects_of(key) == {Effect.STORE, Effect.ROUTERS}
+
+
 @pytest.mark.parametrize(("what", "before", "after"), LISTS, ids=[what for what, *_ in LISTS])
 def test_no_engine_restarts_where_pools_or_models_come_go_or_change_places(
     what: str, before: dict[str, object], after: dict[str, object]
