@@ -323,8 +323,9 @@ class Dispatcher:
 
     def _settle_verdicts(self, entries: Collection[SliceRecord]) -> None:
         for gone in self._verdicts.keys() - {entry.replica for entry in entries}:
-            del self._verdicts[gone]
-            self._dead.pop(gone, None)
+            if self._verdicts[gone].done():  # else it is still being found out what to forget
+                del self._verdicts[gone]
+                self._dead.pop(gone, None)
         now_s = time.monotonic()
         for replica in [
             name for name, found_s in self._dead.items() if now_s - found_s > self._timings.late_s

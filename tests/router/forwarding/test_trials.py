@@ -241,6 +241,25 @@ async def test_a_slice_that_is_lost_where_every_client_has_hung_up_is_judged(dis
     assert dispatcher.suspects.died_under(fingerprint(request("poison"))) == {"b"}
 
 
+@pytest.mark.parametrize("state", [SliceState.DRAINING, SliceState.SERVING])
+async def test_of_a_slice_that_is_gone_where_clients_have_hung_up_nothing_is_kept(
+    dispatcher: Dispatcher, state: SliceState
+) -> None:
+    """Each planned stop wrote a KeyError to the log, and a slice that was lost counted among the dead for ever."""
+    entry = replace(dispatcher._table.entry("b") or pytest.fail(), state=state)
+    dispatcher._hung_up(entry, request("poison"), time.monotonic())
+    dispatcher.settle([entry])
+    dispatcher._table.update([], 1.0)
+    before = asyncio.all_tasks()
+    dispatcher.settle([])
+    await asyncio.gather(*(asyncio.all_tasks() - before))
+    dispatcher.settle([])
+    assert not dispatcher._verdicts
+    assert not dispatcher._dead
+    lost = state is not SliceState.DRAINING
+    assert dispatcher.suspects.died_under(fingerprint(request("poison"))) == ({"b"} if lost else set())
+
+
 async def test_what_hung_up_is_forgotten_once_its_slice_has_worked_on(dispatcher: Dispatcher) -> None:
     entry = dispatcher._table.entry("b")
     assert entry
