@@ -20,7 +20,7 @@ from serving.planning.service import deployment_name, plan_service
 from serving.router.core import Served
 from serving.router.ingress import Router
 from serving.scaling.capacity import pool_of
-from serving.scaling.policy import Room, Settings
+from serving.scaling.policy import Settings
 from serving.scaling.serve import POLICY
 from serving.simulation.chip_use import chip_use
 from serving.simulation.choice import engine_here
@@ -52,9 +52,9 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def _application(config: ServiceConfig, plans: list[list[Plan]]) -> Application:
-    room = _room(config, plans)
+    fixed = [_settings(config, pools) for pools in plans if not _scales(pools)]
     slices = [
-        _slice_deployment(config, pools, at, room, other_pools(pools[at], plans)).bind(
+        _slice_deployment(config, pools, at, fixed, other_pools(pools[at], plans)).bind(
             pools[at],
             engine_here,
             chip_use,
@@ -121,9 +121,7 @@ def _store(config: ServiceConfig, plans: list[Plan]) -> Application | None:
 def _slices(plans: list[list[Plan]]) -> dict[str, int | None]:
     """By model, the fixed number of slices; None where the number scales."""
     return {
-        pools[0].model.name: None
-        if any(pool.model.replicas.scales for pool in pools)
-        else sum(pool.model.replicas.min for pool in pools)
+        pools[0].model.name: None if _scales(pools) else sum(pool.model.replicas.min for pool in pools)
         for pools in plans
     }
 
@@ -153,15 +151,19 @@ def _hash(made_with: list[Any]) -> str:
     return hashlib.sha256(json.dumps(made_with, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _room(config: ServiceConfig, plans: list[list[Plan]]) -> Room:
-    """What the budget leaves to the models that scale, after those with a fixed number."""
-    slices, dollars = 0, 0.0
-    for pools in plans:
-        if not any(pool.model.replicas.scales for pool in pools):
-            for pool in pools:
-                slices += pool.model.replicas.min
-                dollars += pool.model.replicas.min * slice_hour(pool.model.slice, pool.slice, config.prices)
-    return Room(config.budget.slices, config.budget.dollars_per_hour).less(slices, dollars)
+def _scales(pools: list[Plan]) -> bool:
+    return any(pool.model.replicas.scales for pool in pools)
+
+
+def _settings(config: ServiceConfig, pools: list[Plan]) -> Settings:
+    """What scaling is told of one model."""
+    return Settings(
+        model=pools[0].model.name,
+        pools=tuple(pool_of(plan, slice_hour(plan.model.slice, plan.slice, config.prices)) for plan in pools),
+        ttft_s=pools[0].model.slo.ttft_s,
+        itl_s=pools[0].model.slo.itl_s,
+        cool_down_s=pools[0].model.cool_down_s,
+    )
 
 
 def other_pools(plan: Plan, plans: list[list[Plan]]) -> list[str]:
@@ -177,9 +179,9 @@ def other_pools(plan: Plan, plans: list[list[Plan]]) -> list[str]:
 
 
 def _slice_deployment(
-    config: ServiceConfig, pools: list[Plan], at: int, room: Room, others: list[str]
+    config: ServiceConfig, pools: list[Plan], at: int, fixed: list[Settings], others: list[str]
 ) -> Any:
-    """The slices of one pool of a model; `others` are the keys of pools on whose hosts they are not placed."""
+    """The slices of one pool of a model. `fixed`: models with a fixed number; `others`: pools on whose hosts no slice is placed, by key."""
     plan = pools[at]
     return serve.deployment(
         SliceReplica,
@@ -190,7 +192,7 @@ def _slice_deployment(
         health_check_period_s=TIMINGS.health_period_s,
         health_check_timeout_s=TIMINGS.health_timeout_s,
         graceful_shutdown_timeout_s=plan.model.drain_s + TIMINGS.stop_margin_s,
-        **_count(config, pools, at, room),
+        **_count(config, pools, at, fixed),
         max_surge_percent=_SURGES,
         # `model`, `judged` and `tls` change without a restart; the rest is for the controller (see serving.slices.controller).
         user_config={
@@ -208,18 +210,11 @@ def _slice_deployment(
     )
 
 
-def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dict[str, Any]:
+def _count(config: ServiceConfig, pools: list[Plan], at: int, fixed: list[Settings]) -> dict[str, Any]:
     """How many slices: a fixed number, or the policy's within bounds. The policy keeps the delays itself."""
     counts = pools[at].model.replicas
     if not counts.scales:
         return {"num_replicas": counts.min}
-    settings = Settings(
-        model=pools[0].model.name,
-        pools=tuple(pool_of(plan, slice_hour(plan.model.slice, plan.slice, config.prices)) for plan in pools),
-        ttft_s=pools[0].model.slo.ttft_s,
-        itl_s=pools[0].model.slo.itl_s,
-        cool_down_s=pools[0].model.cool_down_s,
-    )
     return {
         "autoscaling_config": {
             "min_replicas": counts.min,
@@ -231,8 +226,9 @@ def _count(config: ServiceConfig, pools: list[Plan], at: int, room: Room) -> dic
                 "policy_function": POLICY,
                 "policy_kwargs": {
                     "pool": pools[at].pool,
-                    "settings": asdict(settings),
-                    "budget": asdict(room),
+                    "settings": asdict(_settings(config, pools)),
+                    "budget": config.budget.model_dump(),
+                    "fixed": [asdict(model) for model in fixed],
                 },
             },
         }

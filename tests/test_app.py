@@ -67,20 +67,21 @@ def test_models_that_serve_would_not_tell_apart_are_refused() -> None:
         build({"models": [model("org/llama"), model("org-llama")]})
 
 
-def test_a_budget_leaves_to_models_that_scale_what_the_fixed_ones_do_not_take() -> None:
+def test_scaling_is_told_of_models_with_a_fixed_number_and_of_the_whole_budget() -> None:
     fixed = model("fixed") | {"replicas": 3}
     scaled = model("scaled") | {"replicas": {"min": 1, "max": 9}}
-    application = build(
-        {"models": [fixed, scaled], "budget": {"slices": 5, "dollars_per_hour": 100}}
-        | {"prices": {"v6e": {"on-demand": 1.0}}}
-    )
+    application = build({"models": [fixed, scaled], "budget": {"slices": 5, "dollars_per_hour": 100}})
     slices = {
         bound.name.split("-")[0]: bound
         for bound in (one._bound_deployment for one in application._bound_deployment.init_args[1:])
     }
     assert slices["fixed"].num_replicas == 3
     policy = slices["scaled"]._deployment_config.autoscaling_config.policy
-    assert policy.policy_kwargs["budget"] == {"slices": 2, "dollars_per_hour": 100 - 3 * 8.0}
+    assert policy.policy_kwargs["budget"] == {"slices": 5, "dollars_per_hour": 100}
+    told = [
+        (of["model"], of["pools"][0]["min"], of["pools"][0]["max"]) for of in policy.policy_kwargs["fixed"]
+    ]
+    assert told == [("fixed", 3, 3)]
 
 
 @pytest.mark.parametrize("replicas", [3, {"min": 3, "max": 9}])

@@ -53,6 +53,10 @@ class Settings:
     itl_s: float | None = None
     cool_down_s: float = 300.0
 
+    @property
+    def scales(self) -> bool:
+        return any(pool.min < pool.max for pool in self.pools)
+
 
 @dataclass(frozen=True)
 class Room:

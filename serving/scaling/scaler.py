@@ -103,13 +103,15 @@ class Scaler:
         target: int,
         budget: Room,
         *,
+        fixed: Sequence[Settings] = (),
         leaving: tuple[float, float] = (0, 0.0),
         deployed: bool = False,
     ) -> int:
         """Slices wanted in the pool of this key: the last decision, before the first one what Serve has.
 
-        `leaving`: slices of pools that the YAML no longer has, and their dollars an hour. `deployed`: Serve calls for the first time since the pool was deployed. If it then has another number than was wanted,
-        the pool was deleted in between, and its model starts anew.
+        `fixed`: models for which Serve never calls; they take part in what models leave to one another. `leaving`: slices of pools that
+        the YAML no longer has, and their dollars an hour. `deployed`: Serve calls for the first time since the pool was deployed. If it
+        then has another number than was wanted, the pool was deleted in between, and its model starts anew.
         """
         with self._lock:
             self._budget, self._leaving = budget, leaving
@@ -121,6 +123,9 @@ class Scaler:
                 model = self._models[settings.model] = _Model(settings, self._called_s)
             model.settings, model.called_s = settings, self._called_s
             model.targets[pool] = target
+            for uncalled in fixed:
+                known = self._models.setdefault(uncalled.model, _Model(uncalled, self._called_s))
+                known.settings, known.called_s = uncalled, self._called_s
             if self._thread is None or not self._thread.is_alive():
                 for other in self._models.values():  # Serve itself stood still: no model is gone for that
                     other.called_s = self._called_s
@@ -260,6 +265,8 @@ class Scaler:
 
     def _tell(self, model: _Model, decision: Decision) -> None:
         """Log and keep news: another number for a pool, reports that can't be used, a limit that binds, starts that fail."""
+        if not model.settings.scales:
+            return
         now_s = self._clock()
         short = decision.short and now_s - model.short_s > _SHORT_S
         if decision.short:
@@ -308,7 +315,8 @@ class Scaler:
 
     def _in_full(self) -> dict[str, int]:
         """By model, slices wanted once those that leave have gone: they still count among those that serve."""
-        return {name: sum(model.in_full.values()) for name, model in self._models.items() if model.state}
+        scaling = {name: model for name, model in self._models.items() if model.settings.scales}
+        return {name: sum(model.in_full.values()) for name, model in scaling.items() if model.state}
 
 
 def _as_told(marked: Sequence[SliceRecord], told: Iterable[SliceRecord]) -> list[SliceRecord]:

@@ -3,6 +3,7 @@
 The state is in serving.scaling.scaler, which is imported; this module is pickled by value, once a deployment.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -16,16 +17,19 @@ POLICY = "serving.scaling.serve:SlicePolicy"
 
 
 class SlicePolicy:
-    """One pool of one model. Its arguments are plain JSON, as Serve wants them."""
+    """One pool of one model, beside those with a fixed number of slices. Its arguments are plain JSON, as Serve wants them."""
 
-    def __init__(self, pool: str, settings: dict[str, Any], budget: dict[str, float | None]) -> None:
-        pools = [
-            Pool(**{**fields, "steps": tuple((count, seconds) for count, seconds in fields["steps"])})
-            for fields in settings["pools"]
-        ]
-        self._settings = Settings(**{**settings, "pools": tuple(pools)})
+    def __init__(
+        self,
+        pool: str,
+        settings: dict[str, Any],
+        budget: dict[str, float | None],
+        fixed: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        self._settings = _settings(settings)
         self._pool = pool
         self._budget = Room(**budget)
+        self._fixed = [_settings(model) for model in fixed]
         self._deployed = True  # Serve makes another policy of every deployment of the pool
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
@@ -37,9 +41,18 @@ class SlicePolicy:
             self._pool,
             context.target_num_replicas,
             self._budget,
+            fixed=self._fixed,
             leaving=controller.leaving(application),
             deployed=deployed,
         )
         in_full = scaler(application).in_full(self._settings.model, self._pool)
         controller.tell_wanted(application, context.deployment_name, in_full)
         return wanted, {}
+
+
+def _settings(sent: dict[str, Any]) -> Settings:
+    pools = [
+        Pool(**{**fields, "steps": tuple((count, seconds) for count, seconds in fields["steps"])})
+        for fields in sent["pools"]
+    ]
+    return Settings(**{**sent, "pools": tuple(pools)})

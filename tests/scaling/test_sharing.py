@@ -166,6 +166,35 @@ def test_a_model_gets_hardware_that_another_has_taken_all_of(bought: str) -> Non
     assert len(fleet.ended) == 1
 
 
+def test_a_model_with_a_fixed_number_that_lost_its_slice_gets_hardware_from_one_that_scales() -> None:
+    """Serve never asks scaling for such a model, and it waited for ever beside one that had taken all hardware."""
+    scales, fixed = Model("scales", (pool("x"),)), Model("fixed", (pool("y", 1, 1, hardware="x"),), rate=5)
+    fleet = ControlledFleet([scales, fixed], hardware=4, start_s=5, drain_s=2)
+    fleet.run(10)
+    scales.rate = 90
+    fleet.run(20)
+    assert (fleet.serving(scales), fleet.serving(fixed)) == (3, 1)
+    (lost,) = fleet.of(fixed)
+    fleet.cluster.closed = {"y"}
+    lost.lose(lost.state._replicas.get()[0])
+    fleet.run(10)
+    fleet.cluster.closed = set()
+    fleet.run(10)
+    assert (fleet.serving(scales), fleet.serving(fixed)) == (4, 0)
+    fleet.run(100)
+    assert (fleet.serving(scales), fleet.serving(fixed)) == (3, 1)
+    assert {decision.model for decision in fleet.store.decisions} == {"scales"}
+
+
+def test_the_budget_s_part_of_a_model_with_a_fixed_number_is_nobody_else_s() -> None:
+    scales, fixed = Model("scales", (pool("x"),), rate=90), Model("fixed", (pool("y", 3, 3),))
+    fleet = ControlledFleet([scales, fixed], budget=5, start_s=5, drain_s=2)
+    fleet.run(60)
+    assert (fleet.serving(scales), fleet.serving(fixed)) == (2, 3)
+    assert fleet.targets[-1] == {"scales-x": 2}
+    assert max(slices for slices, _ in fleet.cluster.held) <= 5
+
+
 def test_a_model_gets_hardware_of_another_s_pool_though_that_one_has_slices_of_a_further_pool() -> None:
     """The slice that would stop first is of the further pool, and the second waited for ever."""
     near, far = pool("near", hardware="x"), pool("far", hardware="y")

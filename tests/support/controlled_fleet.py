@@ -137,8 +137,9 @@ class ControlledFleet:
                         each.id: each.state for each in self.cluster.deployments.values()
                     }
                 names.append(name)
+                most = pool.max if pool.min < pool.max else 0
                 self.cluster.deployed(name).deploy(
-                    model.version, pool.min, pool.key, most=pool.max, model=model.name
+                    model.version, pool.min, pool.key, most=most, model=model.name
                 )
         self.fresh |= set(names)
         self.cluster.configure(*names)
@@ -244,8 +245,9 @@ class ControlledFleet:
     def _scale(self) -> None:
         wanted = {}
         room = Room(slices=self.budget)
+        fixed = [model.settings for model in self.models if not model.settings.scales]
         for model in self.models:
-            for pool in model.pools:
+            for pool in [pool for pool in model.pools if pool.min < pool.max]:
                 name = model.deployment(pool)
                 state = self.cluster.deployments[name].state
                 count = self.scaler.wanted(
@@ -253,6 +255,7 @@ class ControlledFleet:
                     pool.key,
                     state._target_state.target_num_replicas,
                     room,
+                    fixed=fixed,
                     leaving=self.deployments.leaving(APPLICATION),
                     deployed=name in self.fresh,
                 )

@@ -246,7 +246,9 @@ async def test_of_a_slice_that_is_gone_where_clients_have_hung_up_nothing_is_kep
     dispatcher: Dispatcher, state: SliceState
 ) -> None:
     """Each planned stop wrote a KeyError to the log, and a slice that was lost counted among the dead for ever."""
-    entry = replace(dispatcher._table.entry("b") or pytest.fail(), state=state)
+    (entry,) = (
+        replace(each, state=state) for each in dispatcher._table.entries(MODEL) if each.replica == "b"
+    )
     dispatcher._hung_up(entry, request("poison"), time.monotonic())
     dispatcher.settle([entry])
     dispatcher._table.update([], 1.0)
