@@ -4,6 +4,7 @@ A slice's record is in the store in two parts. The fixed part, its description a
 changes. The beat, 60 bytes, names the revision that it goes with, and is read every time.
 """
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 
@@ -36,11 +37,14 @@ class Board:
     def take(self, beats: Mapping[str, bytes], fixed: Mapping[str, bytes]) -> Iterator[None]:
         """Take over every slice's beat, and the fixed parts that were read for `changed`. In steps of 0.3 ms.
 
-        A slice whose fixed part is not there has gone, or comes with the next look.
+        A slice whose fixed part is not there has gone, or comes with the next look. One that another version wrote, with a state that
+        this one does not know, is left out.
         """
         for count, (replica, raw) in enumerate(fixed.items(), 1):
             fields = json.loads(raw)
-            self._fixed[replica] = str(fields.pop("revision")).encode(), SliceRecord.of(fields)
+            self._fixed.pop(replica, None)
+            with contextlib.suppress(KeyError, TypeError, ValueError):
+                self._fixed[replica] = str(fields.pop("revision")).encode(), SliceRecord.of(fields)
             if count % (_STEP // 4) == 0:
                 yield
         records: dict[str, SliceRecord] = {}

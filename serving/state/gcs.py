@@ -428,8 +428,9 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         ordered=dict(fields("ordered")),
         suspicions={
             record["router"]: {
-                name: known_fields(Suspicion, told | {"before": tuple(told.get("before", ()))})
+                name: suspicion
                 for name, told in record["suspicions"].items()
+                for suspicion in records(Suspicion, [told | {"before": tuple(told.get("before", ()))}])
             }
             for _, record in fields("suspicions")
         },

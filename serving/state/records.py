@@ -178,7 +178,8 @@ class StartRecord:
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Self:
         """The record of what JSON kept of it."""
-        return cls(**fields | {"workers": tuple(WorkerStart(**worker) for worker in fields["workers"])})
+        workers = tuple(known_fields(WorkerStart, worker) for worker in fields["workers"])
+        return known_fields(cls, {**fields, "workers": workers})
 
 
 FIRST_REQUESTS = 100  # after which an engine has seen what it is asked for

@@ -10,6 +10,7 @@ import pytest
 from support.memory_store import MemoryStore, MemoryTable
 
 from serving.router.store_loop import StoreClaims
+from serving.state import key_names
 from serving.state.records import (
     BatchRecord,
     DecisionRecord,
@@ -84,6 +85,31 @@ def test_records_of_another_version_of_this_service_are_read_as_far_as_they_are_
         table.values[key] = json.dumps(fields).encode()
     found = store.read("app")
     assert (found.slices[0].running, found.slice_failures) == (3, ())
+
+
+@pytest.mark.parametrize(("field", "value"), [("state", "paused"), ("hosts", None), ("phases", 1)])
+def test_a_record_that_another_version_wrote_otherwise_hides_no_other(field: str, value: Any) -> None:
+    """After a way back from a version with one more state no reader saw any slice, until somebody emptied the store."""
+    table = MemoryTable()
+    store = MemoryStore(table)
+    records = [
+        SliceRecord(name, "m", SliceState.SERVING, "serving", "v6e 2x4", application="app") for name in "ab"
+    ]
+    for record in records:
+        store.put_slice(record)
+    suspicions = {
+        "f00d": Suspicion(1.0, guilty=True, model="m"),
+        "dead": Suspicion(2.0, guilty=False, model="m"),
+    }
+    store.put_suspicions("app", "r", suspicions)
+    fixed, told = key_names.fixed("a"), key_names.key("app", "suspicions", "r").encode()
+    table.values[fixed] = json.dumps(json.loads(table.values[fixed]) | {field: value}).encode()
+    of_router = json.loads(table.values[told])
+    del of_router["suspicions"]["dead"]["model"]
+    table.values[told] = json.dumps(of_router).encode()
+    found = store.read("app")
+    assert found.slices == (records[1],)
+    assert found.suspicions == {"r": {"f00d": suspicions["f00d"]}}
 
 
 def test_a_claim_is_one_router_s_until_it_is_given_back_or_over() -> None:
