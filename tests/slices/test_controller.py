@@ -355,3 +355,30 @@ def test_a_slice_that_the_store_does_not_tell_of_is_not_taken_for_an_idle_one() 
     while len(left := llama.names("a")) == 3:
         there.run(1)
     assert {missing, idle, busy} - left == {idle}
+
+
+def test_a_slice_on_which_engines_die_soon_after_each_start_is_left_out_while_a_spare_serves() -> None:
+    """By a bad chip: each engine begins to serve, and a start that serves acquits what failed to start before."""
+    there = Cluster(hardware=4, start_s=60, dying={"0": 100})
+    llama = there.deployed()
+    llama.deploy("a", 3)
+    there.run(600, 5)
+    died = there.failures["0"]
+    assert (died.failures, died.early) == (2, True)
+    there.run(1200, 5)
+    assert llama.serving() == 3
+    assert "0" not in llama.at.values()
+    assert there.failures == {"0": died}
+
+
+def test_engines_that_die_soon_wherever_they_start_leave_no_slice_out_while_none_is_free() -> None:
+    """Of a fault of their own, or a request that nobody found guilty. Half of the time they serve."""
+    there = Cluster(hardware=3, start_s=60, dying=dict.fromkeys("012", 100))
+    llama = there.deployed()
+    llama.deploy("a", 3)
+    served = 0
+    for _ in range(400):
+        there.run(5, 5)
+        served += llama.serving()
+    assert served > 3 * 400 / 2
+    assert {failed.version for failed in there.failures.values()} == {"a"}

@@ -14,7 +14,7 @@ from ray.serve._private.deployment_state import SLOW_STARTUP_WARNING_S, Deployme
 from ray.serve.config import AutoscalingConfig
 
 from serving.slices import controller
-from serving.slices.quarantine import failed, left_out
+from serving.slices.quarantine import EARLY_S, failed, left_out, over
 from serving.state.records import Rollout, SliceFailures, SliceRecord, SliceState, deployment
 
 APPLICATION, MODEL = "app", "llama"
@@ -55,6 +55,9 @@ class Cluster:
 
     notices: dict[str, float] = field(default_factory=dict)  # by node, when a host of it goes
     faulty: set[str] = field(default_factory=set)  # slices on which no engine starts
+    dying: dict[str, float] = field(
+        default_factory=dict
+    )  # by slice, after how long in service its engines die
     failures: dict[str, SliceFailures] = field(default_factory=dict)  # by slice
 
     def __post_init__(self) -> None:
@@ -227,6 +230,7 @@ class Deployed:
     def step(self) -> None:
         """Hardware and engines for as long as a look of Serve takes, then that look."""
         self._leave()
+        self._die()
         self._stop()
         self._start()
         self.state.check_curr_status()
@@ -265,6 +269,40 @@ class Deployed:
             goes_s = self.cluster.notices.get(replica.actor_node_id)
             if goes_s is not None and self.cluster.now_s >= goes_s - self.cluster.drain_s:
                 self.lose(replica)
+
+    def _die(self) -> None:
+        """Engines of some slices end in the midst of their service; that of an engine which served for long acquits the slice."""
+        for replica in self.replicas(ReplicaState.RUNNING):
+            at = self.at.get(replica.replica_id.unique_id)
+            if at is None or at not in self.cluster.dying.keys() | self.cluster.failures.keys():
+                continue
+            own = self._own(replica)
+            served_s = self.cluster.now_s - own.since
+            if served_s >= EARLY_S:
+                self._acquit(own, early=True)
+            if served_s >= self.cluster.dying.get(at, math.inf):
+                if served_s < EARLY_S:
+                    self._blame(own, early=True)
+                self.lose(replica)
+
+    def _own(self, replica: Any) -> SliceRecord:
+        """The replica's record, with its slice."""
+        name = replica.replica_id.unique_id
+        own = next(record for record in self.cluster.records if record.replica == name)
+        return replace(own, slice=self.at[name], hosts=("host",), pod_type=_TYPE)
+
+    def _blame(self, own: SliceRecord, *, early: bool = False) -> None:
+        known, there = self.cluster.failures.values(), self.state._replicas.get()
+        names = {replica.replica_id.unique_id for replica in there}
+        entries = [record for record in self.cluster.records if record.replica in names]
+        self.cluster.failures[own.slice] = failed(
+            own, "boom", self.cluster.now_s, known, entries, early=early
+        )
+
+    def _acquit(self, own: SliceRecord, *, early: bool) -> None:
+        known = self.cluster.failures.get(own.slice)
+        if known and over(known, own, early=early):
+            del self.cluster.failures[own.slice]
 
     def _stop(self) -> None:
         for replica in self.replicas(ReplicaState.STOPPING, ReplicaState.RECOVERING):
@@ -319,16 +357,15 @@ class Deployed:
 
     def _fails(self, replica: Any) -> bool:
         """Whether the engine does not come up, which is then remembered of its slice; one that does acquits it."""
-        name, failures = replica.replica_id.unique_id, self.cluster.failures
-        at = self.at[name]
+        name = replica.replica_id.unique_id
         record = next((record for record in self.cluster.records if record.replica == name), None)
         if record is None or record.serves:
             return False
-        if replica.version.code_version not in self.cluster.broken and at not in self.cluster.faulty:
-            failures.pop(at, None)
+        own = self._own(replica)
+        if replica.version.code_version not in self.cluster.broken and own.slice not in self.cluster.faulty:
+            self._acquit(own, early=False)
             return False
-        own = replace(record, slice=at, hosts=("host",), pod_type=_TYPE)
-        failures[at] = failed(own, "boom", self.cluster.now_s, failures.values(), self.cluster.records)
+        self._blame(own)
         return True
 
     def lose(self, replica: Any) -> None:
@@ -344,6 +381,8 @@ class Deployed:
 
     def _record(self, replica: Any, state: SliceState) -> None:
         name = replica.replica_id.unique_id
+        before = next((record for record in self.cluster.records if record.replica == name), None)
+        since = before.since if before and before.state is state else self.cluster.now_s
         self.cluster.records[:] = [record for record in self.cluster.records if record.replica != name]
         self.cluster.records.append(
             SliceRecord(
@@ -356,6 +395,7 @@ class Deployed:
                 tag=name,
                 deployment=deployment(APPLICATION, self.id.name),
                 version=replica.version.code_version,
+                since=since,
             )
         )
 
