@@ -116,7 +116,7 @@ def install() -> None:
     def create(request: Any) -> Any:
         if not is_slice(request.bundles):
             return default(request)
-        without = waiting.left_out_of_each({request.name: request.bundles})[request.name]
+        without = waiting.left_out_of_new(request.name, request.bundles)
         group = create_slice_group(request.bundles, name=request.name, lifetime="detached", without=without)
         waiting.add(request.name, request.bundles, group, without)
         return group
@@ -161,21 +161,23 @@ class _Waiting:
     def add(self, name: str, bundles: Sequence[Mapping[str, float]], group: Any, without: Without) -> None:
         self._asked[name] = _Asked(bundles, group, without)
 
-    def left_out_of_each(self, replicas: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Without]:
-        """What is left out for replicas, by name; nothing where the store can't be read."""
+    def left_out_of_new(self, name: str, bundles: Sequence[Mapping[str, float]]) -> Without:
+        """What is left out for a new replica; nothing where the store can't be read."""
         try:
-            store = self._store()
-            snapshot, nodes, now = store.read(), ray.nodes(), store.now()
-            releases = {owner: store.release(owner) for owner in {_deployment_of(name) for name in replicas}}
-            return {
-                name: left_out(
-                    snapshot, nodes, _pod_type(bundles[0]) or "", releases[_deployment_of(name)], now
-                )
-                for name, bundles in replicas.items()
-            }
+            return self.left_out_of_each({name: bundles})[name]
         except Exception:
-            logger.exception("the store can't be read: no slice is left out for %s", ", ".join(replicas))
-            return dict.fromkeys(replicas, _ANYWHERE)
+            logger.exception("the store can't be read: no slice is left out for %s", name)
+            return _ANYWHERE
+
+    def left_out_of_each(self, replicas: Mapping[str, Sequence[Mapping[str, float]]]) -> dict[str, Without]:
+        """What is left out for replicas, by name."""
+        store = self._store()
+        snapshot, nodes, now = store.read(), ray.nodes(), store.now()
+        releases = {owner: store.release(owner) for owner in {_deployment_of(name) for name in replicas}}
+        return {
+            name: left_out(snapshot, nodes, _pod_type(bundles[0]) or "", releases[_deployment_of(name)], now)
+            for name, bundles in replicas.items()
+        }
 
     def run(self) -> None:
         while True:

@@ -7,7 +7,7 @@ import pytest
 import ray
 from support.memory_store import MemoryStore, MemoryTable
 
-from serving.errors import ExtensionPointError
+from serving.errors import ClusterError, ExtensionPointError
 from serving.slices import placement
 from serving.state.records import Release, SliceFailures, SliceRecord, SliceState, Snapshot
 from serving.tpu import POD_TYPE_LABEL, POOL_LABEL, SLICE_LABEL, resolve
@@ -187,3 +187,28 @@ def test_the_controller_tells_all_processes_the_time(monkeypatch: pytest.MonkeyP
     elsewhere.read()
     assert elsewhere.now() == pytest.approx(controller.now(), abs=60)
     assert elsewhere.now() > 1e9
+
+
+def test_a_replica_that_waits_is_left_alone_while_the_store_cannot_be_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was ended for one that left nothing out, and that one was placed on the slice in quarantine."""
+    removed: list[object] = []
+    monkeypatch.setattr(
+        ray.util,
+        "placement_group_table",
+        lambda: {"id": {"name": "SERVE_REPLICA::app#m#1", "state": "PENDING"}},
+    )
+    monkeypatch.setattr(ray.util, "remove_placement_group", removed.append)
+
+    def away() -> Any:
+        raise ClusterError("the head restarts")
+
+    waiting = placement._Waiting(away)
+    without = placement.Without(frozenset({"llama-0"}))
+    waiting.add("SERVE_REPLICA::app#m#1", [{"TPU-v6e-8-head": 1}], "group", without)
+    with pytest.raises(ClusterError):
+        waiting.look()
+    assert removed == []
+    assert not waiting.has_ended("SERVE_REPLICA::app#m#1")
+    assert waiting.left_out_of_new("SERVE_REPLICA::app#m#2", [{"TPU-v6e-8-head": 1}]) == placement.Without()
