@@ -28,6 +28,7 @@ import httpx
 import yaml
 from rich.console import Console
 
+from benchmarks import accounting
 from benchmarks.faults import (
     FAULTS,
     NAMESPACES_ONLY,
@@ -317,6 +318,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--name", default="chaos", help="name of the simulation (default: chaos)")
     parser.add_argument("--json", type=Path, help="write every outcome here, with what failed")
     options = parser.parse_args(arguments)
+    accounting.unwind_on_sigterm()
     other, others = ("vllm", VLLM_ONLY) if options.engine == "simulated" else ("simulated", SIMULATED_ONLY)
     impossible = dict.fromkeys(others, f"--engine {other}")
     if best() == LOOPBACK:
