@@ -11,10 +11,11 @@ from serving.router.http.responses import Keeping
 # A client's credentials are for the router alone.
 _CREDENTIALS = (b"authorization", b"x-api-key", b"cookie")
 # vLLM's copy of an engine to go to, SageMaker's adapter and session, and whose request it is: the router says these. For the last vLLM collects all of
-# its metrics with each answer, and shows them to the client.
+# its metrics with each answer, and shows them to the client. Which pages may ask is the router's too (router.cors): told of one, vLLM lets it in.
 _KEPT_BACK = frozenset(
     (
         *_CREDENTIALS,
+        b"origin",
         b"x-data-parallel-rank",
         b"endpoint-load-metrics-format",
         b"x-serving-key",  # serving.secret.KEY_HEADER

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 from starlette.routing import Route
-from support.fronts import front
+from support.fronts import front, router_before
 from support.servers import asgi_server
+from support.simulated_engine import MODEL, small_plan
 
 from serving.config import RouterSpec
 from serving.router.http import auth
+from serving.state.records import SliceRecord, SliceState
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -132,6 +135,23 @@ def test_limits_and_ignored_parameters_are_told_beside_it() -> None:
     anybody = {"access-control-allow-origin": "*", "access-control-expose-headers": "*"}
     assert (crossing(answer), crossing(stranger)) == (anybody, anybody)
     assert stranger.status_code == 401
+
+
+@pytest.mark.http
+@pytest.mark.parametrize("cors", [[PAGE], []], ids=["listed", "none"])
+def test_an_engine_that_lets_every_page_in_is_not_asked_for_one(cors: list[str]) -> None:
+    """vLLM does. No browser takes an answer with two origins, and without router.cors every page could read it."""
+
+    async def answer(_: Request) -> Response:
+        return Response("{}", media_type="application/json")
+
+    engine = CORSMiddleware(Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])]), ["*"])
+    with asgi_server(engine) as address:
+        slices = [SliceRecord("a", MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=address)]
+        with router_before([small_plan()], slices, RouterSpec.model_validate({"cors": cors})) as service:
+            read = httpx.post(f"{service}/v1/chat/completions", json=CHAT, headers={"origin": PAGE})
+    assert read.status_code == 200
+    assert read.headers.get_list("access-control-allow-origin") == cors
 
 
 @pytest.mark.unit
