@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from functools import lru_cache
 from http import HTTPStatus
@@ -307,7 +307,8 @@ class _Connection(asyncio.BaseProtocol):
         self._interim = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if not self._headed:  # else a trailer, which is no header of the answer
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         status = self._parser.get_status_code()
@@ -494,23 +495,25 @@ async def _status(connection: _Connection, entry: SliceRecord, ours: Mapping[byt
 
 def returned(response: SliceResponse) -> Headers:
     """A slice's headers as they go to the client."""
-    return [header for header in response.headers if header[0] not in _NOT_RETURNED]
+    left_out = _and_named(_NOT_RETURNED, response.headers)
+    return [header for header in response.headers if header[0] not in left_out]
 
 
 def _head(
     method: bytes,
     target: bytes,
     address: str,
-    headers: Iterable[tuple[bytes, bytes]],
+    headers: Collection[tuple[bytes, bytes]],
     ours: Mapping[bytes, bytes],
     body: bytes,
 ) -> bytes:
     """A request's head: the client's headers, except where the router sets its own."""
+    left_out = _and_named(_HOP_BY_HOP, headers)
     lines = [method + b" " + target + b" HTTP/1.1"]
     lines += [name + b": " + value for name, value in ours.items()]
     hosted = False
     for name, value in headers:
-        if name not in _HOP_BY_HOP and name not in ours:
+        if name not in left_out and name not in ours:
             hosted = hosted or name == b"host"
             lines.append(name + b": " + value)
     if not hosted:
@@ -518,6 +521,12 @@ def _head(
     if method == b"POST":
         lines.append(b"content-length: %d" % len(body))
     return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def _and_named(usual: frozenset[bytes], headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
+    """The `usual` headers, and those that `Connection` names: they are for the next hop alone (RFC 9110, 7.6.1)."""
+    named = [value for name, value in headers if name == b"connection"]
+    return usual.union(name.strip().lower() for name in b",".join(named).split(b",")) if named else usual
 
 
 def _encoded(headers: Mapping[str, str]) -> dict[bytes, bytes]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.servers import SSE_HEAD, RawServers, Script, chunk, until, whole
 
 from serving.router.forwarding.connecting import NotConnectedError, UpstreamError
-from serving.router.forwarding.upstream import SliceResponse, Upstream, _Connection
+from serving.router.forwarding.upstream import SliceResponse, Upstream, _Connection, returned
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import Peer, SliceRecord, SliceState
 
@@ -133,6 +133,16 @@ async def test_an_answer_is_the_same_wherever_it_is_cut(answer: str) -> None:
     asked = Asked()
     await asked.feed(*(raw[at : at + 1] for at in range(len(raw))))
     assert await asked.task == expected
+
+
+@pytest.mark.unit
+async def test_a_trailer_and_what_the_connection_names_are_no_headers_of_an_answer() -> None:
+    asked = Asked()
+    asked.task.cancel()
+    asking = asyncio.create_task(asked.connection.ask(b"POST / HTTP/1.1\r\n\r\n", b""))
+    named = b"Connection: keep-alive, X-Hop\r\nconnection: x-other\r\nX-Hop: 1\r\nX-Other: 1\r\nx-kept: 1\r\n"
+    await asked.feed(CHUNKED.replace(b"\r\n\r\n", b"\r\n" + named + b"\r\n"), b"0\r\nx-trailer: 1\r\n\r\n")
+    assert returned(await asking) == [(b"x-kept", b"1")]
 
 
 @pytest.mark.unit
@@ -301,6 +311,31 @@ def entry(address: str) -> SliceRecord:
 
 
 REQUEST = InferenceRequest("llama", "/v1/completions", b"{}", {}, headers=((b"x-a", b"\xff"), (b"te", b"x")))
+
+
+@pytest.mark.http
+async def test_what_a_client_s_connection_names_goes_no_further(raw: RawServers) -> None:
+    asked: list[bytes] = []
+
+    async def answer(request: bytes, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(request)
+        writer.write(whole(BODY))
+
+    headers = (
+        (b"x-hop", b"1"),
+        (b"x-kept", b"1"),
+        (b"connection", b"X-Hop, close"),
+        (b"connection", b"x-other"),
+        (b"x-other", b"1"),
+    )
+    upstream = Upstream(1)
+    request = InferenceRequest("llama", "/v1/completions", b"{}", {}, headers=headers)
+    response = await upstream.post(entry(raw.start(answer)), request, b"{}", {})
+    assert await response.read() == BODY
+    lines = asked[0].split(b"\r\n\r\n")[0].split(b"\r\n")[1:]
+    assert b"x-kept: 1" in lines
+    assert not [line for line in lines if line.startswith((b"x-hop", b"x-other", b"connection"))]
+    await upstream.close()
 
 
 @pytest.mark.http
