@@ -11,6 +11,7 @@ import time
 from http import HTTPStatus
 
 from serving.errors import (
+    BadRequestError,
     PoisonousKindError,
     PoisonousRequestError,
     ServingError,
@@ -27,6 +28,7 @@ from serving.router.forwarding.steps import StepTranscript, transcript_of
 from serving.router.forwarding.upstream import SliceResponse, returned
 from serving.router.http import sse
 from serving.router.http.downstream import Downstream, respond
+from serving.router.http.envelope import told
 from serving.router.http.errors import error_event, error_response
 from serving.router.http.protocol import InferenceRequest
 from serving.router.telemetry.record import RequestRecord
@@ -275,6 +277,12 @@ class Forwarding:
         else:
             respond(self._client, error_response(error))
 
+    def note_error(self, events: bytes) -> None:
+        """An engine's error is among events that go to the client: no other slice is asked about it."""
+        failed = next(event for event in sse.each(events) if event.startswith(sse.ERROR))
+        error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
+        self._record.failed_within(error["code"], clients=error["type"] == BadRequestError.kind)
+
     def first_events(self, stream: Stream) -> None:
         """A slice's first events are about to go to the client."""
         stream.movable = self._transcript is not None and stream.movable
@@ -347,6 +355,8 @@ class _EventRelay:
         elif sse.NAMED_ERROR in events:
             # vLLM's words there are pydantic's, on a chunk that was its own error.
             events, self.failed = events.partition(sse.NAMED_ERROR)[0], True
+        if sse.has_error(events):
+            self._forwarding.note_error(events)
         if events and self._new and not self.failed:
             self._new = False
             self._forwarding.first_events(stream)
@@ -372,6 +382,8 @@ class _EventRelay:
                 return None
             data = self.rest + data
             self._let_go()
+        if b"\r" in data:  # which no JSON has: lines may end with it too
+            data = data.replace(b"\r\n", b"\n")
         if self._new and not isinstance(self._transcript, Transcript) and sse.opens(data):
             # It comes before the engine has seen the request. Until the client has it another slice may be asked.
             self._hold(data)

@@ -19,7 +19,7 @@ from serving.router.http import sse
 from serving.router.http.anthropic_models import VERSION
 from serving.router.http.cors import Cors
 from serving.router.http.engine_words import field, in_our_words
-from serving.router.http.errors import error_response
+from serving.router.http.errors import anthropic_body, error_response
 from serving.router.http.routes import Dialect, dialect_of
 from serving.router.telemetry.journal import request_id
 from serving.router.telemetry.record import RequestRecord
@@ -31,15 +31,6 @@ _ANTHROPIC_ID_HEADER = b"request-id"
 _ANTHROPIC_VERSION = VERSION.encode()
 # The key of the exchange in a request's scope; the surface gives the exchange the request's record.
 EXCHANGE = "serving.exchange"
-_ANTHROPIC_KINDS: dict[int, str] = {
-    HTTPStatus.BAD_REQUEST: "invalid_request_error",
-    HTTPStatus.UNAUTHORIZED: "authentication_error",
-    HTTPStatus.FORBIDDEN: "permission_error",
-    HTTPStatus.NOT_FOUND: "not_found_error",
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
-    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
-    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
-}
 # What a client reads of an engine's 500; other errors keep their own words.
 _ENGINE_FAILED = "The engine failed on this request."
 _LENGTH_AND_TYPE = (b"content-length", b"content-type")
@@ -188,13 +179,7 @@ def told(body: bytes, status: int) -> dict[str, Any]:
 
 
 def _anthropic(message: str, status: int, name: bytes) -> dict[str, Any]:
-    usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
-    kind = _ANTHROPIC_KINDS.get(status, usual)
-    return {
-        "type": "error",
-        "error": {"type": kind, "message": message},
-        "request_id": name.decode("ascii"),
-    }
+    return {**anthropic_body(message, status), "request_id": name.decode("ascii")}
 
 
 def id_headers(name: bytes, *, anthropic: bool) -> tuple[tuple[bytes, bytes], ...]:

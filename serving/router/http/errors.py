@@ -1,6 +1,8 @@
 """Errors of the router as whole answers, and as events in a stream that has begun."""
 
 import math
+from http import HTTPStatus
+from typing import Any
 
 from starlette.responses import JSONResponse
 
@@ -20,6 +22,15 @@ from serving.router.http.routes import Dialect, dialect_of
 
 # For errors outside admission: no slice took a request (the breaker tries one again after 1 to 30 s), or too many bodies came.
 _RETRY_AFTER_S = 5
+_ANTHROPIC_KINDS: dict[int, str] = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.FORBIDDEN: "permission_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.TOO_MANY_REQUESTS: "rate_limit_error",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+}
 # OpenAI's and Anthropic's clients ask again after any 5xx without it.
 _LASTS = {"x-should-retry": "false"}
 
@@ -37,9 +48,14 @@ def error_response(error: ServingError) -> JSONResponse:
 def error_event(path: str, error: ServingError) -> bytes:
     """An error in a stream, as the clients of its route read it."""
     if dialect_of(path) is Dialect.ANTHROPIC:
-        fields = {"type": "error", "error": {"type": "api_error", "message": error.message}}
-        return sse.event(fields, "error")
+        return sse.event(anthropic_body(error.message, error.status), "error")
     return sse.event(error.openai_body())
+
+
+def anthropic_body(message: str, status: int) -> dict[str, Any]:
+    """An error as Anthropic's clients parse it."""
+    usual = "invalid_request_error" if status < HTTPStatus.INTERNAL_SERVER_ERROR else "api_error"
+    return {"type": "error", "error": {"type": _ANTHROPIC_KINDS.get(status, usual), "message": message}}
 
 
 def refusal_response(refusal: Refusal) -> JSONResponse:

@@ -156,6 +156,10 @@ class RequestRecord:
             self.status = error.status if not self.sent_bytes else self.status
         self.outcome = outcome_of(error)
 
+    def failed_within(self, code: str, *, clients: bool) -> None:
+        """A stream that began well ends with an engine's error, by a mistake of the client's or of its own."""
+        self.code, self.outcome = code, "client_error" if clients else "error"
+
     def cancelled(self) -> None:
         """The client went away."""
         if not self.outcome:

@@ -340,7 +340,7 @@ def test_anthropic_s_clients_get_their_own_error_event(front: Front, raw: RawSer
     kind, _, data = answer.content.removeprefix(EVENTS[0]).partition(b"\n")
     assert kind == b"event: error"
     body = json.loads(data.removeprefix(b"data: "))
-    assert (body["type"], body["error"]["type"]) == ("error", "api_error")
+    assert (body["type"], body["error"]["type"]) == ("error", "overloaded_error")  # as a whole answer's 503
 
 
 NAMED = b'event: message_start\ndata: {"type":"message_start"}\n\n'

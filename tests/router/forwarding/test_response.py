@@ -236,6 +236,49 @@ def saying(answer: bytes, *, closes: bool = True) -> Any:
 
 
 @pytest.mark.http
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+async def test_events_whose_lines_end_as_on_windows_are_events(size: int, serve: Serve) -> None:
+    """None was seen to end: the client had nothing until the answer's end, and then another slice was asked."""
+    raw = b"".join(EVENTS).replace(b"\n", b"\r\n")
+    pieces = [chunk(raw[at : at + size]) for at in range(0, len(raw), size)]
+    dispatcher, client = await serve(saying(SSE_HEAD + b"".join(pieces) + chunk(b""))), Client()
+    asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True, "return_token_ids": True})
+    record = RequestRecord(asked.path)
+    async with asyncio.timeout(10):
+        await Forwarding(dispatcher, asked, record).run(client)
+    assert client.got == b"".join(EVENTS)
+    assert record.retries == 0
+
+
+@pytest.mark.http
+@pytest.mark.parametrize(
+    ("path", "code", "outcome"),
+    [
+        ("/v1/chat/completions", 400, "client_error"),
+        ("/inference/v1/generate", 400, "client_error"),
+        ("/inference/v1/generate", 500, "error"),
+    ],
+)
+@pytest.mark.parametrize("apart", [True, False], ids=["in pieces", "in one piece"])
+async def test_a_stream_that_ends_with_an_engine_s_error_did_not_go_well(
+    path: str, code: int, outcome: str, apart: bool, serve: Serve
+) -> None:
+    """Log, metrics and budgets had it among the answers that did."""
+    error = b'data: {"error": {"message": "no", "type": "X", "param": null, "code": %d}}\n\n' % code
+    events = [*EVENTS[:2], error, EVENTS[2]]
+    pieces = events if apart else [b"".join(events)]
+    dispatcher, client = await serve(saying(SSE_HEAD + b"".join(map(chunk, [*pieces, b""])))), Client()
+    asked = InferenceRequest("m", path, b"{}", {"stream": True, "return_token_ids": True})
+    record = RequestRecord(path)
+    async with asyncio.timeout(10):
+        await Forwarding(dispatcher, asked, record).run(client)
+    record.end()
+    assert client.got == b"".join(events)
+    told = {400: "bad_request", 500: "internal_server_error"}[code]
+    assert (record.outcome, record.code) == (outcome, told)
+
+
+@pytest.mark.http
 async def test_a_response_whose_slice_is_lost_before_its_first_token_comes_from_another(serve: Serve) -> None:
     """Its client reads of one response only: it has nothing of the first."""
     whole = b"".join(map(chunk, (CREATED, GOES_ON, WORD, COMPLETED, b"")))
