@@ -34,7 +34,7 @@ _DELTAS = (
     b"event: response.reasoning_text.delta\n",
 )
 _OPENINGS = (b"event: message_start\n", b"event: response.created\n", b"event: response.in_progress\n")
-_ENDS = (b"event: message_stop\n", b"event: response.completed\n")
+_ENDS = (b"event: message_stop\n", b"event: response.completed\n", b"event: response.incomplete\n")
 # Quotes are escaped inside JSON strings, so a text never contains one of these.
 _CALLS = (b'"type":"tool_use"', b'"type":"function_call"')
 

@@ -91,6 +91,16 @@ def test_wherever_a_stream_breaks_its_client_has_one_answer(name: str) -> None:
         assert alike(played(asked, [cut])) == expected, cut
 
 
+def test_a_response_that_is_incomplete_is_at_its_end() -> None:
+    """So OpenAI calls one that ran out of tokens, which vLLM 0.26 calls completed."""
+    asked = ASKS["a response"]
+    transcript = StepTranscript(asked)
+    events = record(asked, transcript.body, created=1000)
+    shown = transcript.take(events.replace(b"response.completed", b"response.incomplete"))
+    assert transcript.done
+    assert shown == undisturbed(asked).replace(b"response.completed", b"response.incomplete")
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 40), max_size=4), st.sampled_from(list(ASKS)), st.integers(1, 20))
 def test_however_often_it_breaks(cuts: list[int], name: str, most: int) -> None:
