@@ -95,7 +95,7 @@ def engine_sizes(
     `model` is the checkpoint's name, for what is streamed from a bucket.
     """
     weight_format = "float32" if engine.get("dtype") in ("float", "float32") else "bf16"
-    cache = str(engine.get("kv_cache_dtype", "auto"))
+    cache = _cache_format(engine, shape)
     full_itemsize = 4 if weight_format == "float32" else 2
     max_model_len = _max_model_len(engine, shape, environment or {})
     sequences, batched_tokens = _batch(
@@ -164,6 +164,18 @@ def engine_sizes(
         blocks=_whole(engine, "num_gpu_blocks_override", 0) or None,
         block_tokens=_whole(engine, "block_size", 0) or None,
     )
+
+
+def _cache_format(engine: Mapping[str, Any], shape: ModelShape) -> str:
+    """The YAML's, else the checkpoint's (resolve_kv_cache_dtype_string)."""
+    asked = engine.get("kv_cache_dtype") or "auto"
+    if asked != "auto" or shape.quantization is None:
+        return str(asked)
+    if shape.quantization.cache == "nvfp4":
+        raise ConfigError(
+            "the checkpoint asks for a cache in NVFP4, which is not for TPUs; set engine.kv_cache_dtype to fp8 or bfloat16"
+        )
+    return shape.quantization.cache
 
 
 def _batch(engine: Mapping[str, Any], length: int, *, in_chunks: bool) -> tuple[int, int]:

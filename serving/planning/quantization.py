@@ -53,6 +53,7 @@ class Quantization:
     method: str = ""
     weight_only: bool = False  # activations keep full size (W4A16, W8A16), as far as the checkpoint says
     blocks: bool = False  # of compressed-tensors: a scale for each block of weights
+    cache: str = ""  # the format of keys and values that the checkpoint asks for, as modelopt's do
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""
@@ -78,6 +79,7 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
         raise PlanError(
             f"{where} is quantised with {method}, which tpu-inference does not load; it loads {', '.join(_BY_METHOD)}"
         )
+    cache = _cache(keys) if method.startswith("modelopt") else ""
     if method == "modelopt":
         keys = keys.within("quantization") or keys
         if "FP4" not in (algorithm := str(keys.get("quant_algo"))).upper():
@@ -98,7 +100,7 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
         _checked(str(pattern), where)
     found = _grouped(_BY_METHOD[method], keys.get("group_size"))
     names = tuple(map(str, skipped))
-    return Quantization(found, names, method) if found else _compressed(keys, where, names)
+    return Quantization(found, names, method, cache=cache) if found else _compressed(keys, where, names)
 
 
 def _method(keys: Keys) -> str:
@@ -107,6 +109,18 @@ def _method(keys: Keys) -> str:
     of_modelopt = isinstance(producer, Mapping) and producer.get("name") == "modelopt"
     name = str(keys.get("quant_method", "modelopt" if of_modelopt else None))
     return name.lower().replace("compressed_tensors", "compressed-tensors")
+
+
+def _cache(keys: Keys) -> str:
+    """The format of the cache that vLLM takes from a modelopt checkpoint (get_kv_cache_quant_algo_string); "" for the model's own."""
+    places = [place for place in (keys.within("quantization"), keys) if place]
+    names = ("kv_cache_scheme", "kv_cache_quant_algo")
+    match next((value for name in names for place in places if (value := place.get(name))), None):
+        case {"type": "float", "num_bits": 8, "dynamic": False} | "fp8" | "FP8":
+            return "fp8"
+        case {"type": "float", "num_bits": 4} | "nvfp4" | "NVFP4":
+            return "nvfp4"
+    return ""
 
 
 def _checked(pattern: str, where: str) -> None:

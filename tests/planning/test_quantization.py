@@ -130,6 +130,36 @@ def test_nvfp4_of_modelopt_is_read(config: dict[str, Any]) -> None:
     assert found.skipped == (() if len(config) == 1 else ("lm_head",))
 
 
+CACHE_SCHEME = {"type": "float", "num_bits": 8, "dynamic": False}
+
+
+@pytest.mark.parametrize(
+    ("more", "itemsize"),
+    [
+        ({}, 2),
+        ({"kv_cache_scheme": CACHE_SCHEME}, 1),
+        ({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}, 1),
+        ({"kv_cache_scheme": {"type": "float", "num_bits": 8, "dynamic": True}}, 2),
+    ],
+)
+def test_a_cache_has_the_format_that_a_checkpoint_of_modelopt_asks_for(
+    more: dict[str, Any], itemsize: int
+) -> None:
+    overrides = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4", **more}}
+    shape = shape_of("Qwen/Qwen3-32B", overrides)
+    assert engine_sizes({}, shape).cache_itemsize == itemsize
+    assert engine_sizes({"kv_cache_dtype": "bfloat16"}, shape).cache_itemsize == 2
+    assert engine_sizes({"kv_cache_dtype": "fp8"}, shape).cache_itemsize == 1
+
+
+def test_a_cache_in_nvfp4_is_refused_unless_the_yaml_has_another() -> None:
+    config = {"quant_method": "modelopt", "quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}
+    shape = shape_of("Qwen/Qwen3-32B", {"quantization_config": config})
+    with pytest.raises(ConfigError, match="cache in NVFP4, which is not for TPUs"):
+        engine_sizes({}, shape)
+    assert engine_sizes({"kv_cache_dtype": "fp8"}, shape).cache_itemsize == 1
+
+
 def test_other_formats_of_modelopt_are_refused() -> None:
     with pytest.raises(PlanError, match="by modelopt to FP8, which tpu-inference does not load"):
         read_quantization({"quant_method": "modelopt", "quant_algo": "FP8"}, "somewhere")
