@@ -13,6 +13,7 @@ from serving.planning.prices import Prices, slice_hour
 from serving.planning.speed import Engine, spread
 from serving.scaling.capacity import Lengths, Pool, capacity, itl_s, pool_of, whole_slices, with_room
 
+_MOST = 1_000_000  # tokens, or requests a second
 _KEYS = ("in", "out", "rate")
 
 
@@ -66,9 +67,9 @@ def _number(key: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = 0.0
-    if not 0 < value < float("inf") or (key != "rate" and value != int(value)):
+    if not 0 < value <= _MOST or (key != "rate" and value != int(value)):
         kind = "requests a second" if key == "rate" else "a whole number of tokens"
-        raise ConfigError(f"--workload: {key} is {kind}, above 0 (got {text!r})")
+        raise ConfigError(f"--workload: {key} is {kind}, above 0 and at most {_MOST:,} (got {text!r})")
     return value
 
 

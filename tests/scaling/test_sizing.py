@@ -35,9 +35,16 @@ def test_a_workload_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("in=1.5,out=256,rate=1", "in is a whole number of tokens, above 0 (got '1.5')"),
+        (
+            "in=1.5,out=256,rate=1",
+            "in is a whole number of tokens, above 0 and at most 1,000,000 (got '1.5')",
+        ),
         ("in=1024,out=x,rate=1", "out is a whole number of tokens"),
-        ("in=1024,out=256,rate=-1", "rate is requests a second, above 0 (got '-1')"),
+        ("in=1024,out=256,rate=-1", "rate is requests a second, above 0 and at most 1,000,000 (got '-1')"),
+        (
+            "in=1024,out=256,rate=1e12",
+            "rate is requests a second, above 0 and at most 1,000,000 (got '1e12')",
+        ),
         ("in=1024,out=256,rate=inf", "rate is requests a second"),
         ("in=inf,out=256,rate=1", "in is a whole number"),
         ("in=1024,out=256", "rate is missing; write in=1024,out=256,rate=20"),
