@@ -264,5 +264,10 @@ def _prices(options: dict[str, dict[str, float]]) -> RenderableType:
     million = next(iter(kind))
     table.add_row("", "a slice-hour", f"a {million.replace('_', ' ')}", style="dim")
     for option, cost in options.items():
-        table.add_row(option, f"{cost['slice_hour']:,.2f}", f"{cost[million]:,.2f}")
+        table.add_row(option, f"{cost['slice_hour']:,.2f}", _dollars(cost[million]))
     return table
+
+
+def _dollars(price: float) -> str:
+    """With cents, and with the two digits that matter of what is less."""
+    return f"{price:,.2f}" if price >= 0.1 else f"{price:.2g}"

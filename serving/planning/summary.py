@@ -201,7 +201,7 @@ def _costs(
     return {
         option: {
             "slice_hour": round(price * chips, 2),
-            name: round(price * chips / (tokens_per_s * 3600) * 1e6, 3),
+            name: round(price * chips / (tokens_per_s * 3600) * 1e6, 5),
         }
         for option, price in per_chip.items()
     }

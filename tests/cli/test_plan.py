@@ -69,6 +69,16 @@ def test_the_table_says_where_the_hbm_goes_and_what_it_costs(tmp_path: Path, con
         assert words in text
 
 
+def test_the_table_of_an_encoder_has_no_cache_and_prices_of_less_than_a_cent(
+    tmp_path: Path, console: Console
+) -> None:
+    encoder = {"model": "BAAI/bge-m3", "slice": {"generation": "v6e", "topology": "1x1"}}
+    assert plan_file(deployment(tmp_path, encoder), console) == OK
+    text = printed(console)
+    assert "none; 256 texts of 8,194 tokens at once" in text
+    assert re.search(r"on-demand +2\.70 +0\.00\d+ ", text)
+
+
 def test_a_published_figure_stands_beside_the_prediction(console: Console) -> None:
     assert plan_file(str(ROOT / "deployments" / "llama-70b-v6e-8.yaml"), console) == OK
     assert "2,495 tokens/s at 64 x 1000+1000, where this plan says" in printed(console)
