@@ -359,6 +359,12 @@ def test_of_many_files_a_refusal_names_some(tmp_path: Path) -> None:
             r"controller_options: runtime_env.env_vars.RAY_SERVE_ENABLE_HA_PROXY: text is needed; write it in quotes",
         ),
         (
+            ONE + b"controller_options: {runtime_env: {env_vars: [A=1]}}",
+            "controller_options, runtime_env, env_vars: a mapping is needed, one `key: value` a line (got ['A=1'])",
+        ),
+        (ONE[:-3] + b", runtime_env: []}]", "runtime_env: a mapping is needed"),
+        (ONE[:-3] + b', name: "a\\nb"}]', "name: 'a\\nb' has control characters"),
+        (
             ONE
             + b"controller_options: {runtime_env: {env_vars: {%s: serving.slices.placement:install}}}"
             % serve_keys.HOOK.encode(),

@@ -1,7 +1,7 @@
 """Serve's own keys of a deployments/*.yaml. Serve drops keys that it does not know, and says nothing of it. Pure."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from serving.errors import ConfigError
@@ -81,6 +81,10 @@ def check_values(where: str, raw: Mapping[str, Any]) -> None:
         name = application.get("name", "default")
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{where}: name: text is needed; put it into quotes (got {name!r})")
+        if not name.isprintable():
+            raise ConfigError(
+                f"{where}: name: {name!a} has control characters; metrics and logs have the name"
+            )
         _refuse_folder(f"{where}, application {name}", application)
         path = application.get("route_prefix", "/")
         if path is not None and not _is_route(path):
@@ -114,6 +118,7 @@ def _refuse_folder(where: str, options: Mapping[str, Any]) -> None:
 
 def check_variables(where: str, options: Any) -> None:
     """Raises ConfigError for variables of a `runtime_env` that Ray refuses, and for another callback than the placement's."""
+    _refuse_other_than_mappings(where, options, ("runtime_env", "env_vars"))
     variables = _variables(options)
     for name, value in variables.items():
         if not isinstance(value, str):
@@ -125,6 +130,16 @@ def check_variables(where: str, options: Any) -> None:
         raise ConfigError(
             f"{where}: runtime_env.env_vars.{HOOK}: nothing else places whole slices; write {INSTALL} (got {callback!r})"
         )
+
+
+def _refuse_other_than_mappings(where: str, options: Any, keys: Sequence[str]) -> None:
+    """Raises ConfigError for what is no mapping though others stand in it, as variables in Docker's way: `- NAME=value`."""
+    if options is None:
+        return
+    if not isinstance(options, Mapping):
+        raise ConfigError(f"{where}: a mapping is needed, one `key: value` a line (got {options!r})")
+    if keys:
+        _refuse_other_than_mappings(f"{where}, {keys[0]}", options.get(keys[0]), keys[1:])
 
 
 def check_certificates(where: str, raw: Mapping[str, Any]) -> None:
