@@ -13,6 +13,7 @@ from serving.planning.architectures import JAX_MODELS, NOT_STREAMED
 from serving.planning.checkpoints import Hub, embeds, no_hub
 from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape, draft_shape_of
+from serving.planning.start_refusals import check_matmul_kernel, check_model, check_video
 
 DEFAULT_UTILIZATION = 0.92
 DEFAULT_BATCHED_TOKENS = 2048
@@ -50,8 +51,6 @@ _EXPERT_FORMATS = {
     "int8": "int8",
     "int4": "int4",
 }
-# Tokens of the largest input beside texts: vLLM's gemma4_mm.py takes 32 frames of a video, of 78 tokens each.
-_VIDEO_TOKENS = {"Gemma4ForConditionalGeneration": 2496}
 _QWIX_FORMATS = {"float8_e4m3fn": "fp8", "float8_e5m2": "fp8", "int8": "int8", "int4": "int4"}
 
 
@@ -118,7 +117,8 @@ def engine_sizes(
         or engine.get("convert")
         == "classify"  # of poolers, tpu-inference's own models have that of embeddings alone
     )
-    _check_matmul_kernel(shape, environment or {}, by_vllm=by_vllm)
+    check_matmul_kernel(shape, environment or {}, by_vllm=by_vllm)
+    check_model(engine, shape)
     if engine.get("enable_lora") and shape.experts and not leaves_experts_out(engine):
         raise ConfigError(
             "engine.enable_lora: tpu-inference 0.26 has no LoRA for experts, and vLLM gives them adapters unless it is told not to; set "
@@ -127,7 +127,7 @@ def engine_sizes(
     quantization = _quantization(engine, shape, by_vllm=by_vllm)
     towers = shape.tower_params > 0 and not _leaves_towers_out(engine, by_vllm=by_vllm)
     if towers:
-        _check_video(engine, shape, batched_tokens)
+        check_video(engine, shape, batched_tokens)
     pools = (
         shape.scores
         or engine.get("runner") == "pooling"
@@ -239,30 +239,6 @@ def _leaves_towers_out(engine: Mapping[str, Any], *, by_vllm: bool) -> bool:
     limits = given if isinstance(given, Mapping) else {}
     none = limits.get("image") == limits.get("video") == limits.get("audio", 0) == 0
     return engine.get("language_model_only") is True or (by_vllm and none)
-
-
-def _check_video(engine: Mapping[str, Any], shape: ModelShape, tokens: int) -> None:
-    """vLLM ends a start where an input that is not cut is larger than a step (compute_mm_encoder_budget)."""
-    limits = engine.get("limit_mm_per_prompt")
-    videos = limits.get("video") if isinstance(limits, Mapping) else None
-    largest = _VIDEO_TOKENS.get(shape.architecture, 0)
-    whole = engine.get("disable_chunked_mm_input") is True
-    if whole and engine.get("max_num_batched_tokens") and tokens < largest and videos is None:
-        raise ConfigError(
-            f"engine.max_num_batched_tokens: {tokens} is below the {largest} of a video, which disable_chunked_mm_input keeps whole; "
-            "raise it, or set limit_mm_per_prompt.video to 0"
-        )
-
-
-def _check_matmul_kernel(shape: ModelShape, environment: Mapping[str, str], *, by_vllm: bool) -> None:
-    """tpu-inference ends a start with FP8 weights where one of two variables is set (layers/vllm/quantization/fp8.py)."""
-    if not by_vllm or shape.quantization is None or shape.quantization.method != "fp8":
-        return
-    kernel = environment.get("ENABLE_QUANTIZED_MATMUL_KERNEL", "").lower() in ("1", "true")
-    if kernel != bool(environment.get("REQUANTIZE_BLOCK_SIZE")):
-        raise ConfigError(
-            "engine_env: ENABLE_QUANTIZED_MATMUL_KERNEL and REQUANTIZE_BLOCK_SIZE go together for FP8 weights; set both, or none"
-        )
 
 
 def _streamed(engine: Mapping[str, Any], model: str) -> bool:
@@ -419,6 +395,11 @@ def _speculative(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     ):
         raise ConfigError(
             f"engine.speculative_config.num_speculative_tokens: a whole number of at least 1 (got {tokens!r})"
+        )
+    least, most = found.get("prompt_lookup_min"), found.get("prompt_lookup_max")
+    if isinstance(least, int) and isinstance(most, int) and least > most:
+        raise ConfigError(
+            f"engine.speculative_config: prompt_lookup_min, {least}, is more than prompt_lookup_max, {most}; lower it"
         )
     return found
 

@@ -4,6 +4,7 @@ All literal, as importing vLLM takes 15 s; a test holds them to vLLM 0.26.
 """
 
 import difflib
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -422,21 +423,44 @@ _NOT_FOR_TPUS = {
     "kv_cache_memory_bytes": "tpu-inference 0.26 does not read it; set gpu_memory_utilization or num_gpu_blocks_override",
     "kv_offloading_size": "vLLM's connector for it is not for TPUs; set kv_transfer_config with kv_connector: TPUOffloadConnector",
 }
+# The least that vLLM takes, and for shares what they stay below.
+BOUNDS: dict[str, tuple[int, int | None]] = {
+    "block_size": (1, None),
+    "cpu_offload_gb": (0, None),
+    "dbo_decode_token_threshold": (0, None),
+    "dbo_prefill_token_threshold": (0, None),
+    "long_prefill_token_threshold": (0, None),
+    "mamba_block_size": (1, None),
+    "max_logprobs": (-1, None),
+    "max_loras": (1, None),
+    "max_num_scheduled_tokens": (0, None),
+    "max_parallel_loading_workers": (1, None),
+    "mm_ipc_gpu_memory_gb": (0, None),
+    "mm_processor_cache_gb": (0, None),
+    "mm_shm_cache_max_object_size_mb": (0, None),
+    "offload_group_size": (0, None),
+    "offload_num_in_group": (1, None),
+    "offload_prefetch_step": (0, None),
+    "prefill_schedule_interval": (1, None),
+    "prefix_match_unit": (1, None),
+    "safetensors_prefetch_block_size": (1, None),
+    "safetensors_prefetch_num_threads": (1, None),
+    "stream_interval": (1, None),
+    "ubatch_size": (0, None),
+    "video_pruning_rate": (0, 1),
+    "watermark": (0, 1),
+}
 # Which YAML may read as numbers: commits and versions.
 _VERSIONS = ("code_revision", "revision", "show_hidden_metrics_for_version", "tokenizer_revision")
 _ONE = ("max_long_partial_prefills", "max_num_partial_prefills")
 
 
 def problems(name: str, value: Any) -> list[str]:
-    """What is wrong with the kind of an option's value, with its keys, or with it on a TPU."""
+    """What is wrong with an option's value, with its keys, or with it on a TPU."""
     if value is None:
         return []
-    if wanted := _wanted(name, value):
-        return [f"engine.{name}: {wanted} (got {value!r})"]
-    if (reason := _NOT_FOR_TPUS.get(name)) and value:
-        return [f"engine.{name}: not for TPUs: {reason}"]
-    if name in _ONE and value != 1:
-        return [f"engine.{name}: vLLM 0.26 takes 1 alone (got {value!r})"]
+    if wrong := _wrong(name, value):
+        return [f"engine.{name}{wrong}"]
     if name not in KEYS:
         return []
     unknown = [_unknown(name, key) for key in value if str(key).replace("-", "_") not in KEYS[name]]
@@ -446,6 +470,30 @@ def problems(name: str, value: Any) -> list[str]:
             f"engine.{name}.kv_connector: tpu-inference takes {', '.join(CONNECTORS)} (got {connector!r})"
         )
     return unknown
+
+
+def _wrong(name: str, value: Any) -> str | None:
+    """What follows the option's name where its value is of the wrong kind, out of bounds, or not for TPUs."""
+    if wanted := _wanted(name, value):
+        return f": {wanted} (got {value!r})"
+    least, below = BOUNDS.get(name, (-math.inf, None))
+    if name in BOUNDS and not (least <= value and (below is None or value < below)):
+        return f": at least {least}{'' if below is None else f' and below {below}'} (got {value!r})"
+    if name == "limit_mm_per_prompt":
+        counts = (key for key, count in value.items() if not _is_limit(count))
+        return next(
+            (f".{key}: a whole number of at least 0, or a mapping (got {value[key]!r})" for key in counts),
+            None,
+        )
+    if (reason := _NOT_FOR_TPUS.get(name)) and value:
+        return f": not for TPUs: {reason}"
+    return f": vLLM 0.26 takes 1 alone (got {value!r})" if name in _ONE and value != 1 else None
+
+
+def _is_limit(count: Any) -> bool:
+    return isinstance(count, Mapping) or (
+        isinstance(count, int) and not isinstance(count, bool) and count >= 0
+    )
 
 
 def _unknown(name: str, key: Any) -> str:

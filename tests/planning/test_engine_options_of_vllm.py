@@ -1,3 +1,4 @@
+import ast
 import dataclasses
 import importlib.util
 import re
@@ -146,3 +147,38 @@ def test_connectors_and_attention_are_those_of_the_tpu_platform() -> None:
     assert set(re.findall(r"AttentionBackendEnum\.(FLASH\w+)", text)) == set(
         option_values.REGISTERED["attention_backend"]
     )
+
+
+@pytest.mark.unit
+def test_bounds_are_those_of_vllm_s_configs() -> None:
+    elsewhere = {
+        "gpu_memory_utilization",  # engine_sizes
+        "kv_cache_metrics_sample",  # above 0, as is the next
+        "mm_encoder_fp8_scale_save_margin",
+        "max_long_partial_prefills",  # 1 alone
+        "max_model_len",  # engine_sizes, as are the next two
+        "max_num_batched_tokens",
+        "max_num_partial_prefills",  # 1 alone
+        "max_num_seqs",
+    }
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    fields = [
+        (node.target.id, call)
+        for path in (Path(spec.origin).parent / "config").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+        for call in ast.walk(node)
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and call.func.id == "Field"
+    ]
+    found = {}
+    for name, call in fields:
+        limits = {
+            keyword.arg: ast.literal_eval(keyword.value)
+            for keyword in call.keywords
+            if keyword.arg in ("ge", "gt", "le", "lt")
+        }
+        if limits and name in engine_options.SETTABLE - elsewhere:
+            found[name] = (limits["ge"] if "ge" in limits else limits["gt"] + 1, limits.get("lt"))
+    assert found == option_values.BOUNDS

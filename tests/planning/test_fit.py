@@ -584,6 +584,37 @@ def test_a_step_smaller_than_a_prompt_that_is_read_at_once_is_refused() -> None:
     assert plan(spec("Qwen/Qwen3-4B", "v6e 1x1", at_once)).sizes.batched_tokens == 4096
 
 
+@pytest.mark.parametrize(
+    ("model", "engine", "says"),
+    [
+        ("BAAI/bge-m3", {"runner": "generate"}, "runner: the model embeds or scores texts and writes none"),
+        ("google/gemma-3-1b-it", {"dtype": "half"}, "dtype: vLLM runs no Gemma3ForCausalLM in float16"),
+        (
+            "Qwen/Qwen3-4B",
+            {"enable_lora": True, "max_loras": 8, "max_cpu_loras": 2},
+            "max_cpu_loras: 2 is below max_loras, 8",
+        ),
+        (
+            "Qwen/Qwen3-4B",
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 3,
+                    "prompt_lookup_min": 5,
+                    "prompt_lookup_max": 2,
+                }
+            },
+            "prompt_lookup_min, 5, is more than prompt_lookup_max, 2",
+        ),
+    ],
+)
+def test_what_vllm_refuses_of_a_model_at_its_start_is_refused(
+    model: str, engine: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        plan(spec(model, "v6e 1x1", {"max_model_len": 2048, **engine}))
+
+
 def test_a_step_smaller_than_a_video_that_is_kept_whole_is_refused() -> None:
     """A guide to Gemma 4 on v6e met it at 2,048: accelerated-platforms, online-inference-tpu, patch-vllm-args.yaml."""
     engine = {"max_model_len": 16384, "disable_chunked_mm_input": True}
