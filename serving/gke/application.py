@@ -279,6 +279,10 @@ def label_of(name: str) -> str:
         raise ConfigError(
             f"application name {name!r} has {len(label)} characters; KubeRay takes {_LONGEST_NAME}: shorten it"
         )
+    if label == "kubernetes":
+        raise ConfigError(
+            f"application name {name!r} is that of Kubernetes' own Service, which would lead to the head; change it"
+        )
     if label.endswith(_OF_KUBERAY):
         raise ConfigError(
             f"application name {name!r} ends as names of KubeRay's own Services do ({', '.join(_OF_KUBERAY)}); change it"

@@ -667,6 +667,7 @@ def test_the_manifest_brings_a_redis_that_keeps_what_it_was_told() -> None:
     [
         ("???", "has neither letters nor digits"),
         ("70b", "starts with no letter"),
+        ("Kubernetes", "is that of Kubernetes' own Service"),
         ("a" * 48, "has 48 characters; KubeRay takes 47"),
         ("llama-serve-svc", "ends as names of KubeRay's own Services do"),
         ("llama.head_svc", "ends as names of KubeRay's own Services do"),
