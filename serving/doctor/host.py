@@ -17,6 +17,7 @@ from serving.doctor.facts import VARIABLES, HostFacts, is_asked
 from serving.doctor.versions import PACKAGES, VLLM
 from serving.doctor.weights import unreadable
 from serving.environment import is_simulated
+from serving.gke.storage import folders
 from serving.planning import Plan
 from serving.slices import preflight
 from serving.slices.preflight import Needs
@@ -64,8 +65,9 @@ def _needs(plans: Sequence[Plan], peers: Sequence[tuple[str, int]]) -> Needs:
 
 
 def _unreadable(plans: Sequence[Plan]) -> dict[str, str]:
-    models = [plan.model.model for plan in plans if is_asked(plan.model.model)]
-    return {model: unreadable(model, hub.config_of) for model in models}
+    """Of models, and of folders that vLLM reads beside one: adapters, a draft, a tokenizer."""
+    named = dict.fromkeys(name for plan in plans for name in (plan.model.model, *folders(plan)))
+    return {name: unreadable(name, hub.config_of) for name in named if is_asked(name)}
 
 
 def versions() -> dict[str, str]:

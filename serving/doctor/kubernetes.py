@@ -77,7 +77,7 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
         # KubeRay's pod that empties the Redis ends by itself.
         ours = f"app in ({label},{redis.name(label)}),ray.io/node-type notin (redis-cleanup)"
         pods = _kubectl(namespace, "pods", ours)["items"]
-        node_pools = _node_pools(namespace)
+        node_pools = _node_pools(namespace) if pods else {}
     except ConfigError as error:
         return error.message
     except (OSError, ValueError) as error:

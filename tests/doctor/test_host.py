@@ -5,6 +5,7 @@ import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,21 @@ def test_a_folder_has_to_be_there_with_something_in_it(tmp_path: Path) -> None:
     assert unreadable(str(tmp_path), never) == ""
     assert f"{tmp_path}/none is not there" in unreadable(f"{tmp_path}/none", never)
     assert unreadable(f"{tmp_path}/config.json", never).endswith("config.json: Not a directory")
+
+
+def test_folders_beside_the_weights_are_looked_for_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine ends at its start where an adapter is not mounted."""
+    (tmp_path / "config.json").write_text("{}")
+    monkeypatch.delenv(environment.HOST, raising=False)
+    adapter = {"name": "shop", "path": f"{tmp_path}/shop"}
+    made = llama()
+    model = made.model.model_copy(update={"model": str(tmp_path)})
+    plan = replace(made, model=model, engine={**made.engine, "enable_lora": True, "lora_modules": [adapter]})
+    told = HostLook("127.0.0.1").look([plan], [])
+    assert told.weights[str(tmp_path)] == ""
+    assert told.weights[f"{tmp_path}/shop"].startswith(f"{tmp_path}/shop is not there")
 
 
 def test_a_home_of_nobody_s_is_a_name_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
