@@ -7,9 +7,13 @@ from typing import Any
 
 import openai
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
 from support import quick_http as http
 from support.batches import filling_router, folder, line, owner
-from support.servers import until
+from support.servers import asgi_server, until
 from support.simulated_engine import MODEL, serving
 
 from serving.batches import desk
@@ -77,6 +81,27 @@ def test_a_key_sees_what_it_has_used_and_no_other_keys(tmp_path: Path, upstream:
         assert row["dollars"] == pytest.approx(row["slice_seconds"] * 8 * 2.7 / 3600)
         assert usage(address, first)["budgets"] == {}
         until(lambda: requests(address, second) == 1, "the other's is in the store")
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/derender", CHAT])
+def test_no_key_keeps_another_s_usage_from_the_store(tmp_path: Path, path: str) -> None:
+    """A derender's usage is its client's own: more digits than a row takes made each flush of its router fail from then on."""
+
+    async def boast(_: Request) -> JSONResponse:
+        return JSONResponse({"choices": [], "usage": {"prompt_tokens": 10**30, "completion_tokens": 10**30}})
+
+    keys, (evil, good) = key_file(tmp_path / "keys.yaml", {}, {})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        asgi_server(Starlette(routes=[Route("/{path:path}", boast, methods=["POST"])])) as upstream,
+        filling_router(keeper.place, upstream, keys=keys) as (address, _),
+    ):
+        body = {"model": MODEL, "messages": [], "generate_response": {}, "prompt_tokens": 10**30}
+        shown = {"authorization": f"Bearer {evil}"}
+        assert http.post(address + path, json=body, headers=shown).status_code == 200
+        ask(address, good)
+        until(lambda: requests(address, good) == 1, "it is in the store")
+        assert usage(address, evil)["data"][0]["prompt_tokens"] < 100
 
 
 def test_days_that_are_asked_for(tmp_path: Path, upstream: str) -> None:

@@ -43,6 +43,11 @@ class Route:
     opens: bool = False
     form: bool = False
 
+    @property
+    def renders(self) -> bool:
+        """Whether only a tokenizer is asked. What such an answer says of usage is what its client said, or a part of its schema."""
+        return self.work is work.rendering
+
 
 _TEXT = {"type": "string"}
 _TOKENS = {"type": "array", "items": {"type": "integer"}}

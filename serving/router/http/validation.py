@@ -7,7 +7,7 @@ in one object is refused: router and engine must not read two requests in one bo
 
 import math
 import re
-from collections.abc import AsyncGenerator, Collection, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Collection, Coroutine, Iterator, Mapping
 from typing import Any, NamedTuple, Self, TypeVar
 from urllib.parse import urlsplit
 
@@ -18,18 +18,10 @@ from serving import bounded_json
 from serving.asgi import check_form
 from serving.bounded_json import SMALL_BYTES
 from serving.config import RouterSpec
-from serving.engine.protocol import (
-    CONTINUED,
-    CONTINUED_FINISH,
-    CONTINUED_STEPS,
-    CONTINUED_STOP,
-    MOST_PIXELS,
-    TELLS_TOKENS,
-    sampling_holders,
-)
+from serving.engine.protocol import MOST_PIXELS, sampling_holders
 from serving.errors import BadRequestError
 from serving.planning import Plan
-from serving.router.http import grammars
+from serving.router.http import grammars, steering
 from serving.router.http.images import pixels
 from serving.router.http.routes import Route
 from serving.router.http.work import IMAGE, Work, texts
@@ -87,45 +79,6 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
-# Fields that steer an engine past the router: its queue, its copies, other engines' caches and work without a client. Some say how
-# many frames and pixels are made of media, or put tensors of media into the engine as they come. With the messages of gpt-oss's
-# format an engine repeats a client's own objects behind its usage, by which keys are charged.
-_STEERING = (
-    "priority",
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "data_parallel_rank",
-    "background",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
-    "features",
-    "enable_response_messages",
-    TELLS_TOKENS,
-)
-# What of `chat_template_kwargs` vLLM hands to a tokenizer and to no template. With `tokenize` and `padding` it makes as many tokens as
-# `max_length` says: 20 million take 2 GB, and with two billion no slice is left.
-TOKENIZER_ARGUMENTS = (
-    "conversation",
-    "tokenize",
-    "padding",
-    "truncation",
-    "max_length",
-    "return_tensors",
-    "return_dict",
-    "return_assistant_tokens_mask",
-    "sanitize_control_tokens",
-    "tokenizer_kwargs",
-)
-_STEERED = frozenset((*_STEERING, "vllm_xargs", "sampling_params", "chat_template_kwargs"))
-_STEERING_ARGUMENTS = (
-    CONTINUED,
-    CONTINUED_FINISH,
-    CONTINUED_STEPS,
-    CONTINUED_STOP,
-    "kv_transfer_params",
-    "ec_transfer_params",
-    "kv_cache_report_mode",  # has an engine tell anew of all that a prompt found in its cache
-)
 # Fields of which most requests have none; each has a check.
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
 _CHECKED = frozenset(
@@ -139,6 +92,7 @@ _CHECKED = frozenset(
         "repetition_detection",
     )
 )
+_TOKEN_IDS = ("prompt", "input", "tokens", "token_ids", "prompt_token_ids", "query", "items")
 # The ends of names under which media stand (_is_url, _is_media), as they are in a body.
 _MEDIA_NAMES = (b'url"', b'images"', b'data"', b'prompt_embeds"')
 _ESCAPED_LETTER = b"\\u"
@@ -229,7 +183,7 @@ class Checked(NamedTuple):
 def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec: RouterSpec) -> Checked:
     """Raises BadRequestError, with value and limit, where no engine should see the request."""
     work = route.work(fields, len(body))
-    _check_steering(fields)
+    steering.refuse(fields)
     for holder in sampling_holders(fields):
         if _CHECKED.isdisjoint(holder):
             continue
@@ -287,30 +241,6 @@ class Estimate(NamedTuple):
         return cls(work, prompt, output, prompt + output * work.sequences)
 
 
-def _check_steering(fields: Mapping[str, Any]) -> None:
-    """Refuse what is between router and engines. A client that sends a default of these sends nothing."""
-    if _STEERED.isdisjoint(fields):
-        return
-    for name in _STEERING:
-        if fields.get(name):
-            raise BadRequestError(f"{name} is not a client's to set on this service; leave it out.")
-    for name in TOKENIZER_ARGUMENTS:
-        if isinstance(arguments := fields.get("chat_template_kwargs"), Mapping) and arguments.get(name):
-            raise BadRequestError(
-                f"chat_template_kwargs.{name} is an argument of the tokenizer and of no template; leave it out."
-            )
-    sampling = fields.get("sampling_params")
-    holders: list[Any] = [fields.get("vllm_xargs")]
-    if isinstance(sampling, Mapping):
-        holders += [sampling.get("vllm_xargs"), sampling.get("extra_args")]
-    for arguments in holders:
-        for name in _STEERING_ARGUMENTS:
-            if isinstance(arguments, Mapping | str) and name in arguments:
-                raise BadRequestError(
-                    f"vllm_xargs.{name} is not a client's to set on this service; leave it out."
-                )
-
-
 def _check_answers(fields: Mapping[str, Any], most: int) -> None:
     for name in ("n", "best_of"):
         if isinstance(asked := fields.get(name), int) and asked > most:
@@ -321,6 +251,10 @@ def _check_stops(name: str, stops: Any) -> None:
     entries = stops if isinstance(stops, list) else [stops]
     if len(entries) > _MOST_STOPS:
         raise BadRequestError(f"{name} has {len(entries)} entries; send at most {_MOST_STOPS}.")
+    if name == "bad_words" and any(isinstance(text, str) and not text.strip() for text in entries):
+        raise BadRequestError(
+            "bad_words has a word of blanks alone, of which an engine makes no token; leave it out."
+        )
     longest = max((len(text) for text in entries if isinstance(text, str)), default=0)
     if longest > _LONGEST_STOP_CHARS:
         raise BadRequestError(
@@ -384,16 +318,28 @@ def _parts(message: Mapping[str, Any]) -> list[Any]:
 
 
 def _check_token_ids(fields: Mapping[str, Any], max_model_len: int) -> None:
-    for name in ("prompt", "input", "tokens", "token_ids", "prompt_token_ids"):
-        prompt = fields.get(name)
-        if not isinstance(prompt, list):
-            continue
-        several = prompt and isinstance(prompt[0], str | list)
-        for item in prompt if several else [prompt]:
-            if isinstance(item, list) and item and isinstance(item[0], int) and len(item) > max_model_len:
+    """Refuse what is no token, in lists of them. Of embeddings vLLM looks at the largest alone, and takes "-5" for -5.
+
+    tpu-inference keeps tokens of a batch in 32 bits: `{"input": [-1099511627776]}` ended an engine.
+    """
+    for name in _TOKEN_IDS:
+        for ids in _lists_of_ids(fields.get(name)):
+            if set(map(type, ids)) != {int} or min(ids) < 0:
+                raise BadRequestError(f"{name} has a token that is no whole number from 0 on.")
+            if len(ids) > max_model_len:
                 raise BadRequestError(
-                    f"{name} has {len(item)} tokens; the context of this model is {max_model_len}."
+                    f"{name} has {len(ids)} tokens; the context of this model is {max_model_len}."
                 )
+
+
+def _lists_of_ids(value: Any) -> Iterator[list[Any]]:
+    if isinstance(value, list) and value:
+        if isinstance(value[0], int | float):
+            yield value
+        else:  # texts, messages, or several lists
+            yield from (
+                item for item in value if isinstance(item, list) and item and not isinstance(item[0], dict)
+            )
 
 
 def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Plan) -> int:

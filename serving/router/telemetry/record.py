@@ -19,9 +19,12 @@ from serving.router.http.routes import ROUTES
 from serving.state.records import SliceRecord
 
 # The usage object of vLLM's answers; Anthropic's route and the responses API say input and output.
-_USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d+)')
-_WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d+)')
-_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d+)')
+# No engine counts to ten digits, and a database's numbers end at nineteen.
+_USAGE = re.compile(rb'"(?:prompt|input)_tokens":\s*(\d{1,9})\b')
+_WRITTEN = re.compile(rb'"(?:completion|output)_tokens":\s*(\d{1,9})\b')
+_CACHED = re.compile(rb'"(?:cached_tokens|cache_read_input_tokens)":\s*(\d{1,9})\b')
+# What Anthropic's route leaves out of the prompt's tokens.
+_BESIDE = re.compile(rb'"cache_(?:read|creation)_input_tokens":\s*(\d{1,9})\b')
 _USAGE_OBJECT = re.compile(rb'"usage":\s*\{[^{}]*"(?:prompt|input)_tokens":')
 _USAGE_BYTES = 4096  # usage stands at a stream's end; only the last event, alone in its chunk, comes after it
 _CACHED_BYTES = 512  # a usage object is no longer
@@ -219,6 +222,8 @@ class RequestRecord:
             self._before = self._tail = b""
 
     def _read_usage(self) -> None:
+        if self.path in ROUTES and ROUTES[self.path].renders:
+            return
         if self.streamed:
             tail = (self._before + self._tail)[-_USAGE_BYTES:]
             at = tail.rfind(b'"usage"')
@@ -230,7 +235,8 @@ class RequestRecord:
             self.cached_tokens = int(cached[1]) if cached else 0
             if self.prompt_tokens is None or self.output_tokens is None:
                 written = _WRITTEN.search(tail, at)
-                self.prompt_tokens = int(prompt[1])
+                beside = _BESIDE.findall(tail, at, at + _CACHED_BYTES)
+                self.prompt_tokens = int(prompt[1]) + sum(map(int, beside))
                 self.output_tokens = int(written[1]) if written else 0
         elif self.streamed and self.output_tokens is None:
             # Not tokens: the last event ends the stream, and a chat's first event names the role.

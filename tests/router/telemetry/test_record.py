@@ -104,10 +104,32 @@ def test_an_answer_without_usage_has_none(body: bytes) -> None:
     assert (record.prompt_tokens, record.output_tokens) == (None, None)
 
 
+@pytest.mark.parametrize(
+    "path", ["/v1/chat/completions/render", "/v1/chat/completions/derender", "/tokenize"]
+)
+def test_what_an_answer_of_a_tokenizer_says_of_usage_is_its_client_s(path: str) -> None:
+    """A render repeats a schema, and a derender the count that it was sent."""
+    record = RequestRecord(path)
+    record.answered(200, streamed=False)
+    record.passed_on(b'{"structured_outputs":{"json":{"usage":{"prompt_tokens":1,"completion_tokens":1}}}}')
+    record.end()
+    assert (record.prompt_tokens, record.output_tokens) == (None, None)
+
+
 def test_usage_of_anthropics_route_is_read_too() -> None:
     last = b'event: message_delta\ndata: {"usage":{"input_tokens":5,"output_tokens":4}}\n\n'
     record = streamed(last, b"event: message_stop\ndata: {}\n\n", path="/v1/messages")
     assert (record.prompt_tokens, record.output_tokens) == (5, 4)
+
+
+def test_tokens_that_anthropics_route_found_in_a_cache_are_of_the_prompt_too() -> None:
+    """A conversation that a cache had cost nothing there."""
+    record = RequestRecord("/v1/messages")
+    record.answered(200, streamed=False)
+    cached = b'"cache_creation_input_tokens":1,"cache_read_input_tokens":9000'
+    record.passed_on(b'{"usage":{"input_tokens":5,"output_tokens":4,' + cached + b"}}")
+    record.end()
+    assert (record.prompt_tokens, record.cached_tokens, record.output_tokens) == (9006, 9000, 4)
 
 
 @pytest.mark.parametrize(("path", "tokens"), [(CHAT, 2), ("/v1/completions", 3)])
