@@ -43,6 +43,7 @@ _UNKNOWN_KEY_S, _REVOKED_S = 10.0, 180.0
 _UNREAD_S = 10.0  # before lines that could not be read are looked for again
 _TRIES = 5  # of a line on which engines or slices fail
 _AHEAD = 200  # lines of a batch that are looked up at once
+_MOST_OPEN = 32  # inputs that stay open between two questions; each has a buffer of a MiB, and thousands of batches may be at work
 _MOST_TAKEN_BYTES = 8 << 20  # of lines in one answer to a router; one line alone may be longer
 
 
@@ -76,6 +77,7 @@ class _Work:
     def close(self) -> None:
         if self.file:
             self.file.close()
+            self.file = None
 
 
 class Desk:
@@ -102,6 +104,7 @@ class Desk:
         self._calendar = calendar
         self.owned: Mapping[str, Row[Any]] = {}  # every batch that is not over, as the last tick saw it
         self._works: dict[str, _Work] = {}
+        self._open: dict[str, _Work] = {}  # whose input may be open; that of the latest question stands last
         self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
         self._tries: Counter[Held] = Counter()
         self._waits: dict[str, float] = {}  # keys, until when their lines wait
@@ -249,6 +252,7 @@ class Desk:
         """Take over which batches are in progress, and take lines back from routers that are silent."""
         for name in self._works.keys() - batches.keys():
             self._works.pop(name).close()
+            self._open.pop(name, None)
         for name, batch in batches.items():
             if name not in self._works and batch.model is not None and batch.model not in self._models:
                 logger.warning(
@@ -359,6 +363,9 @@ class Desk:
                 chosen.append(next_line)
         if not chosen:
             return []
+        self._open[name] = self._open.pop(name, work)
+        if len(self._open) > _MOST_OPEN:
+            self._open.pop(next(iter(self._open))).close()
         bodies, unread = await asyncio.to_thread(self._bodies, work, chosen)
         if unread:
             await self._ledger.commit(name, unread, self._calendar())

@@ -10,6 +10,7 @@ from support.batches import line
 from support.desk import Table, lines, table
 from support.simulated_engine import MODEL
 
+from serving.batches import desk
 from serving.batches.ledger import Ledger, ToDo
 
 pytestmark = pytest.mark.unit
@@ -73,6 +74,21 @@ async def test_late_results_of_a_router_that_was_silent_leave_nobody_their_lines
         assert await some.take("b", most=1) == first[:1]
         await some.bring(first)
         assert await some.take("b") == [("one", 5), ("one", 6)]
+
+
+async def test_few_inputs_stay_open_however_many_batches_are_at_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has a file and a buffer of a MiB: two hundred batches took 200 MiB."""
+    monkeypatch.setattr(desk, "_MOST_OPEN", 2)
+    async with table(tmp_path) as some:
+        for name in "abcd":
+            await some.add(name, lines(3))
+        for line_of_each in (1, 2, 3):
+            taken = await some.take("router", [], most=4)
+            assert sorted(taken) == [(name, line_of_each) for name in "abcd"]
+            assert sum(work.file is not None for work in some.desk._works.values()) == 2
+            await some.bring(taken)
 
 
 async def test_the_body_of_a_line_is_no_longer_than_the_line(tmp_path: Path) -> None:
