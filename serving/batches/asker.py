@@ -120,7 +120,7 @@ class Asker:
                 number,
                 lines.refused(corpus.NAME, number, error.custom_id, error.code, error.message),
             )
-        failures = 0
+        failures, gone_s = 0, math.inf
         async with self._pace:
             while not self._stop:
                 try:
@@ -136,7 +136,11 @@ class Asker:
                 if why := _hopeless(status, body):
                     return self._stopped(number, why)
                 failures += _failed(status)
-                if _is_for_later(status, headers, body) or (_failed(status) and failures < _TRIES):
+                again = _failed(status) and failures < _TRIES
+                if _is_of_proxy(status, body):  # it may be this line, for which it does not wait long enough
+                    gone_s = min(gone_s, self._heard_s + _GONE_S)
+                    again = self._heard_s < gone_s
+                if again or _is_for_later(status, headers, body):
                     await self._pace.rest(max(_again_s(), _retry_after_s(status, headers)))
                     continue
                 self._pace.answered()
@@ -174,6 +178,11 @@ def _is_for_later(status: int, headers: Mapping[str, str], body: bytes) -> bool:
         return not body.startswith(b"{")
     again = headers.get("x-should-retry") != "false"
     return status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS) and again
+
+
+def _is_of_proxy(status: int, body: bytes) -> bool:
+    """Whether a proxy's own page says that it has no answer of the service, as load balancers do while one is deployed anew."""
+    return status in (HTTPStatus.BAD_GATEWAY, HTTPStatus.GATEWAY_TIMEOUT) and not body.startswith(b"{")
 
 
 def _failed(status: int) -> bool:

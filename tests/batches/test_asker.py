@@ -183,6 +183,17 @@ async def test_a_line_waits_while_a_proxy_has_no_service_behind_it() -> None:
     assert statuses(await service.ask(1)) == [200]
 
 
+async def test_a_line_waits_for_minutes_while_a_load_balancer_has_no_service_behind_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Lines failed for good within five seconds of a service's deployment."""
+    page = "<html><h1>502 Bad Gateway</h1></html>"
+    service = Scripted(*[(502, page), (504, page)] * 10, (200, {}))
+    assert statuses(await service.ask(1)) == [200]
+    monkeypatch.setattr(asker, "_GONE_S", 0.1)  # then it is this line, which takes the balancer too long
+    assert statuses(await Scripted((504, page)).ask(1)) == [504]
+
+
 async def test_what_a_line_names_and_nobody_has_fails_alone() -> None:
     service = Scripted((404, {"error": {"code": "response_not_found", "message": "no"}}))
     assert statuses(await service.ask(1)) == [404]
