@@ -26,6 +26,7 @@ logger = logging.getLogger("ray.serve")
 _SWEEP_S = 3600.0
 _MOST_DAYS = 366
 _READ_S = 1.0
+_ASKED_BY = ("start", "end")
 
 
 class Metering:
@@ -60,6 +61,10 @@ class Metering:
         return JSONResponse(answer)
 
     async def usage(self, request: Request) -> Response:
+        if other := next((name for name in request.query_params if name not in _ASKED_BY), None):
+            raise BadRequestError(
+                f"usage is asked for by start and end, the first and the last day: {other[:64]!r} is neither."
+            )
         first, last = days(
             request.query_params.get("start"), request.query_params.get("end"), self._calendar()
         )

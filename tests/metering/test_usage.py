@@ -118,6 +118,7 @@ def test_days_that_are_asked_for(tmp_path: Path, upstream: str) -> None:
             ("end=2026-13-01", "end has to be a day"),
             ("start=2026-02-01&end=2026-01-01", "start has to come first"),
             ("start=2024-01-01&end=2026-01-01", "366 days"),
+            ("from=2026-01-01", "'from' is neither"),  # it was this month's
         ):
             answer = http.get(f"{address}/v1/usage?{query}", headers={"authorization": f"Bearer {key}"})
             assert answer.status_code == 400
