@@ -12,13 +12,14 @@ from serving.config import RouterSpec
 from serving.metrics.recorder import Recorder
 from serving.planning import Plan
 from serving.router.admission.controller import AdmissionController
-from serving.router.core import RouterCore, Served
+from serving.router.core import Outputs, RouterCore, Served
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.http.api import Api
 from serving.router.http.auth import KeyFile
 from serving.router.http.response_store import ResponseStore
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
+from serving.router.telemetry.request_log import RequestLog
 from serving.simulation.engine.engine import Engine
 from serving.state.records import SliceRecord, SliceState, Snapshot
 from serving.status.document import Status, status
@@ -84,14 +85,18 @@ def front(
 
 @contextmanager
 def router_before(
-    plans: list[Plan], slices: list[SliceRecord], spec: RouterSpec, keys: KeyFile | None = None
+    plans: list[Plan],
+    slices: list[SliceRecord],
+    spec: RouterSpec,
+    keys: KeyFile | None = None,
+    log: RequestLog | None = None,
 ) -> Iterator[str]:
-    """A whole router behind its own protocol, before slices of a test."""
+    """A whole router behind its own protocol, before slices of a test. `log` has all of its lines in the end."""
     door = LateDoor()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        core = RouterCore(Served(plans, spec), keys or KeyFile(None), _metrics)
+        core = RouterCore(Served(plans, spec), keys or KeyFile(None), _metrics, outputs=Outputs(log=log))
         core.table.update(slices, 0.0)
         core.admission.refresh()
         door.answer = core.relay

@@ -74,9 +74,12 @@ class Envelope:
             raise
         except Exception:
             logger.exception("unhandled error on %s %s, request %s", scope["method"], path, name.decode())
+            error = ServingError("Internal error.")
+            if exchange.record:
+                exchange.record.failed(error)
             if exchange.started:
                 raise  # the server cuts the connection: to the client the answer must not look complete
-            await error_response(ServingError("Internal error."))(scope, receive, exchange)
+            await error_response(error)(scope, receive, exchange)
         finally:
             if exchange.record:
                 exchange.record.end()

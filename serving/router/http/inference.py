@@ -131,8 +131,10 @@ class Inference:
             raise
         except Exception:
             logger.exception("unhandled error on POST %s, request %s", path, record.request_id)
+            internal = ServingError("Internal error.")
+            record.failed(internal)
             if not client.started:  # else the server cuts the connection: the answer must not look complete
-                respond(client, error_response(ServingError("Internal error.")))
+                respond(client, error_response(internal))
         finally:
             record.end()
 
