@@ -21,6 +21,7 @@ from serving.tpu import Slice
 # Kernels that lay tokens beside one another on the lanes count KV heads otherwise; both variables have to be set.
 _ON_LANES = ("USE_BATCHED_RPA_KERNEL", "USE_BATCHED_RPA_SEQ_ON_LANE")
 COPIES = (2, 4, 8)  # of a model on the devices of one host, where its heads can't be cut over all of them
+_EXPERIMENTAL = ("v4", "v5p")  # README of tpu-inference 0.26
 _UNTRIED = "tpu-inference lists context parallelism as untested on v6e and v7x (support_matrices)"
 
 
@@ -226,7 +227,11 @@ def _what_works(model: _Model, slice_: Slice) -> str:
 
 def _notes(model: _Model, slice_: Slice, layout: Layout) -> list[str]:
     shape, notes = model.shape, []
-    if layout.pipeline > 1 and slice_.generation in ("v4", "v5p"):
+    if slice_.generation in _EXPERIMENTAL:
+        notes.append(
+            f"tpu-inference 0.26 calls {slice_.generation} experimental; it recommends v5e, v6e and v7x"
+        )
+    if layout.pipeline > 1 and slice_.generation in _EXPERIMENTAL:
         notes.append(
             f"untried: tpu-inference 0.26 takes a chip of {slice_.generation} for two devices when it makes stages "
             "(tpu_info.py), JAX for one"

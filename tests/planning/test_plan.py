@@ -57,6 +57,15 @@ def test_a_pipeline_where_it_was_never_tried_is_said_to_be() -> None:
     assert not any("untried" in reason for reason in plan(spec(LLAMA_8B, "v7x", "2x2x2", **asked)).reasons)
 
 
+@pytest.mark.parametrize(("generation", "topology"), [("v4", "2x2x1"), ("v5p", "2x2x1"), ("v6e", "2x2")])
+def test_a_generation_that_the_engine_calls_experimental_is_said_to_be(
+    generation: str, topology: str
+) -> None:
+    asked = {"engine": {"max_model_len": 4096}}
+    reasons = plan(spec(LLAMA_8B, generation, topology, **asked)).reasons
+    assert any(f"calls {generation} experimental" in reason for reason in reasons) is (generation != "v6e")
+
+
 def test_kv_heads_are_said_to_be_copied() -> None:
     assert plan(spec(LLAMA_8B, "v6e", "4x4")).reasons[1:] == (
         "8 KV heads are copied 2 times to fill tensor=16",
