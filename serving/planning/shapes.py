@@ -240,6 +240,8 @@ def _positions(text: Keys, architecture: str) -> int:
     factor: Any = 1.0
     if architecture.startswith("Gemma3"):  # its positions are scaled already
         return int(positions)
+    if architecture.endswith("RobertaModel"):  # the table's first rows are not for tokens (vLLM's roberta.py)
+        return int(positions) - text.number("pad_token_id", 1, least=0) - 1
     for rope in _ropes(text):
         kind = _kind(rope)
         if kind in ("su", "longrope", "llama3"):

@@ -75,7 +75,7 @@ def test_the_table_of_an_encoder_has_no_cache_and_prices_of_less_than_a_cent(
     encoder = {"model": "BAAI/bge-m3", "slice": {"generation": "v6e", "topology": "1x1"}}
     assert plan_file(deployment(tmp_path, encoder), console) == OK
     text = printed(console)
-    assert "none; 256 texts of 8,194 tokens at once" in text
+    assert "none; 256 texts of 8,192 tokens at once" in text
     assert re.search(r"on-demand +2\.70 +0\.00\d+ ", text)
 
 

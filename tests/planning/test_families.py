@@ -264,6 +264,12 @@ def test_an_encoder_is_planned_without_a_cache_and_reads_a_text_at_once(architec
         plan(spec(config | {"max_position_embeddings": 8192}, architecture, engine=short))
 
 
+def test_positions_of_a_roberta_are_those_that_tokens_may_have() -> None:
+    """BAAI/bge-m3 has a table of 8,194 rows and says 8,192 to sentence-transformers."""
+    shape = read_config({"architectures": ["XLMRobertaModel"], **BGE_M3}, where="bge-m3")
+    assert (shape.max_position_embeddings, shape.position_rows) == (8192, 8195)
+
+
 def test_a_model_with_alibi_is_refused_with_that_reason() -> None:
     with pytest.raises(PlanError, match="with ALiBi, which is not served on TPUs"):
         read_config({"architectures": ["FalconForCausalLM"], "alibi": True, **FALCON}, where="falcon-rw")
