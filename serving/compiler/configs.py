@@ -9,16 +9,20 @@ from serving.errors import CompileError
 _TYPES = {
     "DeepseekV3ForCausalLM": "deepseek_v3",
     "Gemma3ForConditionalGeneration": "gemma3",
+    "Gemma3TextModel": "gemma3_text",
     "Gemma4ForConditionalGeneration": "gemma4",
     "GptOssForCausalLM": "gpt_oss",
     "LlamaForCausalLM": "llama",
     "Llama4ForConditionalGeneration": "llama4",
     "MistralForCausalLM": "mistral",
     "MixtralForCausalLM": "mixtral",
+    "ModernBertModel": "modernbert",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen3_5MoeForConditionalGeneration": "qwen3_5_moe",
+    "XLMRobertaForSequenceClassification": "xlm-roberta",
+    "XLMRobertaModel": "xlm-roberta",
 }
 _GEMMA4_IMAGE_TOKENS = 280  # in every checkpoint's vision_config; transformers has no default
 _BY_LAYER = ("layer_types", "no_rope_layers", "mlp_layer_types")
