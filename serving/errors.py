@@ -282,9 +282,9 @@ class NoStoreError(ServingError):
 
 
 class StoreAwayError(ServingError):
-    """The process that keeps files, batches and usage can't be reached now.
+    """The process that keeps files, batches and usage can't be reached now, or the file of responses can't be used.
 
-    Try again shortly: Serve starts it anew. Where this stays so, its log names the reason.
+    Try again shortly: Serve starts the process anew. Where this stays so, its log names the reason; of the file the message does.
     """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import sqlite3
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -131,7 +130,7 @@ class Conversations:
         if keeper.response:
             try:
                 await self._responses.put(keeping, keeper.response)
-            except sqlite3.Error:
+            except Exception:  # whatever the file or the answer is like: the client has its answer
                 logger.exception("router.responses_store: a response is not kept")
         keeper.finish()
 

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 
 from serving.config import ResponsesStoreSpec
-from serving.errors import ConfigError
+from serving.errors import ConfigError, StoreAwayError
 from serving.router.http.responses import Keeping, Kept
 
 T = TypeVar("T")
@@ -69,7 +69,10 @@ _HOLDERS = "SELECT id FROM output_items WHERE key = ? AND item IN (SELECT value 
 
 
 class ResponseStore:
-    """The file of one router. `clock` is a calendar's: the file outlives the process."""
+    """The file of one router. `clock` is a calendar's: the file outlives the process.
+
+    What is asked of it raises StoreAwayError where the file is damaged, full or held by another.
+    """
 
     def __init__(self, spec: ResponsesStoreSpec, clock: Callable[[], float] = time.time) -> None:
         """Opens the file, and makes it where there is none; raises ConfigError."""
@@ -84,7 +87,7 @@ class ResponseStore:
             ) from None
 
     async def put(self, keeping: Keeping, response: dict[str, object]) -> None:
-        """Keep a response, unless it alone is larger than the store; raises sqlite3.Error."""
+        """Keep a response, unless it alone is larger than the store."""
         await self._run(lambda: self._put(keeping, response))
 
     async def size_bytes(self, key: str, name: str) -> int | None:
@@ -112,7 +115,10 @@ class ResponseStore:
         self._thread.shutdown(wait=False)
 
     async def _run(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except sqlite3.Error as error:
+            raise StoreAwayError(f"router.responses_store: the file can't be used now ({error}).") from error
 
     def _open(self) -> sqlite3.Connection:
         path = Path(self._spec.path)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -143,6 +144,24 @@ def test_what_is_not_to_be_stored_or_went_wrong_is_not(tmp_path: Path) -> None:
             "previous_response_id",
             "previous_response_not_found",
         )
+
+
+def test_a_damaged_store_costs_no_answer_and_says_what_ails_it(tmp_path: Path) -> None:
+    with service(responses_store=str(tmp_path / "responses")) as address:
+        api = client(address)
+        first = api.responses.create(model=MODEL, input="One")
+        with sqlite3.connect(tmp_path / "responses") as file:
+            file.execute("DROP TABLE responses")
+        for ask in (
+            lambda: api.responses.retrieve(first.id),
+            lambda: api.responses.delete(first.id),
+            lambda: api.responses.create(model=MODEL, input="Two", previous_response_id=first.id),
+        ):
+            with pytest.raises(openai.InternalServerError, match="no such table") as away:
+                ask()
+            assert (away.value.status_code, away.value.code) == (503, "store_away")
+            assert "retry-after" in away.value.response.headers
+        assert api.responses.create(model=MODEL, input="One").output_text == "1 items"
 
 
 def said(text: str, **more: Any) -> list[Any]:
