@@ -313,7 +313,8 @@ class Ledger:
         """
         async with self._database.write() as connection:
             batch = await self._locked(connection, name)
-            if batch is None or batch.owner != self._owner or batch.state != State.IN_PROGRESS:
+            # A process that ends leaves all batches to others, also those that the next one of its name has taken by then.
+            if batch is None or batch.owner not in (None, self._owner) or batch.state != State.IN_PROGRESS:
                 return None
             kept: set[int] = set()
             completed = failed = 0

@@ -5,6 +5,7 @@ A router has settled whose request it is: the header `x-serving-key` has the has
 
 import asyncio
 import json
+import logging
 import re
 import time
 import uuid
@@ -39,6 +40,8 @@ from serving.errors import (
     UnknownFileError,
 )
 from serving.paging import limit_of, newest_first
+
+logger = logging.getLogger("ray.serve")
 
 _FORM_BYTES = 64 << 10  # of a form beside its file
 _LEAST_EXPIRY_S = 3600
@@ -167,8 +170,11 @@ class Batches:
         await self._file_of(_key(request), name)
         if not await self.ledger.delete_file(name):
             raise BadRequestError("A batch that is not over reads this file; cancel the batch first.")
-        await asyncio.to_thread(self._folder.delete, name)
-        await self.ledger.forget_file(name)
+        try:
+            await asyncio.to_thread(self._folder.delete, name)
+            await self.ledger.forget_file(name)
+        except StorageError as error:  # nobody can read it any more
+            logger.warning("a file that was deleted is swept later: %s", error.message)
         return JSONResponse({"id": name, "object": "file", "deleted": True})
 
     async def content(self, request: Request, name: str) -> Response:

@@ -454,11 +454,24 @@ async def test_a_result_that_is_not_kept_leaves_its_line_to_do(tmp_path: Path) -
         await some.add("a", lines(4))
         held = await some.take("r")
         assert await some.take("r", held) == []
-        await some.ledger.disown()  # as another process of the same service that ends
+        await some.ledger.disown()
+        await Ledger(some.ledger._database, "there").own(some.now_s, some.now_s + 1)
         await some.bring(held)
         assert (await some.batch("a")).completed == 0
+        some.now_s += 2
         await some.settle()
         assert await some.take("r") == held
+
+
+async def test_results_of_a_batch_that_nobody_owns_are_kept(tmp_path: Path) -> None:
+    """The process before has ended and left the batches of both to others: four lines were asked again."""
+    async with table(tmp_path) as some:
+        await some.add("a", lines(4))
+        held = await some.take("r")
+        await some.ledger.disown()
+        await some.bring(held)
+        found = await some.batch("a")
+    assert (found.state, found.completed) == (State.FINALIZING, 4)
 
 
 async def test_results_are_read_few_at_a_time_for_one_may_have_megabytes(tmp_path: Path) -> None:
@@ -571,6 +584,30 @@ async def test_a_file_that_can_not_be_deleted_keeps_no_other_on_the_disk(tmp_pat
         some.now_s += 100
         await some.settle()
         assert not list(files.iterdir())
+
+
+async def test_a_file_is_deleted_for_its_key_though_its_content_can_not_be_yet(tmp_path: Path) -> None:
+    """The client was told of an error, tried again, and got a 404."""
+    store = folder(tmp_path)
+    database = await Database.open(store.database_at)
+    batches = Batches(database, store, BatchSpec(), [MODEL], 1 << 20)
+    app, delete = FastAPI(), batches._folder.delete
+
+    def fails(_: str) -> None:
+        raise StorageError("A file can't be deleted (503).")
+
+    app.include_router(batches.routes())
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://x", headers={KEY_HEADER: KEY}) as http:
+        form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("in", b"x")}}
+        name = (await http.post("/v1/files", **form)).json()["id"]
+        batches._folder.delete = fails  # type: ignore[method-assign]
+        assert (await http.delete(f"/v1/files/{name}")).json()["deleted"]
+        assert (await http.get("/v1/files")).json()["data"] == []
+        batches._folder.delete = delete  # type: ignore[method-assign]
+        await batches.desk.content.sweep()
+    assert not list((tmp_path / "store" / "files").iterdir())
+    await database.close()
 
 
 async def test_a_sweep_of_a_slow_bucket_holds_up_no_batch(tmp_path: Path) -> None:
