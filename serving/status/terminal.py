@@ -137,7 +137,7 @@ def _rollout(rollout: RolloutStatus, several: bool) -> Text:
 def _batch(batch: BatchStatus, several: bool) -> Text:
     failed = f", {batch.failed} refused" if batch.failed else ""
     return Text(
-        f"batch {_named(batch.name, batch.application, several)}: {batch.state} for {_time(batch.for_s)}, {batch.completed} of {batch.total} lines answered{failed}"
+        f"batch {_named(batch.name, batch.application, several)}: {batch.state.replace('_', ' ')}, {_time(batch.for_s)} old, {batch.completed} of {batch.total} lines answered{failed}"
     )
 
 

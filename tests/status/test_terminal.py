@@ -151,7 +151,7 @@ def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() 
         BatchRecord("batch_old", "in_progress", 10, 4, 1, created=70.0, at=9.0),
     )
     text = _plain(terminal.service(status(Snapshot(batches=batches), Rates(), 100.0)))
-    assert "batch batch_b: in_progress for 30 s, 4 of 10 lines answered, 1 refused" in text
+    assert "batch batch_b: in progress, 30 s old, 4 of 10 lines answered, 1 refused" in text
     assert "batch_old" not in text
 
 

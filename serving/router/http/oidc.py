@@ -172,6 +172,10 @@ class Oidc:
             claims["exp"] = float(claims["exp"])
         except jwt.ExpiredSignatureError:
             raise UnauthorizedError("The token has ended; get a new one from its issuer.") from None
+        except jwt.ImmatureSignatureError:
+            raise UnauthorizedError(
+                "The token is not good yet (nbf, iat); the clocks of its issuer and of this service may differ."
+            ) from None
         except jwt.InvalidAudienceError:
             raise UnauthorizedError(
                 f"The token is for another service than {self._spec.audience!r}."

@@ -138,7 +138,8 @@ async def test_a_token_of_a_curve_s_key_lets_in_too(issuer: Issuer) -> None:
         ({"exp": "soon"}, "neither a key nor a good token"),
         ({"exp": []}, "neither a key nor a good token"),
         ({"exp": 10**400}, "neither a key nor a good token"),
-        ({"nbf": 4e9}, "neither a key nor a good token"),
+        ({"nbf": 4e9}, "is not good yet"),
+        ({"iat": 4e9}, "is not good yet"),
     ],
 )
 async def test_a_token_that_is_not_good_is_refused(
