@@ -169,6 +169,7 @@ class Desk:
             if now_s - self._began_s >= 2 * TICK_S:
                 for want in wants:
                     given += await self._take(router, frozenset(want["names"]), int(want["most"]))
+            self._not_silent_since(now_s)
             self._routers[router] = now_s
             alive = sum(now_s - said_s < _ALIVE_S for said_s in self._routers.values())
             rates = {model: rate / alive for model, rate in self._rates.items()}
@@ -301,6 +302,15 @@ class Desk:
             for work in of_keys[key]:
                 given += await self._take_from(work, router, names, most - len(given), given)
         return given
+
+    def _not_silent_since(self, began_s: float) -> None:
+        """No router could say what it has while this one was answered: a bucket's file may be minutes in coming."""
+        now_s = self._clock()
+        if now_s - began_s > TICK_S:
+            self._out = {
+                held: (router, min(now_s, said_s + now_s - began_s))
+                for held, (router, said_s) in self._out.items()
+            }
 
     def _wait(self, batch: str, seconds: float) -> None:
         if work := self._works.get(batch):

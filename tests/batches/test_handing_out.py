@@ -76,6 +76,26 @@ async def test_late_results_of_a_router_that_was_silent_leave_nobody_their_lines
         assert await some.take("b") == [("one", 5), ("one", 6)]
 
 
+async def test_routers_that_could_say_nothing_while_a_slow_store_answered_another_keep_their_lines(
+    tmp_path: Path,
+) -> None:
+    async with table(tmp_path, OvertakenLedger) as some:
+        await some.add("one", lines(4))
+        first = await some.take("a", most=2)
+        await some.bring(first[:1], 500, again=True)
+
+        async def slow() -> None:
+            some.now_s += 60
+
+        overtake(some, slow)
+        assert await some.take("b") == [first[0], ("one", 3), ("one", 4)]
+        await some.desk.tick()
+        assert await some.take("c") == []
+        some.now_s += 16  # now it is silent
+        await some.desk.tick()
+        assert first[1] in await some.take("c")
+
+
 async def test_few_inputs_stay_open_however_many_batches_are_at_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
