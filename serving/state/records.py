@@ -301,7 +301,7 @@ class Suspicion:
 
     `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the slice that died last,
     which was `replica`. `before`: replicas that had died under it before. `kind`: what it has in common with requests that may end slices as
-    it did; empty once one of them was answered.
+    it did. `answered`: one of these was answered.
     """
 
     at: float
@@ -311,6 +311,7 @@ class Suspicion:
     replica: str = ""
     before: Sequence[str] = ()
     kind: str = ""
+    answered: bool = False
 
 
 @dataclass(frozen=True)

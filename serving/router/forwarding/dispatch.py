@@ -390,7 +390,7 @@ class Dispatcher:
             name = fingerprint(request)
             self.trials.end(name, self.suspects.answered(name, whole=whole))
             if kind := self.suspects.kind(request):
-                self.suspects.sound(kind, self.now())
+                self.suspects.sound(kind)
 
     async def _watch(self) -> None:
         while True:

@@ -25,10 +25,12 @@ Requests are known by a fingerprint of model, path and body: the same request se
 A request with another body may be as deadly: of the same key, with the same parameters. It is of the same kind as a guilty one. Until
 one of this kind gets a token or an answer, each counts as a suspect from the start, and a router tries one of them at a time. So it
 ends one slice and not two. Once two of a kind are guilty, the next one is tried PACE_S later, and then after twice as long each time.
-In a kind that others use too one is answered at once, and no more is asked of it.
+In a kind that others use too one is answered at once, and no more is asked of it. Once a second of it is guilty, lines of batches of
+this kind are held to all that again: they have time, and each deadly one would end two slices.
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -111,7 +113,6 @@ class Suspects:
         # Replicas that died under a request, and when the last one did.
         self._deaths: dict[str, tuple[frozenset[str], float]] = {}
         self._trials: dict[str, _Trial] = {}
-        self._sound: dict[str, float] = {}  # kinds of the guilty of which one was answered, and when
 
     def __bool__(self) -> bool:
         """Whether anybody is suspected or on trial: until then no request needs a fingerprint."""
@@ -151,12 +152,19 @@ class Suspects:
 
     @property
     def kinds(self) -> set[str]:
-        """Kinds of the guilty of which none was answered since."""
-        return {suspicion.kind for suspicion in self._ours.values() if suspicion.guilty and suspicion.kind}
+        """Kinds of the guilty of which none was answered."""
+        guilty = self.guilty.values()
+        return {one.kind for one in guilty if one.kind} - {one.kind for one in guilty if one.answered}
+
+    @property
+    def _kinds_of_lines(self) -> set[str]:
+        """As `kinds`, and those of which several are guilty though others were answered."""
+        counts = Counter(one.kind for one in self.guilty.values() if one.kind)
+        return self.kinds | {kind for kind, count in counts.items() if count > 1}
 
     def kind(self, request: InferenceRequest) -> str:
-        """The kind of a request, where one of the guilty has it and none was answered since; else nothing."""
-        kinds = self.kinds
+        """The kind of a request, where it counts as a suspect for that; else nothing."""
+        kinds = self._kinds_of_lines if request.fills else self.kinds
         begins = _whose(request) if kinds else ""
         if not any(kind.startswith(begins) for kind in kinds):
             return ""
@@ -164,9 +172,9 @@ class Suspects:
         return kind if kind in kinds else ""
 
     def of_kind(self, name: str, kind: str) -> None:
-        """Note the kind of a guilty request, unless one of this kind was answered of late."""
-        if kind not in self._sound:
-            self._ours[name] = replace(self._ours[name], kind=kind)
+        """Note the kind of a guilty request."""
+        answered = any(one.answered for one in self.guilty.values() if one.kind == kind)
+        self._ours[name] = replace(self._ours[name], kind=kind, answered=answered)
 
     def blame(self, name: str, kind: str, model: str, now: float) -> None:
         """A request is suspected for its kind alone."""
@@ -194,13 +202,13 @@ class Suspects:
         kind = self._kind(name)
         return self.paced_s(kind, now) if kind else 0.0
 
-    def sound(self, kind: str, now: float) -> None:
+    def sound(self, kind: str) -> None:
         """A request of this kind was answered: those that are suspected for the kind alone are not any more."""
-        self._sound[kind] = now
-        for name in [name for name, one in self._ours.items() if one.kind == kind]:
-            one = self._ours[name]
-            if one.guilty or one.replica:
-                self._ours[name] = replace(one, kind="")
+        if kind not in self.kinds:
+            return
+        for name, one in [(name, one) for name, one in self._ours.items() if one.kind == kind]:
+            if one.guilty:
+                self._ours[name] = replace(one, answered=True)
             else:
                 del self._ours[name]
                 self._cleared[name] = one.at
@@ -336,14 +344,14 @@ class Suspects:
                     self._theirs[name] = suspicion
         self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
         self._cleared = {name: at for name, at in self._cleared.items() if now - at <= REFUSED_S}
-        self._sound = {kind: at for kind, at in self._sound.items() if now - at <= REFUSED_S}
         self._deaths = {
             name: (died, at) for name, (died, at) in self._deaths.items() if now - at <= REFUSED_S
         }
 
     def _take_guilty(self, name: str, told: Suspicion) -> None:
-        """A kind of which any router has answered one is nobody's."""
+        """A kind of which any router has answered one is an answered one for all."""
+        if told.answered:
+            self.sound(told.kind)
         known = self._ours[name] if self.is_guilty(name) else told
-        if not told.kind and known.kind:
-            self.sound(known.kind, told.at)
-        self._ours[name] = replace(known, kind="") if known.kind in self._sound or not told.kind else known
+        answered = known.answered or told.answered
+        self._ours[name] = replace(known, kind=known.kind or told.kind, answered=answered)

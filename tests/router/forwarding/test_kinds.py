@@ -88,7 +88,7 @@ def test_one_answer_of_a_kind_frees_all_of_it_on_every_router() -> None:
         router.take([first.ours], DIED + 4)
         assert router.kinds == {"kind"}
     first.blame("innocent", "kind", "llama", DIED + 5)
-    first.sound("kind", DIED + 6)
+    first.sound("kind")
     assert not first.suspects("innocent", DIED + 6)
     for router in (second, third):
         router.take([first.ours, after_one().ours], DIED + 7)
@@ -100,6 +100,29 @@ def test_one_answer_of_a_kind_frees_all_of_it_on_every_router() -> None:
     assert not first.kinds
     first.take([], DIED + 7 + REFUSED_S)
     assert not first
+
+
+@pytest.mark.unit
+def test_lines_of_a_kind_that_ends_slices_among_answers_are_tried_one_at_a_time_after_the_second() -> None:
+    """Each deadly line of a batch ended two slices, for the other lines were answered."""
+    asked = request(prompt="a")
+    line, other = replace(asked, fills=True), replace(asked, fills=True, key="you")
+    suspects = Suspects()
+    for number, at in enumerate((DIED, DIED + 20, DIED + 200)):
+        suspects.take([{f"{number}": guilty(asked, at)}], at)
+        suspects.sound(kind_of(asked))
+        assert (suspects.kind(asked), suspects.kind(other)) == ("", "")
+        assert suspects.kind(line) == (kind_of(line) if number else "")
+    suspects.blame("line", kind_of(line), "llama", DIED + 201)
+    assert suspects.suspects("line", DIED + 201)
+    suspects.sound(kind_of(asked))  # a line that was answered clears itself alone
+    assert suspects.suspects("line", DIED + 201)
+    assert suspects.paced_s(kind_of(line), DIED + 201) == 2 * PACE_S - 1
+    later = Suspects()  # a router that starts
+    later.take([suspects.ours], DIED + 202)
+    assert (later.kind(asked), later.kind(line)) == ("", kind_of(line))
+    later.take([], DIED + 201 + REFUSED_S)
+    assert not later.kind(line)
 
 
 def is_refused(answer: httpx.Response) -> bool:
