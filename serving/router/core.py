@@ -235,7 +235,7 @@ class RouterCore:
         for model in self._scaled & ordered.keys():
             self.table.want(model, ordered[model])
         yield from self.table.update_in_steps(entries, now_s)
-        old_failures = quarantine.forgotten(snapshot.slice_failures, self.now())
+        old_failures = frozenset(quarantine.forgotten(snapshot.slice_failures, self.now()))
         failures = tuple(failed for failed in snapshot.slice_failures if failed not in old_failures)
         self.seen = replace(snapshot, slices=tuple(entries), demands=tuple(demands), slice_failures=failures)
         yield

@@ -29,6 +29,8 @@ WRONG_TOKENS = 8  # failures that wrong tokens count for: the longest time at on
 _MOST_WRONG = 0.2
 # Of a slice that has not been tried since: it may be gone. On GKE a new one has the name of the one that it replaces.
 FORGOTTEN_S = 24 * 3600.0
+# Of one application, each on a host that may be gone: every router reads all of them at each beat.
+MOST = 1000
 
 
 def failed(
@@ -143,7 +145,9 @@ def left_out(
 
 
 def forgotten(known: Iterable[SliceFailures], now: float) -> list[SliceFailures]:
-    return [record for record in known if now - record.at > FORGOTTEN_S]
+    """Records that leave the store: the old, and beyond MOST the oldest."""
+    newest = sorted(known, key=lambda record: record.at, reverse=True)
+    return [*(record for record in newest[:MOST] if now - record.at > FORGOTTEN_S), *newest[MOST:]]
 
 
 def _serves_elsewhere(own: SliceRecord, entries: Iterable[SliceRecord]) -> bool:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -139,6 +140,13 @@ def test_records_of_slices_that_nobody_tried_for_a_day_are_forgotten() -> None:
     known = after((0, ""))
     assert quarantine.forgotten(known, 24 * 3600) == []
     assert quarantine.forgotten(known, 24 * 3600 + 1) == known
+
+
+def test_of_very_many_hosts_that_failed_the_oldest_are_forgotten() -> None:
+    """As of hosts that may be taken away, each of which comes back under another address."""
+    (one,) = after((0, ""))
+    known = [replace(one, host=f"{number}", at=float(number)) for number in range(quarantine.MOST + 3)]
+    assert [record.host for record in quarantine.forgotten(known, 2000.0)] == ["2", "1", "0"]
 
 
 @given(st.lists(st.floats(1, 5000), min_size=1, max_size=30))
