@@ -393,9 +393,12 @@ class Dispatcher:
                 self.suspects.sound(kind)
 
     async def _watch(self) -> None:
+        looked = self.now()
         while True:
             await asyncio.sleep(self._timings.stall_look_s)
-            for name in self.suspects.survivors(self.now()):
+            before, looked = looked, self.now()
+            self.suspects.stood_still(looked - before - self._timings.stall_look_s)
+            for name in self.suspects.survivors(looked):
                 self.trials.end(name, self.suspects.outlived(name))
             for stream in stalled(self._streams, self.timing, self._table.in_flight, time.monotonic()):
                 if self._elsewhere(stream.entry):

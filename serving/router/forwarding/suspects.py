@@ -291,6 +291,12 @@ class Suspects:
         ran_s = [known[name].ran_s for known in (self._ours, self._theirs) if name in known]
         return _LONGER * max(ran_s, default=0.0) + _LONGER_S
 
+    def stood_still(self, for_s: float) -> None:
+        """So much of the time says nothing of slices on trial: this router stood still, or the clock jumped, by less than nothing too."""
+        self._trials = {
+            name: replace(trial, until_s=trial.until_s + for_s) for name, trial in self._trials.items()
+        }
+
     def survivors(self, now: float) -> list[str]:
         """Suspects that have run on trial for longer than on the slice that died, also where the suspicion is over meanwhile."""
         return [name for name, trial in self._trials.items() if now > trial.until_s]

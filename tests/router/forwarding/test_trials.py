@@ -241,6 +241,28 @@ async def test_a_slice_that_is_lost_where_every_client_has_hung_up_is_judged(dis
     assert dispatcher.suspects.died_under(fingerprint(request("poison"))) == {"b"}
 
 
+@pytest.mark.parametrize("jumped_s", [-3600.0, 3600.0])
+async def test_a_clock_that_jumps_and_a_router_that_stood_still_end_no_trial(jumped_s: float) -> None:
+    """A deadly request passed for one that its slice had outlived, and ended a third."""
+    table = SliceTable({MODEL: 1}, {MODEL: "v6e 2x4"})
+    dispatcher = Dispatcher(table, timings=Timings(stall_look_s=0.01))
+    began, looks, looked_often = time.time(), 0, asyncio.Event()
+
+    def now() -> float:
+        nonlocal looks
+        looks += 1
+        if looks == 20:
+            looked_often.set()
+        return began + (jumped_s if looks > 5 else 0.0)
+
+    dispatcher.now = now
+    dispatcher.suspects.tried("suspect", "b", began)
+    await looked_often.wait()
+    assert dispatcher.suspects.closed() == {"b"}
+    assert dispatcher.suspects.survivors(began + jumped_s + 2) == ["suspect"]
+    await dispatcher.close()
+
+
 @pytest.mark.parametrize("state", [SliceState.DRAINING, SliceState.SERVING])
 async def test_of_a_slice_that_is_gone_where_clients_have_hung_up_nothing_is_kept(
     dispatcher: Dispatcher, state: SliceState
