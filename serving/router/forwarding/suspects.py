@@ -188,7 +188,8 @@ class Suspects:
         ends = [one.at for one in self.guilty.values() if one.kind == kind]
         if len(ends) < 2:
             return 0.0
-        return max(0.0, max(ends) + PACE_S * 2.0 ** (len(ends) - 2) - now)
+        pause_s = PACE_S * 2.0 ** (len(ends) - 2)
+        return min(pause_s, max(0.0, max(ends) + pause_s - now))  # the clock may have been put back
 
     def paced(self, name: str, now: float) -> float:
         """As `held_s`; a request that has to wait is forgotten."""
