@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,10 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         raw = strict_yaml.load(path.read_bytes(), str(path))
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}{_files_meant(path)}") from None
+        hint = ""
+        with suppress(OSError):  # of a name too long, or below a folder that is closed to this user
+            hint = _files_meant(path)
+        raise ConfigError(f"{path}: {error.strerror}{hint}") from None
     applications = raw.get("applications") if isinstance(raw, dict) else None
     if not isinstance(applications, list) or not applications:
         raise ConfigError(f"{path}: no applications; see deployments/llama.yaml")

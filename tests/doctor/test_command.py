@@ -42,6 +42,9 @@ def test_a_file_that_cannot_be_read_is_another_status(
     (finding,) = json.loads(capsys.readouterr().out)
     assert (finding["stage"], finding["verdict"]) == ("file", "failed")
     assert "No such file" in finding["said"]
+    assert main(["doctor", "x" * 300, "--json"]) == 2
+    (finding,) = json.loads(capsys.readouterr().out)
+    assert "File name too long" in finding["said"]
 
 
 def test_the_table_has_a_row_for_each_check_and_counts_them() -> None:
