@@ -18,6 +18,14 @@ _PIECE_BYTES = 1 << 18
 _OPENING_BYTES = 1 << 12
 _TOO_DEEP = "recursion limit"
 _HALF = "hex escape"
+# What a text that is no JSON in UTF-8 begins with, where its writer can be told what to change.
+_NOT_PLAIN = {
+    b"\x1f\x8b": "it is packed with gzip; send it as it is",
+    b"\x28\xb5\x2f\xfd": "it is packed with zstd; send it as it is",
+    b"\xef\xbb\xbf": "it begins with a byte order mark; send UTF-8 without one",
+    b"\xff\xfe": "it is UTF-16; send UTF-8",
+    b"\xfe\xff": "it is UTF-16; send UTF-8",
+}
 # Below this size a text is neither measured nor parsed off the event loop: it is parsed within a millisecond.
 SMALL_BYTES = 1 << 16
 
@@ -31,7 +39,8 @@ def read(text: bytes, what: str = "The request body") -> dict[str, Any]:
                 raise too_many
         fields = jiter.from_json(text, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
-        raise BadRequestError(f"{what} is not JSON: {_told(str(error))}.") from None
+        problem = next((says for begins, says in _NOT_PLAIN.items() if text.startswith(begins)), "")
+        raise BadRequestError(f"{what} is not JSON: {problem or _told(str(error))}.") from None
     if not isinstance(fields, dict):
         raise BadRequestError(f"{what} is JSON, but an object is needed.")
     return fields

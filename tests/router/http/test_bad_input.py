@@ -1,5 +1,6 @@
 """Whatever a client sends, it gets a 4xx that says why, nothing stays behind, and the next request is answered."""
 
+import gzip
 import json
 import socket
 import threading
@@ -70,7 +71,9 @@ def anthropic_image(url: str) -> bytes:
         pytest.param(b"hello", 400, "not JSON", id="no JSON"),
         pytest.param(b"[]", 400, "an object is needed", id="list"),
         pytest.param(b'{"model": "\xff"}', 400, "not JSON", id="invalid UTF-8"),
-        pytest.param(body().decode().encode("utf-16"), 400, "not JSON", id="UTF-16"),
+        pytest.param(body().decode().encode("utf-16"), 400, "send UTF-8", id="UTF-16"),
+        pytest.param(b"\xef\xbb\xbf" + body(), 400, "byte order mark", id="a byte order mark"),
+        pytest.param(gzip.compress(body()), 400, "packed with gzip", id="gzip"),
         pytest.param(b"\0" * 100, 400, "not JSON", id="zeros"),
         pytest.param(b'{"a":' * 100_000, 400, "recursion limit", id="deep nesting"),
         pytest.param(b'{"model": "llama", "temperature": NaN}', 400, "not JSON", id="NaN"),
