@@ -50,8 +50,8 @@ _GATEWAY = {"gke.gateway.hostname": "llm.example.com", "gke.gateway.certificate_
 
 # By key: what is set beforehand, where the key needs that, and its other value.
 CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
-    "models": ({}, [_MODEL, {**_MODEL, "name": "second"}]),
-    "models.name": ({}, "other"),
+    "models": (_KEPT, [_MODEL, {**_MODEL, "name": "second"}]),
+    "models.name": (_KEPT, "other"),
     "models.model": ({}, "Qwen/Qwen3-8B"),
     "models.slice.generation": ({}, "v5e"),
     "models.slice.topology": ({"models.slice.hosts": None, "models.slice.topology": "4x4"}, "4x8"),
@@ -107,7 +107,7 @@ CHANGES: dict[str, tuple[dict[str, Any], Any]] = {
     "router.direct_port": ({"router.door": "direct"}, 8090),
     "router.sentinel.share": ({}, 0.5),
     "router.private_status": ({}, True),
-    "router.max_body_bytes": ({}, 4096),
+    "router.max_body_bytes": (_KEPT, 4096),
     "router.body_timeout_s": ({}, 7),
     "router.max_n": ({}, 7),
     "router.cors": ({}, ["https://app.example"]),
@@ -242,7 +242,7 @@ def effects_of(key: str) -> set[Effect]:
     before = _with(_args(), preset)
     if key == "models.pools":
         return effects(_args(), _pools(_POOLS))
-    after = {"models": value} if key == "models" else _with(copy.deepcopy(before), {key: value})
+    after = {**before, "models": value} if key == "models" else _with(copy.deepcopy(before), {key: value})
     if after == before:
         raise LookupError(f"{key} of {value!r} is what it was")
     return effects(before, after)
