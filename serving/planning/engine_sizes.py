@@ -97,9 +97,10 @@ def engine_sizes(
     cache = _cache_format(engine, shape)
     full_itemsize = 4 if weight_format == "float32" else 2
     max_model_len = _max_model_len(engine, shape, environment or {})
-    sequences, batched_tokens = _batch(
-        engine, max_model_len or shape.max_position_embeddings, in_chunks=not shape.encodes
-    )
+    length = max_model_len or shape.max_position_embeddings
+    if engine.get("max_model_len") is None:  # of a RoBERTa vLLM takes every row of its table for a position
+        length = max(length, shape.position_rows)
+    sequences, batched_tokens = _batch(engine, length, in_chunks=not shape.encodes)
     speculative = _speculative(engine)
     draft, draft_in_jax = _draft(speculative, hub)
     draft_layers = _draft_layers(speculative, shape)

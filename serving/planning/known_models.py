@@ -802,6 +802,7 @@ _BGE_M3: _Config = {
     "num_attention_heads": 16,
     "vocab_size": 250002,
     "max_position_embeddings": 8194,
+    "position_embedding_type": "absolute",
     "type_vocab_size": 1,
     "torch_dtype": "float32",
 }

@@ -7,6 +7,7 @@ import pytest
 from serving.config import ModelSpec
 from serving.errors import ConfigError, PlanError
 from serving.planning import plan
+from serving.planning.engine_sizes import engine_sizes
 from serving.planning.shapes import read_config
 from serving.planning.weights import checkpoint_params
 
@@ -268,6 +269,10 @@ def test_positions_of_a_roberta_are_those_that_tokens_may_have() -> None:
     """BAAI/bge-m3 has a table of 8,194 rows and says 8,192 to sentence-transformers."""
     shape = read_config({"architectures": ["XLMRobertaModel"], **BGE_M3}, where="bge-m3")
     assert (shape.max_position_embeddings, shape.position_rows) == (8192, 8195)
+    assert (
+        engine_sizes({}, shape).batched_tokens >= 8194
+    )  # vLLM's own max_model_len, and a text is read at once
+    assert engine_sizes({"max_model_len": 8192}, shape).batched_tokens == 8192
 
 
 def test_a_model_with_alibi_is_refused_with_that_reason() -> None:
