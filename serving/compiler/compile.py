@@ -49,6 +49,11 @@ def compile_plan(
     file: str, plan: Plan, config: Mapping[str, Any], libtpu: Path, wish: Wish, progress: Progress
 ) -> Answer:
     """Ask the compiler about one pool of a model, of which `config` is the checkpoint's. Ends its processes whatever happens."""
+    if plan.sizes.pools:
+        raise CompileError(
+            f"{plan.model.name}: the engine of a model that embeds or scores texts moves arrays to its TPU while it loads "
+            "(tpu_runner.py, StepPooler), and there is none here; compile the others of the file by --model"
+        )
     depths = quick_layers(config) if wish.quick else None
     if wish.quick and depths is None:
         raise CompileError(

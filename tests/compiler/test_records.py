@@ -1,7 +1,9 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+from serving.compiler.compile import Wish, compile_plan
 from serving.compiler.configs import checkpoint_config, quick_layers
 from serving.compiler.records import Built, Compiled, Job, Program, Stage, chosen, ledger
 from serving.compiler.report import available_bytes, code_bytes, extended, hbm
@@ -174,3 +176,11 @@ def test_an_fp8_config_and_gemma_4_get_what_their_checkpoints_say_and_known_mode
     assert (fp8["activation_scheme"], fp8["weight_block_size"]) == ("dynamic", [128, 128])
     gemma = checkpoint_config(CONFIGS["google/gemma-4-E2B-it"])
     assert gemma["vision_config"]["default_output_length"] == 280
+
+
+def test_a_model_that_embeds_texts_is_refused_before_a_process_starts() -> None:
+    model = {"model": "BAAI/bge-m3", "slice": {"generation": "v6e", "topology": "1x1"}}
+    embeds = plan(ModelSpec.model_validate(model), estimated=True)
+    wish = Wish(quick=False, full=False, jobs=1, limit_s=1.0, cache=None)
+    with pytest.raises(CompileError, match="moves arrays to its TPU while it loads"):
+        compile_plan("a.yaml", embeds, CONFIGS["BAAI/bge-m3"], Path("libtpu.so"), wish, lambda *_: None)
