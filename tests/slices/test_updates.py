@@ -74,12 +74,10 @@ def test_an_engine_that_does_not_start_stops_the_roll_and_the_old_ones_serve_on(
     before = replicas(running)
     good = running.model()["engine"]
     with load(running) as wrong:
-        running.deploy(
-            engine={"max_model_len": 8192, "enable_chunked_prefill": False, "max_num_batched_tokens": 4096}
-        )
+        running.deploy(engine={"max_model_len": 8192, "tokenizer": "/not/mounted"})
         until(lambda: FAILED in running.logged(), "the roll to fail")
         time.sleep(3 * SURGE_S)  # what is not to happen can't be awaited: an old one that makes room
     assert replicas(running) == before
     assert wrong == []
-    assert "max_num_batched_tokens (4096) is smaller" in running.logged()
+    assert "engine.tokenizer is /not/mounted, which is not on this host" in running.logged()
     running.deploy(engine=good)

@@ -10,6 +10,7 @@ from serving.engine.server import EngineSite, Load
 from serving.errors import EngineStartError
 from serving.http_server import HttpServer
 from serving.planning import Plan
+from serving.planning.checkpoints import folder_of
 from serving.simulation import chips
 from serving.simulation.engine.calibration import factors_for
 from serving.simulation.engine.engine import Engine
@@ -42,7 +43,7 @@ class SimulatorServer:
 
     async def start(self) -> None:
         """Go through the phases of a start, then open the HTTP server; raises EngineStartError."""
-        _refuse_what_vllm_refuses(self._plan)
+        _refuse_missing_tokenizer(self._plan)
         chips.hold()
         await self._go_through_phases(Startup.parse(self._startup))
         app = EngineApi(self._plan, self._engine, self._spans).app()
@@ -127,11 +128,10 @@ class SimulatorServer:
             await asyncio.sleep(seconds)
 
 
-def _refuse_what_vllm_refuses(plan: Plan) -> None:
-    """vLLM's SchedulerConfig: without chunked prefill, the longest prompt has to fit into one step."""
-    most, longest = plan.sizes.batched_tokens, plan.fit.max_model_len
-    if plan.engine.get("enable_chunked_prefill") is False and most < longest:
+def _refuse_missing_tokenizer(plan: Plan) -> None:
+    """As vLLM does. Whether a folder is there only a host can see."""
+    folder = str(plan.engine.get("tokenizer", ""))
+    if folder.startswith("/") and not folder_of(folder):
         raise EngineStartError(
-            f"{plan.model.name}: max_num_batched_tokens ({most}) is smaller than max_model_len ({longest}), and "
-            "enable_chunked_prefill is off; raise one, lower the other, or leave chunked prefill on"
+            f"{plan.model.name}: engine.tokenizer is {folder}, which is not on this host; mount it, or name one of Hugging Face's"
         )
