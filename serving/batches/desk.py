@@ -242,9 +242,8 @@ class Desk:
         """Lines a second at which each batch is done in time, by the model of its next line."""
         rates: Counter[str] = Counter()
         for batch in batches:
-            model = batch.model or await self._ledger.next_model(
-                batch.id
-            )  # thousands of batches have one each
+            # Most batches ask one model alone, and there may be thousands of them.
+            model = batch.model or await self._ledger.next_model(batch.id)
             due_s = min(batch.expires_s, batch.created_s + (self._spec.deadline_s or math.inf))
             if model:
                 left = batch.total - batch.completed - batch.failed

@@ -58,28 +58,26 @@ def tpu_resource(facts: Facts) -> list[Finding]:
 
 def memlock(facts: Facts) -> list[Finding]:
     def look(_: TpuHost, told: HostFacts) -> Finding | None:
-        if told.simulated or told.memlock_bytes is None or told.memlock_bytes > _KERNEL_MEMLOCK_BYTES:
+        if told.memlock_bytes is None or told.memlock_bytes > _KERNEL_MEMLOCK_BYTES:
             return None
         return failed(
             f"a program may lock {gib(told.memlock_bytes)} of memory, the kernel's own limit: libtpu needs more",
             "run `ulimit -l 68719476736` as root before `ray start`; on GKE set run_as_user: 0 and capabilities: [SYS_RESOURCE] in gke",
         )
 
-    simulated = "; simulated hosts lock none" if facts.simulated else ""
-    return _each(facts, look, f"memory may be locked{simulated}")
+    return _each_real(facts, look, "memory may be locked", "simulated hosts lock none")
 
 
 def hugepages(facts: Facts) -> list[Finding]:
     def look(_: TpuHost, told: HostFacts) -> Finding | None:
-        if told.simulated or told.hugepages == "always":
+        if told.hugepages == "always":
             return None
         return warning(
             f"transparent hugepages are {told.hugepages or 'not there'}, not always: by JAX's own word the TPU's runtime starts and ends slowly",
             "on the host: echo always > /sys/kernel/mm/transparent_hugepage/enabled; on GKE transparentHugepageEnabled of the node pool",
         )
 
-    simulated = "; simulated hosts have no runtime" if facts.simulated else ""
-    return _each(facts, look, f"transparent hugepages{simulated}")
+    return _each_real(facts, look, "transparent hugepages", "simulated hosts have no runtime")
 
 
 def disk(facts: Facts) -> list[Finding]:
@@ -104,15 +102,14 @@ def memory(facts: Facts) -> list[Finding]:
 def cpu(facts: Facts) -> list[Finding]:
     def look(host: TpuHost, told: HostFacts) -> Finding | None:
         wanted = _CPUS_PER_CHIP * _chips(facts, host)
-        if told.simulated or told.cpus >= wanted:
+        if told.cpus >= wanted:
             return None
         return warning(
             f"{told.cpus:g} CPUs, and {wanted} are usual for {counted(_chips(facts, host), 'chip')}: compiling will be slow",
             f"lift the pod's CPU limit; the host has {told.cores}",
         )
 
-    simulated = "; simulated hosts share this machine's" if facts.simulated else ""
-    return _each(facts, look, f"CPUs for its chips{simulated}")
+    return _each_real(facts, look, "CPUs for its chips", "simulated hosts share this machine's")
 
 
 def network(facts: Facts) -> list[Finding]:
@@ -186,6 +183,15 @@ def _each(facts: Facts, look: Look, well: str) -> list[Finding]:
         return _unseen(facts)
     found = ((_name(host), look(host, told)) for host, told in facts.seen)
     return together(found, f"{counted(len(facts.seen), 'host')}: {well}")
+
+
+def _each_real(facts: Facts, look: Look, well: str, simulated: str) -> list[Finding]:
+    """As `_each`, of what simulated hosts can't lack; `simulated` says why."""
+
+    def look_at_real(host: TpuHost, told: HostFacts) -> Finding | None:
+        return None if told.simulated else look(host, told)
+
+    return _each(facts, look_at_real, f"{well}; {simulated}" if facts.simulated else well)
 
 
 def _unseen(facts: Facts) -> list[Finding]:

@@ -70,9 +70,8 @@ def deployed(deployment: DeploymentFile, plans: Sequence[Plan]) -> Deployed | st
             clusters = _kubectl(namespace, "rayclusters.ray.io", of_it)["items"]
         except _NoSuchKindError:
             kuberay = False
-        except (
-            ValueError
-        ) as error:  # who may see pods may not see these: Kubernetes' own role `view` has no right on them
+        except ValueError as error:
+            # Who may see pods may not see these: Kubernetes' own role `view` has no right on them.
             unseen = f"kubectl can't tell ({error})"
         # KubeRay's pod that empties the Redis ends by itself.
         ours = f"app in ({label},{redis.name(label)}),ray.io/node-type notin (redis-cleanup)"

@@ -4,7 +4,6 @@ All literal, as importing vLLM takes 15 s; a test holds them to vLLM 0.26.
 """
 
 import difflib
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -476,9 +475,10 @@ def _wrong(name: str, value: Any) -> str | None:
     """What follows the option's name where its value is of the wrong kind, out of bounds, or not for TPUs."""
     if wanted := _wanted(name, value):
         return f": {wanted} (got {value!r})"
-    least, below = BOUNDS.get(name, (-math.inf, None))
-    if name in BOUNDS and not (least <= value and (below is None or value < below)):
-        return f": at least {least}{'' if below is None else f' and below {below}'} (got {value!r})"
+    if name in BOUNDS:
+        least, below = BOUNDS[name]
+        if not (least <= value and (below is None or value < below)):
+            return f": at least {least}{'' if below is None else f' and below {below}'} (got {value!r})"
     if name == "limit_mm_per_prompt":
         counts = (key for key, count in value.items() if not _is_limit(count))
         return next(

@@ -217,9 +217,8 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
 
 
 def _kv_heads(text: Keys, heads: int) -> int:
-    if text.get("multi_query") and not text.get(
-        "new_decoder_architecture"
-    ):  # Falcon's, whose num_kv_heads is not read then
+    # Falcon's: num_kv_heads is not read then.
+    if text.get("multi_query") and not text.get("new_decoder_architecture"):
         return 1
     return text.number("num_key_value_heads", heads)
 
@@ -421,9 +420,8 @@ def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
     gemma4 = architecture == "Gemma4ForConditionalGeneration"
     gated = gemma4 or tower.get("model_type") == "pixtral" or tower.get("hidden_act") == "silu"
     inner = width * tower.number("mlp_ratio", 4) if qwen2 else tower.number("intermediate_size")
-    if architecture.startswith(
-        "Glm4v"
-    ):  # its layers' MLPs are as wide as the decoder; the one that merges patches is wider
+    if architecture.startswith("Glm4v"):
+        # Its layers' MLPs are as wide as the decoder; the one that merges patches is wider.
         merger = hidden + 3 * inner + width * tower.number("spatial_merge_size") ** 2
         return layers * (4 * width**2 + 3 * width * hidden) + hidden * merger
     encoder = layers * (4 * width**2 + (3 if gated else 2) * width * inner)

@@ -34,6 +34,16 @@ def overtake(some: Table, meanwhile: Callable[[], Awaitable[None]]) -> None:
     some.ledger.meanwhile = meanwhile
 
 
+async def taken_before_silence(some: Table) -> list[tuple[str, int]]:
+    """The lines of a router `a` that has been silent since; `b` has the first of them now."""
+    await some.add("one", lines(6))
+    first = await some.take("a")
+    some.now_s += 16
+    await some.desk.tick()
+    assert await some.take("b", most=1) == first[:1]
+    return first
+
+
 async def test_a_line_that_comes_back_while_others_are_looked_up_is_handed_out(tmp_path: Path) -> None:
     """It was taken for one that is out, and its batch stood still until its window was over."""
     async with table(tmp_path, OvertakenLedger) as some:
@@ -56,22 +66,14 @@ async def test_a_line_that_is_answered_while_others_are_looked_up_is_not_handed_
 
 async def test_a_router_that_was_silent_keeps_the_lines_that_it_goes_on_with(tmp_path: Path) -> None:
     async with table(tmp_path) as some:
-        await some.add("one", lines(6))
-        first = await some.take("a")
-        some.now_s += 16
-        await some.desk.tick()
-        assert await some.take("b", most=1) == first[:1]
+        first = await taken_before_silence(some)
         assert await some.take("a", first, most=0) == []  # it is back
         assert await some.take("b", first[:1]) == [("one", 5), ("one", 6)]
 
 
 async def test_late_results_of_a_router_that_was_silent_leave_nobody_their_lines(tmp_path: Path) -> None:
     async with table(tmp_path) as some:
-        await some.add("one", lines(6))
-        first = await some.take("a")
-        some.now_s += 16
-        await some.desk.tick()
-        assert await some.take("b", most=1) == first[:1]
+        first = await taken_before_silence(some)
         await some.bring(first)
         assert await some.take("b") == [("one", 5), ("one", 6)]
 

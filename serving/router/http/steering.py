@@ -54,8 +54,10 @@ def refuse(fields: Mapping[str, Any]) -> None:
     for name in _STEERING:
         if fields.get(name):
             raise BadRequestError(f"{name} is not a client's to set on this service; leave it out.")
+    template = fields.get("chat_template_kwargs")
+    given = template if isinstance(template, Mapping) else {}
     for name in TOKENIZER_ARGUMENTS:
-        if isinstance(arguments := fields.get("chat_template_kwargs"), Mapping) and arguments.get(name):
+        if given.get(name):
             raise BadRequestError(
                 f"chat_template_kwargs.{name} is an argument of the tokenizer and of no template; leave it out."
             )
