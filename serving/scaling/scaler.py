@@ -242,7 +242,7 @@ class Scaler:
                     replace(pool, max=min(pool.max, part.kept.get(pool.key, pool.max))) for pool in pools
                 ]
                 counts = [f"{part.kept[pool.key]} of {pool.name}" for pool in pools if pool.key in part.kept]
-                remarks.append(f"{waiting}, which waits for its first slice, allows {' and '.join(counts)}")
+                remarks.append(f"{waiting}, which waits for hardware, allows {' and '.join(counts)}")
         return replace(settings, pools=tuple(pools)), remarks
 
     def _room(self, model: str) -> Room:

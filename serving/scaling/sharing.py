@@ -3,8 +3,8 @@
 A model in use that has no slice gets its first one from the model that has most slices beyond its `min`. Orders that a pool did
 not deliver within its patience make room for what another model lacks, unless that model's pools do not deliver either.
 
-The hardware alone, without a budget, may keep a model without a slice until its patience is over. Then one model with slices on the
-same hardware gives one back. A model that gives keeps its `min`, and one slice.
+The hardware alone, without a budget, may keep a model without a slice, or below its `min`, until its patience is over. Then one model
+with slices on the same hardware gives one back, and another once that one has come. A model that gives keeps its `min`, and one slice.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,10 +20,14 @@ _NOTHING: _Cost = (0.0, 0.0)
 
 
 class Given(NamedTuple):
-    """Which model makes room on its hardware for one that waits, and the slices that it does with meanwhile, by pool."""
+    """Which model makes room on its hardware for one that waits, and the slices that it does with meanwhile, by pool.
+
+    `had`: slices of the one that waits when this was given.
+    """
 
     model: str
     kept: Mapping[str, int]
+    had: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,20 +71,26 @@ class Share:
         )
 
     @property
-    def waits_for_hardware(self) -> bool:
-        """Whether it has no slice, though orders in all pools that it asks have waited out their patience."""
-        waits = any(self.wanted) and not any(self.present) and not self.failing
-        return waits and all(late for late, count in zip(self.late, self.wanted, strict=True) if count)
+    def waits_for(self) -> list[Pool]:
+        """Pools whose hardware it waits for: without a slice all that it asks, else those below their `min`; none within the patience."""
+        if self.failing:
+            return []
+        pools = list(zip(self.pools, self.wanted, self.present, self.late, strict=True))
+        if not any(self.present):
+            asked = [(pool, late) for pool, wanted, _, late in pools if wanted]
+            return [pool for pool, _ in asked] if all(late for _, late in asked) else []
+        return [pool for pool, _, present, late in pools if late and present < pool.min]
 
-    def without_one_for(self, waiting: "Share") -> dict[str, int]:
+    def without_one_for(self, waiting: "Share", kept: Mapping[str, int]) -> dict[str, int]:
         """Slices that are left in its pools on the hardware that orders wait for, without one of the least preferred pool.
 
-        Nothing where none can go. Pools of that hardware have no orders then: they would take what is given.
+        Nothing where none can go. Pools of that hardware have no orders then: they would take what is given. `kept`: slices by pool that
+        it has been told to do with already, though others may still be leaving.
         """
         hardware = attrgetter("key" if self.apart else "hardware")
-        wanted = {hardware(pool) for pool, count in zip(waiting.pools, waiting.wanted, strict=True) if count}
+        wanted = {hardware(pool) for pool in waiting.waits_for}
         there = [
-            (pool, count)
+            (pool, min(count, kept.get(pool.key, count)))
             for pool, count in zip(self.pools, self.present, strict=True)
             if hardware(pool) in wanted
         ]
@@ -125,21 +135,24 @@ def hardware_given(shares: Mapping[str, Share], before: Mapping[str, Given]) -> 
 
     `before`: what was given already. A model gives one slice each time, so that little is lost where that was not what lacked.
     """
-    gives: dict[str, Given] = {}
-    for name, share in shares.items():
-        if not share.waits_for_hardware:
-            continue
-        givers = {given.model for given in gives.values()}
+    waiting = {name: share for name, share in shares.items() if share.waits_for}
+    gives = {
+        name: part
+        for name, part in before.items()
+        if name in waiting and part.model in shares and sum(waiting[name].present) <= part.had
+    }
+    kept = {part.model: part.kept for part in before.values()}
+    for name in sorted(waiting.keys() - gives.keys(), key=lambda name: (any(shares[name].present), name)):
+        givers = {part.model for part in gives.values()}
         able = {
             other: part
             for other, known in shares.items()
-            if other != name and other not in givers and (part := known.without_one_for(share))
+            if other not in givers | {name}
+            and (part := known.without_one_for(shares[name], kept.get(other, {})))
         }
-        if name in before and before[name].model in shares:
-            gives[name] = before[name]
-        elif able:
+        if able:
             giver = max(able, key=lambda other: sum(shares[other].present))
-            gives[name] = Given(giver, able[giver])
+            gives[name] = Given(giver, able[giver], sum(shares[name].present))
     return gives
 
 

@@ -139,9 +139,9 @@ def test_no_slice_is_given_back_for_a_pool_whose_hosts_are_others() -> None:
     shared, apart = (
         Share([bought], Room(), [3], [3], [0], present=[3], apart=apart) for apart in (False, True)
     )
-    assert shared.without_one_for(waiting) == {"x": 2}
-    assert apart.without_one_for(waiting) == {}
-    assert apart.without_one_for(replace(waiting, pools=[bought])) == {"x": 2}
+    assert shared.without_one_for(waiting, {}) == {"x": 2}
+    assert apart.without_one_for(waiting, {}) == {}
+    assert apart.without_one_for(replace(waiting, pools=[bought]), {}) == {"x": 2}
 
 
 @pytest.mark.parametrize("bought", ["x", "y"])
@@ -161,7 +161,7 @@ def test_a_model_gets_hardware_that_another_has_taken_all_of(bought: str) -> Non
     assert (fleet.serving(first), fleet.serving(second)) == (3, 1)
     assert len(fleet.ended) == 1
     said = [decision.reason for decision in fleet.store.decisions]
-    assert any("second, which waits for its first slice, allows" in reason for reason in said)
+    assert any("second, which waits for hardware, allows" in reason for reason in said)
     fleet.run(120)
     assert len(fleet.ended) == 1
 
@@ -184,6 +184,26 @@ def test_a_model_with_a_fixed_number_that_lost_its_slice_gets_hardware_from_one_
     fleet.run(100)
     assert (fleet.serving(scales), fleet.serving(fixed)) == (3, 1)
     assert {decision.model for decision in fleet.store.decisions} == {"scales"}
+
+
+@pytest.mark.parametrize("most", [3, 5])
+def test_a_model_that_lost_all_of_its_min_gets_each_slice_of_it_from_one_that_scales(most: int) -> None:
+    """It got the first; the others waited for ever, though `min` promises them and the other model had two beyond its own."""
+    scales, lost = Model("scales", (pool("x", 1),)), Model("lost", (pool("y", 3, most, hardware="x"),), rate=5)
+    fleet = ControlledFleet([scales, lost], hardware=6, start_s=5, drain_s=2)
+    fleet.run(20)
+    scales.rate = 90
+    (there,) = fleet.of(lost)
+    fleet.cluster.closed = {"y"}
+    for replica in there.state._replicas.get():
+        there.lose(replica)
+    fleet.run(40)
+    fleet.cluster.closed = set()
+    fleet.run(10)
+    assert (fleet.serving(scales), fleet.serving(lost)) == (6, 0)
+    fleet.run(200)
+    assert (fleet.serving(scales), fleet.serving(lost)) == (3, 3)
+    assert min(wanted["scales-x"] for wanted in fleet.targets[-200:]) == 3
 
 
 def test_the_budget_s_part_of_a_model_with_a_fixed_number_is_nobody_else_s() -> None:
