@@ -174,7 +174,7 @@ class PoisonousRequestError(ServingError):
 
 
 class PoisonousKindError(ServingError):
-    """Several requests of this key with the same parameters ended slices, and none was answered since.
+    """Several requests of this key ended slices: with the same parameters, and none was answered since, or three with any.
 
     Ask again after the time that the message names, or with other parameters.
     """

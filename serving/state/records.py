@@ -301,7 +301,7 @@ class Suspicion:
 
     `guilty`: it alone was suspected where a slice died, and it is refused. `ran_s`: how long it had run on the slice that died last,
     which was `replica`. `before`: replicas that had died under it before. `kind`: what it has in common with requests that may end slices as
-    it did. `answered`: one of these was answered.
+    it did. `answered`: one of these was answered. `hung`: whose it is, where its client had hung up.
     """
 
     at: float
@@ -312,6 +312,7 @@ class Suspicion:
     before: Sequence[str] = ()
     kind: str = ""
     answered: bool = False
+    hung: str = ""
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,10 @@ def test_a_model_with_a_fixed_number_that_lost_its_slice_gets_hardware_from_one_
 @pytest.mark.parametrize("most", [3, 5])
 def test_a_model_that_lost_all_of_its_min_gets_each_slice_of_it_from_one_that_scales(most: int) -> None:
     """It got the first; the others waited for ever, though `min` promises them and the other model had two beyond its own."""
-    scales, lost = Model("scales", (pool("x", 1),)), Model("lost", (pool("y", 3, most, hardware="x"),), rate=5)
+    scales, lost = (
+        Model("scales", (pool("x", 1),)),
+        Model("lost", (pool("y", 3, most, hardware="x"),), rate=5),
+    )
     fleet = ControlledFleet([scales, lost], hardware=6, start_s=5, drain_s=2)
     fleet.run(20)
     scales.rate = 90

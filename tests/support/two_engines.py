@@ -1,9 +1,11 @@
 """A router and two simulated engines, each on a real server: what fails on one is to go on on the other."""
 
 import json
-from collections.abc import AsyncIterator, Iterator
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
@@ -51,10 +53,29 @@ class Pair:
     def written(self, name: str) -> int:
         return self.engines[name][1].scheduler.totals.written_tokens
 
+    def settle(self) -> None:
+        """A beat, in which dead slices leave the table."""
+        alive = {name: address for name, (address, engine) in self.engines.items() if not engine.dead}
+        entries = entries_of(alive)
+        self.table.update(entries, time.monotonic())
+        done = threading.Event()
+        loop = self.relay._watching.get_loop()
+        loop.call_soon_threadsafe(lambda: (self.relay.settle(entries), done.set()))
+        assert done.wait(5)
+
+
+def entries_of(addresses: Mapping[str, str]) -> list[SliceRecord]:
+    return [
+        SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=address)
+        for name, address in addresses.items()
+    ]
+
 
 @contextmanager
-def pair(failover: FailoverSpec | None = None, names: str = "ab", sentinel: float = 0.0) -> Iterator[Pair]:
-    """A router before one engine for each letter of `names`, and `sentinel` of its greedy answers asked again."""
+def pair(
+    failover: FailoverSpec | None = None, names: str = "ab", sentinel: float = 0.0, key: str = ""
+) -> Iterator[Pair]:
+    """A router before one engine for each letter of `names`, and `sentinel` of its greedy answers asked again; all clients have this key."""
     # By load alone: a prompt's home may be any of them.
     table = SliceTable({MODEL: len(names)}, {MODEL: "v6e 2x4"}, affinity=Affinity.NONE)
 
@@ -67,7 +88,7 @@ def pair(failover: FailoverSpec | None = None, names: str = "ab", sentinel: floa
     async def forward(request: Request, client: Downstream) -> None:
         body = await request.body()
         asked = InferenceRequest.of(request, MODEL, request.scope["path"], body, kept(json.loads(body)))
-        await Forwarding(app.state.relay, asked).run(client)
+        await Forwarding(app.state.relay, replace(asked, key=key)).run(client)
 
     door = LateDoor()
     door.answer = forward
@@ -75,11 +96,7 @@ def pair(failover: FailoverSpec | None = None, names: str = "ab", sentinel: floa
     with ExitStack() as running:
         engines = {name: running.enter_context(serving(STEPS_OF_3_MS)) for name in names}
         address = running.enter_context(asgi_server(app, **door.options))
-        entries = [
-            SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
-            for name, (upstream, _) in engines.items()
-        ]
-        table.update(entries, 0.0)
+        table.update(entries_of({name: upstream for name, (upstream, _) in engines.items()}), 0.0)
         with httpx.Client(timeout=20) as client:
             yield Pair(address, table, engines, client, app.state.relay)
         until(lambda: not any(map(table.in_flight, names)), "no request counted in flight")

@@ -35,6 +35,7 @@ from serving.router.forwarding.suspects import (
     Suspects,
     fingerprint,
     kind_of,
+    whose,
 )
 from serving.router.forwarding.trials import Trials
 from serving.router.forwarding.upstream import Health, SliceResponse, Upstream
@@ -452,7 +453,7 @@ class Dispatcher:
     def _hung_up(
         self, entry: SliceRecord, request: InferenceRequest, asked_s: float, *, answered: bool = False
     ) -> None:
-        flight = Flight(fingerprint(request), request.model, asked_s, answered)
+        flight = Flight(fingerprint(request), request.model, asked_s, answered, whose=whose(request))
         self._hung.append((entry, flight))
         self.suspects.hung_up(flight.name, entry.replica)
 
@@ -530,8 +531,8 @@ class Dispatcher:
 
 def _poisonous_kind(request: InferenceRequest, wait_s: float) -> PoisonousKindError:
     return PoisonousKindError(
-        f"Several requests of this key with the same parameters have ended slices of {request.model!r}, and none was answered since; "
-        f"the next one is tried in {wait_s:.0f} s. Send other parameters, or wait."
+        f"Several requests of this key have ended slices of {request.model!r}; "
+        f"the next one like them is tried in {wait_s:.0f} s. Send other parameters, or wait."
     )
 
 

@@ -27,13 +27,18 @@ one of this kind gets a token or an answer, each counts as a suspect from the st
 ends one slice and not two. Once two of a kind are guilty, the next one is tried PACE_S later, and then after twice as long each time.
 In a kind that others use too one is answered at once, and no more is asked of it. Once a second of it is guilty, lines of batches of
 this kind are held to all that again: they have time, and each deadly one would end two slices.
+
+A key may send other parameters too, or hang up before its slice dies and send another text. Three slices that it has ended so, or seems
+to have, put all its requests for that model and path on trial, one at a time. Where its clients have hung up, nobody knows which of
+those on a slice was deadly: the next answer of the key ends that.
 """
 
 import hashlib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from serving.metrics.table import NO_KEY
 from serving.router.forwarding.slice_timing import WORKED_S
 from serving.router.http.protocol import InferenceRequest
 from serving.state.records import Suspicion
@@ -47,6 +52,7 @@ _LONGER, _LONGER_S = 1.5, 1.0
 _LONGEST_TRIAL_S = _LONGER * WORKED_S + _LONGER_S  # of a suspect that had got tokens
 _DIGITS = 16
 _MOST_BLAMED = 4096  # for their kind
+_MOST_OF_A_KEY = 3  # slices that its requests may end before all of them are on trial
 _TOLD_BELOW = 100  # numbers of a parameter that tell kinds apart: larger ones may differ with every request
 
 
@@ -54,7 +60,7 @@ _TOLD_BELOW = 100  # numbers of a parameter that tell kinds apart: larger ones m
 class Flight:
     """A request on a slice: what it is known by, since when it has been there, and whether it has got anything.
 
-    Without a `request` its client has hung up.
+    Without a `request` its client has hung up; `whose` it was, if it came with a key.
     """
 
     name: str
@@ -62,6 +68,7 @@ class Flight:
     since_s: float
     answered: bool = False
     request: InferenceRequest | None = None
+    whose: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,6 +102,11 @@ def kind_of(request: InferenceRequest) -> str:
     return f"{_whose(request)}{digest.hexdigest()[:_DIGITS]}"
 
 
+def whose(request: InferenceRequest) -> str:
+    """The same for all requests of one key for one model and path; empty without a key."""
+    return "" if request.key in ("", NO_KEY) else _whose(request)
+
+
 def _whose(request: InferenceRequest) -> str:
     """What a kind begins with: most requests need not be parsed for it."""
     digest = hashlib.sha256(f"{request.key}\0{request.model}\0{request.path}".encode())
@@ -113,6 +125,8 @@ class Suspects:
         # Replicas that died under a request, and when the last one did.
         self._deaths: dict[str, tuple[frozenset[str], float]] = {}
         self._trials: dict[str, _Trial] = {}
+        self._keys: frozenset[str] = frozenset()  # whose requests are all on trial
+        self._sound: dict[str, float] = {}  # until when its clients' hanging up counts for nothing, by key
 
     def __bool__(self) -> bool:
         """Whether anybody is suspected or on trial: until then no request needs a fingerprint."""
@@ -163,8 +177,10 @@ class Suspects:
         return self.kinds | {kind for kind, count in counts.items() if count > 1}
 
     def kind(self, request: InferenceRequest) -> str:
-        """The kind of a request, where it counts as a suspect for that; else nothing."""
+        """The kind of a request, where it counts as a suspect for that, or its key where all of the key's do; else nothing."""
         kinds = self._kinds_of_lines if request.fills else self.kinds
+        if self._keys and (key := whose(request)) in self._keys:
+            return key
         begins = _whose(request) if kinds else ""
         if not any(kind.startswith(begins) for kind in kinds):
             return ""
@@ -175,17 +191,19 @@ class Suspects:
         """Note the kind of a guilty request."""
         answered = any(one.answered for one in self.guilty.values() if one.kind == kind)
         self._ours[name] = replace(self._ours[name], kind=kind, answered=answered)
+        self._look_at_keys()
 
     def blame(self, name: str, kind: str, model: str, now: float) -> None:
         """A request is suspected for its kind alone."""
         known = {**self._theirs, **self._ours}
         if name not in known and sum(one.kind == kind for one in known.values()) < _MOST_BLAMED:
-            ran_s = max(one.ran_s for one in self.guilty.values() if one.kind == kind)
+            alike = [one for one in known.values() if one.hung == kind or one.kind.startswith(kind)]
+            ran_s = max((one.ran_s for one in alike), default=0.0)
             self._ours[name] = Suspicion(now, False, model, ran_s, kind=kind)
 
     def paced_s(self, kind: str, now: float) -> float:
         """For how many seconds no request of this kind is tried."""
-        ends = [one.at for one in self.guilty.values() if one.kind == kind]
+        ends = [one.at for one in self.guilty.values() if one.kind.startswith(kind)]
         if len(ends) < 2:
             return 0.0
         pause_s = PACE_S * 2.0 ** (len(ends) - 2)
@@ -205,14 +223,34 @@ class Suspects:
 
     def sound(self, kind: str) -> None:
         """A request of this kind was answered: those that are suspected for the kind alone are not any more."""
-        if kind not in self.kinds:
-            return
-        for name, one in [(name, one) for name, one in self._ours.items() if one.kind == kind]:
+        if kind in self._keys:
+            self._sound[kind] = max((at for at, _ in self._hung()[kind]), default=-1.0)
+            self._look_at_keys()
+            is_sound = kind not in self._keys
+        else:
+            is_sound = kind in self.kinds
+        alike = [(name, one) for name, one in self._ours.items() if one.kind == kind]
+        for name, one in alike if is_sound else ():
             if one.guilty:
                 self._ours[name] = replace(one, answered=True)
             else:
                 del self._ours[name]
                 self._cleared[name] = one.at
+
+    def _hung(self) -> Mapping[str, list[tuple[float, str]]]:
+        """By key, when slices died on which its clients had hung up, and which: those that nobody is guilty of."""
+        ended, found = self.ended, defaultdict(list)
+        for one in (*self._ours.values(), *self._theirs.values()):
+            if one.hung and not one.guilty and one.replica not in ended:
+                found[one.hung].append((one.at, one.replica))
+        return found
+
+    def _look_at_keys(self) -> None:
+        """Whose requests are all on trial from now on."""
+        counts = Counter(f"{one.kind.partition('-')[0]}-" for one in self.guilty.values() if one.kind)
+        for key, deaths in self._hung().items():
+            counts[key] += len({replica for at, replica in deaths if at > self._sound.get(key, -1.0)})
+        self._keys = frozenset(key for key, count in counts.items() if count >= _MOST_OF_A_KEY)
 
     def _kind(self, name: str) -> str:
         return next((known[name].kind for known in (self._ours, self._theirs) if name in known), "")
@@ -324,8 +362,10 @@ class Suspects:
             del self._trials[name]
             before = sorted(self.died_under(name))
             ran_s = max(0.0, min(LONGEST_S, now - flights[name].since_s))
-            self._ours[name] = Suspicion(now, True, flights[name].model, ran_s, replica, before)
+            kind = self._kind(name)
+            self._ours[name] = Suspicion(now, True, flights[name].model, ran_s, replica, before, kind)
         if on_trial:
+            self._look_at_keys()
             return on_trial
         for name, flight in flights.items():
             stayed = flight.since_s <= worked_since_s and now - flight.since_s > _LONGEST_TRIAL_S
@@ -335,7 +375,9 @@ class Suspects:
             ran_s = min(LONGEST_S if new else WORKED_S, now - flight.since_s)
             if died or new:
                 before = sorted(self.died_under(name) - {replica})
-                self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica, before)
+                hung = "" if flight.request else flight.whose
+                self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica, before, hung=hung)
+        self._look_at_keys()
         return []
 
     def take(self, theirs: Iterable[Mapping[str, Suspicion]], now: float) -> None:
@@ -354,6 +396,8 @@ class Suspects:
         self._deaths = {
             name: (died, at) for name, (died, at) in self._deaths.items() if now - at <= REFUSED_S
         }
+        self._sound = {key: at for key, at in self._sound.items() if now - at <= REFUSED_S}
+        self._look_at_keys()
 
     def _take_guilty(self, name: str, told: Suspicion) -> None:
         """A kind of which any router has answered one is an answered one for all."""

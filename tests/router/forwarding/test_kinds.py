@@ -1,5 +1,6 @@
 """Requests of one kind, each with another text, that end every engine they reach."""
 
+import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -7,14 +8,26 @@ from typing import Any
 
 import httpx
 import pytest
+from support.servers import until
+from support.simulated_engine import MODEL
 from support.two_engines import COMPLETIONS, Pair, pair
 
 from serving.config import FailoverSpec
 from serving.errors import PoisonousKindError
 from serving.router.forwarding.dispatch import Dispatcher
-from serving.router.forwarding.suspects import PACE_S, REFUSED_S, Flight, Suspects, fingerprint, kind_of
+from serving.router.forwarding.suspects import (
+    PACE_S,
+    REFUSED_S,
+    Flight,
+    Suspects,
+    fingerprint,
+    kind_of,
+    whose,
+)
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
+from serving.simulation.engine import tokenizer
+from serving.simulation.engine.engine import Engine
 from serving.state.records import Suspicion
 
 DIED = 10.0
@@ -123,6 +136,104 @@ def test_lines_of_a_kind_that_ends_slices_among_answers_are_tried_one_at_a_time_
     assert (later.kind(asked), later.kind(line)) == ("", kind_of(line))
     later.take([], DIED + 201 + REFUSED_S)
     assert not later.kind(line)
+
+
+def of_a_key(at: float, number: int, key: str = "me") -> dict[str, Suspicion]:
+    """Somebody's request is found guilty, of a kind of its own that others of the key were answered in."""
+    asked = request(key, prompt="a", n=number)
+    return {f"{number}": replace(guilty(asked, at), answered=True, replica=f"slice {number}")}
+
+
+@pytest.mark.unit
+def test_a_key_whose_requests_end_three_slices_with_other_parameters_each_time_has_all_of_them_on_trial() -> (
+    None
+):
+    """Each ended two slices more, for the key's other requests were answered."""
+    suspects, mine = Suspects(), request("me", prompt="b")
+    suspects.take([of_a_key(DIED, 1), of_a_key(DIED, 2)], DIED)
+    assert not suspects.kind(mine)
+    suspects.take([of_a_key(DIED + 1, 3)], DIED + 1)
+    key = suspects.kind(mine)
+    assert key == suspects.kind(request("me", prompt="c", top_p=0.5)) != ""
+    assert not suspects.kind(request("you", prompt="b"))
+    assert not suspects.kind(request("me", "/v1/chat/completions", prompt="b"))
+    suspects.sound(key)
+    assert suspects.kind(mine) == key
+    assert suspects.paced_s(key, DIED + 1) == 2 * PACE_S
+    for name in ("first", "second"):
+        suspects.blame(name, key, "llama", DIED + 200)
+    suspects.tried("first", "c", DIED + 200)
+    assert suspects.on_trial("second")
+    suspects.take([], DIED + 2 + REFUSED_S)
+    assert not suspects.kind(mine)
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("key", ["", "none"])
+def test_requests_without_a_key_are_nobody_s(key: str) -> None:
+    """Everybody would be on trial for what one client sends."""
+    suspects = Suspects()
+    suspects.take([of_a_key(DIED, number, key) for number in range(5)], DIED)
+    assert not suspects.kind(request(key, prompt="b"))
+
+
+@pytest.mark.unit
+def test_a_key_whose_clients_hang_up_before_their_slices_die_is_on_trial_until_its_next_answer() -> None:
+    suspects, mine = Suspects(), request("me", prompt="b")
+    for number in range(3):
+        assert not suspects.kind(mine)
+        gone = [Flight(f"{number}{one}", "llama", DIED, whose=whose(mine)) for one in range(9)]
+        suspects.died(f"slice {number}", gone, DIED + 1, DIED - 5)
+    key = suspects.kind(mine)
+    assert key
+    other = Suspects()  # a router that starts
+    other.take([suspects.ours], DIED + 2)
+    assert other.kind(mine) == key
+    suspects.blame("next", key, "llama", DIED + 2)
+    suspects.tried("next", "c", DIED + 2)
+    suspects.hung_up("next", "c")
+    assert suspects.died("c", [Flight("next", "llama", DIED + 2, whose=key)], DIED + 3, DIED) == ["next"]
+    assert suspects.kind(mine) == key
+    other.sound(key)
+    assert not other.kind(mine)
+    suspects.take([], DIED + 4)
+    suspects.lives("slice 1")
+    suspects.take([], DIED + 5)
+    assert suspects.kind(mine) == key  # two hung up, and one is guilty
+    suspects.lives("slice 2")
+    suspects.take([], DIED + 6)
+    assert not suspects.kind(mine)
+
+
+@pytest.mark.http
+def test_clients_of_a_key_that_hang_up_each_time_with_another_text_take_five_slices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each took one, without end: what hung up can't be tried again, and nobody asks it a second time."""
+    submit = Engine.submit
+
+    def die_soon(engine: Engine, stream: Any, prompt: list[int], *args: Any, **kwargs: Any) -> None:
+        if "deadly" in tokenizer.decode(prompt):
+            asyncio.get_running_loop().call_later(0.4, engine.die, "a deadly prompt")
+        submit(engine, stream, prompt, *args, **kwargs)
+
+    monkeypatch.setattr(Engine, "submit", die_soon)
+    refused = []
+    with pair(FailoverSpec(wait_s=20), names="abcdefgh", key="me") as fleet:
+        for number in range(8):
+            text = f"a deadly prompt {number}"
+            body = {"model": MODEL, "prompt": text, "max_tokens": 1500, "ignore_eos": True}
+            before = dead(fleet)
+            try:
+                answer = fleet.client.post(fleet.address + COMPLETIONS, json=body, timeout=0.2)
+            except httpx.ReadTimeout:
+                until(lambda before=before: dead(fleet) > before, "its slice to die")  # type: ignore[misc]
+                fleet.settle()
+                until(lambda: all(task.done() for task in fleet.relay._verdicts.values()), "verdicts")
+            else:
+                refused.append(answer.json()["error"]["code"])
+        assert refused == ["such_requests_end_engines"] * 3
+        assert dead(fleet) == 5
 
 
 def is_refused(answer: httpx.Response) -> bool:

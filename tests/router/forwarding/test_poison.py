@@ -1,7 +1,6 @@
 """A request that ends every engine it reaches, among others that do not: four simulated engines behind one router."""
 
 import asyncio
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from support.two_engines import COMPLETIONS, Pair, pair
 from serving.config import FailoverSpec
 from serving.simulation.engine import tokenizer
 from serving.simulation.engine.engine import Engine
-from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.http
 
@@ -85,24 +83,10 @@ def test_a_request_whose_client_hangs_up_each_time_takes_two_slices(
             body = {"model": MODEL, "prompt": "a deadly prompt", "max_tokens": 1500, "ignore_eos": True}
             refused.append(fleet.client.post(fleet.address + COMPLETIONS, json=body, timeout=0.2))
         time.sleep(0.5)
-        settle(fleet)
+        fleet.settle()
     assert len(dead(fleet)) == 2
     assert refused
     assert all(map(is_refused_as_poisonous, refused))
-
-
-def settle(fleet: Pair) -> None:
-    """A beat, in which dead slices leave the table."""
-    entries = [
-        SliceRecord(name, MODEL, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
-        for name, (upstream, engine) in fleet.engines.items()
-        if not engine.dead
-    ]
-    fleet.table.update(entries, time.monotonic())
-    loop = fleet.relay._watching.get_loop()
-    done = threading.Event()
-    loop.call_soon_threadsafe(lambda: (fleet.relay.settle(entries), done.set()))
-    assert done.wait(5)
 
 
 def test_a_connection_that_a_living_slice_breaks_off_makes_nobody_a_suspect(fleet: Pair) -> None:
