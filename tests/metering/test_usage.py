@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,28 @@ def test_a_budget_that_is_used_up_is_a_429_that_says_when_it_is_new(tmp_path: Pa
         )
         assert anthropic.status_code == 429
         assert anthropic.json()["error"]["type"] == "rate_limit_error"
+
+
+def test_a_burst_of_long_answers_after_short_ones_passes_a_budget_by_one_request(
+    tmp_path: Path, upstream: str
+) -> None:
+    """Nothing in a request says how long its answer becomes, and a key's answers of late say little of the next ones."""
+    most, length = 4000, 1000
+    keys, (key,) = key_file(tmp_path / "keys.yaml", {"tokens_per_day": most})
+    with (
+        owner(folder(tmp_path)) as keeper,
+        filling_router(keeper.place, upstream, keys=keys) as (address, core),
+    ):
+        longest = core.plans[0].fit.max_model_len
+        assert ask(address, key, max_tokens=1).status_code == 200
+        with ThreadPoolExecutor(20) as pool:
+            asked = [pool.submit(ask, address, key, max_tokens=None, min_tokens=length) for _ in range(20)]
+        answers = [request.result() for request in asked]
+        answered = [answer for answer in answers if answer.status_code == 200]
+        assert 1 <= len(answered) <= most // longest + 1
+        refused = next(answer for answer in answers if answer.status_code == 429)
+        assert "set max_tokens" in refused.json()["error"]["message"]
+        assert sum(answer.json()["usage"]["total_tokens"] for answer in answered) < most + longest
 
 
 def test_dollars_of_a_month_are_a_budget_too(tmp_path: Path, upstream: str) -> None:

@@ -187,7 +187,8 @@ class Budget:
         if limit.used < limit.most:
             return Refusal(
                 RateLimitError(
-                    f"{said}, and its requests under way may use the rest; ask again in a second."
+                    f"{said}, and its requests under way may use the rest; ask again in a second. Requests that set max_tokens "
+                    "set less aside."
                 ),
                 _SOON_S,
             )

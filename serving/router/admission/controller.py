@@ -163,8 +163,9 @@ class AdmissionController:
 
     def estimate(self, visit: Visit, model: str, checked: Checked) -> Estimate:
         """What a request may use, by its own fields and the answers that its key got of late."""
-        left_out = self._usage.output_tokens(visit.account.key.name, model, self._longest[model])
-        return Estimate.of(checked, left_out)
+        longest = self._longest[model]
+        left_out = self._usage.output_tokens(visit.account.key.name, model, longest)
+        return Estimate.of(checked, left_out, longest)
 
     async def admit(
         self,
@@ -197,7 +198,8 @@ class AdmissionController:
             times=visit.times,
         )
         if self._meter and account.budget:
-            seconds = self._usage.seconds(model, estimate.output_tokens)
+            seconds = self._usage.seconds(model, estimate.most_output_tokens)
+            ticket.most_tokens = estimate.most_tokens
             ticket.dollars = self._meter.dollars(model, ticket.seats, seconds)
         if account.limited:
             add_headers(client, lambda: account.headers(self._clock()))
@@ -351,7 +353,7 @@ class AdmissionController:
                 ticket.where, ticket.refusal = Where.REFUSED, refusal
                 return
             ticket.budget = budget
-            budget.begin(ticket.tokens, ticket.dollars)
+            budget.begin(ticket.most_tokens, ticket.dollars)
         self._wake(self._queue.enter(ticket, ticket.since_s))
         self._preempt(ticket.model)
 
@@ -397,7 +399,7 @@ class AdmissionController:
             if ticket.fills and not gave_way:
                 self._filled[ticket.model].add(record)
         if ticket.budget:
-            ticket.budget.end(ticket.tokens, ticket.dollars)
+            ticket.budget.end(ticket.most_tokens, ticket.dollars)
         self._turns.pop(ticket, None)
         self._wake(self._queue.leave(ticket, now_s))
         self._preempt(ticket.model)

@@ -52,7 +52,7 @@ class Where(Enum):
 class Ticket:
     """One request in admission. `seats`: sequences it takes on a slice; `tokens`: what it may use of its key's limit.
 
-    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use while it is here, `tokens` and `dollars`. A request that
+    `used_tokens`: what it has used, known once it has ended. `budget` counts what it may use at most while it is here, `most_tokens` and `dollars`. A request that
     `fills` takes a free seat or none, and leaves a share `spare` of all seats free: it never waits, and is no demand. One that has
     `begun` and is held again is paused.
     `makes_room`: it is to give its seats back, `hands_on` to the next in this router; `times`: how often it has been told to; `paused_s`: of pauses that are over;
@@ -71,6 +71,7 @@ class Ticket:
     fills: bool = False
     spare: float = 0.0
     budget: Budget | None = None
+    most_tokens: float = 0.0
     dollars: float = 0.0
     begun: bool = False
     makes_room: bool = False

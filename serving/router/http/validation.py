@@ -24,7 +24,7 @@ from serving.planning import Plan
 from serving.router.http import grammars, steering
 from serving.router.http.images import pixels
 from serving.router.http.routes import Route
-from serving.router.http.work import IMAGE, Work, texts
+from serving.router.http.work import IMAGE, Work, repeated_bytes, texts
 
 T = TypeVar("T")
 
@@ -174,10 +174,11 @@ def _at_once(work: Coroutine[Any, Any, T]) -> T:
 
 
 class Checked(NamedTuple):
-    """What a request makes an engine do, and about the tokens of its prompts."""
+    """What a request makes an engine do, about the tokens of its prompts, and how many they are at most."""
 
     work: Work
     prompt_tokens: float
+    most_prompt_tokens: float
 
 
 def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec: RouterSpec) -> Checked:
@@ -210,7 +211,7 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
     for name in _TALKS:
         _check_messages(name, fields.get(name))
     _check_token_ids(fields, plan.fit.max_model_len)
-    media_chars = _check_texts(fields, body, work.prompts, plan)
+    media_chars, has_media = _check_texts(fields, body, work.prompts, plan)
     if body.lstrip().startswith(b"{"):
         text_bytes, most_bytes = len(body) - media_chars, plan.fit.max_model_len * _LONGEST_TOKEN_CHARS
         if work.generates and text_bytes > most_bytes * max(1, work.prompts):
@@ -219,26 +220,40 @@ def check(route: Route, fields: Mapping[str, Any], body: bytes, plan: Plan, spec
                 f"The request has {text_bytes} bytes beside media; no prompt of that length fits the context of "
                 f"{plan.fit.max_model_len} tokens."
             )
-        return Checked(work, text_bytes / BYTES_PER_TOKEN)
-    return Checked(
-        work, sum(len(value) for value in fields.values() if isinstance(value, str)) / BYTES_PER_TOKEN
-    )
+        most_read = _most_read(fields, work, math.inf if has_media else text_bytes, plan)
+        return Checked(work, text_bytes / BYTES_PER_TOKEN, most_read)
+    text_chars = sum(len(value) for value in fields.values() if isinstance(value, str))
+    return Checked(work, text_chars / BYTES_PER_TOKEN, _most_read(fields, work, math.inf, plan))
+
+
+def _most_read(fields: Mapping[str, Any], work: Work, text_bytes: float, plan: Plan) -> float:
+    """No tokenizer makes more tokens of a text than it has bytes; of a picture or a recording an engine makes thousands."""
+    most = plan.fit.max_model_len * max(1, work.prompts)
+    return min(most, text_bytes + repeated_bytes(fields) * work.prompts)
 
 
 class Estimate(NamedTuple):
-    """What a request may use: its work, about the tokens of its prompts, of each answer, and about all of its tokens."""
+    """What a request may use: its work, about the tokens of its prompts, of each answer, and about all of its tokens.
+
+    `most_output_tokens` and `most_tokens` are what each answer, and all of it, comes to at most.
+    """
 
     work: Work
     prompt_tokens: float
     output_tokens: float
     tokens: float
+    most_output_tokens: float
+    most_tokens: float
 
     @classmethod
-    def of(cls, checked: Checked, left_out_tokens: float) -> Self:
-        """`left_out_tokens`: of one answer to which the request sets no bound."""
-        work, prompt = checked
-        output = left_out_tokens if work.output_tokens is None else work.output_tokens
-        return cls(work, prompt, output, prompt + output * work.sequences)
+    def of(cls, checked: Checked, left_out_tokens: float, longest: int) -> Self:
+        """`left_out_tokens`: of one answer to which the request sets no bound; `longest`: the context."""
+        work, prompt, most_prompt = checked
+        output, most_output = left_out_tokens, float(longest)
+        if work.output_tokens is not None:
+            output, most_output = work.output_tokens, min(most_output, work.output_tokens)
+        most = min(most_prompt + most_output * work.sequences, longest * work.sequences)
+        return cls(work, prompt, output, prompt + output * work.sequences, most_output, most)
 
 
 def _check_answers(fields: Mapping[str, Any], most: int) -> None:
@@ -342,16 +357,18 @@ def _lists_of_ids(value: Any) -> Iterator[list[Any]]:
             )
 
 
-def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Plan) -> int:
+def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Plan) -> tuple[int, bool]:
     """Look at every text once: refuse those too long for any tokenizer, media from elsewhere and pictures of too many pixels.
 
-    Returns the characters of media: a picture becomes some hundred tokens at any size. Most bodies have no text to look at.
+    Returns the characters of media, as a picture becomes some hundred tokens at any size, and whether there are any media. Most
+    bodies have no text to look at.
     """
     longest_chars = plan.fit.max_model_len * _LONGEST_TOKEN_CHARS
     long = len(body) > longest_chars  # a body has a byte or more for each character of its texts
     if not long and not _may_have_media(body):
-        return 0
+        return 0, False
     content = _content(fields)
+    has_media = False
     whole_chars = media_chars = total = 0
     for at, part in enumerate(
         (content, {name: fields[name] for name in fields if name not in content} if long else {})
@@ -359,6 +376,7 @@ def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Pla
         for holder, name, text in texts(part):
             if at == 0:
                 total += _checked_pixels(name, text, plan)
+                has_media = has_media or _is_url(name) or _is_media(holder, name, text)
             if _is_media(holder, name, text):
                 media_chars += len(text) if at == 0 else 0
                 continue
@@ -372,7 +390,7 @@ def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Pla
         raise BadRequestError(
             f"The images have {total} pixels together; send at most {MOST_PIXELS}. One whose size the router can't read counts as all."
         )
-    return media_chars
+    return media_chars, has_media
 
 
 def _checked_pixels(name: str, text: str, plan: Plan) -> int:

@@ -7,6 +7,8 @@ Each function is sane whatever types the fields have: the engine refuses a wrong
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from pydantic_core import to_json
+
 Fields = Mapping[str, Any]
 
 # vLLM's max_tokens of a completion that names none.
@@ -15,6 +17,8 @@ _COMPLETION_TOKENS = 16
 _OF_CHAT = ("max_completion_tokens", "max_tokens")
 # The key under which `texts` has the data of an Anthropic picture.
 IMAGE = "image source"
+# Fields of which one text goes with each text of another.
+_PAIRED = ("query", "queries", "documents", "items", "text_1", "text_2", "data_1", "data_2")
 _ARGUMENTS = "arguments"  # of a tool call: its template writes all of it into the prompt
 # The largest number that is counted with: sums of it stay exact.
 _MOST_TOKENS = 1 << 30
@@ -133,6 +137,11 @@ def anything(fields: Fields, body_bytes: int) -> Work:
         return Work(prompts, generates=False)
     bounds = [work.output_tokens for work in writes if work.output_tokens is not None]
     return Work(prompts, output_tokens=max(bounds) if len(bounds) == len(writes) else None)
+
+
+def repeated_bytes(fields: Fields) -> int:
+    """Bytes of what is read again with each prompt: a query stands before every document."""
+    return sum(len(to_json(fields[name])) for name in _PAIRED if name in fields and _items(fields[name]) == 1)
 
 
 def texts(fields: Fields) -> Iterator[tuple[Mapping[str, Any], str, str]]:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from serving.router.admission.usage import _MOST_KEYS, Usage, used_tokens
-from serving.router.http.validation import Estimate
+from serving.router.http.validation import Checked, Estimate
 from serving.router.http.work import Work
 from serving.router.telemetry.record import Lease, RequestRecord
 
@@ -32,7 +32,7 @@ def charged(work: Work, usage: Usage, **fields: Any) -> tuple[float, float]:
     booked = (
         usage.output_tokens("evil", "llama", CONTEXT) if work.output_tokens is None else work.output_tokens
     )
-    estimate = Estimate(work, 5, booked, 5 + booked * work.sequences)
+    estimate = Estimate.of(Checked(work, 5, 20), booked, CONTEXT)
     gone = record(outcome="cancelled", **fields)
     return used_tokens(gone, estimate, usage, CONTEXT, now_s=20.0)
 
@@ -69,7 +69,9 @@ def test_who_does_not_read_a_stream_and_leaves_pays_what_was_written_meanwhile(
 
 def test_who_reads_a_stream_late_but_to_its_end_pays_what_was_counted() -> None:
     read = record(first_s=11.0, status=200, streamed=True, held_up=True, output_tokens=7, prompt_tokens=5)
-    assert used_tokens(read, Estimate(UNBOUND, 5, 256, 261), short_answers(), CONTEXT, now_s=20.0) == (5, 7)
+    assert used_tokens(
+        read, Estimate.of(Checked(UNBOUND, 5, 20), 256, CONTEXT), short_answers(), CONTEXT, now_s=20.0
+    ) == (5, 7)
 
 
 @pytest.mark.parametrize(("work", "written"), [(UNBOUND, 270), (Work(1, 1, 100), 100), (Work(1, 1, 5), 7)])
@@ -78,7 +80,9 @@ def test_who_reads_a_stream_late_that_nobody_counts_pays_what_was_written_meanwh
 ) -> None:
     """As with `echo`: vLLM puts all that it wrote since into the next event."""
     read = record(first_s=11.0, status=200, streamed=True, held_up=True, events=9, _tail=b"data: [DONE]\n\n")
-    assert used_tokens(read, Estimate(work, 5, 256, 261), short_answers(), CONTEXT, now_s=20.0) == (
+    assert used_tokens(
+        read, Estimate.of(Checked(work, 5, 20), 256, CONTEXT), short_answers(), CONTEXT, now_s=20.0
+    ) == (
         5,
         written,
     )
@@ -88,7 +92,9 @@ def test_who_reads_a_stream_late_that_nobody_counts_pays_what_was_written_meanwh
 def test_an_answer_that_nobody_counts_is_not_free(work: Work, written: int) -> None:
     """That of speech has its seconds for usage."""
     spoken = record(first_s=11.0, status=200, outcome="ok", sent_bytes=400)
-    assert used_tokens(spoken, Estimate(work, 5, 10, 15), short_answers(), CONTEXT, now_s=20.0) == (
+    assert used_tokens(
+        spoken, Estimate.of(Checked(work, 5, 20), 10, CONTEXT), short_answers(), CONTEXT, now_s=20.0
+    ) == (
         5,
         written,
     )

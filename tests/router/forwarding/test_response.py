@@ -17,7 +17,7 @@ from serving.router.forwarding.stalls import Stream
 from serving.router.forwarding.upstream import SliceResponse
 from serving.router.http.downstream import OverAsgi
 from serving.router.http.protocol import InferenceRequest
-from serving.router.http.validation import Estimate
+from serving.router.http.validation import Checked, Estimate
 from serving.router.http.work import Work
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.record import RequestRecord
@@ -469,5 +469,6 @@ async def test_an_event_that_no_router_holds_ends_the_stream_and_its_prompt_is_c
     assert b"An event of the answer has more than 16 MiB" in client.got
     assert client.ended
     assert record.status == 413
-    used = used_tokens(record, Estimate(Work(1), 500.0, 16.0, 516.0), Usage(), 4096, record.last_s)
+    estimate = Estimate.of(Checked(Work(1), 500.0, 2000.0), 16.0, 4096)
+    used = used_tokens(record, estimate, Usage(), 4096, record.last_s)
     assert used == (500.0, 0.0)

@@ -15,7 +15,7 @@ from serving.config import ModelSpec, RouterSpec
 from serving.errors import BadRequestError
 from serving.planning import plan
 from serving.router.http.routes import ROUTES
-from serving.router.http.validation import check, kept, parse
+from serving.router.http.validation import Estimate, check, kept, parse
 
 pytestmark = pytest.mark.unit
 
@@ -630,3 +630,37 @@ def test_only_what_the_router_looks_at_stays_in_memory() -> None:
 def test_whitespace_before_a_body_hides_nothing_of_its_prompt() -> None:
     body = b" " * 100 + json.dumps({"messages": [{"role": "user", "content": "word " * 1000}]}).encode()
     assert check(ROUTES[CHAT], parse(body), body, PLAN, RouterSpec()).prompt_tokens > 1000
+
+
+QUERY = "word " * 100
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "least", "most"),
+    [
+        (CHAT, {"messages": TALK, "max_tokens": 5}, 20, 100),
+        (CHAT, {"messages": TALK, "max_tokens": 5, "n": 4}, 35, 115),
+        (CHAT, {"messages": TALK}, 2048, 2048),
+        (CHAT, {"messages": TALK, "max_tokens": 10**9}, 2048, 2048),
+        (CHAT, {"messages": TALK, "n": 3}, 6144, 6144),
+        ("/v1/completions", {"prompt": ["word " * 200] * 3, "max_tokens": 1}, 3000, 3100),
+        ("/v1/completions", {"prompt": "word " * 4000, "max_tokens": 16}, 2048, 2048),
+        ("/v1/embeddings", {"input": ["word"] * 100}, 400, 1000),
+        ("/v1/embeddings", {"input": "word " * 4000}, 2048, 2048),
+        ("/rerank", {"query": QUERY, "documents": ["word"] * 100}, 100 * 500, 120 * 500),
+        ("/score", {"text_1": [QUERY], "text_2": ["word"] * 100}, 100 * 500, 120 * 500),
+        ("/score", {"data_1": ["word"] * 100, "data_2": {"content": QUERY}}, 100 * 500, 120 * 500),
+        ("/generative_scoring", {"query": QUERY, "items": ["word"] * 100}, 100 * 500, 120 * 500),
+    ],
+)
+def test_what_a_request_may_use_at_most_is_known_before(
+    path: str, fields: dict[str, Any], least: int, most: int
+) -> None:
+    found = Estimate.of(checked(path, **fields), 64, PLAN.fit.max_model_len)
+    assert least <= found.most_tokens <= most
+
+
+def test_a_prompt_with_a_picture_may_be_as_long_as_the_context() -> None:
+    talk = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": png(64, 64)}}]}]
+    found = Estimate.of(checked(CHAT, messages=talk, max_tokens=5), 64, PLAN.fit.max_model_len)
+    assert found.most_tokens == PLAN.fit.max_model_len
