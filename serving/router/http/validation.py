@@ -487,6 +487,7 @@ _LOOKED_AT: dict[str, type | tuple[type, ...]] = {
     "stream": bool,
     "n": int,
     "prompt": (str, list),
+    "token_ids": list,
     "messages": list,
     "input": (str, list),
     "system": (str, list),

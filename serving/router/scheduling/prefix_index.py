@@ -252,13 +252,15 @@ def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
     read = [fields[name] for name in ("tools", "system", "instructions") if fields.get(name)]
     messages = fields.get("messages") or fields.get("input")
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
-        prompt = fields.get("prompt") or messages or ""
+        prompt = fields.get("prompt") or messages or fields.get("token_ids") or ""
         return _pieces([*read, prompt], _MOST_BYTES), _opening(prompt)
     asked: Any = None  # of the user, first
     for message in messages[:_MOST_VALUES]:
         if isinstance(message, dict):
             role, content = message.get("role"), message.get("content")
             read += (role, content, message.get("tool_calls"))
+            if content is None:  # calls of the Responses API, and what came of them: most of an agent's prompt
+                read += (message.get("arguments"), message.get("output"))
             if role == "user" and not asked:
                 asked = content
     return _pieces(read, _MOST_BYTES), _opening(asked)
