@@ -25,6 +25,11 @@ TOKEN_BYTES = 4  # of text, about, in the languages of most requests
 # Of a prompt the router looks at so much, within four milliseconds.
 _MOST_BYTES = 1 << 20
 _MOST_VALUES = 1 << 13
+# What engines read nothing of: a part's name beside its text, marks for Anthropic's cache, which move on with each turn, and a line
+# of Claude Code's that is another with each request.
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_CACHE_MARK = "cache_control"
+_BILLING = "x-anthropic-billing-header"
 _OPENING_LETTERS = 1024  # tell apart conversations that begin with the same instructions
 _SESSION_HEADER = b"x-session-id"
 _SESSION_FIELDS = ("prompt_cache_key", "user")
@@ -259,7 +264,7 @@ def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
         if isinstance(message, dict):
             role, content = message.get("role"), message.get("content")
             read += (role, content, message.get("tool_calls"))
-            if content is None:  # calls of the Responses API, and what came of them: most of an agent's prompt
+            if content is None:  # of an agent's prompt on /v1/responses the most: calls and their results
                 read += (message.get("arguments"), message.get("output"))
             if role == "user" and not asked:
                 asked = content
@@ -279,11 +284,13 @@ def _pieces(values: Iterable[Any], most_bytes: int) -> list[bytes]:
             if not left or most_bytes <= 0:
                 return pieces
             left -= 1
-            if isinstance(value, str):
-                piece = value[:most_bytes].encode(errors="surrogatepass")
-            elif isinstance(value, dict):
-                todo.append(itertools.chain.from_iterable(value.items()))
+            if isinstance(value, dict):
+                todo.append(_read_of(value))
                 break
+            if isinstance(value, str):
+                if value.startswith(_BILLING):
+                    continue
+                piece = value[:most_bytes].encode(errors="surrogatepass")
             elif not isinstance(value, list):
                 continue
             elif value and isinstance(value[0], int):
@@ -296,6 +303,15 @@ def _pieces(values: Iterable[Any], most_bytes: int) -> list[bytes]:
         else:
             todo.pop()
     return pieces
+
+
+def _read_of(part: Mapping[str, Any]) -> Iterator[Any]:
+    """What engines read of an object: alike whether a client sends a text or a part with it."""
+    if "text" in part and part.get("type") in _TEXT_PARTS:
+        return iter((part["text"],))
+    if _CACHE_MARK in part:
+        part = {name: value for name, value in part.items() if name != _CACHE_MARK}
+    return itertools.chain.from_iterable(part.items())
 
 
 def _packed(tokens: list[int]) -> bytes:

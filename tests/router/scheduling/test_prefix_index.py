@@ -145,6 +145,29 @@ def test_names_and_texts_in_parts_tell_prompts_apart() -> None:
     assert shared(said("text", LONG), said("document", LONG)) == 0
 
 
+def test_what_engines_read_nothing_of_tells_no_prompts_apart() -> None:
+    """Two turns of Claude Code: a line of its own changes, and the mark for Anthropic's cache moves on."""
+
+    def turn(number: int, *messages: Any) -> Trace:
+        billing = {"type": "text", "text": f"x-anthropic-billing-header: cc_version=2.1; cch={number:05x};"}
+        system = [billing, {"type": "text", "text": LONG, "cache_control": {"type": "ephemeral"}}]
+        return trace(system=system, messages=list(messages), tools=[{"name": "Read"}])
+
+    def result(**mark: Any) -> dict[str, Any]:
+        return {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": "7", "content": LONG, **mark}],
+        }
+
+    mark: dict[str, Any] = {"cache_control": {"type": "ephemeral"}}
+    asked = {"role": "user", "content": LONG}
+    marked = {"role": "user", "content": [{"type": "text", "text": LONG, **mark}]}
+    first = turn(1, marked, result(**mark))
+    second = turn(2, asked, result(), result(**mark))
+    assert len(first.blocks) * BLOCK_BYTES > 2.5 * len(LONG)
+    assert shared(first, second) == len(first.blocks)
+
+
 def test_of_a_huge_prompt_only_the_beginning_is_looked_at() -> None:
     most = 1 << 20
     assert len(trace(prompt="x" * 3 * most).blocks) == len(prefix_index._ENDS) == 72
