@@ -492,17 +492,19 @@ def _fill(
     ]
     wanted = list(least)
     missing = need - sum(count * rate for count, rate in zip(usable, rates, strict=True))
-    unsafe = missing  # the rate that serving slices leave uncovered
+    serving = [min(count, known.serving) for count, known in zip(least, state.pools, strict=True)]
+    # The rate that serving slices leave uncovered.
+    unsafe = need - sum(count * rate for count, rate in zip(serving, rates, strict=True))
     remarks = []
     for index, (pool, known) in enumerate(zip(settings.pools, state.pools, strict=True)):
         open_ = pool.max - least[index]
         more = _slices(missing, rates[index], open_)
-        if index:  # a slice in place of a preferred pool's goes when that pool's serves
-            more = max(more, min(_slices(unsafe, rates[index], open_), known.wanted - least[index]))
+        # A slice in place of another pool's goes when that pool's serves.
+        more = max(more, min(_slices(unsafe, rates[index], open_), known.wanted - least[index]))
         wanted[index] += more
         counted = min(wanted[index], known.to_count_on) if known.late else wanted[index]
         missing -= (counted - usable[index]) * rates[index]
-        unsafe -= max(0, min(wanted[index], known.serving) - usable[index]) * rates[index]
+        unsafe -= (min(wanted[index], known.serving) - serving[index]) * rates[index]
         if known.orders:
             waited = f"{pool.name}: {len(known.orders)} on order for {now_s - known.orders[0]:.0f} s"
             remarks.append(waited + (", out of patience" if known.late and not known.failing else ""))

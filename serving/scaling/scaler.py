@@ -133,10 +133,14 @@ class Scaler:
                 self._thread.start()
             return model.decided.get(pool, target)
 
-    def in_full(self, model: str, pool: str) -> int | None:
-        """Slices wanted of a pool once others have gone; None before a look at the model's load has decided for it."""
+    def in_full(self, model: str, pool: str) -> tuple[int | None, Sequence[str]]:
+        """Slices wanted of a pool once others have gone, and the pools that the decision counted on.
+
+        None before a look at the model's load has decided for it.
+        """
         with self._lock:
-            return self._models[model].in_full.get(pool) if model in self._models else None
+            decided = self._models[model].in_full if model in self._models else {}
+        return decided.get(pool), list(decided)
 
     def _run(self) -> None:
         while self._clock() - self._called_s < _ABANDONED_S:

@@ -45,8 +45,8 @@ class SlicePolicy:
             leaving=controller.leaving(application),
             deployed=deployed,
         )
-        in_full = scaler(application).in_full(self._settings.model, self._pool)
-        controller.tell_wanted(application, context.deployment_name, in_full)
+        in_full, pools = scaler(application).in_full(self._settings.model, self._pool)
+        controller.tell_wanted(application, context.deployment_name, in_full, pools)
         return wanted, {}
 
 

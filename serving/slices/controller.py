@@ -51,17 +51,24 @@ _ASKED_S = 2.0  # how often the store is asked whether somebody wants a roll tha
 _PROCESS_S = 2.0  # after which Ray is asked whether a replica without a process waits for hardware, or only for its process
 
 
-# By application and deployment, how many slices it is to have by scaling's decision. The policies run in this process too.
-_WANTED: dict[tuple[str, str], int] = {}
+# By application and deployment, how many slices it is to have by scaling's decision, and the keys of the pools that the decision counted
+# on. The policies run in this process too.
+_WANTED: dict[tuple[str, str], tuple[int, Collection[str]]] = {}
 _INSTALLED: "list[SliceDeployments]" = []
 
 
-def tell_wanted(application: str, name: str, slices: int | None) -> None:
-    """Scaling says how many slices a deployment is to have once there is room for them; None before it has decided."""
+def tell_wanted(application: str, name: str, slices: int | None, pools: Collection[str] = ()) -> None:
+    """Scaling says how many slices a deployment is to have once there is room for them, beside these pools; None before it has decided."""
     if slices is None:
         _WANTED.pop((application, name), None)
     else:
-        _WANTED[application, name] = slices
+        _WANTED[application, name] = slices, pools
+
+
+def told_wanted(application: str, name: str, without: str) -> int | None:
+    """What scaling said of a deployment, unless it counted on the pool of the key `without`."""
+    slices, pools = _WANTED.get((application, name), (None, ()))
+    return None if without in pools else slices
 
 
 def leaving(application: str) -> tuple[float, float]:
@@ -128,11 +135,11 @@ class SliceDeployments:
         store: Callable[[], RolloutStore],
         clock: Callable[[], float],
         placed: Callable[[str], bool],
-        wanted: Callable[[str, str], int | None],
+        wanted: Callable[[str, str, str], int | None],
     ) -> None:
         """`default` has what is replaced, by name; `clock` does not jump, as the one by which Serve notes starts does.
 
-        `placed`: whether the replica of this name has its hardware, though no process yet. `wanted`: as `tell_wanted` says of
+        `placed`: whether the replica of this name has its hardware, though no process yet. `wanted`: as `told_wanted` says of
         an application's deployment.
         """
         self._default = default
@@ -335,8 +342,9 @@ class SliceDeployments:
         unsure = sum(deployed.recovering(other) for other in others)
         at_first = _Handover(application, present + serving + unsure if any(scaling) else 0)
         first = self._handovers.setdefault(old._id, at_first).slices
+        gone_pool = deployed.settings(old)["pool"]
         told = [
-            self._wanted(other._id.app_name, other._id.name) if scales else 0
+            self._wanted(other._id.app_name, other._id.name, gone_pool) if scales else 0
             for other, scales in zip(others, scaling, strict=True)
         ]
         # A pool's target is its least until scaling has decided, and then what the budget has room for.
@@ -461,12 +469,11 @@ def install(
     store: Callable[[], RolloutStore],
     placed: Callable[[str], bool],
     clock: Callable[[], float] = time.monotonic,
-    wanted: Callable[[str, str], int | None] | None = None,
+    wanted: Callable[[str, str, str], int | None] = told_wanted,
 ) -> None:
     """Replace what Serve decides for deployments whose bundles `is_slice` knows; the others are SliceDeployments'."""
     default = {name: getattr(state_class, name) for name in STATE_POINTS}
     default[DELETE_POINT] = getattr(application_class, DELETE_POINT)
-    wanted = wanted or (lambda application, name: _WANTED.get((application, name)))
     deployments = SliceDeployments(default, is_slice, store, clock, placed, wanted)
     _INSTALLED.append(deployments)
     make = state_class.__init__

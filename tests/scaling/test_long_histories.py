@@ -144,6 +144,43 @@ def test_starts_of_a_pool_that_fails_and_orders_of_the_next_do_not_end_each_othe
     assert fleet.serving(model) == 4
 
 
+def fewest_serving(fleet: ControlledFleet, model: Model, seconds: int) -> int:
+    """How few slices of a model served at any time of what follows."""
+    fewest = fleet.serving(model)
+    for _ in range(seconds):
+        fleet.run(1)
+        fewest = min(fewest, fleet.serving(model))
+    return fewest
+
+
+def test_a_pool_that_the_yaml_has_no_more_serves_until_another_that_had_no_slice_does() -> None:
+    """What scaling had said of the other counted on the slices of the first: all of them went in the same look."""
+    first, other = pool("x"), pool("y")
+    model = Model("first", (first, other), rate=25.0)
+    fleet = ControlledFleet([model], hardware=20, start_s=20)
+    fleet.run(150)
+    before = fleet.serving(model)
+    model.pools = (other,)
+    fleet.deploy()
+    assert fewest_serving(fleet, model, 100) == before >= 3
+    assert fleet.serving(model) == before
+
+
+@pytest.mark.parametrize("in_front", [True, False])
+def test_slices_of_a_pool_serve_until_those_that_the_min_of_another_asks_for_do(in_front: bool) -> None:
+    """Two of three went as soon as the YAML had a pool more with a `min`, minutes before its slices could serve."""
+    first = pool("x")
+    model = Model("first", (first,), rate=25.0)
+    fleet = ControlledFleet([model], hardware=20, start_s=20)
+    fleet.run(150)
+    before = fleet.serving(model)
+    more = pool("y", 2, 4)
+    model.pools = (more, first) if in_front else (first, more)
+    fleet.deploy()
+    assert fewest_serving(fleet, model, 100) == before >= 3
+    assert fleet.serving(model) == before
+
+
 def test_requests_of_routers_that_are_out_of_sight_are_not_taken_for_ever_shorter_ones() -> None:
     """Their slices gave no token meanwhile: 4,000 requests a second of none. A slice then passed for fifty, for ten minutes."""
     model = Model("first", (pool("x"),), rate=20.0)

@@ -198,8 +198,8 @@ def test_a_model_that_can_not_be_decided_for_keeps_its_slices_and_no_other_waits
 
     monkeypatch.setattr(scaling, "decide", fails)
     scaler.step()
-    assert scaler.in_full("m", "near") is None
-    assert scaler.in_full("second", "near") is not None
+    assert scaler.in_full("m", "near")[0] is None
+    assert scaler.in_full("second", "near")[0] is not None
     assert scaler.wanted(first, "near", 7, ANY) == 7
 
 

@@ -109,6 +109,7 @@ class ControlledFleet:
         self.deployments = controller._INSTALLED.pop()
         self.cluster.undecided = set(self.cluster.deployments)
         self.cluster.in_full.clear()
+        self.cluster.counted.clear()
         self.restart()
 
     def restart_router(self, away_s: int) -> None:
@@ -260,7 +261,7 @@ class ControlledFleet:
                     deployed=name in self.fresh,
                 )
                 self.fresh.discard(name)
-                in_full = self.scaler.in_full(model.name, pool.key)
+                in_full, self.cluster.counted[name] = self.scaler.in_full(model.name, pool.key)
                 self.cluster.undecided.discard(name)
                 if in_full is None:
                     self.cluster.undecided.add(name)

@@ -1,6 +1,7 @@
 """A deployment of slices as Serve's own DeploymentState keeps it, without a cluster: hardware, starts and time are the test's."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
@@ -49,6 +50,7 @@ class Cluster:
     in_full: dict[str, int] = field(
         default_factory=dict
     )  # slices that scaling wants once there is room for them
+    counted: dict[str, Sequence[str]] = field(default_factory=dict)  # pools that scaling counted on for that
     budget: dict[str, float] = field(default_factory=dict)  # as the YAML of the next deploys has it
     prices: dict[str, float] = field(default_factory=dict)  # dollars an hour, by pool
     held: list[tuple[int, float]] = field(default_factory=list)  # slices after each look, and what they cost
@@ -100,7 +102,9 @@ class Cluster:
         # The worst order: slices on which engines fail come first.
         return sorted((name for name in there if name not in out), key=lambda name: name not in self.faulty)
 
-    def _wanted(self, _application: str, name: str) -> int | None:
+    def _wanted(self, _application: str, name: str, without: str) -> int | None:
+        if without in self.counted.get(name, ()):
+            return None
         target: int = self.deployments[name].state._target_state.target_num_replicas
         return None if name in self.undecided else self.in_full.get(name, target)
 
