@@ -21,11 +21,11 @@ rest=$(mktemp) uv=$(mktemp)
 trap 'rm -f "$rest" "$uv"' EXIT
 grep -v '^torch==' "$lock" > "$rest"
 grep '^uv==' "$lock" > "$uv"
-# uv takes 20 s where pip takes three minutes; it knows nothing of pip's settings, so where it fails pip tries.
+# uv takes 20 s where pip takes three minutes. It trusts what the system trusts, and knows no other setting of pip: where it fails pip tries.
 pip install --quiet --no-deps --require-hashes -r "$uv"
 # Without byte code every process of every start compiles vLLM, JAX and Ray anew where PYTHONDONTWRITEBYTECODE is set, and
 # the first start does everywhere: 13 s of a core for each worker of an engine in place of 8.
-"$venv/bin/uv" pip install --python "$venv/bin/python" --no-deps --require-hashes --only-binary :all: --compile-bytecode -r "$rest" || {
+"$venv/bin/uv" pip install --python "$venv/bin/python" --system-certs --no-deps --require-hashes --only-binary :all: --compile-bytecode -r "$rest" || {
   say "uv could not; pip takes about three minutes"
   pip install --no-deps --require-hashes --only-binary :all: --progress-bar off -r "$rest" |
     { grep --line-buffered -E '^(Collecting|Installing)' || true; } | # nothing where all of it is there
