@@ -26,6 +26,7 @@ logger = logging.getLogger("ray.serve")
 _MOST_HEAD_BYTES = 64 << 10
 _JOINED_BYTES = 64 << 10  # a longer piece is not copied behind the head
 _CONTENT_LENGTH = b"content-length"
+_OF_BODY = (_CONTENT_LENGTH, b"transfer-encoding")
 
 
 @dataclass(frozen=True)
@@ -126,13 +127,18 @@ class Door(HttpToolsProtocol):
         self._moved()
         path, _, query = self.url.partition(b"?")
         route = self.relay.paths.get(path)
-        if route is None or self._left_out or b"#" in query or self.parser.get_method() != b"POST":
-            super().on_headers_complete()
-            return
-        if self.parser.should_upgrade():  # httptools then reads no body
+        if b"#" in query or self.parser.get_method() != b"POST":
+            route = None
+        # httptools then reads no body, and takes what comes of it later for the next request: of HAProxy's connection, whose next
+        # client would get the answer.
+        if self.parser.should_upgrade() and (route or any(name in _OF_BODY for name, _ in self.headers)):
             self._refuse(
-                HTTPStatus.BAD_REQUEST, "This path upgrades no connection; send the request without Upgrade."
+                HTTPStatus.BAD_REQUEST,
+                "A request with a body upgrades no connection; send it without Upgrade.",
             )
+            return
+        if route is None or self._left_out:
+            super().on_headers_complete()
             return
         before = self.cycle
         exchange = self.cycle = Exchange(self, route, query)
