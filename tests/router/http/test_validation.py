@@ -65,6 +65,17 @@ def checked(path: str, plan: Any = PLAN, **fields: Any) -> Any:
         pytest.param(
             b'{"a":[' + b'"\\"",' * 1_000_000 + b'""]}', "more than 262144 values", id="wide texts of quotes"
         ),
+        pytest.param(
+            b'{"a":{' + b",".join(b'"%d":0' % at for at in range(200_000)) + b"}}",
+            "more than 100000 names in its objects",
+            id="names",
+        ),
+        pytest.param(
+            b'{"a":[' + b",".join([b"1" * 4000] * 1100) + b"]}",
+            "bytes of numbers and signs",
+            id="long numbers",
+        ),
+        pytest.param(b'{"a":"' + b"\\u4e2d" * 2_200_000 + b'"}', "escaped letters", id="escapes"),
         pytest.param(b'{"a":' * 100_000, "recursion limit", id="deep"),
         pytest.param(b"[" * 10_000_000, "recursion limit", id="deep and large"),
         pytest.param(b'{"temperature":1e999}', "no computer keeps", id="infinity"),
@@ -83,7 +94,7 @@ def test_signs_within_texts_are_no_values_wherever_the_body_is_cut(parts: list[s
 
 
 def test_a_text_may_be_of_any_signs() -> None:
-    text = '[]{},"\\' * 300_000
+    text = '[]{},:"\\u' * 300_000
     assert parse(json.dumps({"prompt": text}).encode()) == {"prompt": text}
     assert parse(json.dumps({"prompt": list(range(200_000))}).encode())["prompt"][-1] == 199_999
 
