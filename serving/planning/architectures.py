@@ -261,6 +261,9 @@ JAX_MODELS = (
 TAKEN_FOR_ANOTHER = ("Llama4ForConditionalGeneration",)
 # Of JAX_MODELS, those without a WeightLoader: vLLM's run where weights are streamed from a bucket (resolve_model_architecture).
 NOT_STREAMED = ("DeepseekV3ForCausalLM", "Qwen3ForCausalLM")
+# Of JAX_MODELS, those whose layers have no other format than the model's own: a checkpoint's scales have no place there
+# (models/jax/llama3.py and qwen2_5_vl.py), and the engine ended at start with an fp8 Llama. vLLM's load such checkpoints.
+FULL_SIZE_IN_JAX = ("LlamaForCausalLM", "Qwen2_5_VLForConditionalGeneration")
 # Of JAX_MODELS, those without pipeline stages: vLLM's run in stages (_PP_DISABLED_MODELS).
 NOT_STAGED = ("DeepseekV3ForCausalLM",)
 # Of vLLM's models these take the embedding itself for a tied output head. The others give a head of its own the same weights,

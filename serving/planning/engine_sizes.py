@@ -9,7 +9,7 @@ from typing import Any
 
 from serving.errors import ConfigError, PlanError
 from serving.planning.adapters import leaves_experts_out
-from serving.planning.architectures import JAX_MODELS, NOT_STREAMED
+from serving.planning.architectures import FULL_SIZE_IN_JAX, JAX_MODELS, NOT_STREAMED
 from serving.planning.checkpoints import Hub, embeds, no_hub
 from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape, draft_shape_of
@@ -227,6 +227,8 @@ def _loads_in_jax(quantization: Quantization, architecture: str) -> bool:
 
     Source: layers/jax/quantization/compressed_tensors.py, whose merged layers, which Gemma 4 has, take no blocks.
     """
+    if architecture in FULL_SIZE_IN_JAX:
+        return False
     if quantization.method == "compressed-tensors":
         return quantization.format == "fp8" and not (
             quantization.blocks and architecture.startswith("Gemma4")

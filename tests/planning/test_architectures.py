@@ -12,6 +12,7 @@ from serving.planning.architectures import (
     DRAFTS,
     EMBEDDINGS_AS_HEADS,
     ENCODERS,
+    FULL_SIZE_IN_JAX,
     JAX_MODELS,
     LEARNED_POSITIONS,
     NOT_ON_TPU,
@@ -53,6 +54,17 @@ def registered() -> dict[str, str]:
     }
 
 
+def models_in_jax() -> dict[str, str]:
+    """The module of each of JAX_MODELS, as text."""
+    loader = source("tpu_inference", "models/common/model_loader.py")
+    classes = dict(re.findall(r'_MODEL_REGISTRY\[\s*"(\w+)"\s*\] = (\w+)', loader))
+    texts = {}
+    for name in JAX_MODELS:
+        (module,) = re.findall(rf"from tpu_inference\.(\S+) import[ \\\n]+{classes[name]}\b", loader)
+        texts[name] = source("tpu_inference", module.replace(".", "/") + ".py")
+    return texts
+
+
 def test_vllm_implements_every_architecture_that_is_counted() -> None:
     known = registered()
     assert {
@@ -78,15 +90,13 @@ def test_models_in_jax_are_those_of_tpu_inference() -> None:
 
 
 def test_models_that_can_t_be_streamed_are_those_without_a_weight_loader() -> None:
-    loader = source("tpu_inference", "models/common/model_loader.py")
-    classes = dict(re.findall(r'_MODEL_REGISTRY\[\s*"(\w+)"\s*\] = (\w+)', loader))
-    without = set()
-    for name in JAX_MODELS:
-        (module,) = re.findall(rf"from tpu_inference\.(\S+) import[ \\\n]+{classes[name]}\b", loader)
-        text = source("tpu_inference", module.replace(".", "/") + ".py")
-        if "WeightLoader = " not in text:
-            without.add(name)
+    without = {name for name, text in models_in_jax().items() if "WeightLoader = " not in text}
     assert without == set(NOT_STREAMED)
+
+
+def test_models_whose_layers_have_no_other_format_are_those_that_read_none() -> None:
+    without = {name for name, text in models_in_jax().items() if "quant_config" not in text}
+    assert without == set(FULL_SIZE_IN_JAX)
 
 
 def test_the_attention_that_soft_caps_would_need_is_not_there() -> None:

@@ -189,8 +189,16 @@ def test_only_fp8_of_compressed_tensors_runs_in_jax(
     kind: str, bits: int, activations: dict[str, Any] | None, by_vllm: bool
 ) -> None:
     overrides = compressed(kind, bits, activations, ["lm_head"])
-    shape = shape_of("meta-llama/Llama-3.1-8B-Instruct", overrides)
-    assert engine_sizes({}, shape).by_vllm is by_vllm
+    assert engine_sizes({}, shape_of("Qwen/Qwen3-8B", overrides)).by_vllm is by_vllm
+
+
+@pytest.mark.parametrize("model", ["meta-llama/Llama-3.1-8B-Instruct", "Qwen/Qwen2.5-VL-7B-Instruct"])
+def test_models_whose_layers_in_jax_have_no_format_but_their_own_run_as_vllm_s(model: str) -> None:
+    fp8 = compressed("float", 8, {"type": "float", "num_bits": 8}, ["lm_head"])
+    blocks = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+    for overrides in (fp8, blocks):
+        assert engine_sizes({}, shape_of(model, overrides)).by_vllm
+    assert not engine_sizes({}, shape_of(model)).by_vllm
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("int", 4), ("int", 8), ("float", 8)])
