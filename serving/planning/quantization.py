@@ -54,6 +54,9 @@ class Quantization:
     weight_only: bool = False  # activations keep full size (W4A16, W8A16), as far as the checkpoint says
     blocks: bool = False  # of compressed-tensors: a scale for each block of weights
     cache: str = ""  # the format of keys and values that the checkpoint asks for, as modelopt's do
+    scales_cache: bool = (
+        False  # of compressed-tensors: it has scales for an fp8 cache, and vLLM's own models heed them
+    )
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""
@@ -160,12 +163,18 @@ def _compressed(keys: Keys, where: str, skipped: tuple[str, ...]) -> Quantizatio
             f"{where}: its linear layers are int8 with scales of activations fixed beforehand; tpu-inference loads int8 whose "
             "activations are scaled token by token (compressed_tensors.py, get_scheme)"
         )
+    if weights.get("symmetric") is False:
+        raise PlanError(
+            f"{where}: its linear layers are {formats[0]} with zero points (symmetric: false); tpu-inference loads weights of "
+            "compressed-tensors without them (compressed_tensors.py, get_scheme)"
+        )
     return Quantization(
         _grouped(formats[0], weights.get("group_size")),
         skipped,
         "compressed-tensors",
         weight_only=not activations,
         blocks=weights.get("strategy") == "block",
+        scales_cache=bool(keys.get("kv_cache_scheme")),
     )
 
 

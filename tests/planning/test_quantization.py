@@ -201,6 +201,30 @@ def test_models_whose_layers_in_jax_have_no_format_but_their_own_run_as_vllm_s(m
     assert not engine_sizes({}, shape_of(model)).by_vllm
 
 
+def with_scales_for_the_cache() -> dict[str, Any]:
+    overrides = compressed("float", 8, {"type": "float", "num_bits": 8}, ["lm_head"])
+    overrides["quantization_config"]["kv_cache_scheme"] = {"type": "float", "num_bits": 8, "dynamic": False}
+    return overrides
+
+
+def test_scales_for_an_fp8_cache_want_its_format_named_where_the_model_is_vllm_s() -> None:
+    shape = shape_of("meta-llama/Llama-3.1-8B-Instruct", with_scales_for_the_cache())
+    for engine in ({}, {"kv_cache_dtype": "auto"}):
+        with pytest.raises(ConfigError, match=r"kv_cache_scheme.*set it to fp8"):
+            engine_sizes(engine, shape)
+    assert engine_sizes({"kv_cache_dtype": "fp8"}, shape).cache_itemsize == 1
+    in_jax = shape_of("Qwen/Qwen3-8B", with_scales_for_the_cache())
+    assert engine_sizes({}, in_jax).cache_itemsize == 2
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("int", 8), ("int", 4), ("float", 8)])
+def test_weights_of_compressed_tensors_with_zero_points_are_refused(kind: str, bits: int) -> None:
+    config = compressed(kind, bits, {"type": "int", "num_bits": 8, "dynamic": True}, ["lm_head"])
+    config["quantization_config"]["config_groups"]["group_0"]["weights"]["symmetric"] = False
+    with pytest.raises(PlanError, match=r"with zero points \(symmetric: false\)"):
+        shape_of("meta-llama/Llama-3.1-8B-Instruct", config)
+
+
 @pytest.mark.parametrize(("kind", "bits"), [("int", 4), ("int", 8), ("float", 8)])
 def test_linear_layers_with_full_activations_are_refused_and_experts_in_int4_are_not(
     kind: str, bits: int
