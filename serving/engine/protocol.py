@@ -14,6 +14,8 @@ CONTINUED_STEPS = "continued_steps"
 # whatever an engine sends at once end. A client that has everything up to such an event has these tokens, and nothing of later ones.
 TELLS_TOKENS = "tells_token_ids"
 TOKENS_EVENT = b'event: serving.tokens\ndata: {"token_ids":['
+# What of `include` has vLLM give logprobs of a response; it passes over all else that may stand there.
+_LOGPROBS = "message.output_text.logprobs"
 # A small file may unpack to gigabytes; a photograph of a good camera has 50 million pixels. A router bounds a request's pictures
 # by this, an engine each of them.
 MOST_PIXELS = 64 << 20
@@ -26,6 +28,11 @@ def tokens_event(token_ids: Iterable[int] = (), **facts: Any) -> str:
     """
     fields = json.dumps({"token_ids": list(token_ids), **facts}, separators=(",", ":"))
     return f"event: serving.tokens\ndata: {fields}\n\n"
+
+
+def includes_logprobs(include: Any) -> bool:
+    """Whether a request for `/v1/responses` asks for logprobs, as vLLM reads its `include`."""
+    return isinstance(include, list) and _LOGPROBS in include
 
 
 def sampling_holders(fields: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:

@@ -27,6 +27,7 @@ from serving.engine.protocol import (
     CONTINUED_STEPS,
     CONTINUED_STOP,
     TELLS_TOKENS,
+    includes_logprobs,
     tokens_event,
 )
 from serving.engine.resume import replayed, said
@@ -185,7 +186,7 @@ def _refusal(serving: Any, request: Any) -> Any:
         problem = "are ids of the model's tokens"
     elif sum(request.vllm_xargs.get(CONTINUED_STEPS) or [len(ids)]) != len(ids):
         problem = "are as many as their steps have"
-    elif not request.stream or getattr(request, "include", None):
+    elif not request.stream or includes_logprobs(getattr(request, "include", None)):
         problem = "goes with a stream, and without logprobs"
     else:
         return None

@@ -177,6 +177,9 @@ ASKS = {
     "message with a bound": ask(MESSAGES, messages=TALK, max_tokens=11),
     "message with a stop sequence": ask(MESSAGES, messages=TALK, max_tokens=100, stop_sequences=["some ch"]),
     "response": ask(RESPONSES, input="Hello", store=False, max_output_tokens=100),
+    "response as Codex asks": ask(
+        RESPONSES, input="Hello", store=False, max_output_tokens=11, include=["reasoning.encrypted_content"]
+    ),
     "response with a bound": ask(RESPONSES, input="Hello", store=False, max_output_tokens=11),
 }
 

@@ -72,7 +72,7 @@ class Transcript:
         self._unread = bool(
             asked("echo")
             or asked("use_beam_search")
-            or asked("modalities")
+            or "audio" in (asked("modalities") or ())
             or (self._answers > 1 and self._answers * len(request.body) > _MOST_REPEATED_BYTES)
         )
         self._shows_ids = bool(request.fields.get("return_token_ids"))

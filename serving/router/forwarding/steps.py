@@ -21,6 +21,7 @@ from serving.engine.protocol import (
     CONTINUED_STOP,
     TELLS_TOKENS,
     TOKENS_EVENT,
+    includes_logprobs,
 )
 from serving.router.forwarding.continuation import Transcript
 from serving.router.http import sse
@@ -257,7 +258,7 @@ def _indivisible(fields: Mapping[str, Any]) -> str:
             fields.get(name) for name in ("structured_outputs", "output_config", "text")
         ),
         "a tool call is half-way": not _calls_freely(fields.get("tool_choice")),
-        "an option of its looks at all of it": bool(fields.get("include")),
+        "an option of its looks at all of it": includes_logprobs(fields.get("include")),
     }
     return next((reason for reason, holds in reasons.items() if holds), "")
 

@@ -67,6 +67,7 @@ ASKS: dict[str, InferenceRequest] = {
     ),
     "minimum": ask(CHAT, messages=HELLO, min_tokens=30, max_tokens=40),
     "no end": ask(COMPLETIONS, prompt="x", ignore_eos=True, max_tokens=40, seed=3, temperature=0),
+    "text alone": ask(CHAT, messages=HELLO, max_tokens=9, modalities=["text"]),
     "tools at hand": ask(CHAT, messages=HELLO, max_tokens=9, tools=[{"function": {"name": "unused"}}]),
 }
 

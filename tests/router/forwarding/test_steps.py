@@ -32,6 +32,9 @@ ASKS: dict[str, InferenceRequest] = {
         max_tokens=9,
     ),
     "a response": ask(RESPONSES, input="Hello", max_output_tokens=12),
+    "a response as Codex asks": ask(
+        RESPONSES, input="Hello", max_output_tokens=9, include=["reasoning.encrypted_content"]
+    ),
     "a response to its end": ask(RESPONSES, input=TALK, instructions="Be brief"),
     "a response with tools at hand": ask(RESPONSES, input="Hello", max_output_tokens=9, tools=[FUNCTION]),
 }
