@@ -256,6 +256,8 @@ def _text(fields: Mapping[str, Any]) -> tuple[list[bytes], bytes]:
     """A request's text in the order that chat templates write it, and what tells its conversation from others."""
     read = [fields[name] for name in ("tools", "system", "instructions") if fields.get(name)]
     messages = fields.get("messages") or fields.get("input")
+    if messages and isinstance(messages, str):  # which the next request of the conversation has in a list
+        messages = [{"role": "user", "content": messages}]
     if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
         prompt = fields.get("prompt") or messages or fields.get("token_ids") or ""
         return _pieces([*read, prompt], _MOST_BYTES), _opening(prompt)

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import from_json, to_json
 
 from serving.router.http.protocol import InferenceRequest
+from serving.router.http.responses import Kept, following, items
 from serving.router.scheduling import prefix_index
 from serving.router.scheduling.bit_columns import members
 from serving.router.scheduling.prefix_index import BLOCK_BYTES, TOKEN_BYTES, PrefixIndex, Trace, tokens_of
@@ -166,6 +168,16 @@ def test_what_engines_read_nothing_of_tells_no_prompts_apart() -> None:
     second = turn(2, asked, result(), result(**mark))
     assert len(first.blocks) * BLOCK_BYTES > 2.5 * len(LONG)
     assert shared(first, second) == len(first.blocks)
+
+
+def test_a_response_that_follows_on_a_text_is_its_conversation_s() -> None:
+    fields = {"input": LONG, "instructions": "Be brief", "previous_response_id": "resp_1"}
+    first = trace(**fields)
+    output = {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "Yes"}]}
+    body, _ = following({**fields, "input": "Why?"}, Kept(to_json({"output": [output]}), items(fields)))
+    second = trace(**from_json(body))
+    assert shared(first, second) == len(first.blocks) > 4
+    assert second.home == first.home
 
 
 def test_of_a_huge_prompt_only_the_beginning_is_looked_at() -> None:
