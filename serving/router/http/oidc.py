@@ -89,11 +89,9 @@ class Oidc:
         self._asked_s = asyncio.get_running_loop().time()
         try:
             listed = await self._fetched(await self._place())
-            keys = {
-                key.key_id: key
-                for key in jwt.PyJWKSet.from_dict(listed).keys
-                if key.public_key_use in (None, "sig")
-            }
+            # None at all is an answer: the issuer has taken its last key back.
+            every = jwt.PyJWKSet.from_dict(listed).keys if listed.get("keys") != [] else ()
+            keys = {key.key_id: key for key in every if key.public_key_use in (None, "sig")}
         except (
             *(aiohttp.ClientError, OSError, jwt.PyJWTError),
             *(ValueError, TypeError, LookupError, RecursionError),  # an answer of another kind

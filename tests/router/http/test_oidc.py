@@ -220,6 +220,18 @@ async def test_a_new_key_of_the_issuer_is_asked_for_and_one_that_was_taken_back_
         oidc.holder(old)
 
 
+async def test_an_issuer_that_takes_its_only_key_back_lets_nobody_in(issuer: Issuer) -> None:
+    oidc = Oidc(OidcSpec.model_validate({"issuer": issuer.address, "audience": AUDIENCE}))
+    await oidc.start()
+    token = issuer.token()
+    assert oidc.holder(token)
+    issuer.keys.clear()
+    await oidc.refresh()
+    await oidc.close()
+    with pytest.raises(IssuerAwayError):
+        oidc.holder(token)
+
+
 async def test_an_issuer_that_does_not_answer_keeps_no_router_from_starting(issuer: Issuer) -> None:
     token = issuer.token()
     oidc = await ready(issuer, jwks_url=f"{issuer.address}/nothing")
