@@ -3,9 +3,7 @@
 Status 0: ok or warnings. 1: a check failed. 2: the file can't be read, or its models do not fit.
 """
 
-import contextlib
 import json
-import sys
 from argparse import Namespace
 from collections import Counter
 from collections.abc import Sequence
@@ -64,15 +62,13 @@ def _doctor(options: Namespace) -> int:
         if options.json:
             console.print_json(json.dumps(summary([unreadable(error.message)])))
         return UNREADABLE
-    # Ray prints to stdout what it notices of the cluster, in front of the JSON.
-    with (
-        Console(stderr=True).status("looking at the cluster and every host"),
-        contextlib.redirect_stdout(sys.stderr),
-    ):
+    errors = Console(stderr=True)
+    with errors.status("looking at the cluster") as status:
+        on_step = status.update if errors.is_terminal else errors.print
         try:
-            facts = gather(address_of(options), deployment, plans, options.limit)
+            facts = gather(address_of(options), deployment, plans, options.limit, on_step)
         except SimulationError as error:
-            facts = unreached(error.message, deployment, plans)
+            facts = unreached(error.message, deployment, plans, on_step)
     results = examine(facts)
     if options.json:
         console.print_json(json.dumps(summary(results)))

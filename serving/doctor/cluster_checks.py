@@ -22,6 +22,10 @@ _NOBODY = "start the cluster, or name another with --address or RAY_ADDRESS"
 
 
 def ray_version(facts: Facts) -> list[Finding]:
+    if facts.cut_short:
+        return [
+            failed(facts.cut_short, "see the head's logs and whether it runs, then type the command again")
+        ]
     if isinstance(facts.cluster, str):
         deployed = facts.deployed
         if isinstance(deployed, Deployed) and deployed.service:

@@ -104,6 +104,7 @@ class Facts:
     `plans` are of every pool of the YAML, `models` its models' names by application. `cluster` are the versions of `ray` and `python` that the head was started with, `here`
     those of the caller. `hosts` are the TPU hosts that Ray lists; `told` what each said of itself, by Ray's node id, or why it said
     nothing; `head` the same of the head. `serve` has Serve's applications by name. `starts` are what the engines' workers found, by replica.
+    `cut_short` says how the cluster went away under the look; what was found before stands beside it.
     """
 
     plans: Sequence[Plan]
@@ -118,6 +119,7 @@ class Facts:
     serve: Mapping[str, Application] | str = field(default_factory=dict)
     starts: Mapping[str, StartRecord] = field(default_factory=dict)
     models: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    cut_short: str = ""
 
     @property
     def seen(self) -> list[tuple[TpuHost, HostFacts]]:

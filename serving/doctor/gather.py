@@ -1,82 +1,65 @@
-"""Looks at a cluster for `serving doctor`: the store, Ray's list of nodes, an actor on each host, and kubectl.
+"""Looks at a cluster for `serving doctor`: what kubectl says, and what a process of its own finds in Ray.
 
-Whatever can't be looked at is a sentence that says why. Nothing stays behind: actors end with the look, at the latest with
-this process, their driver.
+Whatever can't be looked at is a sentence that says why. However the cluster behaves, each step ends within some seconds of its limit,
+and nothing stays behind.
 """
 
-import logging
-import platform
-import threading
-import time
-from collections.abc import Mapping, Sequence
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
-
-import ray
-from ray import serve
-from ray.exceptions import GetTimeoutError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from multiprocessing.connection import Connection
+from typing import IO
 
 from serving.config import DeploymentFile
-from serving.doctor.facts import Application, Facts, HostFacts
-from serving.doctor.host import HostLook
+from serving.doctor.facts import Facts
 from serving.doctor.kubernetes import deployed, kubernetes
-from serving.errors import ServingError
 from serving.planning import Plan
-from serving.slices.tpu_hosts import TpuHost, tpu_hosts
-from serving.state.gcs import Store
 
-_HEAD = "node:__internal_head__"
-
-
-def gather(address: str, deployment: DeploymentFile, plans: Sequence[Plan], limit_s: float) -> Facts:
-    """Everything to be known of the cluster at this address; hosts have `limit_s` seconds to answer."""
-    here = {"ray": ray.__version__, "python": platform.python_version()}
-    try:
-        store = Store(address)
-        cluster = store.cluster_versions()
-        snapshot = store.read()
-        records = {record.replica: store.start(record.replica) for record in snapshot.slices}
-    except Exception as error:  # noqa: BLE001  Ray's client raises errors of its own that no module names
-        said = (
-            error.message if isinstance(error, ServingError) else f"the control store can't be read: {error}"
-        )
-        return unreached(said, deployment, plans)
-    starts = {replica: start for replica, start in records.items() if start}
-    facts = Facts(
-        plans,
-        cluster,
-        here,
-        snapshot=snapshot,
-        endpoints=kubernetes(deployment),
-        deployed=deployed(deployment, plans),
-        starts=starts,
-        models={
-            name: [model.name for model in config.models] for name, config in deployment.services.items()
-        },
-    )
-    if cluster != here:
-        unseen = "this command can't join a cluster of other versions"
-        return replace(facts, hosts=unseen, head=unseen, serve=unseen)
-    if why := _join(address):
-        return replace(facts, hosts=why, head=why, serve=why)
-    try:
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        hosts = tpu_hosts(nodes)
-        head = next((node for node in nodes if _HEAD in node["Resources"]), None)
-        answers = _told(hosts, head, replace(facts, hosts=hosts), limit_s)
-        applications = _applications(limit_s)
-    finally:
-        ray.shutdown()
-    told_by_head = answers.get(head["NodeID"], "it did not answer") if head else "Ray lists no head"
-    facts = replace(facts, hosts=hosts, told=answers, head=told_by_head, serve=applications)
-    if not facts.simulated:
-        return facts
-    return replace(facts, endpoints="the hosts are simulated", deployed="the hosts are simulated")
+# What a process takes to start on a busy machine and to tell what it found, beside what it waits for.
+_SPARE_S = 15
+_SIMULATED = "the hosts are simulated"
 
 
-def unreached(why: str, deployment: DeploymentFile, plans: Sequence[Plan]) -> Facts:
+def gather(
+    address: str,
+    deployment: DeploymentFile,
+    plans: Sequence[Plan],
+    limit_s: float,
+    on_step: Callable[[str], None],
+) -> Facts:
+    """Everything to be known of the cluster at this address; the cluster has `limit_s` seconds for each step."""
+    facts = _look(address, unreached("no cluster was reached", deployment, plans, on_step), limit_s, on_step)
+    return replace(facts, endpoints=_SIMULATED, deployed=_SIMULATED) if facts.simulated else facts
+
+
+def _look(address: str, facts: Facts, limit_s: float, on_step: Callable[[str], None]) -> Facts:
+    step, most_s = "reading the control store", limit_s + _SPARE_S
+    gone = f"the cluster at {address!r} no longer answers"
+    with tempfile.TemporaryFile() as log, _process(log) as (process, reports):
+        try:
+            reports.send((address, facts, limit_s))
+            while step:
+                on_step(step)
+                if not reports.poll(most_s):
+                    return replace(facts, cut_short=f"{gone}: {step} took longer than {most_s:g} s")
+                step, found = reports.recv()
+                facts = replace(facts, **found)
+        except (EOFError, ConnectionError):
+            process.wait()
+            return replace(facts, cut_short=f"{gone}: {step} ended with {_last_line(log)!r}")
+    return facts
+
+
+def unreached(
+    why: str, deployment: DeploymentFile, plans: Sequence[Plan], on_step: Callable[[str], None]
+) -> Facts:
     """What is to be known where no cluster is reached: what kubectl says."""
+    on_step("asking kubectl")
     unseen = "no cluster was reached"
     return Facts(
         plans,
@@ -87,103 +70,41 @@ def unreached(why: str, deployment: DeploymentFile, plans: Sequence[Plan]) -> Fa
         serve=unseen,
         endpoints=kubernetes(deployment),
         deployed=deployed(deployment, plans),
+        models={
+            name: [model.name for model in config.models] for name, config in deployment.services.items()
+        },
     )
 
 
-def _join(address: str) -> str:
-    """Join the cluster as a driver; returns why that can't be, as on a machine that is no host of it."""
-    try:
-        ray.init(
-            address=address, namespace="serving-doctor", log_to_driver=False, logging_level=logging.ERROR
+@contextmanager
+def _process(log: IO[bytes]) -> Iterator[tuple["subprocess.Popen[bytes]", Connection]]:
+    """The process that asks Ray, in a session of its own, where no Ctrl-C reaches it; it is gone when the context ends."""
+    ours, theirs = multiprocessing.Pipe()
+    with ours, theirs:
+        command = [
+            sys.executable,
+            "-m",
+            "serving.doctor.cluster_look",
+            str(theirs.fileno()),
+            str(os.getpid()),
+        ]
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(theirs.fileno(),),
+            start_new_session=True,
         )
-    except Exception as error:  # noqa: BLE001  Ray raises errors of Python's own kinds, and of its client
-        return f"this command can't join the cluster ({_last_line(error)}); run it on one of its hosts"
-    return ""
-
-
-def _applications(limit_s: float) -> dict[str, Application] | str:
-    """Serve's applications by name; none where Serve does not run. Serve itself would wait for a hung controller for ever."""
-    answers: list[dict[str, Application] | str] = []
-    asking = threading.Thread(target=lambda: answers.append(_asked_of_serve()), daemon=True)
-    asking.start()
-    asking.join(limit_s)
-    return answers[0] if answers else f"Serve's controller did not answer in {limit_s:g} s"
-
-
-def _asked_of_serve() -> dict[str, Application] | str:
-    try:
-        status = serve.status()
-    except Exception as error:  # noqa: BLE001  Ray and Serve raise errors of many kinds
-        return f"Serve can't be asked ({_last_line(error)})"
-    return {
-        name: Application(
-            application.status.value,
-            application.message,
-            {
-                of: deployment.message
-                for of, deployment in application.deployments.items()
-                if deployment.status.value in ("DEPLOY_FAILED", "UNHEALTHY")
-            },
-        )
-        for name, application in status.applications.items()
-    }
-
-
-def _last_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[-1]
-
-
-def _told(
-    hosts: Sequence[TpuHost], head: Mapping[str, Any] | None, facts: Facts, limit_s: float
-) -> dict[str, HostFacts | str]:
-    """What every host tells of itself, or why it does not, by node; all at once."""
-    until_s = time.monotonic() + limit_s
-    ips = {host.node_id: host.ip for host in hosts}
-    if head:
-        ips.setdefault(head["NodeID"], head["NodeManagerAddress"])
-    look = ray.remote(num_cpus=0, max_restarts=0)(HostLook)
-    actors = {
-        node: look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(ip)
-        for node, ip in ips.items()
-    }
-    try:
-        ports = _answers({node: actor.port.remote() for node, actor in actors.items()}, until_s)
-        asked = {}
-        for node in ports:
-            host = next((host for host in hosts if host.node_id == node), None)
-            peers = _peers(host, hosts, ports) if host else []
-            plans = facts.plans_of(host) if host else []
-            if not isinstance(ports[node], str):
-                asked[node] = actors[node].look.remote(plans, peers)
-        return {node: port for node, port in ports.items() if isinstance(port, str)} | _answers(
-            asked, until_s
-        )
-    finally:
-        for actor in actors.values():
-            ray.kill(actor)
-
-
-def _peers(host: TpuHost, hosts: Sequence[TpuHost], ports: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """The other hosts of the slice, by their raylet's port and by the one that the look opened."""
-    peers = []
-    for other in hosts:
-        if other.slice == host.slice and other.slice and other.node_id != host.node_id:
-            opened = ports.get(other.node_id)
-            peers += [(other.ip, port) for port in (other.port, opened) if isinstance(port, int) and port]
-    return peers
-
-
-def _answers(asked: Mapping[str, Any], until_s: float) -> dict[str, Any]:
-    """Each node's answer, or why there is none. What has come in time counts, however late the others are."""
-    left_s = max(0.1, until_s - time.monotonic())
-    if asked:
-        ray.wait(list(asked.values()), num_returns=len(asked), timeout=left_s)
-    answers: dict[str, Any] = {}
-    for node, reference in asked.items():
+        theirs.close()
         try:
-            answers[node] = ray.get(reference, timeout=0.1)
-        except GetTimeoutError:
-            answers[node] = "it did not answer in time"
-        except RayError as error:
-            answers[node] = f"it could not look ({_last_line(error)})"
-    return answers
+            yield process, ours
+        finally:
+            process.kill()
+            process.wait()
+
+
+def _last_line(log: IO[bytes]) -> str:
+    log.seek(0)
+    lines = log.read().decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "no word"

@@ -23,6 +23,8 @@ def answers(facts: Facts) -> list[Finding]:
         return [not_looked_at(facts.hosts)]
     if not facts.hosts:
         return [not_yet("no TPU host has joined")]
+    if facts.cut_short and not facts.told:
+        return [not_looked_at(facts.cut_short)]
     silent = [
         failed(f"{_name(host)}: {told}", "see the pod's log; a host whose image differs can't take the check")
         for host in facts.hosts

@@ -1,4 +1,5 @@
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,19 @@ def test_without_a_cluster_the_command_fails_and_nothing_is_called_ok(
     (wrong,) = [finding for finding in findings if finding["verdict"] == "failed"]
     assert (wrong["stage"], wrong["check"]) == ("cluster", "ray")
     assert "no Ray cluster answers at '127.0.0.1:1'" in wrong["said"]
+
+
+def test_a_head_that_stands_still_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        assert main(["doctor", str(LLAMA), "--json", "--limit", "0.1", "--address", address]) == 1
+    printed = capsys.readouterr()
+    findings: list[dict[str, Any]] = json.loads(printed.out)
+    assert {finding["verdict"] for finding in findings} == {"failed", "not looked at"}
+    (wrong,) = [finding for finding in findings if finding["verdict"] == "failed"]
+    assert wrong["check"] == "ray"
+    assert f"the cluster at '{address}' no longer answers: reading the control store took" in wrong["said"]
+    assert "reading the control store" in printed.err
 
 
 def test_a_file_that_cannot_be_read_is_another_status(

@@ -1,6 +1,7 @@
 """`serving doctor` as it is typed, on simulated hosts: a healthy cluster, and one with several faults."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -109,6 +110,52 @@ def test_the_doctor_finds_what_is_wrong_on_simulated_hosts(leases: Leases) -> No
     assert all(
         entry["remedy"] for entries in findings.values() for entry in entries if entry["verdict"] == "failed"
     )
+
+
+def test_a_head_that_stands_still_or_ends_at_any_step_costs_no_finding_that_was_made(leases: Leases) -> None:
+    with leases.lend([SHAPE]) as lent:
+        leases.spoilt = True
+        cluster = lent.cluster
+        for step in ("reading", "joining", "waiting", "asking Serve", "leaving"):
+            status, findings = doctor_while(cluster, step, signal.SIGSTOP)
+            assert status == (1 if "ray" in not_ok(findings) else 0)
+            until(lambda: looks(cluster) == [], "the doctor's actors to end with it")
+        status, findings = doctor_while(cluster, "joining", signal.SIGKILL)
+        assert status == (1 if "ray" in not_ok(findings) else 0)
+        assert findings["serve"]
+
+
+def doctor_while(
+    cluster: SimulatedCluster, step: str, head_gets: signal.Signals
+) -> tuple[int, dict[str, list[dict[str, Any]]]]:
+    """The doctor's status and findings where the head gets a signal at a step of it; a head that was stopped goes on then."""
+    command = [sys.executable, "-c", _COMMAND, "doctor", str(LLAMA), "--json", "--limit", "1"]
+    environment = cluster.environment | {"PYTHONPATH": str(ROOT)}
+    heads = [process for process in cluster.processes() if process.name() == "gcs_server"]
+    with subprocess.Popen(
+        [*command, "--address", cluster.address],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stderr
+        for line in process.stderr:
+            if line.startswith(step):
+                break
+        for head in heads:
+            head.send_signal(head_gets)
+        try:
+            printed, _ = process.communicate(timeout=240)
+        finally:
+            process.kill()
+            if head_gets is signal.SIGSTOP:
+                for head in heads:
+                    head.send_signal(signal.SIGCONT)
+    by_check: dict[str, list[dict[str, Any]]] = {}
+    for finding in json.loads(printed):
+        by_check.setdefault(finding["check"], []).append(finding)
+    return process.returncode, by_check
 
 
 def test_status_says_which_hosts_a_model_waits_for_and_the_doctor_follows_the_start(
