@@ -52,6 +52,8 @@ _NOT_IN_ENV = {
     "TPU_NAME": "Google's TPU webhook sets it",
     "TPU_WORKER_ID": "Google's TPU webhook sets it",
     "TPU_WORKER_HOSTNAMES": "Google's TPU webhook sets it",
+    "TPU_PROCESS_ADDRESSES": "Google's TPU webhook sets it",
+    "TPU_PROCESS_PORT": "Google's TPU webhook sets it",
     "HF_TOKEN": "name a secret in gke.token_secret",
     "PGPASSWORD": "name a secret in gke.database_secret",
     "SERVING_CLUSTER_SECRET": "name a secret in gke.cluster_secret",

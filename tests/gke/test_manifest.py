@@ -930,6 +930,7 @@ def test_a_reference_of_an_image_is_taken(image: str) -> None:
     ("variable", "way"),
     [
         ("TPU_NAME", "Google's TPU webhook sets it"),
+        ("TPU_PROCESS_ADDRESSES", "Google's TPU webhook sets it"),
         ("TPU_VISIBLE_CHIPS", "an engine has all chips of its slice's hosts"),
         ("RAY_ADDRESS", "KubeRay sets it"),
         ("RAY_AUTH_MODE", "KubeRay sets it"),
