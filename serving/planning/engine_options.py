@@ -316,7 +316,9 @@ SETTABLE = frozenset(option_values.KINDS | CHOICES.keys() | PARSERS.keys() | _OF
 
 # Of vLLM's values, those that tpu-inference 0.26 runs (utils.to_jax_dtype, tpu_runner.py).
 _ON_TPU: dict[str, tuple[str, ...]] = {
+    "dcp_comm_backend": ("ag_rs",),
     "kv_cache_dtype": ("auto", "bfloat16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2"),
+    "offload_backend": ("auto", "uva"),
     "runner": ("auto", "generate", "pooling"),
 }
 

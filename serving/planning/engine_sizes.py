@@ -13,7 +13,7 @@ from serving.planning.architectures import FULL_SIZE_IN_JAX, JAX_MODELS, NOT_STR
 from serving.planning.checkpoints import Hub, embeds, no_hub
 from serving.planning.quantization import Quantization
 from serving.planning.shapes import ModelShape, draft_shape_of
-from serving.planning.start_refusals import check_matmul_kernel, check_model, check_video
+from serving.planning.start_refusals import check_matmul_kernel, check_model, check_scaled_cache, check_video
 
 DEFAULT_UTILIZATION = 0.92
 DEFAULT_BATCHED_TOKENS = 2048
@@ -121,7 +121,7 @@ def engine_sizes(
     check_matmul_kernel(shape, environment or {}, by_vllm=by_vllm)
     check_model(engine, shape)
     if by_vllm:
-        _check_scaled_cache(engine, shape)
+        check_scaled_cache(engine, shape)
     if engine.get("enable_lora") and shape.experts and not leaves_experts_out(engine):
         raise ConfigError(
             "engine.enable_lora: tpu-inference 0.26 has no LoRA for experts, and vLLM gives them adapters unless it is told not to; set "
@@ -179,23 +179,6 @@ def _cache_format(engine: Mapping[str, Any], shape: ModelShape) -> str:
             "the checkpoint asks for a cache in NVFP4, which is not for TPUs; set engine.kv_cache_dtype to fp8 or bfloat16"
         )
     return shape.quantization.cache
-
-
-def _check_scaled_cache(engine: Mapping[str, Any], shape: ModelShape) -> None:
-    """Refuse to leave the cache's format to vLLM's own model of a checkpoint of compressed-tensors with scales for an fp8 cache.
-
-    The model makes keys and values fp8 (vLLM's Attention), the runner has made its cache at full size by then (TPUModelRunner), and
-    the kernel takes one format alone (ragged_paged_attention, static_validate_inputs).
-    """
-    if (
-        (found := shape.quantization)
-        and found.scales_cache
-        and engine.get("kv_cache_dtype") in (None, "auto")
-    ):
-        raise ConfigError(
-            "engine.kv_cache_dtype: the checkpoint has scales for an fp8 cache (kv_cache_scheme), and vLLM's own model would write fp8 "
-            "into a cache at full size, which ends the engine at start; set it to fp8"
-        )
 
 
 def _batch(engine: Mapping[str, Any], length: int, *, in_chunks: bool) -> tuple[int, int]:

@@ -415,12 +415,19 @@ KINDS = SWITCHES | WHOLE_NUMBERS | NUMBERS | TEXTS | LISTS | MAPPINGS | REGISTER
 
 # What TpuPlatform.check_and_update_config lets in.
 CONNECTORS = ("TPUConnector", "TPUConnectorHMA", "TPUOffloadConnector", "RaidenOffloadConnector")
+_MICROBATCHES = "vLLM 0.26 splits steps for exchanges between GPUs alone (all2all_backend)"
 # Options of GPUs, with what a TPU's engine makes of them.
 _NOT_FOR_TPUS = {
+    "enable_cumem_allocator": "vLLM 0.26 has it on CUDA and ROCm only",
+    "enable_dbo": _MICROBATCHES,
+    "enable_elastic_ep": "vLLM 0.26 has it with enable_eplb alone, which is for CUDA and ROCm",
     "enable_eplb": "vLLM 0.26 balances experts on CUDA and ROCm only",
+    "enable_mamba_cache_stochastic_rounding": "vLLM 0.26 has it in kernels of GPUs alone",
     "enable_sleep_mode": "vLLM 0.26 has it on CUDA and ROCm only",
     "kv_cache_memory_bytes": "tpu-inference 0.26 does not read it; set gpu_memory_utilization or num_gpu_blocks_override",
     "kv_offloading_size": "vLLM's connector for it is not for TPUs; set kv_transfer_config with kv_connector: TPUOffloadConnector",
+    "ray_workers_use_nsight": "it is NVIDIA's profiler",
+    "ubatch_size": _MICROBATCHES,
 }
 # The least that vLLM takes, and for shares what they stay below.
 BOUNDS: dict[str, tuple[int, int | None]] = {
@@ -485,7 +492,9 @@ def _wrong(name: str, value: Any) -> str | None:
             (f".{key}: a whole number of at least 0, or a mapping (got {value[key]!r})" for key in counts),
             None,
         )
-    if (reason := _NOT_FOR_TPUS.get(name)) and value:
+    if name == "kv_cache_metrics_sample" and not 0 < value <= 1:
+        return f": above 0 and at most 1 (got {value!r})"
+    if (reason := _NOT_FOR_TPUS.get(name)) and value and (name, value) != ("ubatch_size", 1):
         return f": not for TPUs: {reason}"
     return f": vLLM 0.26 takes 1 alone (got {value!r})" if name in _ONE and value != 1 else None
 

@@ -21,6 +21,10 @@ def check_model(engine: Mapping[str, Any], shape: ModelShape) -> None:
         raise ConfigError(
             f"engine.dtype: vLLM runs no {shape.architecture} in float16, for its numbers overflow; set it to bfloat16"
         )
+    if engine.get("enable_expert_parallel") and shape.experts is None:
+        raise ConfigError(
+            "engine.enable_expert_parallel: vLLM refuses it for a model without experts; remove it"
+        )
     loras, on_hosts = engine.get("max_loras") or 1, engine.get("max_cpu_loras")
     if engine.get("enable_lora") and on_hosts is not None and on_hosts < loras:
         raise ConfigError(
@@ -49,4 +53,24 @@ def check_matmul_kernel(shape: ModelShape, environment: Mapping[str, str], *, by
     if kernel != bool(environment.get("REQUANTIZE_BLOCK_SIZE")):
         raise ConfigError(
             "engine_env: ENABLE_QUANTIZED_MATMUL_KERNEL and REQUANTIZE_BLOCK_SIZE go together for FP8 weights; set both, or none"
+        )
+
+
+def check_scaled_cache(engine: Mapping[str, Any], shape: ModelShape) -> None:
+    """What a checkpoint of compressed-tensors with scales for an fp8 cache asks of the cache of vLLM's own model.
+
+    Where no format is given the model makes keys and values fp8 (vLLM's Attention) when the runner has made its cache at full size
+    (TPUModelRunner), and the kernel takes one format alone (ragged_paged_attention, static_validate_inputs).
+    """
+    if shape.quantization is None or not shape.quantization.scales_cache:
+        return
+    asked = engine.get("kv_cache_dtype")
+    if asked in (None, "auto"):
+        raise ConfigError(
+            "engine.kv_cache_dtype: the checkpoint has scales for an fp8 cache (kv_cache_scheme), and vLLM's own model would write fp8 "
+            "into a cache at full size, which ends the engine at start; set it to fp8"
+        )
+    if asked == "fp8_e5m2":
+        raise ConfigError(
+            "engine.kv_cache_dtype: vLLM refuses fp8_e5m2 for a checkpoint with scales for an fp8 cache (kv_cache_scheme); set it to fp8"
         )

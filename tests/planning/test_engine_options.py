@@ -2,6 +2,8 @@ import pytest
 
 from serving.errors import ConfigError
 from serving.planning import engine_options
+from serving.planning.engine_sizes import engine_sizes
+from serving.planning.shapes import shape_of
 
 pytestmark = pytest.mark.unit
 
@@ -135,6 +137,24 @@ def test_a_plugin_may_bring_parsers_that_vllm_does_not_know() -> None:
             1,
             "kv_cache_memory_bytes: not for TPUs: tpu-inference 0.26 does not read it",
         ),
+        ("enable_cumem_allocator", True, "enable_cumem_allocator: not for TPUs"),
+        (
+            "enable_dbo",
+            True,
+            "enable_dbo: not for TPUs: vLLM 0.26 splits steps for exchanges between GPUs alone",
+        ),
+        (
+            "enable_elastic_ep",
+            True,
+            "enable_elastic_ep: not for TPUs: vLLM 0.26 has it with enable_eplb alone",
+        ),
+        ("enable_mamba_cache_stochastic_rounding", True, "not for TPUs: vLLM 0.26 has it in kernels of GPUs"),
+        ("ray_workers_use_nsight", True, "ray_workers_use_nsight: not for TPUs: it is NVIDIA's profiler"),
+        ("ubatch_size", 2, "ubatch_size: not for TPUs: vLLM 0.26 splits steps"),
+        ("kv_cache_metrics_sample", 0, "kv_cache_metrics_sample: above 0 and at most 1 (got 0)"),
+        ("kv_cache_metrics_sample", 2, "kv_cache_metrics_sample: above 0 and at most 1 (got 2)"),
+        ("dcp_comm_backend", "a2a", "'a2a' is not for TPUs; tpu-inference takes ag_rs"),
+        ("offload_backend", "prefetch", "'prefetch' is not for TPUs; tpu-inference takes auto, uva"),
         ("tokens_only", True, "tokens_only: not settable, vLLM 0.26 has no flag for it"),
     ],
 )
@@ -156,5 +176,14 @@ def test_values_of_the_right_kind_pass() -> None:
             "lora_target_modules": ["q_proj"],
             "cpu_offload_gb": None,
             "attention_backend": "FLASH_ATTN",
+            "ubatch_size": 1,
+            "kv_cache_metrics_sample": 0.5,
         }
     )
+
+
+def test_expert_parallelism_of_a_model_without_experts_is_refused() -> None:
+    asked = {"enable_expert_parallel": True}
+    with pytest.raises(ConfigError, match="vLLM refuses it for a model without experts"):
+        engine_sizes(asked, shape_of("meta-llama/Llama-3.1-8B-Instruct"))
+    engine_sizes(asked, shape_of("Qwen/Qwen3-30B-A3B"))

@@ -153,7 +153,7 @@ def test_connectors_and_attention_are_those_of_the_tpu_platform() -> None:
 def test_bounds_are_those_of_vllm_s_configs() -> None:
     elsewhere = {
         "gpu_memory_utilization",  # engine_sizes
-        "kv_cache_metrics_sample",  # above 0, as is the next
+        "kv_cache_metrics_sample",  # above 0, as is the next; option_values
         "mm_encoder_fp8_scale_save_margin",
         "max_long_partial_prefills",  # 1 alone
         "max_model_len",  # engine_sizes, as are the next two

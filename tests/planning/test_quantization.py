@@ -212,6 +212,8 @@ def test_scales_for_an_fp8_cache_want_its_format_named_where_the_model_is_vllm_s
     for engine in ({}, {"kv_cache_dtype": "auto"}):
         with pytest.raises(ConfigError, match=r"kv_cache_scheme.*set it to fp8"):
             engine_sizes(engine, shape)
+    with pytest.raises(ConfigError, match="vLLM refuses fp8_e5m2"):
+        engine_sizes({"kv_cache_dtype": "fp8_e5m2"}, shape)
     assert engine_sizes({"kv_cache_dtype": "fp8"}, shape).cache_itemsize == 1
     in_jax = shape_of("Qwen/Qwen3-8B", with_scales_for_the_cache())
     assert engine_sizes({}, in_jax).cache_itemsize == 2
