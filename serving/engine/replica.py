@@ -104,7 +104,7 @@ class SliceReplica:
                 pool=plan.pool,
                 deployment=deployment(ours.app_name, ours.deployment),
                 tag=ours.replica_id.unique_id,
-                since=time.time(),
+                since=self._store.now(),
                 version=plan.version,
                 simulated=is_simulated(),
                 **_planned(plan),

@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
@@ -19,6 +18,8 @@ class SliceStore(Protocol):
     def put_slice(self, record: SliceRecord) -> None: ...
 
     def delete_slice(self, record: SliceRecord) -> None: ...
+
+    def now(self) -> float: ...
 
 
 class Publisher:
@@ -56,7 +57,7 @@ class Publisher:
                 return
             fields = {**self._load_at(changes), **changes, "beat": self.record.beat + 1}
             if changes.get("state", self.record.state) is not self.record.state:
-                fields["since"] = time.time()
+                fields["since"] = self._store.now()
             self.record = dataclasses.replace(self.record, **fields)
             try:
                 self._store.put_slice(self.record)

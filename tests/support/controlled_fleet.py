@@ -137,6 +137,8 @@ class ControlledFleet:
                     self.cluster.application._deployment_state_manager._deployment_states = {
                         each.id: each.state for each in self.cluster.deployments.values()
                     }
+                if name not in self.cluster.deployments:
+                    self.cluster.undecided.add(name)
                 names.append(name)
                 most = pool.max if pool.min < pool.max else 0
                 self.cluster.deployed(name).deploy(
