@@ -189,6 +189,8 @@ class RouterCore:
     def keep_time(self, now: Callable[[], float]) -> None:
         """Count by the cluster's time, seconds since 1970, what this router shares with others."""
         self.now = self.dispatcher.now = self.dispatcher.trials.now = self.admission.calendar = now
+        if self.usage:
+            self.usage.calendar = now
 
     def _filler(self, served: Served, kept: KeptFiles) -> Filler:
         return Filler(

@@ -29,7 +29,7 @@ class UsageLoop:
         self._meter = meter
         self._keys = keys
         self._kept = kept
-        self._calendar = calendar
+        self.calendar = calendar
         self._task: asyncio.Task[None] | None = None
         self._wanted = asyncio.Event()
         self._over: asyncio.Future[None] | None = None  # the next flush
@@ -66,12 +66,12 @@ class UsageLoop:
 
     async def flush(self) -> None:
         """Tell the store, and take over its answer. Raises StoreAwayError and TimeoutError; the same is told again then."""
-        if told := self._meter.flush(self._calendar()):
+        if told := self._meter.flush(self.calendar()):
             async with asyncio.timeout(_TIMEOUT_S):
                 answer = await self._kept.call("/usage/flush", {**told, "keys": self._keys.version})
             if "keys" in answer:
                 self._keys.take(**answer["keys"])
-            self._meter.answered(answer, self._calendar())
+            self._meter.answered(answer, self.calendar())
 
     async def _run(self, flush_s: float) -> None:
         while True:

@@ -4,15 +4,23 @@ import asyncio
 from typing import Any
 
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from support.servers import asgi_server
+from support.simulated_engine import small_plan
 
 from serving.errors import BudgetError, StoreAwayError
 from serving.router.admission.budget import Budget
 from serving.router.admission.meter import Meter
+from serving.router.core import RouterCore, Served
 from serving.router.http.auth import Key, KeyFile
 from serving.router.usage_loop import UsageLoop
 
 pytestmark = pytest.mark.unit
 NOON_S = 1_795_348_800.0
+DAY = "2026-11-22"
 KEY = Key(name="team", sha256="a" * 64, tokens_per_day=100)
 
 
@@ -42,6 +50,34 @@ def budget_of(meter: Meter, key: Key = KEY) -> Budget:
     budget = meter.budget(key)
     assert budget
     return budget
+
+
+async def test_a_router_whose_host_s_clock_is_days_off_asks_for_the_day_that_its_budgets_count() -> None:
+    """What the store said was of another day: the key used its whole budget on every router, each day."""
+    asked: list[str] = []
+
+    async def answer(request: Request) -> JSONResponse:
+        flush = await request.json()
+        asked.append(flush["day"])
+        used = 100 if flush["day"] == DAY else 0
+        total = {"tokens_today": used, "dollars_this_month": 0.0, "others": 0, "others_under_way": 0.0}
+        return JSONResponse({"totals": dict.fromkeys(flush["asked"], total)})
+
+    app = Starlette(routes=[Route("/usage/flush", answer, methods=["POST"])])
+    with asgi_server(app) as address:
+
+        async def find() -> tuple[str, str]:
+            return address, "token"
+
+        core = RouterCore(Served([small_plan()]), KeyFile(None), dict, store=find)  # type: ignore[arg-type]
+        core.keep_time(lambda: NOON_S)
+        assert core.usage
+        budget = budget_of(core.usage._meter)
+        assert budget.refusal(core.admission.calendar()) is None
+        await core.usage.flush()
+        assert budget.refusal(core.admission.calendar())
+        assert asked == [DAY]
+        await core.close()
 
 
 async def test_requests_of_a_key_that_nobody_knows_of_wait_for_one_word_of_the_store() -> None:

@@ -61,5 +61,7 @@ def test_a_change_of_state_that_cannot_be_written_fails_nothing_and_is_in_the_ne
     until(lambda: told, "a beat")
     publisher.close()
     assert told[0] is SliceState.SERVING
-    assert publisher.record.since == 1e9  # the cluster's time: by an own clock that is ahead, engines would always die early
+    assert (
+        publisher.record.since == 1e9
+    )  # the cluster's time: by an own clock that is ahead, engines would always die early
     assert publisher.record.phase == "ready"
