@@ -120,6 +120,7 @@ class Suspects:
         """`heard_s`: nothing where this router is the only one."""
         self._heard_s = heard_s
         self._ours: dict[str, Suspicion] = {}
+        self._guilty: dict[str, Suspicion] = {}  # those of `_ours` that are
         self._theirs: dict[str, Suspicion] = {}
         self._cleared: dict[str, float] = {}  # until when blamed, each is cleared
         # Replicas that died under a request, and when the last one did.
@@ -143,12 +144,12 @@ class Suspects:
         return {name: one for name, one in self._ours.items() if one.guilty or one.replica}
 
     @property
-    def guilty(self) -> dict[str, Suspicion]:
-        """Those that are refused, whichever router found them."""
-        return {name: suspicion for name, suspicion in self._ours.items() if suspicion.guilty}
+    def guilty(self) -> Mapping[str, Suspicion]:
+        """Those that are refused, whichever router found them. Thousands may wait for a trial, and each looks ten times a second."""
+        return self._guilty
 
     def is_guilty(self, name: str) -> bool:
-        return name in self._ours and self._ours[name].guilty
+        return name in self._guilty
 
     def suspects(self, name: str, now: float) -> bool:
         """Whether it is to be tried. Without the store nothing is forgotten, and no trial begins."""
@@ -190,16 +191,21 @@ class Suspects:
     def of_kind(self, name: str, kind: str) -> None:
         """Note the kind of a guilty request."""
         answered = any(one.answered for one in self.guilty.values() if one.kind == kind)
-        self._ours[name] = replace(self._ours[name], kind=kind, answered=answered)
+        self._condemn(name, replace(self._ours[name], kind=kind, answered=answered))
         self._look_at_keys()
+
+    def _condemn(self, name: str, suspicion: Suspicion) -> None:
+        self._ours[name] = self._guilty[name] = suspicion
 
     def blame(self, name: str, kind: str, model: str, now: float) -> None:
         """A request is suspected for its kind alone."""
-        known = {**self._theirs, **self._ours}
-        if name not in known and sum(one.kind == kind for one in known.values()) < _MOST_BLAMED:
-            alike = [one for one in known.values() if one.hung == kind or one.kind.startswith(kind)]
-            ran_s = max((one.ran_s for one in alike), default=0.0)
-            self._ours[name] = Suspicion(now, False, model, ran_s, kind=kind)
+        if name in self._ours or name in self._theirs or len(self._ours) >= _MOST_BLAMED:
+            return
+        alike = [one.ran_s for one in self.guilty.values() if one.kind.startswith(kind)]
+        if not alike:
+            known = (*self._ours.values(), *self._theirs.values())
+            alike = [one.ran_s for one in known if one.hung == kind]
+        self._ours[name] = Suspicion(now, False, model, max(alike, default=0.0), kind=kind)
 
     def paced_s(self, kind: str, now: float) -> float:
         """For how many seconds no request of this kind is tried."""
@@ -232,7 +238,7 @@ class Suspects:
         alike = [(name, one) for name, one in self._ours.items() if one.kind == kind]
         for name, one in alike if is_sound else ():
             if one.guilty:
-                self._ours[name] = replace(one, answered=True)
+                self._condemn(name, replace(one, answered=True))
             else:
                 del self._ours[name]
                 self._cleared[name] = one.at
@@ -363,7 +369,7 @@ class Suspects:
             before = sorted(self.died_under(name))
             ran_s = max(0.0, min(LONGEST_S, now - flights[name].since_s))
             kind = self._kind(name)
-            self._ours[name] = Suspicion(now, True, flights[name].model, ran_s, replica, before, kind)
+            self._condemn(name, Suspicion(now, True, flights[name].model, ran_s, replica, before, kind))
         if on_trial:
             self._look_at_keys()
             return on_trial
@@ -373,7 +379,7 @@ class Suspects:
             self._deaths[name] = died | {replica}, now
             new = not flight.answered and flight.since_s > worked_since_s
             ran_s = min(LONGEST_S if new else WORKED_S, now - flight.since_s)
-            if died or new:
+            if (died or new) and not self.is_guilty(name):
                 before = sorted(self.died_under(name) - {replica})
                 hung = "" if flight.request else flight.whose
                 self._ours[name] = Suspicion(now, False, flight.model, ran_s, replica, before, hung=hung)
@@ -392,6 +398,7 @@ class Suspects:
                 elif suspicion.at > self._cleared.get(name, -1.0):
                     self._theirs[name] = suspicion
         self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
+        self._guilty = {name: one for name, one in self._ours.items() if one.guilty}
         self._cleared = {name: at for name, at in self._cleared.items() if now - at <= REFUSED_S}
         self._deaths = {
             name: (died, at) for name, (died, at) in self._deaths.items() if now - at <= REFUSED_S
@@ -405,4 +412,4 @@ class Suspects:
             self.sound(told.kind)
         known = self._ours[name] if self.is_guilty(name) else told
         answered = known.answered or told.answered
-        self._ours[name] = replace(known, kind=known.kind or told.kind, answered=answered)
+        self._condemn(name, replace(known, kind=known.kind or told.kind, answered=answered))

@@ -169,6 +169,15 @@ def test_a_key_whose_requests_end_three_slices_with_other_parameters_each_time_h
 
 
 @pytest.mark.unit
+def test_who_is_guilty_stays_so_where_a_slice_dies_that_had_the_same_request_already() -> None:
+    """It was a suspect again, and its next trial ended one slice more."""
+    suspects = after_one()
+    suspects.died("c", [Flight("first", "llama", DIED + 3)], DIED + 4, DIED)
+    suspects.take([], DIED + 5)
+    assert suspects.is_guilty("first")
+
+
+@pytest.mark.unit
 @pytest.mark.parametrize("key", ["", "none"])
 def test_requests_without_a_key_are_nobody_s(key: str) -> None:
     """Everybody would be on trial for what one client sends."""
