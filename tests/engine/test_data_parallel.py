@@ -14,7 +14,7 @@ from serving.slices.preflight import chip_holders
 pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def running(leases: Leases) -> Iterator[Service]:
     with service(
         leases,

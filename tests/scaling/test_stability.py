@@ -99,7 +99,7 @@ def test_a_steady_load_is_settled_for_once_and_back_within_a_bound(
     worked_off = fleet.queue / max(1.0, allowed * RATE - rate) if allowed * RATE > rate else 0.0
     fleet.queue = min(fleet.queue, 500.0)  # what clients do not wait for
     settled_s = 8 * (fleet.delivery_s + fleet.start_s) + 60 + 4 * 30 + min(worked_off, 60)
-    fleet.run(rate, int(settled_s) + 600)
+    fleet.run(rate, int(settled_s) + 300)
     wanted = [sum(decision.wanted) for decision in fleet.decisions[-300:]]
     assert min(wanted) >= min(allowed, max(needed - 1, least))
     assert max(wanted) <= max(needed + 1, least)
