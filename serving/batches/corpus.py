@@ -173,8 +173,8 @@ class Corpus:
 
     def parts(self) -> list[list[Piece]]:
         """The pieces, some together where there are very many."""
-        each = -(-len(self.pieces) // _MOST_PIECES) or 1
-        return [self.pieces[at : at + each] for at in range(0, len(self.pieces), each)]
+        pieces_each = -(-len(self.pieces) // _MOST_PIECES) or 1
+        return [self.pieces[at : at + pieces_each] for at in range(0, len(self.pieces), pieces_each)]
 
     def _close(self, piece: "_Open") -> None:
         if piece.asks:

@@ -48,8 +48,8 @@ def hbm(plan: Plan, stages: Sequence[Stage]) -> tuple[Line, ...]:
     grammars = _largest(stages, "grammars")
     code = max((code_bytes(stage) for stage in stages), default=0)
     known = step is not None
-    weights = max(one.weight_bytes for one in built)
-    cache = max(one.cache_bytes for one in built)
+    weights = max(stage.weight_bytes for stage in built)
+    cache = max(stage.cache_bytes for stage in built)
     return (
         Line("usable", fit.usable_bytes, available_bytes(stages)),
         Line("weights", fit.weight_bytes, weights),

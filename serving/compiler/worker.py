@@ -101,7 +101,7 @@ def planned(job: Job) -> Plan:
     services = load(Path(job.file)).services.values()
     pools = [spec for service in services for model in service.models for spec in model.per_pool()]
     plans = (plan(spec, hub.config_of, estimated=True) for spec in pools if spec.name == job.model)
-    return next(one for one in plans if one.pool == job.pool)
+    return next(candidate for candidate in plans if candidate.pool == job.pool)
 
 
 def _compiled(built: Any, index: int, report: Report) -> Compiled:

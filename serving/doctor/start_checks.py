@@ -49,7 +49,7 @@ def order(facts: Facts) -> list[Finding]:
             found = listed(worker.worker_id for worker in start.workers)
             return failed(f"ranks 0 to {len(start.workers) - 1} are on workers {found}", _RANKS)
         if plan.pipeline == 1 and (
-            wrong := [each for each in start.workers if each.process_index != each.worker_id]
+            wrong := [worker for worker in start.workers if worker.process_index != worker.worker_id]
         ):
             return failed(f"JAX process {wrong[0].process_index} is on worker {wrong[0].worker_id}", _RANKS)
         return None

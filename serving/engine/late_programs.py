@@ -111,7 +111,9 @@ def _line(programs: Sequence[LateProgram], step: Step | None) -> str:
 def _program(data: Mapping[str, Any]) -> LateProgram:
     step = data["step"]
     if step is not None:
-        step = Step(step["requests"], step["tokens"], tuple(StepRequest(**one) for one in step["shown"]))
+        step = Step(
+            step["requests"], step["tokens"], tuple(StepRequest(**request) for request in step["shown"])
+        )
     return LateProgram(data["name"], data["seconds"], data["cached"], step)
 
 

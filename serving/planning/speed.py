@@ -197,7 +197,7 @@ def per_answer_token(
     decodes, context = 1 / steps, prompt + answer // 2
     cost = Parts()
     for share, tokens in prompts_of_a_step(prompt_tokens / steps, unit, room):
-        one = step(
+        step_cost = step(
             engine,
             decodes=decodes,
             context=context,
@@ -205,7 +205,7 @@ def per_answer_token(
             prompt=prompt,
             sampled=sampled,
         )
-        cost = cost + one.times(share * steps)
+        cost = cost + step_cost.times(share * steps)
     return cost
 
 

@@ -239,8 +239,8 @@ def _kv_copies(shape: ModelShape, layout: Layout) -> float:
 
 def _embedding_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
     if sizes.by_vllm:
-        one = sizes.pools or not shape.tied_embeddings or shape.architecture in EMBEDDINGS_AS_HEADS
-        return 1 if one else 2
+        held_once = sizes.pools or not shape.tied_embeddings or shape.architecture in EMBEDDINGS_AS_HEADS
+        return 1 if held_once else 2
     by_axis = shape.architecture in _EMBEDDINGS_BY_MODEL_AXIS
     return layout.width // layout.mesh["model"] if by_axis else 1
 

@@ -439,7 +439,9 @@ def _held_by_running(
     seats = sum(
         count * pool.seats(state.kv_per_sequence) for count, pool in zip(serving, settings.pools, strict=True)
     )
-    rate = sum(count * one.requests_per_s for count, one in zip(serving, capacities, strict=True))
+    rate = sum(
+        count * pool_capacity.requests_per_s for count, pool_capacity in zip(serving, capacities, strict=True)
+    )
     stay = max(0.0, sums.running - state.traffic.ended_per_s * settings.cool_down_s)
     return rate * min(1.0, stay / seats) if seats else 0.0
 

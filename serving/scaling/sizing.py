@@ -149,8 +149,10 @@ def _slices(
 ) -> int | None:
     if target_itl_s is not None and itl_s(pool, lengths, 1.0, speed) > target_itl_s:
         return None
-    one = capacity(pool, lengths, target_itl_s, speed)
-    return max(1, whole_slices(with_room(workload.requests_per_s, one), one.requests_per_s))
+    slice_capacity = capacity(pool, lengths, target_itl_s, speed)
+    return max(
+        1, whole_slices(with_room(workload.requests_per_s, slice_capacity), slice_capacity.requests_per_s)
+    )
 
 
 def _missed(name: str, target_s: float | None, takes_s: float) -> str:

@@ -50,16 +50,16 @@ class Usage:
         """Take over what an answer came to, where it is known and came to its end."""
         if record.outcome or record.output_tokens is None or record.status >= HTTPStatus.BAD_REQUEST:
             return
-        each = record.output_tokens / work.sequences
+        per_sequence = record.output_tokens / work.sequences
         if work.generates and work.output_tokens is None:
-            _average(self._of_model, record.model, each)
-            _average(self._of_key, (key, record.model), each)
+            _average(self._of_model, record.model, per_sequence)
+            _average(self._of_key, (key, record.model), per_sequence)
             self._of_key[key, record.model] = self._of_key.pop((key, record.model))  # the latest stands last
             if len(self._of_key) > _MOST_KEYS:
                 del self._of_key[next(iter(self._of_key))]
-        if record.leases and record.last_s > record.leases[0].at_s and each >= _FEWEST_TIMED_TOKENS:
+        if record.leases and record.last_s > record.leases[0].at_s and per_sequence >= _FEWEST_TIMED_TOKENS:
             seconds = record.last_s - record.leases[0].at_s - record.paused_s
-            _average(self._tokens_per_s, record.model, each / max(1e-3, seconds))
+            _average(self._tokens_per_s, record.model, per_sequence / max(1e-3, seconds))
 
 
 @dataclass
@@ -92,8 +92,8 @@ def used_tokens(
 
     def in_time(seconds: float) -> float:
         most = longest if work.output_tokens is None else work.output_tokens
-        each = usage.written_tokens(record.model, seconds)
-        return max(0.0, min(most, each)) * work.sequences if work.generates else 0.0
+        per_sequence = usage.written_tokens(record.model, seconds)
+        return max(0.0, min(most, per_sequence)) * work.sequences if work.generates else 0.0
 
     prompt = estimate.prompt_tokens if record.prompt_tokens is None else record.prompt_tokens
     uncounted = record.outcome == "cancelled" and record.output_tokens is None

@@ -120,7 +120,7 @@ def _is_reference(item: Any) -> bool:
 
 
 def _joined(*lists: bytes) -> bytes:
-    return b"[" + b",".join(within for each in lists if (within := each.strip()[1:-1].strip())) + b"]"
+    return b"[" + b",".join(within for items in lists if (within := items.strip()[1:-1].strip())) + b"]"
 
 
 def _named(items: list[Any]) -> list[dict[str, Any]]:

@@ -42,15 +42,18 @@ class Batch:
 
     def encoded(self) -> bytes:
         """One line of JSON, then all names, eight bytes each."""
-        replicas = {replica: at for at, replica in enumerate(dict.fromkeys(one.replica for one in self.sent))}
+        replicas = {
+            replica: at for at, replica in enumerate(dict.fromkeys(entry.replica for entry in self.sent))
+        }
         head = {
             "router": self.router,
             "replicas": list(replicas),
             "sent": [
-                [replicas[one.replica], round(one.age_s, 1), len(one.names), one.tokens] for one in self.sent
+                [replicas[entry.replica], round(entry.age_s, 1), len(entry.names), entry.tokens]
+                for entry in self.sent
             ],
         }
-        names = array("Q", [name & _MASK for one in self.sent for name in one.names])
+        names = array("Q", [name & _MASK for entry in self.sent for name in entry.names])
         if sys.byteorder == "big":
             names.byteswap()
         return json.dumps(head, separators=(",", ":")).encode() + b"\n" + names.tobytes()
@@ -174,8 +177,8 @@ class Outbox:
 def in_steps(sent: Sequence[Sent], most_names: int) -> Iterator[Sequence[Sent]]:
     """Parts of about so many names."""
     start = names = 0
-    for at, one in enumerate(sent):
-        names += len(one.names)
+    for at, entry in enumerate(sent):
+        names += len(entry.names)
         if names >= most_names:
             yield sent[start : at + 1]
             start, names = at + 1, 0

@@ -259,13 +259,13 @@ class SliceTable:
 
     def take_news(self, sent: Iterable[sharing.Sent]) -> None:
         """Take over what other routers sent; what they sent to slices that this one does not know is not kept."""
-        for one in sent:
-            if slice_ := self._slices.get(one.replica):
-                at_s = self._now_s - max(0.0, one.age_s)
-                self._index.put(slice_.number, one.names)
-                self._sends.note(slice_.number, one.names, at_s)
-                if one.tokens > 0:
-                    self._reads(slice_, int(min(one.tokens, _MOST_UNREAD)), self._clock(), fills=False)
+        for entry in sent:
+            if slice_ := self._slices.get(entry.replica):
+                at_s = self._now_s - max(0.0, entry.age_s)
+                self._index.put(slice_.number, entry.names)
+                self._sends.note(slice_.number, entry.names, at_s)
+                if entry.tokens > 0:
+                    self._reads(slice_, int(min(entry.tokens, _MOST_UNREAD)), self._clock(), fills=False)
                     self._reckon(slice_)
 
     def is_asked(self, model: str) -> bool:
