@@ -182,6 +182,7 @@ def service(
 
 
 STALL_S = 15  # more than a step takes while another engine starts on the same two cores
+PRECOMPILE_WORKERS = "3"  # a variable of `engine_env`, to be seen in the workers
 
 
 def two_replicas(leases: Leases) -> Service:
@@ -189,7 +190,8 @@ def two_replicas(leases: Leases) -> Service:
 
     Deaths that an earlier borrower caused put no slice into quarantine: `serving slices release` does the same.
     """
-    running = leases.keep("two replicas", partial(service, leases, slices=3, replicas=2, stall_s=STALL_S))
+    changes = {"stall_s": STALL_S, "engine_env": {"NUM_PRECOMPILE_WORKERS": PRECOMPILE_WORKERS}}
+    running = leases.keep("two replicas", partial(service, leases, slices=3, replicas=2, **changes))
     for failures in running.records().slice_failures:
         running.store.delete_slice_failures(failures)
     running.until_serving(2)
