@@ -14,33 +14,13 @@ its end (`ignore_eos`): routers would take slices that met it for broken, and as
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Annotated, Any, Union
+from typing import Any
 
 import msgspec
-from pydantic import FailFast
 
 from serving.engine.dead_grammars import DEAD_END
 
-
-class _First(FailFast):
-    """pydantic's own can't stand in a union: it has no hash."""
-
-    __hash__ = object.__hash__
-
-
 _CHECKED = "serving_checked"  # an attribute of sampling parameters, which a copy lacks
-
-
-def stop_at_first(requests: Any) -> None:
-    """Have vLLM look no further than the first item of `input` that is none; `requests` is its ResponsesRequest. Before its app is built.
-
-    Of each such item there are two hundred errors, one for every type that it might be: 8,000 of them stand an engine's HTTP process
-    still for ten seconds.
-    """
-    field = requests.model_fields["input"]
-    text, items = field.annotation.__args__
-    field.annotation = Union[text, Annotated[items, _First()]]  # noqa: UP007  `|` takes no annotation beside a type
-    requests.model_rebuild(force=True)
 
 
 def install(engine: Any, state: Any, tasks: Any, no_grammars: str) -> None:

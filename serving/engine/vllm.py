@@ -110,10 +110,8 @@ class VllmServer:
         environment.write(self._environment())
         from vllm.engine.arg_utils import AsyncEngineArgs  # noqa: PLC0415  a process that never serves must not load vLLM
         from vllm.entrypoints.openai.api_server import build_app, init_app_state  # noqa: PLC0415
-        from vllm.entrypoints.openai.responses.protocol import ResponsesRequest  # noqa: PLC0415
         from vllm.v1.engine.async_llm import AsyncLLM  # noqa: PLC0415
 
-        client_mistakes.stop_at_first(ResponsesRequest)
         args = self._arguments()
         config = AsyncEngineArgs.from_cli_args(args).create_engine_config()
         if len(self._held.hosts) > 1:
