@@ -179,13 +179,16 @@ def test_addresses_that_are_not_ready_do_not_count() -> None:
                 "endpoints": [
                     {"addresses": ["10.0.1.1"], "conditions": {"ready": True}},
                     {"addresses": ["10.0.0.7"], "conditions": {"ready": False}},
+                    {"addresses": ["10.0.1.2"], "conditions": None},
+                    {"addresses": ["10.0.1.3"], "conditions": {"ready": None}},
                 ]
             },
             {"endpoints": None},
         ]
     }
     found = endpoints_of("llama", slices, {"items": [{"status": {"podIP": "10.0.1.1"}}, {"status": {}}]})
-    assert (found.ready, found.heads) == (("10.0.1.1",), ("10.0.1.1",))
+    assert found.ready == ("10.0.1.1", "10.0.1.2", "10.0.1.3")
+    assert found.heads == ("10.0.1.1",)
 
 
 def test_kubectl_is_asked_where_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
