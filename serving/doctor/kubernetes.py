@@ -44,7 +44,8 @@ def endpoints_of(service: str, slices: Mapping[str, Any], heads: Mapping[str, An
         address
         for entry in slices["items"]
         for endpoint in entry.get("endpoints") or ()
-        if (endpoint.get("conditions") or {}).get("ready") is not False  # without a word it is to be taken as ready
+        # By the API's own words null counts as ready.
+        if (endpoint.get("conditions") or {}).get("ready") is not False
         for address in endpoint["addresses"]
     ]
     pods = [pod.get("status", {}).get("podIP", "") for pod in heads["items"]]
