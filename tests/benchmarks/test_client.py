@@ -18,7 +18,7 @@ EVENT, DONE = b'data: {"choices": [{"finish_reason": "length"}]}\n\n', b"data: [
 CUT = b'data: {"choices": [{"finish_reason": "stop"}]}\n\n'
 
 
-def service(last: bytes = DONE) -> Starlette:
+def service(last: bytes = DONE, asked_of: list[str] | None = None) -> Starlette:
     async def stream(tokens: int) -> AsyncIterator[bytes]:
         for number in range(tokens):
             await asyncio.sleep(NEXT_S if number else FIRST_S)
@@ -28,6 +28,8 @@ def service(last: bytes = DONE) -> Starlette:
     async def chat(request: Request) -> Response:
         asked = await request.json()
         assert asked["stream"] is True
+        if asked_of is not None:
+            asked_of.append(asked["model"])
         return (
             StreamingResponse(stream(asked["max_tokens"]))
             if asked["model"] == "llama"
@@ -45,13 +47,15 @@ def raw() -> Iterator[RawServers]:
 
 
 def test_the_client_sees_the_times_of_the_service_from_a_process_of_its_own() -> None:
-    with asgi_server(service()) as address, Client() as client:
-        seen = client.run([address], "llama", Load(concurrency=3, tokens=TOKENS, seconds=0.3))
-    assert seen.answers == 6  # the second of each is asked within the time and ends after it
-    assert seen.events == 6 * TOKENS
-    assert 3 * TOKENS <= seen.in_time < seen.events
-    assert len(seen.first_s) == 6
-    assert len(seen.gaps_s) == 6 * (TOKENS - 1)
+    asked_of: list[str] = []
+    with asgi_server(service(asked_of=asked_of)) as address, Client() as client:
+        seen = client.run([address], "llama", Load(concurrency=3, tokens=TOKENS, seconds=1.0))
+    # How many fit into the time is the machine's affair. The last of each is asked within it and ends after it.
+    assert seen.answers == len(asked_of) >= 3
+    assert seen.events == seen.answers * TOKENS
+    assert seen.in_time < seen.events
+    assert len(seen.first_s) == seen.answers
+    assert len(seen.gaps_s) == seen.answers * (TOKENS - 1)
     assert quantile(seen.first_s, 0.5) >= FIRST_S
     assert quantile(seen.gaps_s, 0.5) >= NEXT_S * 0.8
     assert seen.cpu_s > 0
