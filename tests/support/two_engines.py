@@ -1,5 +1,6 @@
 """A router and two simulated engines, each on a real server: what fails on one is to go on on the other."""
 
+import asyncio
 import json
 import threading
 import time
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import httpx
+import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 
@@ -19,6 +21,7 @@ from serving.router.http.downstream import Downstream
 from serving.router.http.protocol import InferenceRequest
 from serving.router.http.validation import kept
 from serving.router.scheduling.slice_table import SliceTable
+from serving.simulation.engine import tokenizer
 from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.physics import Factors
 from serving.state.records import SliceRecord, SliceState
@@ -100,3 +103,15 @@ def pair(
         with httpx.Client(timeout=20) as client:
             yield Pair(address, table, engines, client, app.state.relay)
         until(lambda: not any(map(table.in_flight, names)), "no request counted in flight")
+
+
+def deadly_prompts_kill_late(monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
+    """An engine that gets a prompt with "deadly" in it dies so much later, when its client may have hung up."""
+    submit = Engine.submit
+
+    def die_late(engine: Engine, stream: Any, prompt: list[int], *args: Any, **kwargs: Any) -> None:
+        if "deadly" in tokenizer.decode(prompt):
+            asyncio.get_running_loop().call_later(after_s, engine.die, "a deadly prompt")
+        submit(engine, stream, prompt, *args, **kwargs)
+
+    monkeypatch.setattr(Engine, "submit", die_late)

@@ -1,6 +1,5 @@
 """Requests of one kind, each with another text, that end every engine they reach."""
 
-import asyncio
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -10,7 +9,7 @@ import httpx
 import pytest
 from support.servers import until
 from support.simulated_engine import MODEL
-from support.two_engines import COMPLETIONS, Pair, pair
+from support.two_engines import COMPLETIONS, Pair, deadly_prompts_kill_late, pair
 
 from serving.config import FailoverSpec
 from serving.errors import PoisonousKindError
@@ -26,8 +25,6 @@ from serving.router.forwarding.suspects import (
 )
 from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
-from serving.simulation.engine import tokenizer
-from serving.simulation.engine.engine import Engine
 from serving.state.records import Suspicion
 
 DIED = 10.0
@@ -219,14 +216,7 @@ def test_clients_of_a_key_that_hang_up_each_time_with_another_text_take_five_sli
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each took one, without end: what hung up can't be tried again, and nobody asks it a second time."""
-    submit = Engine.submit
-
-    def die_soon(engine: Engine, stream: Any, prompt: list[int], *args: Any, **kwargs: Any) -> None:
-        if "deadly" in tokenizer.decode(prompt):
-            asyncio.get_running_loop().call_later(0.4, engine.die, "a deadly prompt")
-        submit(engine, stream, prompt, *args, **kwargs)
-
-    monkeypatch.setattr(Engine, "submit", die_soon)
+    deadly_prompts_kill_late(monkeypatch, after_s=1.5)
     refused = []
     with pair(FailoverSpec(wait_s=20), names="abcdefgh", key="me") as fleet:
         for number in range(8):
@@ -234,7 +224,7 @@ def test_clients_of_a_key_that_hang_up_each_time_with_another_text_take_five_sli
             body = {"model": MODEL, "prompt": text, "max_tokens": 1500, "ignore_eos": True}
             before = dead(fleet)
             try:
-                answer = fleet.client.post(fleet.address + COMPLETIONS, json=body, timeout=0.2)
+                answer = fleet.client.post(fleet.address + COMPLETIONS, json=body, timeout=1)
             except httpx.ReadTimeout:
                 until(lambda before=before: dead(fleet) > before, "its slice to die")  # type: ignore[misc]
                 fleet.settle()

@@ -1,6 +1,5 @@
 """A request that ends every engine it reaches, among others that do not: four simulated engines behind one router."""
 
-import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 from support.simulated_engine import MODEL
-from support.two_engines import COMPLETIONS, Pair, pair
+from support.two_engines import COMPLETIONS, Pair, deadly_prompts_kill_late, pair
 
 from serving.config import FailoverSpec
 from serving.simulation.engine import tokenizer
@@ -69,14 +68,7 @@ def test_a_request_whose_client_hangs_up_each_time_takes_two_slices(
     fleet: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is nowhere when its slice dies, and nobody else is there who could ask why."""
-    submit = Engine.submit
-
-    def die_soon(engine: Engine, stream: Any, prompt: list[int], *args: Any, **kwargs: Any) -> None:
-        if "deadly" in tokenizer.decode(prompt):
-            asyncio.get_running_loop().call_later(0.4, engine.die, "a deadly prompt")
-        submit(engine, stream, prompt, *args, **kwargs)
-
-    monkeypatch.setattr(Engine, "submit", die_soon)
+    deadly_prompts_kill_late(monkeypatch, after_s=0.4)
     refused = []
     for _ in range(4):
         with suppress(httpx.ReadTimeout):
