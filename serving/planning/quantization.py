@@ -54,9 +54,7 @@ class Quantization:
     weight_only: bool = False  # activations keep full size (W4A16, W8A16), as far as the checkpoint says
     blocks: bool = False  # of compressed-tensors: a scale for each block of weights
     cache: str = ""  # the format of keys and values that the checkpoint asks for, as modelopt's do
-    scales_cache: bool = (
-        False  # of compressed-tensors: it has scales for an fp8 cache, and vLLM's own models heed them
-    )
+    scales_cache: bool = False  # of compressed-tensors: scales for an fp8 cache, which vLLM's own models heed
 
     def applies_to(self, module: str) -> bool:
         """Whether the weights of a module, named as in a checkpoint, are in this format."""

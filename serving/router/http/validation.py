@@ -374,10 +374,11 @@ def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Pla
         (content, {name: fields[name] for name in fields if name not in content} if long else {})
     ):
         for holder, name, text in texts(part):
+            is_media = _is_media(holder, name, text)
             if at == 0:
                 total += _checked_pixels(name, text, plan)
-                has_media = has_media or _is_url(name) or _is_media(holder, name, text)
-            if _is_media(holder, name, text):
+                has_media = has_media or is_media or _is_url(name)
+            if is_media:
                 media_chars += len(text) if at == 0 else 0
                 continue
             whole_chars += len(text)
