@@ -192,9 +192,9 @@ def _failed(status: int) -> bool:
 
 def _retry_after_s(status: int, headers: Mapping[str, str]) -> float:
     """Of a key's own limits. Free seats come sooner than a queue's end."""
-    said = headers.get("retry-after", "")
-    waits = status == HTTPStatus.TOO_MANY_REQUESTS and said.isdecimal()
-    return min(_MOST_WAIT_S, float(said)) if waits else 0.0
+    retry_after = headers.get("retry-after", "")
+    waits = status == HTTPStatus.TOO_MANY_REQUESTS and retry_after.isdecimal()
+    return min(_MOST_WAIT_S, float(retry_after)) if waits else 0.0
 
 
 def _message(body: bytes) -> str:

@@ -151,10 +151,10 @@ class Desk:
         async with self._taking:
             now_s = self._clock()
             drop = []
-            said = set(holding)
+            reported = set(holding)
             for held, (holder, _) in list(self._out.items()):
                 if (
-                    holder == router and held not in said
+                    holder == router and held not in reported
                 ):  # an answer was lost, or the router gives lines back
                     del self._out[held]
                     if work := self._works.get(held[0]):

@@ -18,7 +18,7 @@ class State(StrEnum):
     EXPIRED = "expired"
 
     @property
-    def told(self) -> str:
+    def shown(self) -> str:
         """What a client is told."""
         return State.FINALIZING.value if self is State.EXPIRING else self.value
 

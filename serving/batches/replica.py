@@ -81,20 +81,20 @@ class StoreReplica:
             await asyncio.sleep(every_s)
 
     async def _tell_batches(self) -> None:
-        records = told(self._batches.desk.owned.values(), time.time(), self._application)
+        records = batch_records(self._batches.desk.owned.values(), time.time(), self._application)
         await asyncio.to_thread(self._records.put_batches, self._application, records)
 
     async def _tell_usage(self) -> None:
-        records = used(await self._metering.today(), time.time(), self._application)
+        records = usage_records(await self._metering.today(), time.time(), self._application)
         await asyncio.to_thread(self._records.put_usage, self._application, records)
 
 
-def told(batches: Any, at: float, application: str) -> list[BatchRecord]:
+def batch_records(batches: Any, at: float, application: str) -> list[BatchRecord]:
     """Rows of batches that are not over, as records; the oldest, for one record of the store has a limit."""
     return [
         BatchRecord(
             name=batch.id,
-            state=State(batch.state).told,
+            state=State(batch.state).shown,
             total=batch.total,
             completed=batch.completed,
             failed=batch.failed,
@@ -106,7 +106,7 @@ def told(batches: Any, at: float, application: str) -> list[BatchRecord]:
     ]
 
 
-def used(rows: Any, at: float, application: str) -> list[UsageRecord]:
+def usage_records(rows: Any, at: float, application: str) -> list[UsageRecord]:
     """Sums of keys on one day, as records; those who used most, for one record of the store has a limit."""
     most = sorted(rows, key=lambda row: (row.dollars, row.prompt_tokens + row.output_tokens), reverse=True)
     return [

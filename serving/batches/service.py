@@ -247,7 +247,7 @@ class Batches:
         row = await self.ledger.happen(name, Event.CANCEL, self._calendar(), key=key) or row
         if row.state not in (State.CANCELLING, State.CANCELLED):
             raise BadRequestError(
-                f"The batch is {State(row.state).told}; only one that is validating or in progress can be cancelled."
+                f"The batch is {State(row.state).shown}; only one that is validating or in progress can be cancelled."
             )
         return JSONResponse(_batch(row))
 
@@ -432,7 +432,7 @@ def _batch(row: Row[Any]) -> dict[str, Any]:
         "input_file_id": row.input_file_id,
         "completion_window": row.completion_window,
         "model": row.model,
-        "status": State(row.state).told,
+        "status": State(row.state).shown,
         "output_file_id": row.output_file_id,
         "error_file_id": row.error_file_id,
         "created_at": int(row.created_s),

@@ -156,12 +156,12 @@ class _Progress:
             if has != last:
                 last, changed_s = has, now_s
             rate = (has - self._began[0]) / (now_s - self._began[1])
-            said = f"{has} of {self._total} lines have a result, {self._results.failed} failed; {rate:.1f} a second"
+            progress = f"{has} of {self._total} lines have a result, {self._results.failed} failed; {rate:.1f} a second"
             if now_s - changed_s >= _STILL_S:
-                said += f"; {self._why()}"
-            width = max(width, len(said))
+                progress += f"; {self._why()}"
+            width = max(width, len(progress))
             print(
-                f"\r{said.ljust(width)}" if drawn else said,
+                f"\r{progress.ljust(width)}" if drawn else progress,
                 end="" if drawn else "\n",
                 file=sys.stderr,
                 flush=True,

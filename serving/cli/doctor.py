@@ -86,11 +86,11 @@ def show(console: Console, results: "Sequence[Result]") -> None:
             stage = result.stage
             table.add_section()
         for at, finding in enumerate(result.findings):
-            said = Text(finding.said)
+            message = Text(finding.said)
             if finding.remedy:
-                said.append(f"\n→ {finding.remedy}", "italic")
+                message.append(f"\n→ {finding.remedy}", "italic")
             colour = _COLOURS[finding.verdict]
-            table.add_row(result.check if at == 0 else "", Text(finding.verdict, colour), said)
+            table.add_row(result.check if at == 0 else "", Text(finding.verdict, colour), message)
     console.print(table)
     counts = Counter(finding.verdict.value for result in results for finding in result.findings)
     console.print(", ".join(f"{counts[name]} {name}" for name in _COLOURS if counts[name]), highlight=False)

@@ -34,7 +34,7 @@ def add_address(command: argparse.ArgumentParser) -> None:
 def _status(options: argparse.Namespace) -> None:
     from serving.state.gcs import Store
     from serving.status import terminal
-    from serving.status.document import quarantined, refused_deploys, told
+    from serving.status.document import decision_statuses, quarantined, refused_deploys
 
     store = Store(address_of(options))
     if options.watch:
@@ -49,7 +49,7 @@ def _status(options: argparse.Namespace) -> None:
         Console().print(line)
     if made := snapshot.decisions[-_DECISIONS:]:
         several = len({record.application for record in snapshot.wanted}) > 1
-        Console().print(terminal.decisions(told(reversed(made)), store.now(), several=several))
+        Console().print(terminal.decisions(decision_statuses(reversed(made)), store.now(), several=several))
 
 
 def address_of(options: argparse.Namespace) -> str:

@@ -123,8 +123,8 @@ def webhook(facts: Facts) -> list[Finding]:
             failed(listed(wrong), "see numOfHosts of the worker group: the webhook makes the names from it")
         ]
     if mixed := [name for name, lists in _hostnames(facts).items() if len(lists) > 1]:
-        said = f"hosts of slice {listed(mixed)} have different TPU_WORKER_HOSTNAMES: two slices have one TPU_NAME"
-        return [failed(said, "give every slice a TPU_NAME of its own, then restart Ray on these hosts")]
+        problem = f"hosts of slice {listed(mixed)} have different TPU_WORKER_HOSTNAMES: two slices have one TPU_NAME"
+        return [failed(problem, "give every slice a TPU_NAME of its own, then restart Ray on these hosts")]
     return [ok(f"TPU_NAME and TPU_WORKER_ID on {counted(len(facts.hosts), 'host')}")]
 
 
@@ -196,12 +196,12 @@ def pools(facts: Facts) -> list[Finding]:
 
 
 def _count(shape: Slice, key: str, there: int, least: int, most: int) -> Finding:
-    said = f"{there} whole of {shape}{f' for {key}' if key else ''}, of {least} that the YAML starts with"
-    said += f" and {most} at most" if most > least else ""
+    counts = f"{there} whole of {shape}{f' for {key}' if key else ''}, of {least} that the YAML starts with"
+    counts += f" and {most} at most" if most > least else ""
     if there >= least:
-        return ok(said)
+        return ok(counts)
     remedy = "add nodes of that shape (`serving manifest` prints the gcloud line), or lower replicas.min"
-    return failed(said, remedy)
+    return failed(counts, remedy)
 
 
 def _indistinct(shape: Slice, keys: Sequence[str], hosts: Sequence[TpuHost]) -> list[Finding]:
@@ -209,12 +209,12 @@ def _indistinct(shape: Slice, keys: Sequence[str], hosts: Sequence[TpuHost]) -> 
     ips = [host.ip for host in hosts if is_of([host], shape) and not host.pool]
     if len(keys) < 2 or not ips:
         return []
-    said = (
+    problem = (
         f"{counted(len(ips), 'host')} of {shape} without the label {POOL_LABEL} ({listed(ips)}): "
         f"slices of {' and '.join(keys)} go on them, however they were bought"
     )
     remedy = f"apply the manifest and delete the RayCluster; a worker group of your own needs `labels: {{{POOL_LABEL}: {keys[0]}}}`"
-    return [warning(said, remedy)]
+    return [warning(problem, remedy)]
 
 
 def control_store(facts: Facts) -> list[Finding]:
@@ -275,25 +275,25 @@ def service(facts: Facts) -> list[Finding]:
         if owner not in wanted:
             findings.append(not_yet(f"{name} is not deployed"))
             continue
-        said = f"{name}: {serving} of {counted(wanted[owner].slices, 'slice')} serve"
+        state = f"{name}: {serving} of {counted(wanted[owner].slices, 'slice')} serve"
         lost = [record for record in records if record.state is SliceState.LOST and record.reason]
         starting = [record for record in records if record.state is SliceState.STARTING]
         if serving >= wanted[owner].slices:
-            findings.append(ok(said))
+            findings.append(ok(state))
         elif why := wanted[owner].why:
             findings.append(
                 failed(
-                    f"{said}; waiting {wanted[owner].missing_for_s:.0f} s: {why}",
+                    f"{state}; waiting {wanted[owner].missing_for_s:.0f} s: {why}",
                     "see `webhook`, `slices` and `pools`",
                 )
             )
         elif starting:
             phases = [f"{record.slice or 'no slice yet'} {record.phase}" for record in starting]
-            findings.append(not_yet(f"{said}; starting: {listed(phases)}"))
+            findings.append(not_yet(f"{state}; starting: {listed(phases)}"))
         elif lost:
-            findings.append(failed(f"{said}; {lost[0].slice}: {lost[0].reason}", "see `serving status`"))
+            findings.append(failed(f"{state}; {lost[0].slice}: {lost[0].reason}", "see `serving status`"))
         else:
-            findings.append(failed(said, "see `serving status`, and Serve's log on the head"))
+            findings.append(failed(state, "see `serving status`, and Serve's log on the head"))
     findings += [
         failed(
             f"engines failed on slice {entry.slice} ({entry.host}) {entry.failures} times: {entry.reason}",

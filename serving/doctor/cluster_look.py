@@ -43,10 +43,10 @@ def look(address: str, facts: Facts, limit_s: float) -> Iterator[Report]:
         snapshot = store.read()
         records = {record.replica: store.start(record.replica) for record in snapshot.slices}
     except Exception as error:  # noqa: BLE001  Ray's client raises errors of its own that no module names
-        said = (
+        problem = (
             error.message if isinstance(error, ServingError) else f"the control store can't be read: {error}"
         )
-        yield "", {"cluster": said}
+        yield "", {"cluster": problem}
         return
     starts = {replica: start for replica, start in records.items() if start}
     unseen = "this command has not joined the cluster"

@@ -25,8 +25,8 @@ def manifest(facts: Facts) -> list[Finding]:
         return [not_yet(f"no RayService {deployed.label} in the namespace {deployed.namespace}")]
     findings = _problems(deployed)
     if differences := of_services(deployed.wanted, deployed.service):
-        said = f"the RayService {deployed.label} is not what the YAML renders: {listed(differences)}"
-        findings.append(warning(said, _APPLY))
+        problem = f"the RayService {deployed.label} is not what the YAML renders: {listed(differences)}"
+        findings.append(warning(problem, _APPLY))
     clusters = _live(deployed)
     if suspended := _suspended(deployed, clusters):
         return [*findings, *suspended]
@@ -57,9 +57,11 @@ def _problems(deployed: Deployed) -> list[Finding]:
     findings += [failed(f"KubeRay can't make pods: {message}", remedy) for message in without_pods]
     if len(clusters := _live(deployed)) > 1:
         names = [cluster["metadata"]["name"] for cluster in clusters]
-        said = f"KubeRay has {len(names)} RayClusters of it ({listed(names)}), and each wants all its slices"
+        problem = (
+            f"KubeRay has {len(names)} RayClusters of it ({listed(names)}), and each wants all its slices"
+        )
         findings.append(
-            warning(said, "right with upgradeStrategy NewCluster while it changes over, and else never")
+            warning(problem, "right with upgradeStrategy NewCluster while it changes over, and else never")
         )
     return findings
 
@@ -67,8 +69,8 @@ def _problems(deployed: Deployed) -> list[Finding]:
 def _suspended(deployed: Deployed, clusters: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """What Kueue has not admitted, and what stays suspended after it has: KubeRay 1.7 reads that word when it makes a RayCluster, never again."""
     if _cluster_of(deployed).get("suspend"):
-        said = f"Kueue has not admitted the RayService {deployed.label}: see `kubectl get workloads -n {deployed.namespace}`"
-        return [not_yet(said)]
+        problem = f"Kueue has not admitted the RayService {deployed.label}: see `kubectl get workloads -n {deployed.namespace}`"
+        return [not_yet(problem)]
     names = [cluster["metadata"]["name"] for cluster in clusters if cluster["spec"].get("suspend")]
     return [
         failed(
@@ -103,12 +105,12 @@ def _of_cluster(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]
     others = [difference for difference in differences if difference not in limits]
     findings = []
     if limits:
-        said = f"KubeRay does not take over how many slices a pool may have: {listed(limits)}"
-        findings.append(failed(said, _patch(deployed.namespace, name, spec, limits)))
+        problem = f"KubeRay does not take over how many slices a pool may have: {listed(limits)}"
+        findings.append(failed(problem, _patch(deployed.namespace, name, spec, limits)))
     if others:
-        said = f"the RayCluster {name} is older than the RayService: {listed(others)}"
+        problem = f"the RayCluster {name} is older than the RayService: {listed(others)}"
         remedy = f"`kubectl delete raycluster {name} -n {deployed.namespace}`, with a break in service: KubeRay takes only new pools at the end"
-        findings.append(failed(said, remedy))
+        findings.append(failed(problem, remedy))
     return findings
 
 
@@ -129,8 +131,8 @@ def _of_pods(deployed: Deployed, cluster: Mapping[str, Any]) -> list[Finding]:
             older[key] = older.get(key, 0) + 1
     remedy = f"`kubectl delete raycluster {name} -n {deployed.namespace}` for all of them, or delete the pods of one slice after the other"
     return [
-        warning(f"{counted(pods, 'pod')} of {group}: older than the RayCluster: {said}", remedy)
-        for (group, said), pods in older.items()
+        warning(f"{counted(pods, 'pod')} of {group}: older than the RayCluster: {unlike}", remedy)
+        for (group, unlike), pods in older.items()
     ]
 
 

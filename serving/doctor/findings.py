@@ -36,37 +36,37 @@ class Check:
     decide: Callable[[Facts], list[Finding]]
 
 
-def ok(said: str) -> Finding:
-    return Finding(Verdict.OK, said)
+def ok(message: str) -> Finding:
+    return Finding(Verdict.OK, message)
 
 
-def warning(said: str, remedy: str) -> Finding:
-    return Finding(Verdict.WARNING, said, remedy)
+def warning(message: str, remedy: str) -> Finding:
+    return Finding(Verdict.WARNING, message, remedy)
 
 
-def failed(said: str, remedy: str) -> Finding:
-    return Finding(Verdict.FAILED, said, remedy)
+def failed(message: str, remedy: str) -> Finding:
+    return Finding(Verdict.FAILED, message, remedy)
 
 
-def not_yet(said: str) -> Finding:
-    return Finding(Verdict.NOT_YET, said)
+def not_yet(message: str) -> Finding:
+    return Finding(Verdict.NOT_YET, message)
 
 
-def not_looked_at(why: str) -> Finding:
-    return Finding(Verdict.NOT_LOOKED_AT, why)
+def not_looked_at(message: str) -> Finding:
+    return Finding(Verdict.NOT_LOOKED_AT, message)
 
 
-def together(found: Iterable[tuple[str, Finding | None]], said: str) -> list[Finding]:
-    """One finding for each thing that some of the named show, with their names; OK, as `said`, where none shows any."""
+def together(named: Iterable[tuple[str, Finding | None]], message: str) -> list[Finding]:
+    """One finding for each thing that some of the named show, with their names; OK, as `message`, where none shows any."""
     names: dict[Finding, list[str]] = {}
-    for name, finding in found:
+    for name, finding in named:
         if finding:
             names.setdefault(finding, []).append(name)
     findings = [
         Finding(finding.verdict, f"{listed(of)}: {finding.said}", finding.remedy)
         for finding, of in names.items()
     ]
-    return findings or [ok(said)]
+    return findings or [ok(message)]
 
 
 def any_failed(findings: Iterable[Finding]) -> bool:

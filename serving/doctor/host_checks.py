@@ -131,11 +131,12 @@ def versions(facts: Facts) -> list[Finding]:
         there = {name: told.versions.get(package, "none") for name, told in hosts.items()}
         usual = wanted.get(package) or Counter(there.values()).most_common(1)[0][0]
         if other := {name: version for name, version in there.items() if version != usual}:
-            said = listed(f"{name} has {version}" for name, version in other.items())
+            differing = listed(f"{name} has {version}" for name, version in other.items())
             of = "the lock" if package in wanted else "the others"
             findings.append(
                 failed(
-                    f"{package}: {of} {'has' if package in wanted else 'have'} {usual}; {said}", _ONE_IMAGE
+                    f"{package}: {of} {'has' if package in wanted else 'have'} {usual}; {differing}",
+                    _ONE_IMAGE,
                 )
             )
     return findings or [ok(f"{', '.join(f'{name} {version}' for name, version in wanted.items())}")]

@@ -31,10 +31,12 @@ def pods(facts: Facts) -> list[Finding]:
     starting = [pod for pod in live if not _runs(pod)]
     found = [(pod["metadata"]["name"], _trouble(pod, deployed.namespace)) for pod in starting]
     if starting and not any(finding for _, finding in found):
-        said = f"{len(starting)} of {counted(len(live), 'pod')} start ({listed(name for name, _ in found)})"
+        progress = (
+            f"{len(starting)} of {counted(len(live), 'pod')} start ({listed(name for name, _ in found)})"
+        )
         # Kubernetes tells of a volume that it can't mount in events alone.
         look = f"where that takes long, `kubectl describe pod -n {deployed.namespace}` names the secret or claim that is missing"
-        return [not_yet(f"{said}; {look}")]
+        return [not_yet(f"{progress}; {look}")]
     return together(found, f"{counted(len(live), 'pod')} run")
 
 
@@ -93,13 +95,13 @@ def _trouble(pod: Mapping[str, Any], namespace: str) -> Finding | None:
     """What keeps a pod from running, by Kubernetes; nothing of one that comes up."""
     status, look = pod.get("status") or {}, f"see `kubectl describe pod -n {namespace}`"
     ended = status.get("phase") == "Failed"
-    said = f"{status.get('reason') or 'it failed'}: {status.get('message') or 'without a message'}"
+    problem = f"{status.get('reason') or 'it failed'}: {status.get('message') or 'without a message'}"
     if ended and status.get(
         "reason"
     ):  # of a pod that was evicted each container says no more than that it was killed
-        return failed(said, look)
+        return failed(problem, look)
     found = _of_containers(status, namespace) or _unscheduled(status, namespace)
-    return failed(said, look) if ended and not found else found
+    return failed(problem, look) if ended and not found else found
 
 
 def _of_containers(status: Mapping[str, Any], namespace: str) -> Finding | None:
@@ -107,12 +109,12 @@ def _of_containers(status: Mapping[str, Any], namespace: str) -> Finding | None:
         name, state = container["name"], container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if (reason := waiting.get("reason")) and reason not in _COMES:
-            said = f"{name}: {reason}: {waiting.get('message') or 'without a message'}"
+            problem = f"{name}: {reason}: {waiting.get('message') or 'without a message'}"
             look = f"see `kubectl describe pod -n {namespace}` and the container's log"
-            return failed(said, _REMEDIES.get(reason, look))
+            return failed(problem, _REMEDIES.get(reason, look))
         if ended.get("exitCode"):
-            said = f"{name} ended with status {ended['exitCode']} ({ended.get('reason') or 'Error'})"
-            return failed(said, f"see `kubectl logs -n {namespace} POD -c {name}`")
+            problem = f"{name} ended with status {ended['exitCode']} ({ended.get('reason') or 'Error'})"
+            return failed(problem, f"see `kubectl logs -n {namespace} POD -c {name}`")
     return None
 
 

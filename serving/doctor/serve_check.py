@@ -45,13 +45,13 @@ def _deployments(told: Mapping[str, Any]) -> dict[str, str]:
 def _of(name: str, application: Application | None) -> Finding:
     if application is None:
         return not_yet(f"Serve has no application {name}")
-    said = f"Serve calls {name} {application.status}"
+    state = f"Serve calls {name} {application.status}"
     if application.status == "RUNNING":
-        return ok(said)
+        return ok(state)
     if application.status not in _FAILED:
-        return not_yet(said)
+        return not_yet(state)
     wrong = [application.message, *(f"{of}: {message}" for of, message in application.deployments.items())]
     reasons = "; ".join(filter(None, map(last_words, wrong))) or "it does not say why"
     if application.deployments:
-        return failed(f"{said}: {reasons}", "see `service`, and Serve's log on the head")
-    return failed(f"{said}: {reasons}", "change the YAML and deploy it again; what ran before runs on")
+        return failed(f"{state}: {reasons}", "see `service`, and Serve's log on the head")
+    return failed(f"{state}: {reasons}", "change the YAML and deploy it again; what ran before runs on")

@@ -45,17 +45,17 @@ class Found(StrEnum):
     DIFFERENT = auto()
 
 
-def compare(one: Answer, other: Answer) -> Found:
-    """SAME where one begins with the other; NEAR_TIE where rounding explains their first difference, or no logprobs are there.
+def compare(first: Answer, other: Answer) -> Found:
+    """SAME where either begins with the other; NEAR_TIE where rounding explains their first difference, or no logprobs are there.
 
     Each answer's own token leads the other's there. What one leads by and what the other leads by add up to what their slices
     disagree by.
     """
-    for at, (token, instead) in enumerate(zip(one.tokens, other.tokens, strict=False)):
+    for at, (token, instead) in enumerate(zip(first.tokens, other.tokens, strict=False)):
         if token != instead:
             leads = [
                 _lead(answer.tops[at], own, its)
-                for answer, own, its in ((one, token, instead), (other, instead, token))
+                for answer, own, its in ((first, token, instead), (other, instead, token))
                 if at < len(answer.tops)
             ]
             return Found.DIFFERENT if sum(leads) >= NEAR_TIE_NATS else Found.NEAR_TIE
@@ -165,24 +165,24 @@ class Case:
             return self._judge(*replicas)
         return None
 
-    def _judge(self, one: str, two: str, three: str) -> Ask | Wrong | None:
-        if self._differ(one, three) == self._differ(two, three):
+    def _judge(self, first: str, second: str, third: str) -> Ask | Wrong | None:
+        if self._differ(first, third) == self._differ(second, third):
             return None  # all three differ, or ties hide who does
-        odd, other = (one, two) if self._differ(one, three) else (two, one)
-        if compare(self.answers[other], self.answers[three]) is not Found.SAME:
+        odd, other = (first, second) if self._differ(first, third) else (second, first)
+        if compare(self.answers[other], self.answers[third]) is not Found.SAME:
             return None
         if self.confirms is None:
             self.odd = odd
             return Ask(odd)
-        differs = [compare(self.confirms, self.answers[name]) is Found.DIFFERENT for name in (other, three)]
-        return Wrong(odd, (other, three)) if all(differs) else None
+        differs = [compare(self.confirms, self.answers[name]) is Found.DIFFERENT for name in (other, third)]
+        return Wrong(odd, (other, third)) if all(differs) else None
 
-    def _differ(self, one: str, other: str) -> bool:
-        return compare(self.answers[one], self.answers[other]) is Found.DIFFERENT
+    def _differ(self, replica: str, other: str) -> bool:
+        return compare(self.answers[replica], self.answers[other]) is Found.DIFFERENT
 
     @property
     def differing(self) -> list[tuple[str, str]]:
         """Pairs of replicas that gave different answers."""
         names = list(self.answers)
-        pairs = [(one, other) for at, one in enumerate(names) for other in names[at + 1 :]]
-        return [(one, other) for one, other in pairs if self._differ(one, other)]
+        pairs = [(replica, other) for at, replica in enumerate(names) for other in names[at + 1 :]]
+        return [(replica, other) for replica, other in pairs if self._differ(replica, other)]

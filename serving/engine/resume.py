@@ -19,25 +19,27 @@ def install(state: Any) -> None:
     """Teach this to an app that vLLM built; `state` is its app.state."""
     _teach_detokenizer()
     if chat := getattr(state, "openai_serving_chat", None):
-        chat.render_chat_request = _with_said(chat.render_chat_request, chat, lambda rendered: rendered[1])
+        chat.render_chat_request = _with_continued_ids(
+            chat.render_chat_request, chat, lambda rendered: rendered[1]
+        )
         if chat.parser_cls is not None:
             chat.parser_cls = continuing_parser(chat.parser_cls)
     if completion := getattr(state, "openai_serving_completion", None):
-        completion.render_completion_request = _with_said(
+        completion.render_completion_request = _with_continued_ids(
             completion.render_completion_request, completion, lambda rendered: rendered
         )
 
 
-def said(extra: Any) -> list[int]:
+def continued_ids(extra: Any) -> list[int]:
     """The ids of a request's `vllm_xargs`, or of its sampling parameters' `extra_args`."""
     ids = (extra or {}).get(CONTINUED) or []
     return ids if isinstance(ids, list) else [ids]
 
 
-def _with_said(render: Any, serving: Any, inputs_of: Any) -> Any:
+def _with_continued_ids(render: Any, serving: Any, inputs_of: Any) -> Any:
     async def rendering(request: Any) -> Any:
         rendered = await render(request)
-        ids = said(request.vllm_xargs)
+        ids = continued_ids(request.vllm_xargs)
         if not ids or hasattr(rendered, "error"):
             return rendered
         inputs = inputs_of(rendered)
@@ -80,7 +82,7 @@ def _teach_detokenizer() -> None:
     from_new_request = IncrementalDetokenizer.from_new_request
 
     def continuing(tokenizer: Any, request: Any) -> Any:
-        ids = said(request.sampling_params.extra_args)
+        ids = continued_ids(request.sampling_params.extra_args)
         if not ids or tokenizer is None:
             return from_new_request(tokenizer, request)
         before = copy.copy(request)
@@ -123,7 +125,7 @@ def continuing_parser(parser_cls: Any) -> Any:
             *,
             finished: bool,
         ) -> Any:
-            ids = said(getattr(request, "vllm_xargs", None))
+            ids = continued_ids(getattr(request, "vllm_xargs", None))
             if ids and prompt_token_ids is not None:
                 prompt_token_ids = prompt_token_ids[: -len(ids)]
             if ids and not self._has_read:

@@ -65,7 +65,7 @@ class EngineServer(Protocol):
     async def start(self) -> None:
         """Load the model, open the HTTP server; raises EngineStartError."""
 
-    async def found(self) -> tuple[WorkerStart, ...]:
+    async def worker_starts(self) -> tuple[WorkerStart, ...]:
         """What the workers of a started engine find, by rank; empty of an engine without devices."""
 
     async def late_programs(self) -> Late:

@@ -30,7 +30,7 @@ from serving.engine.protocol import (
     includes_logprobs,
     tokens_event,
 )
-from serving.engine.resume import replayed, said
+from serving.engine.resume import continued_ids, replayed
 
 _END = object()
 _HUNGRY = object()  # a generator awaits the next item
@@ -66,7 +66,7 @@ class Replaying:
     def generate(
         self, engine_input: Any, sampling_params: Any, request_id: str, *arguments: Any, **options: Any
     ) -> Any:
-        ids = said(sampling_params.extra_args)
+        ids = continued_ids(sampling_params.extra_args)
         if not ids:
             return self._engine.generate(engine_input, sampling_params, request_id, *arguments, **options)
         prompt = list(engine_input["prompt_token_ids"])
@@ -178,7 +178,7 @@ def _if_sane(create: Any, serving: Any) -> Any:
 
 def _refusal(serving: Any, request: Any) -> Any:
     """An error where no answer can go on from what the request says that another engine gave; None for all others."""
-    ids = said(request.vllm_xargs)
+    ids = continued_ids(request.vllm_xargs)
     if not ids:
         return None
     known = serving.model_config.get_vocab_size()
@@ -221,7 +221,7 @@ class _Chat:
 def _converting(convert: Any) -> Any:
     async def converting(chat: _Chat) -> AsyncIterator[str]:
         tells = getattr(chat.request, TELLS_TOKENS, False)
-        story = _Story(len(said(chat.request.vllm_xargs)))
+        story = _Story(len(continued_ids(chat.request.vllm_xargs)))
         steps = _Steps(lambda outputs: convert(chat.events(outputs)))
         head = tokens_event() if tells else ""
         async for events in _stepped(steps, chat.outputs, story, lambda output: output):
@@ -229,7 +229,7 @@ def _converting(convert: Any) -> Any:
             if story.stop and _STOPPED in shown:
                 shown = _with_stop(shown, story.stop)
             if tells:
-                shown = head + shown + story.told()
+                shown = head + shown + story.event()
                 head = ""
             if shown:
                 yield shown
@@ -262,11 +262,11 @@ def _responding(respond: Any) -> Any:
             async for event in respond(request, params, contexts, context, *more, **options):
                 yield event
             return
-        story = _Story(len(said(request.vllm_xargs)))
+        story = _Story(len(continued_ids(request.vllm_xargs)))
         steps = _Steps(lambda fed: respond(request, params, fed, context, *more, **options))
         head = tokens_event()
         async for events in _stepped(steps, contexts, story, lambda each: each.last_output):
-            yield _Step(head, events, story.told())
+            yield _Step(head, events, story.event())
             head = ""
 
     return responding
@@ -311,7 +311,7 @@ class _Story:
         self._ids += part.token_ids
         return True
 
-    def told(self) -> str:
+    def event(self) -> str:
         """The event of the tokens since the last one; none before an output, where the step is not over."""
         if not self._began:
             return ""

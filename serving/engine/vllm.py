@@ -161,7 +161,7 @@ class VllmServer:
             cache_age_s=self._cache.age_s(time.monotonic()) if self._cache else 0.0,
         )
 
-    async def found(self) -> tuple[WorkerStart, ...]:
+    async def worker_starts(self) -> tuple[WorkerStart, ...]:
         """What every worker found; they compute a sum over the slice's devices together."""
         told = await self._engine.collective_rpc("serving_start_facts")
         return tuple(WorkerStart(**worker) for worker in told)
@@ -275,12 +275,12 @@ class VllmServer:
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
         flags = _flags(self._options())
-        said = io.StringIO()  # its usage, of some thousand lines, and the flags that it does not know
+        printed = io.StringIO()  # its usage, of some thousand lines, and the flags that it does not know
         try:
-            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(printed):
                 args: Namespace = make_arg_parser(FlexibleArgumentParser()).parse_args(flags)
         except SystemExit:
-            last = said.getvalue().strip().splitlines()[-1:]
+            last = printed.getvalue().strip().splitlines()[-1:]
             reason = redacted(" ".join(last), {*self._secrets(), *_unknown_values(flags, last)})
             raise EngineStartError(
                 f"{self._plan.model.name}: vLLM does not take its options: {reason}"
@@ -393,8 +393,8 @@ def _flags(options: dict[str, Any]) -> list[str]:
     return flags
 
 
-def _unknown_values(flags: list[str], said: list[str]) -> set[str]:
+def _unknown_values(flags: list[str], printed: list[str]) -> set[str]:
     """Values of the flags that the parser names as unknown: nobody knows which of them are secret."""
-    if not any("unrecognized arguments" in text for text in said):
+    if not any("unrecognized arguments" in text for text in printed):
         return set()
     return {flag for flag in flags if not flag.startswith("--")}

@@ -33,7 +33,7 @@ class WorkerFacts:
     async def tell_start(self) -> None:
         """Have the workers tell what they found: devices, mesh, cache, programs."""
         try:
-            if found := await self._server.found():
+            if found := await self._server.worker_starts():
                 self._start = StartRecord(found)
                 await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
             await self._server.late_programs()  # from here on programs are late

@@ -101,9 +101,9 @@ def _check_certificates(app: Application, document: Mapping[str, Any]) -> None:
     ):
         given |= {f"{where} {name}": variables.get(name) for name in _CERTIFICATES}
     if named := [name for name, value in given.items() if value is not None]:
-        said = named[0] if " " in named[0] else f"{named[0]} is set"
+        problem = named[0] if " " in named[0] else f"{named[0]} is set"
         raise ConfigError(
-            f"{said}, and the head's pod holds no certificate; leave it out, and let a load balancer speak TLS: gke.gateway"
+            f"{problem}, and the head's pod holds no certificate; leave it out, and let a load balancer speak TLS: gke.gateway"
         )
 
 

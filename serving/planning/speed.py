@@ -310,8 +310,8 @@ def measured_for(shape: ModelShape, sizes: EngineSizes, slice_: Slice) -> tuple[
     )
 
 
-def _same_layers(one: ModelShape, other: ModelShape) -> bool:
-    sizes = [(shape.architecture, shape.layers, shape.hidden_size) for shape in (one, other)]
+def _same_layers(model: ModelShape, other: ModelShape) -> bool:
+    sizes = [(shape.architecture, shape.layers, shape.hidden_size) for shape in (model, other)]
     return sizes[0] == sizes[1]
 
 

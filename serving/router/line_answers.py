@@ -66,8 +66,8 @@ class LineAnswer:
 
     def start(self, status: int, headers: Headers) -> None:
         self.status = status
-        said = next((value for name, value in headers if name == b"retry-after"), b"")
-        self.retry_after_s = float(said) if said.isdigit() else None
+        retry_after = next((value for name, value in headers if name == b"retry-after"), b"")
+        self.retry_after_s = float(retry_after) if retry_after.isdigit() else None
 
     def write(self, data: bytes) -> None:
         if self.too_long or self.given_back:

@@ -120,12 +120,12 @@ def lacks(name: str, hosts: Sequence[TpuHost], shape: Slice) -> str:
 def nameless(hosts: Iterable[TpuHost]) -> str:
     """Which hosts have no TPU_NAME, or no TPU_WORKER_ID, in words; empty where all have both."""
     hosts = list(hosts)
-    said = []
+    problems = []
     if unnamed := [host.ip for host in hosts if not host.slice]:
-        said.append(f"{counted(len(unnamed), 'host')} without TPU_NAME ({listed(unnamed)})")
+        problems.append(f"{counted(len(unnamed), 'host')} without TPU_NAME ({listed(unnamed)})")
     if unnumbered := [host.ip for host in hosts if host.slice and host.worker_id is None]:
-        said.append(f"{counted(len(unnumbered), 'host')} without TPU_WORKER_ID ({listed(unnumbered)})")
-    return ", ".join(said)
+        problems.append(f"{counted(len(unnumbered), 'host')} without TPU_WORKER_ID ({listed(unnumbered)})")
+    return ", ".join(problems)
 
 
 def why_waiting(
@@ -140,7 +140,7 @@ def why_waiting(
     about to place on it.
     """
     slices, unnamed = by_slice(hosts), nameless(hosts)
-    said = [f"{unnamed}; {WEBHOOK}"] if unnamed else []
+    reasons = [f"{unnamed}; {WEBHOOK}"] if unnamed else []
     for shape, pool in pools:
         alike = {name: found for name, found in slices.items() if is_of(found, shape)}
         of_pool = {name: found for name, found in alike.items() if serves_pool(found[0].pool, pool)}
@@ -148,17 +148,19 @@ def why_waiting(
         free = [name for name in of_pool if not broken[name] and name not in taken]
         if any(name not in left_out for name in free):
             return ""
-        said += [problem for problem in broken.values() if problem]
-        said += [f"slice {name} is in quarantine" for name in free]
+        reasons += [problem for problem in broken.values() if problem]
+        reasons += [f"slice {name} is in quarantine" for name in free]
         held = [name for name in of_pool if name in taken]
         if held:
-            said.append(f"{_are(len(held), shape)} in use")
+            reasons.append(f"{_are(len(held), shape)} in use")
         elif not of_pool and alike:
             labels = sorted({found[0].pool for found in alike.values()})
-            said.append(f"{_are(len(alike), shape)} of another pool ({listed(labels)}), and none of {pool}")
+            reasons.append(
+                f"{_are(len(alike), shape)} of another pool ({listed(labels)}), and none of {pool}"
+            )
         elif not of_pool and not unnamed:
-            said.append(f"no host of {shape} ({shape.pod_type}) has joined")
-    return "; ".join(dict.fromkeys(said))
+            reasons.append(f"no host of {shape} ({shape.pod_type}) has joined")
+    return "; ".join(dict.fromkeys(reasons))
 
 
 def _are(slices: int, shape: Slice) -> str:

@@ -414,7 +414,7 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
             with contextlib.suppress(TypeError):
                 yield known_fields(kind, entry)
 
-    def each(kind: str) -> list[Any]:
+    def of_kind(kind: str) -> list[Any]:
         return [record for _, record in fields(kind)]
 
     def all_of(kind: str) -> list[Any]:
@@ -422,8 +422,8 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
 
     decisions = records(DecisionRecord, all_of("decisions"))
     return Snapshot(
-        demands=tuple(records(Demand, each("demand"))),
-        wanted=tuple(sorted(records(Wanted, each("wanted")), key=lambda wanted: wanted.model)),
+        demands=tuple(records(Demand, of_kind("demand"))),
+        wanted=tuple(sorted(records(Wanted, of_kind("wanted")), key=lambda wanted: wanted.model)),
         decisions=tuple(sorted(decisions, key=lambda decision: decision.at)),
         ordered=dict(fields("ordered")),
         suspicions={
@@ -434,9 +434,9 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
             }
             for _, record in fields("suspicions")
         },
-        slice_failures=tuple(records(SliceFailures, each("slice-failures"))),
-        rollouts=tuple(records(Rollout, each("rollout"))),
-        refused_deploys=tuple(records(RefusedDeploy, each("refused-deploy"))),
+        slice_failures=tuple(records(SliceFailures, of_kind("slice-failures"))),
+        rollouts=tuple(records(Rollout, of_kind("rollout"))),
+        refused_deploys=tuple(records(RefusedDeploy, of_kind("refused-deploy"))),
         batches=tuple(records(BatchRecord, all_of("batches"))),
         usage=tuple(records(UsageRecord, all_of("usage"))),
     )

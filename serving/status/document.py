@@ -210,7 +210,7 @@ class Status(_Document):
 
 def status(seen: Snapshot, window: Rates, at: float) -> Status:
     """The document, from one read of the store without the silent, and what the window remembers; the latest decision first."""
-    decisions = sorted(told(seen.decisions), key=lambda decision: decision.at, reverse=True)
+    decisions = sorted(decision_statuses(seen.decisions), key=lambda decision: decision.at, reverse=True)
     return Status(
         at=at,
         models=tuple(_model(record, seen.slices, seen.demands, window, at) for record in seen.wanted),
@@ -292,7 +292,7 @@ def _refused(suspicions: Iterable[Mapping[str, Suspicion]], at: float) -> tuple[
     )
 
 
-def told(records: Iterable[DecisionRecord]) -> list[DecisionStatus]:
+def decision_statuses(records: Iterable[DecisionRecord]) -> list[DecisionStatus]:
     """The store's decisions, for the document."""
     return [DecisionStatus(**asdict(record)) for record in records]
 

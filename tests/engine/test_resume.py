@@ -188,4 +188,4 @@ def rendered(asked: Any, inputs: list[Any], default: int | None = None, override
         override_max_tokens=override,
         default_sampling_params={} if default is None else {"max_tokens": default},
     )
-    return asyncio.run(resume._with_said(render, serving, lambda found: found)(asked))
+    return asyncio.run(resume._with_continued_ids(render, serving, lambda found: found)(asked))

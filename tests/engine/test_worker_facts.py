@@ -30,7 +30,7 @@ class Engine:
         self._late = [Late(), late]
         self.load = Load(finished=FIRST_REQUESTS + 7)
 
-    async def found(self) -> tuple[WorkerStart, ...]:
+    async def worker_starts(self) -> tuple[WorkerStart, ...]:
         return self._found
 
     async def late_programs(self) -> Late:
@@ -41,7 +41,7 @@ class Engine:
 
 
 class SilentEngine(Engine):
-    async def found(self) -> tuple[WorkerStart, ...]:
+    async def worker_starts(self) -> tuple[WorkerStart, ...]:
         raise RuntimeError("a worker is gone")
 
 

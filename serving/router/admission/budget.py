@@ -183,17 +183,17 @@ class Budget:
             if limit is self._tokens
             else f"${limit.used:.4f} of its ${limit.most:.2f} a month"
         )
-        said = f"Key {self._name!r} has used {of} ({limit.name})"
+        reason = f"Key {self._name!r} has used {of} ({limit.name})"
         if limit.used < limit.most:
             return Refusal(
                 RateLimitError(
-                    f"{said}, and its requests under way may use the rest; ask again in a second. Requests that set max_tokens "
+                    f"{reason}, and its requests under way may use the rest; ask again in a second. Requests that set max_tokens "
                     "set less aside."
                 ),
                 _SOON_S,
             )
         return Refusal(
-            BudgetError(f"{said}; the budget is new at {end:%Y-%m-%dT%H:%M:%SZ}."),
+            BudgetError(f"{reason}; the budget is new at {end:%Y-%m-%dT%H:%M:%SZ}."),
             max(_SOON_S, end.timestamp() - now_s),
         )
 

@@ -127,7 +127,7 @@ class Transcript:
         if events_out is not None:
             return events_out
         # The first and the last events are of another kind than those between.
-        first, *others = sse.each(events)
+        first, *others = sse.split(events)
         pieces = [self._take(first)]
         if len(others) > 1 and (between := self._take_at_once(b"".join(others[:-1]))) is not None:
             pieces.append(between)
@@ -148,7 +148,7 @@ class Transcript:
 
     def ending(self) -> bytes:
         """The end of an answer whose last token the client has; nothing where tokens are still to come."""
-        last = [sse.body(event) for event in sse.each(self._last)]
+        last = [sse.body(event) for event in sse.split(self._last)]
         if any(body.get("choices") == [] for body in last):
             return sse.DONE
         if self._indivisible or not any(_finishes(body) for body in last):

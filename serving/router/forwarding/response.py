@@ -28,7 +28,7 @@ from serving.router.forwarding.steps import StepTranscript, transcript_of
 from serving.router.forwarding.upstream import SliceResponse, returned
 from serving.router.http import sse
 from serving.router.http.downstream import Downstream, respond
-from serving.router.http.envelope import told
+from serving.router.http.envelope import error_object
 from serving.router.http.errors import error_event, error_response
 from serving.router.http.protocol import InferenceRequest
 from serving.router.telemetry.record import RequestRecord
@@ -279,8 +279,8 @@ class Forwarding:
 
     def note_error(self, events: bytes) -> None:
         """An engine's error is among events that go to the client: no other slice is asked about it."""
-        failed = next(event for event in sse.each(events) if event.startswith(sse.ERROR))
-        error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
+        failed = next(event for event in sse.split(events) if event.startswith(sse.ERROR))
+        error = error_object(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
         self._record.failed_within(error["code"], clients=error["type"] == BadRequestError.kind)
 
     def first_events(self, stream: Stream) -> None:
@@ -369,7 +369,7 @@ class _EventRelay:
         if self._client.paused:  # also since before this slice was asked: nobody says so again
             self.pause()
         else:
-            stream.told(now_s)
+            stream.delivered(now_s)
         return not self.failed
 
     def _whole_events(self, data: bytes, now_s: float) -> bytes | None:
@@ -411,7 +411,7 @@ class _EventRelay:
         self._stream.response.pause()
 
     def resume(self) -> None:
-        self._stream.told(time.monotonic())
+        self._stream.delivered(time.monotonic())
         self._stream.response.resume()
 
 

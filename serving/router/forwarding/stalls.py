@@ -45,7 +45,7 @@ class Stream:
         self.heard_s = now_s
         self.telling = True
 
-    def told(self, now_s: float) -> None:
+    def delivered(self, now_s: float) -> None:
         """The client has taken what was heard last."""
         if self.telling:
             self.heard_s = now_s

@@ -191,9 +191,9 @@ class _Renumbered:
 
     def __init__(self, opening: bytes, last: bytes) -> None:
         """`opening`: the response's first events; `last`: those that the client got last."""
-        response = _fields(sse.each(opening)[0])["response"]
+        response = _fields(sse.split(opening)[0])["response"]
         self._response = {name: response[name] for name in ("id", "created_at")}
-        event = _fields(sse.each(last)[-1])
+        event = _fields(sse.split(last)[-1])
         self._next = event["sequence_number"] + 1
         item = event.get("item") or {}
         closed = event["type"] == "response.output_item.done"
@@ -201,7 +201,7 @@ class _Renumbered:
         self._items: dict[str, str] = {}
 
     def fitting(self, events: bytes) -> bytes:
-        return b"".join(map(self._fitting, sse.each(events)))
+        return b"".join(map(self._fitting, sse.split(events)))
 
     def _fitting(self, event: bytes) -> bytes:
         fields = _fields(event)
@@ -224,7 +224,7 @@ def _unopened(step: bytes) -> bytes:
     """A step without the events that come before an answer's first token."""
     if not step.startswith(_OPENINGS):
         return step
-    return b"".join(event for event in sse.each(step) if not event.startswith(_OPENINGS))
+    return b"".join(event for event in sse.split(step) if not event.startswith(_OPENINGS))
 
 
 def _fields(event: bytes) -> dict[str, Any]:

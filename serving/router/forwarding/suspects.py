@@ -141,7 +141,9 @@ class Suspects:
     @property
     def ours(self) -> Mapping[str, Suspicion]:
         """What this router found, for the others to know. They blame requests for their kind themselves."""
-        return {name: one for name, one in self._ours.items() if one.guilty or one.replica}
+        return {
+            name: suspicion for name, suspicion in self._ours.items() if suspicion.guilty or suspicion.replica
+        }
 
     @property
     def guilty(self) -> Mapping[str, Suspicion]:
@@ -169,12 +171,14 @@ class Suspects:
     def kinds(self) -> set[str]:
         """Kinds of the guilty of which none was answered."""
         guilty = self.guilty.values()
-        return {one.kind for one in guilty if one.kind} - {one.kind for one in guilty if one.answered}
+        return {suspicion.kind for suspicion in guilty if suspicion.kind} - {
+            suspicion.kind for suspicion in guilty if suspicion.answered
+        }
 
     @property
     def _kinds_of_lines(self) -> set[str]:
         """As `kinds`, and those of which several are guilty though others were answered."""
-        counts = Counter(one.kind for one in self.guilty.values() if one.kind)
+        counts = Counter(suspicion.kind for suspicion in self.guilty.values() if suspicion.kind)
         return self.kinds | {kind for kind, count in counts.items() if count > 1}
 
     def kind(self, request: InferenceRequest) -> str:
@@ -190,7 +194,7 @@ class Suspects:
 
     def of_kind(self, name: str, kind: str) -> None:
         """Note the kind of a guilty request."""
-        answered = any(one.answered for one in self.guilty.values() if one.kind == kind)
+        answered = any(suspicion.answered for suspicion in self.guilty.values() if suspicion.kind == kind)
         self._condemn(name, replace(self._ours[name], kind=kind, answered=answered))
         self._look_at_keys()
 
@@ -201,15 +205,15 @@ class Suspects:
         """A request is suspected for its kind alone."""
         if name in self._ours or name in self._theirs or len(self._ours) >= _MOST_BLAMED:
             return
-        alike = [one.ran_s for one in self.guilty.values() if one.kind.startswith(kind)]
+        alike = [suspicion.ran_s for suspicion in self.guilty.values() if suspicion.kind.startswith(kind)]
         if not alike:
             known = (*self._ours.values(), *self._theirs.values())
-            alike = [one.ran_s for one in known if one.hung == kind]
+            alike = [suspicion.ran_s for suspicion in known if suspicion.hung == kind]
         self._ours[name] = Suspicion(now, False, model, max(alike, default=0.0), kind=kind)
 
     def paced_s(self, kind: str, now: float) -> float:
         """For how many seconds no request of this kind is tried."""
-        ends = [one.at for one in self.guilty.values() if one.kind.startswith(kind)]
+        ends = [suspicion.at for suspicion in self.guilty.values() if suspicion.kind.startswith(kind)]
         if len(ends) < 2:
             return 0.0
         pause_s = PACE_S * 2.0 ** (len(ends) - 2)
@@ -235,25 +239,27 @@ class Suspects:
             is_sound = kind not in self._keys
         else:
             is_sound = kind in self.kinds
-        alike = [(name, one) for name, one in self._ours.items() if one.kind == kind]
-        for name, one in alike if is_sound else ():
-            if one.guilty:
-                self._condemn(name, replace(one, answered=True))
+        alike = [(name, suspicion) for name, suspicion in self._ours.items() if suspicion.kind == kind]
+        for name, suspicion in alike if is_sound else ():
+            if suspicion.guilty:
+                self._condemn(name, replace(suspicion, answered=True))
             else:
                 del self._ours[name]
-                self._cleared[name] = one.at
+                self._cleared[name] = suspicion.at
 
     def _hung(self) -> Mapping[str, list[tuple[float, str]]]:
         """By key, when slices died on which its clients had hung up, and which: those that nobody is guilty of."""
         ended, found = self.ended, defaultdict(list)
-        for one in (*self._ours.values(), *self._theirs.values()):
-            if one.hung and not one.guilty and one.replica not in ended:
-                found[one.hung].append((one.at, one.replica))
+        for suspicion in (*self._ours.values(), *self._theirs.values()):
+            if suspicion.hung and not suspicion.guilty and suspicion.replica not in ended:
+                found[suspicion.hung].append((suspicion.at, suspicion.replica))
         return found
 
     def _look_at_keys(self) -> None:
         """Whose requests are all on trial from now on."""
-        counts = Counter(f"{one.kind.partition('-')[0]}-" for one in self.guilty.values() if one.kind)
+        counts = Counter(
+            f"{suspicion.kind.partition('-')[0]}-" for suspicion in self.guilty.values() if suspicion.kind
+        )
         for key, deaths in self._hung().items():
             counts[key] += len({replica for at, replica in deaths if at > self._sound.get(key, -1.0)})
         self._keys = frozenset(key for key, count in counts.items() if count >= _MOST_OF_A_KEY)
@@ -280,7 +286,7 @@ class Suspects:
         Who is suspected for its kind alone is known nowhere else.
         """
         blamed = [known[name] for known in (self._ours, self._theirs) if name in known]
-        waits = [one.at + self._heard_s - now for one in blamed if one.replica]
+        waits = [suspicion.at + self._heard_s - now for suspicion in blamed if suspicion.replica]
         return max((min(self._heard_s, wait_s) for wait_s in waits), default=0.0)
 
     def closed(self) -> set[str]:
@@ -312,7 +318,11 @@ class Suspects:
     def lives(self, replica: str) -> None:
         """The replica was only late to say so: nobody has ended it."""
         for known in (self._ours, self._theirs):
-            for name in [name for name, one in known.items() if one.replica == replica and not one.guilty]:
+            for name in [
+                name
+                for name, suspicion in known.items()
+                if suspicion.replica == replica and not suspicion.guilty
+            ]:
                 self._cleared[name] = max(known.pop(name).at, self._cleared.get(name, -1.0))
         deaths = {name: (died - {replica}, at) for name, (died, at) in self._deaths.items()}
         self._deaths = {name: (died, at) for name, (died, at) in deaths.items() if died}
@@ -397,8 +407,8 @@ class Suspects:
                     self._take_guilty(name, suspicion)
                 elif suspicion.at > self._cleared.get(name, -1.0):
                     self._theirs[name] = suspicion
-        self._ours = {name: one for name, one in self._ours.items() if not over(one, now)}
-        self._guilty = {name: one for name, one in self._ours.items() if one.guilty}
+        self._ours = {name: suspicion for name, suspicion in self._ours.items() if not over(suspicion, now)}
+        self._guilty = {name: suspicion for name, suspicion in self._ours.items() if suspicion.guilty}
         self._cleared = {name: at for name, at in self._cleared.items() if now - at <= REFUSED_S}
         self._deaths = {
             name: (died, at) for name, (died, at) in self._deaths.items() if now - at <= REFUSED_S

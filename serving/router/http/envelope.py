@@ -136,7 +136,7 @@ class Shape:
     def error(self, status: int, headers: Headers, body: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
         """An error's headers and body, made from those of any origin. The answer to a client that left has no body."""
         if body:
-            error = told(body, status)
+            error = error_object(body, status)
             fields = _anthropic(error["message"], status, self._name) if self._anthropic else {"error": error}
             body = json.dumps(fields).encode()
         kept = [header for header in headers if header[0] not in _LENGTH_AND_TYPE]
@@ -146,17 +146,17 @@ class Shape:
     def events(self, data: bytes) -> bytes:
         """Events of a stream with the errors among them in the route's own shape; the others stay."""
         return b"".join(
-            [self._event(event) if event.startswith(sse.ERROR) else event for event in sse.each(data)]
+            [self._event(event) if event.startswith(sse.ERROR) else event for event in sse.split(data)]
         )
 
     def _event(self, failed: bytes) -> bytes:
-        error = told(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
+        error = error_object(failed.removeprefix(sse.DATA), HTTPStatus.INTERNAL_SERVER_ERROR)
         if not self._anthropic:
             return sse.event({"error": error})
         return sse.event(_anthropic(error["message"], HTTPStatus.INTERNAL_SERVER_ERROR, self._name), "error")
 
 
-def told(body: bytes, status: int) -> dict[str, Any]:
+def error_object(body: bytes, status: int) -> dict[str, Any]:
     """OpenAI's error object, made from an error's body."""
     try:
         fields = json.loads(body)

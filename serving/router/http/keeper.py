@@ -84,7 +84,7 @@ class Keeper(PassesOn):
 
     def _read(self, held: bytes) -> dict[str, Any] | None:
         if self._streams:
-            last = next((event for event in sse.each(held) if event.startswith(_OVER)), b"")
+            last = next((event for event in sse.split(held) if event.startswith(_OVER)), b"")
             held = json.dumps(sse.body(last.partition(b"\n")[2]).get("response")).encode()
         try:
             response = json.loads(held)

@@ -41,7 +41,7 @@ def opens(data: bytes) -> bool:
     return last.startswith(_OPENINGS) or any(opening.startswith(last) for opening in _OPENINGS)
 
 
-def each(events: bytes) -> list[bytes]:
+def split(events: bytes) -> list[bytes]:
     """Whole events one by one, each with its end."""
     return [event + END for event in events.split(END) if event]
 

@@ -73,7 +73,7 @@ class SimulatorServer:
             cache_age_s=self._engine.cache_age_s(time.monotonic()),
         )
 
-    async def found(self) -> tuple[WorkerStart, ...]:
+    async def worker_starts(self) -> tuple[WorkerStart, ...]:
         """Nothing: it has neither workers nor devices."""
         return ()
 

@@ -76,7 +76,7 @@ def test_silence_while_a_client_takes_its_time_is_not_the_slice_s() -> None:
     assert found([slow], 100) == []
     others = [stream(heard=10), stream(heard=10.1)]
     assert found([slow, *others], 14.2) == others  # nor does it hide that the slice is
-    slow.told(100)
+    slow.delivered(100)
     assert found([slow], 101) == []
     assert found([slow], 105) == [slow]
 

@@ -20,7 +20,7 @@ from support.simulated_engine import MODEL
 
 from serving.metrics.recorder import Recorder
 from serving.router.http.auth import KeyFile, new
-from serving.router.http.envelope import told
+from serving.router.http.envelope import error_object
 from serving.router.http.routes import ROUTES
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.request_log import RequestLog
@@ -196,6 +196,6 @@ def test_what_pydantic_says_in_an_engine_loses_the_input_that_it_repeats() -> No
         },
     ]
     message = "2 validation errors:\n" + "\n".join(f"  {error}" for error in errors)
-    said = told(json.dumps({"error": {"message": message, "code": 400}}).encode(), 400)["message"]
+    said = error_object(json.dumps({"error": {"message": message, "code": 400}}).encode(), 400)["message"]
     assert CANARY not in said
     assert said == "The request is not valid: messages.0.role: Field required; no."

@@ -7,7 +7,7 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from serving.router.http import sse
-from serving.router.http.envelope import Envelope, told
+from serving.router.http.envelope import Envelope, error_object
 
 pytestmark = pytest.mark.unit
 
@@ -136,9 +136,9 @@ def test_errors_of_all_origins_have_one_shape(
 
 
 def test_an_error_that_is_no_json_is_told_by_its_status() -> None:
-    assert told(b"<html>", 502)["message"] == "The engine failed on this request."
-    assert told(b"\xff", 404)["message"] == "Not Found."
-    assert told(b"{}", 499)["code"] == "error"
+    assert error_object(b"<html>", 502)["message"] == "The engine failed on this request."
+    assert error_object(b"\xff", 404)["message"] == "Not Found."
+    assert error_object(b"{}", 499)["code"] == "error"
 
 
 @pytest.mark.parametrize(
