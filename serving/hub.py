@@ -33,14 +33,14 @@ def _read(model: str, name: str, *, needed: bool = True) -> dict[str, Any]:
         if answer.status_code == httpx.codes.NOT_FOUND and not needed:
             return {}
         answer.raise_for_status()
-        found = answer.json()
+        fields = answer.json()
     except httpx.HTTPStatusError as error:
         raise unknown(model, _refused(error.response)) from None
     except (httpx.HTTPError, ValueError, RecursionError) as error:
         raise unknown(model, f"Hugging Face can't be asked ({type(error).__name__})") from None
-    if not isinstance(found, dict):
+    if not isinstance(fields, dict):
         raise unknown(model, f"its {name} is no config")
-    return found
+    return fields
 
 
 def _refused(answer: httpx.Response) -> str:

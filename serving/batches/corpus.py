@@ -71,13 +71,13 @@ class Results:
 
     def add(self, results: Sequence[str]) -> None:
         """Keep the first result of each line: all of them are on disk afterwards or, where it raises, none. Raises StorageError."""
-        found: dict[Name, tuple[str, bool]] = {}
+        by_name: dict[Name, tuple[str, bool]] = {}
         for result in results:
             name, failed = _found(json.loads(result))
             if name not in self.names:  # who asks may be killed, and ask again
-                found.setdefault(name, (result, failed))
-        self._append("".join(result + "\n" for result, _ in found.values()).encode())
-        for name, (_, failed) in found.items():
+                by_name.setdefault(name, (result, failed))
+        self._append("".join(result + "\n" for result, _ in by_name.values()).encode())
+        for name, (_, failed) in by_name.items():
             self._has(name, failed=failed)
 
     def close(self) -> None:
@@ -104,15 +104,15 @@ class Results:
             for at, text in enumerate(file, 1):
                 try:
                     result = json.loads(text) if text.strip() else None  # editors leave empty lines
-                    found = _found(result) if text.strip() else None
+                    entry = _found(result) if text.strip() else None
                 except (ValueError, KeyError, TypeError):
                     if not text.endswith(b"\n") and text.startswith(_BEGINS[: len(text)]):
                         break  # half a result
                     raise ConfigError(
                         f"{self._path}, line {at}, is no result of a run; name another file with -o"
                     ) from None
-                if found:
-                    self._has(found[0], failed=found[1])
+                if entry:
+                    self._has(entry[0], failed=entry[1])
                     self.models.update(_model(result))
                 self._end += len(text)
                 ends = text.endswith(b"\n")

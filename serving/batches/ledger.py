@@ -296,8 +296,8 @@ class Ledger:
             .limit(1)
         )
         async with self._database.read() as connection:
-            found: str | None = await connection.scalar(query)
-            return found
+            model: str | None = await connection.scalar(query)
+            return model
 
     async def custom_ids(self, name: str, lines: Collection[int]) -> dict[int, str | None]:
         query = select(LINES.c.line, LINES.c.custom_id).where(

@@ -103,13 +103,13 @@ def answer(text: str) -> Any:
 
 def usage(answer: Any) -> dict[str, int]:
     """The tokens of an answer by OpenAI's names of a batch's usage, whichever endpoint gave it."""
-    told = _of(answer, "usage")
-    of_read = _of(told, "input_tokens_details", "prompt_tokens_details")
-    of_written = _of(told, "output_tokens_details", "completion_tokens_details")
+    figures = _of(answer, "usage")
+    of_read = _of(figures, "input_tokens_details", "prompt_tokens_details")
+    of_written = _of(figures, "output_tokens_details", "completion_tokens_details")
     counts = {
-        "input_tokens": _of(told, "input_tokens", "prompt_tokens"),
+        "input_tokens": _of(figures, "input_tokens", "prompt_tokens"),
         "cached_tokens": _of(of_read, "cached_tokens"),
-        "output_tokens": _of(told, "output_tokens", "completion_tokens"),
+        "output_tokens": _of(figures, "output_tokens", "completion_tokens"),
         "reasoning_tokens": _of(of_written, "reasoning_tokens"),
     }
     return {name: count if type(count) is int else 0 for name, count in counts.items()}

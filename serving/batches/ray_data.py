@@ -134,8 +134,8 @@ def _metadata(part: Sequence[Piece]) -> Any:
 
 def _read(path: Path, part: Sequence[Piece]) -> Iterator[Any]:
     for piece in part:
-        found = list(corpus.lines_of(path, piece))
-        columns = {"number": [number for number, _ in found], "text": [text for _, text in found]}
+        lines = list(corpus.lines_of(path, piece))
+        columns = {"number": [number for number, _ in lines], "text": [text for _, text in lines]}
         yield pa.table(columns, _LINE)
 
 

@@ -305,8 +305,8 @@ class Batches:
         return int(self._expiry(asked.get("anchor", ""), asked.get("seconds", "")))
 
     def _window_s(self, window: Any) -> int:
-        found = re.fullmatch(r"([0-9]{1,6})([mhd])", window) if isinstance(window, str) else None
-        seconds = int(found[1]) * _UNITS[found[2]] if found else 0
+        match = re.fullmatch(r"([0-9]{1,6})([mhd])", window) if isinstance(window, str) else None
+        seconds = int(match[1]) * _UNITS[match[2]] if match else 0
         if not 0 < seconds <= self._spec.max_window_s:
             raise BadRequestError(
                 f"completion_window has to be a time as 24h, at most {self._spec.max_window_s / 3600:g}h (batch.max_window_s)."
@@ -421,8 +421,8 @@ def _file(row: Row[Any]) -> dict[str, Any]:
 
 def _batch(row: Row[Any]) -> dict[str, Any]:
     def since(*states: State) -> int | None:
-        found = [row.times[state.value] for state in states if state.value in row.times]
-        return int(found[0]) if found else None
+        times = [row.times[state.value] for state in states if state.value in row.times]
+        return int(times[0]) if times else None
 
     return {
         "id": row.id,

@@ -76,8 +76,8 @@ def available_bytes(stages: Sequence[Stage]) -> int | None:
     """HBM that the compiler lets a program have, which it only tells when it refuses one."""
     for stage in stages:
         for entry in stage.compiled:
-            if entry.outcome == "refused" and (told := _AVAILABLE.search(entry.reason)):
-                return int(float(told[1]) * GIB)
+            if entry.outcome == "refused" and (stated := _AVAILABLE.search(entry.reason)):
+                return int(float(stated[1]) * GIB)
     return None
 
 

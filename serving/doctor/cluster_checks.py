@@ -50,7 +50,9 @@ def ray_version(facts: Facts) -> list[Finding]:
 
 
 def token(facts: Facts) -> list[Finding]:
-    modes = {host.ip: told.environment.get("RAY_AUTH_MODE", "disabled") for host, told in facts.seen}
+    modes = {
+        host.ip: host_facts.environment.get("RAY_AUTH_MODE", "disabled") for host, host_facts in facts.seen
+    }
     if isinstance(facts.head, HostFacts):
         modes["the head"] = facts.head.environment.get("RAY_AUTH_MODE", "disabled")
     if not modes:
@@ -71,7 +73,7 @@ def token(facts: Facts) -> list[Finding]:
 
 
 def cluster_secret(facts: Facts) -> list[Finding]:
-    digests = {host.ip: told.secret for host, told in facts.seen}
+    digests = {host.ip: host_facts.secret for host, host_facts in facts.seen}
     if isinstance(facts.head, HostFacts):
         digests["the head"] = facts.head.secret
     if not digests:
@@ -104,8 +106,10 @@ def webhook(facts: Facts) -> list[Finding]:
     several = {name for name, hosts in facts.slices.items() if len(hosts) > 1}
     unset = [
         host.ip
-        for host, told in facts.seen
-        if host.slice in several and not told.simulated and "TPU_WORKER_HOSTNAMES" not in told.environment
+        for host, host_facts in facts.seen
+        if host.slice in several
+        and not host_facts.simulated
+        and "TPU_WORKER_HOSTNAMES" not in host_facts.environment
     ]
     if unset:
         return [
@@ -113,8 +117,8 @@ def webhook(facts: Facts) -> list[Finding]:
         ]
     wrong = [
         f"{host.ip} has {counted(len(names), 'name')} in TPU_WORKER_HOSTNAMES, and slice {host.slice} has {counted(plan.slice.hosts, 'host')}"
-        for host, told in facts.seen
-        if (names := told.environment.get("TPU_WORKER_HOSTNAMES", "").split(",")) != [""]
+        for host, host_facts in facts.seen
+        if (names := host_facts.environment.get("TPU_WORKER_HOSTNAMES", "").split(",")) != [""]
         for plan in facts.plans_of(host)[:1]
         if len(names) != plan.slice.hosts
     ]
@@ -131,8 +135,8 @@ def webhook(facts: Facts) -> list[Finding]:
 def _hostnames(facts: Facts) -> dict[str, set[str]]:
     """The lists of names in TPU_WORKER_HOSTNAMES by slice: libtpu needs one and the same on all hosts."""
     lists: defaultdict[str, set[str]] = defaultdict(set)
-    for host, told in facts.seen:
-        if host.named and (names := told.environment.get("TPU_WORKER_HOSTNAMES")):
+    for host, host_facts in facts.seen:
+        if host.named and (names := host_facts.environment.get("TPU_WORKER_HOSTNAMES")):
             lists[host.slice].add(names)
     return lists
 

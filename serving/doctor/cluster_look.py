@@ -50,8 +50,8 @@ def look(address: str, facts: Facts, limit_s: float) -> Iterator[Report]:
         return
     starts = {replica: start for replica, start in records.items() if start}
     unseen = "this command has not joined the cluster"
-    found = {"cluster": cluster, "here": here, "snapshot": snapshot, "starts": starts}
-    yield "joining the cluster", found | dict.fromkeys(_BY_RAY, unseen)
+    facts_read = {"cluster": cluster, "here": here, "snapshot": snapshot, "starts": starts}
+    yield "joining the cluster", facts_read | dict.fromkeys(_BY_RAY, unseen)
     why = "this command can't join a cluster of other versions" if cluster != here else _join(address)
     if why:
         yield "", dict.fromkeys(_BY_RAY, why)

@@ -126,7 +126,7 @@ class Facts:
         """The TPU hosts that told of themselves."""
         hosts = [] if isinstance(self.hosts, str) else self.hosts
         pairs = [(host, self.told.get(host.node_id)) for host in hosts]
-        return [(host, told) for host, told in pairs if isinstance(told, HostFacts)]
+        return [(host, host_facts) for host, host_facts in pairs if isinstance(host_facts, HostFacts)]
 
     @property
     def slices(self) -> dict[str, list[TpuHost]]:
@@ -148,7 +148,9 @@ class Facts:
 
     @property
     def simulated(self) -> bool:
-        return any(told.simulated for _, told in self.seen) or any(entry.simulated for entry in self.records)
+        return any(host_facts.simulated for _, host_facts in self.seen) or any(
+            entry.simulated for entry in self.records
+        )
 
     def plans_of(self, host: TpuHost) -> list[Plan]:
         """The plans whose slices the host may be of; those that it lacks no chip for, if there are any."""

@@ -47,8 +47,8 @@ def _look(address: str, facts: Facts, limit_s: float, on_step: Callable[[str], N
                 on_step(step)
                 if not reports.poll(most_s):
                     return replace(facts, cut_short=f"{gone}: {step} took longer than {most_s:g} s")
-                step, found = reports.recv()
-                facts = replace(facts, **found)
+                step, news = reports.recv()
+                facts = replace(facts, **news)
         except (EOFError, ConnectionError):
             process.wait()
             return replace(facts, cut_short=f"{gone}: {step} ended with {_last_line(log)!r}")

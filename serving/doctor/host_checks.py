@@ -26,31 +26,33 @@ def answers(facts: Facts) -> list[Finding]:
     if facts.cut_short and not facts.told:
         return [not_looked_at(facts.cut_short)]
     silent = [
-        failed(f"{_name(host)}: {told}", "see the pod's log; a host whose image differs can't take the check")
+        failed(
+            f"{_name(host)}: {answer}", "see the pod's log; a host whose image differs can't take the check"
+        )
         for host in facts.hosts
-        if isinstance(told := facts.told.get(host.node_id, "it was not asked"), str)
+        if isinstance(answer := facts.told.get(host.node_id, "it was not asked"), str)
     ]
     return silent or [ok(f"{counted(len(facts.hosts), 'host')} answered")]
 
 
 def chips(facts: Facts) -> list[Finding]:
-    def look(host: TpuHost, told: HostFacts) -> Finding | None:
+    def look(host: TpuHost, host_facts: HostFacts) -> Finding | None:
         wanted = _chips(facts, host)
-        if len(told.devices) != wanted:
+        if len(host_facts.devices) != wanted:
             remedy = "see the TPU device plugin's pod on the node; the pod has to ask for all chips (google.com/tpu)"
-            return failed(f"{counted(len(told.devices), 'chip')} to be seen, of {wanted}", remedy)
+            return failed(f"{counted(len(host_facts.devices), 'chip')} to be seen, of {wanted}", remedy)
         if facts.runs_engine(host):
             return None
-        return _problem(told, CHIPS_FREE)
+        return _problem(host_facts, CHIPS_FREE)
 
     return _each(facts, look, "all chips there, and free where no engine runs")
 
 
 def tpu_resource(facts: Facts) -> list[Finding]:
-    def look(host: TpuHost, told: HostFacts) -> Finding | None:
-        if host.chips != len(told.devices):
+    def look(host: TpuHost, host_facts: HostFacts) -> Finding | None:
+        if host.chips != len(host_facts.devices):
             return failed(
-                f"Ray counts {counted(host.chips, 'chip')}, and {len(told.devices)} are to be seen",
+                f"Ray counts {counted(host.chips, 'chip')}, and {len(host_facts.devices)} are to be seen",
                 "do not set rayStartParams.resources or num-tpus: Ray counts the devices itself",
             )
         return None
@@ -59,11 +61,11 @@ def tpu_resource(facts: Facts) -> list[Finding]:
 
 
 def memlock(facts: Facts) -> list[Finding]:
-    def look(_: TpuHost, told: HostFacts) -> Finding | None:
-        if told.memlock_bytes is None or told.memlock_bytes > _KERNEL_MEMLOCK_BYTES:
+    def look(_: TpuHost, host_facts: HostFacts) -> Finding | None:
+        if host_facts.memlock_bytes is None or host_facts.memlock_bytes > _KERNEL_MEMLOCK_BYTES:
             return None
         return failed(
-            f"a program may lock {gib(told.memlock_bytes)} of memory, the kernel's own limit: libtpu needs more",
+            f"a program may lock {gib(host_facts.memlock_bytes)} of memory, the kernel's own limit: libtpu needs more",
             "run `ulimit -l 68719476736` as root before `ray start`; on GKE set run_as_user: 0 and capabilities: [SYS_RESOURCE] in gke",
         )
 
@@ -71,11 +73,11 @@ def memlock(facts: Facts) -> list[Finding]:
 
 
 def hugepages(facts: Facts) -> list[Finding]:
-    def look(_: TpuHost, told: HostFacts) -> Finding | None:
-        if told.hugepages == "always":
+    def look(_: TpuHost, host_facts: HostFacts) -> Finding | None:
+        if host_facts.hugepages == "always":
             return None
         return warning(
-            f"transparent hugepages are {told.hugepages or 'not there'}, not always: by JAX's own word the TPU's runtime starts and ends slowly",
+            f"transparent hugepages are {host_facts.hugepages or 'not there'}, not always: by JAX's own word the TPU's runtime starts and ends slowly",
             "on the host: echo always > /sys/kernel/mm/transparent_hugepage/enabled; on GKE transparentHugepageEnabled of the node pool",
         )
 
@@ -87,48 +89,52 @@ def disk(facts: Facts) -> list[Finding]:
 
 
 def memory(facts: Facts) -> list[Finding]:
-    def look(host: TpuHost, told: HostFacts) -> Finding | None:
-        if not told.simulated:
+    def look(host: TpuHost, host_facts: HostFacts) -> Finding | None:
+        if not host_facts.simulated:
             plans = [plan for plan in facts.plans_of(host) if loads_whole(plan.sizes)]
             needed = max((plan.checkpoint_bytes for plan in plans), default=0)
-            if needed > told.memory_bytes:
+            if needed > host_facts.memory_bytes:
                 return failed(
-                    f"loading holds the whole checkpoint, {gib(needed)}, and the host has {gib(told.memory_bytes)}",
+                    f"loading holds the whole checkpoint, {gib(needed)}, and the host has {gib(host_facts.memory_bytes)}",
                     "raise the pod's memory limit, or take a machine with more",
                 )
-        return _of_preflight(facts, MEMORY)(host, told)
+        return _of_preflight(facts, MEMORY)(host, host_facts)
 
     return _each(facts, look, "memory for an engine's processes")
 
 
 def cpu(facts: Facts) -> list[Finding]:
-    def look(host: TpuHost, told: HostFacts) -> Finding | None:
+    def look(host: TpuHost, host_facts: HostFacts) -> Finding | None:
         wanted = _CPUS_PER_CHIP * _chips(facts, host)
-        if told.cpus >= wanted:
+        if host_facts.cpus >= wanted:
             return None
         return warning(
-            f"{told.cpus:g} CPUs, and {wanted} are usual for {counted(_chips(facts, host), 'chip')}: compiling will be slow",
-            f"lift the pod's CPU limit; the host has {told.cores}",
+            f"{host_facts.cpus:g} CPUs, and {wanted} are usual for {counted(_chips(facts, host), 'chip')}: compiling will be slow",
+            f"lift the pod's CPU limit; the host has {host_facts.cores}",
         )
 
     return _each_real(facts, look, "CPUs for its chips", "simulated hosts share this machine's")
 
 
 def network(facts: Facts) -> list[Finding]:
-    return _each(facts, lambda _, told: _problem(told, PEERS), "each host reaches the others of its slice")
+    return _each(
+        facts, lambda _, host_facts: _problem(host_facts, PEERS), "each host reaches the others of its slice"
+    )
 
 
 def versions(facts: Facts) -> list[Finding]:
     if not facts.seen:
         return _unseen(facts)
     findings: list[Finding] = []
-    hosts = {_name(host): told for host, told in facts.seen}
+    hosts = {_name(host): host_facts for host, host_facts in facts.seen}
     if isinstance(facts.head, HostFacts):
         hosts["the head"] = facts.head
     wanted = locked(simulated=facts.simulated)
-    packages = dict.fromkeys([*wanted, *(name for told in hosts.values() for name in told.versions)])
+    packages = dict.fromkeys(
+        [*wanted, *(name for host_facts in hosts.values() for name in host_facts.versions)]
+    )
     for package in packages:
-        there = {name: told.versions.get(package, "none") for name, told in hosts.items()}
+        there = {name: host_facts.versions.get(package, "none") for name, host_facts in hosts.items()}
         usual = wanted.get(package) or Counter(there.values()).most_common(1)[0][0]
         if other := {name: version for name, version in there.items() if version != usual}:
             differing = listed(f"{name} has {version}" for name, version in other.items())
@@ -143,8 +149,8 @@ def versions(facts: Facts) -> list[Finding]:
 
 
 def weights(facts: Facts) -> list[Finding]:
-    def look(_: TpuHost, told: HostFacts) -> Finding | None:
-        unreadable = [f"{model}: {why}" for model, why in told.weights.items() if why]
+    def look(_: TpuHost, host_facts: HostFacts) -> Finding | None:
+        unreadable = [f"{model}: {why}" for model, why in host_facts.weights.items() if why]
         if not unreadable:
             return None
         return failed(
@@ -172,27 +178,27 @@ def _chips(facts: Facts, host: TpuHost) -> int:
 
 def _of_preflight(facts: Facts, lacks: str) -> Look:
     """What an engine lacks on a host; where one runs already, it has what it needs."""
-    return lambda host, told: None if facts.runs_engine(host) else _problem(told, lacks)
+    return lambda host, host_facts: None if facts.runs_engine(host) else _problem(host_facts, lacks)
 
 
-def _problem(told: HostFacts, lacks: str) -> Finding | None:
-    found = (problem for problem in problems(told.needs, told.has) if problem.lacks == lacks)
-    return next((failed(problem.said, problem.remedy) for problem in found), None)
+def _problem(host_facts: HostFacts, lacks: str) -> Finding | None:
+    lacking = (problem for problem in problems(host_facts.needs, host_facts.has) if problem.lacks == lacks)
+    return next((failed(problem.said, problem.remedy) for problem in lacking), None)
 
 
 def _each(facts: Facts, look: Look, well: str) -> list[Finding]:
     """One finding for each thing that some hosts lack; one for all where none lacks any."""
     if not facts.seen:
         return _unseen(facts)
-    found = ((_name(host), look(host, told)) for host, told in facts.seen)
-    return together(found, f"{counted(len(facts.seen), 'host')}: {well}")
+    findings = ((_name(host), look(host, host_facts)) for host, host_facts in facts.seen)
+    return together(findings, f"{counted(len(facts.seen), 'host')}: {well}")
 
 
 def _each_real(facts: Facts, look: Look, well: str, simulated: str) -> list[Finding]:
     """As `_each`, of what simulated hosts can't lack; `simulated` says why."""
 
-    def look_at_real(host: TpuHost, told: HostFacts) -> Finding | None:
-        return None if told.simulated else look(host, told)
+    def look_at_real(host: TpuHost, host_facts: HostFacts) -> Finding | None:
+        return None if host_facts.simulated else look(host, host_facts)
 
     return _each(facts, look_at_real, f"{well}; {simulated}" if facts.simulated else well)
 

@@ -29,15 +29,15 @@ def pods(facts: Facts) -> list[Finding]:
     if not live:
         return [not_yet(f"no pod of {deployed.label} in the namespace {deployed.namespace}")]
     starting = [pod for pod in live if not _runs(pod)]
-    found = [(pod["metadata"]["name"], _trouble(pod, deployed.namespace)) for pod in starting]
-    if starting and not any(finding for _, finding in found):
+    troubles = [(pod["metadata"]["name"], _trouble(pod, deployed.namespace)) for pod in starting]
+    if starting and not any(finding for _, finding in troubles):
         progress = (
-            f"{len(starting)} of {counted(len(live), 'pod')} start ({listed(name for name, _ in found)})"
+            f"{len(starting)} of {counted(len(live), 'pod')} start ({listed(name for name, _ in troubles)})"
         )
         # Kubernetes tells of a volume that it can't mount in events alone.
         look = f"where that takes long, `kubectl describe pod -n {deployed.namespace}` names the secret or claim that is missing"
         return [not_yet(f"{progress}; {look}")]
-    return together(found, f"{counted(len(live), 'pod')} run")
+    return together(troubles, f"{counted(len(live), 'pod')} run")
 
 
 def nodes(facts: Facts) -> list[Finding]:
@@ -100,8 +100,8 @@ def _trouble(pod: Mapping[str, Any], namespace: str) -> Finding | None:
         "reason"
     ):  # of a pod that was evicted each container says no more than that it was killed
         return failed(problem, look)
-    found = _of_containers(status, namespace) or _unscheduled(status, namespace)
-    return failed(problem, look) if ended and not found else found
+    finding = _of_containers(status, namespace) or _unscheduled(status, namespace)
+    return failed(problem, look) if ended and not finding else finding
 
 
 def _of_containers(status: Mapping[str, Any], namespace: str) -> Finding | None:

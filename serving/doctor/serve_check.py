@@ -14,10 +14,10 @@ def serve(facts: Facts) -> list[Finding]:
     """Whether Serve has taken the applications of the file as they were deployed last."""
     known = facts.serve
     if isinstance(known, str):
-        told = in_kubernetes(facts.deployed)
-        if told is None:
+        of_kubernetes = in_kubernetes(facts.deployed)
+        if of_kubernetes is None:
             return [not_looked_at(known)]
-        known = told
+        known = of_kubernetes
     return [_of(name, known.get(name)) for name in facts.models]
 
 
@@ -27,14 +27,16 @@ def in_kubernetes(deployed: Deployed | str) -> dict[str, Application] | None:
         return None
     status = (deployed.service.get("status") or {}).get("activeServiceStatus") or {}
     return {
-        name: Application(told.get("status") or "", told.get("message") or "", _deployments(told))
-        for name, told in (status.get("applicationStatuses") or {}).items()
+        name: Application(
+            application.get("status") or "", application.get("message") or "", _deployments(application)
+        )
+        for name, application in (status.get("applicationStatuses") or {}).items()
     }
 
 
-def _deployments(told: Mapping[str, Any]) -> dict[str, str]:
+def _deployments(application: Mapping[str, Any]) -> dict[str, str]:
     """What is wrong with an application's deployments, by name."""
-    deployments = told.get("serveDeploymentStatuses") or {}
+    deployments = application.get("serveDeploymentStatuses") or {}
     return {
         name: entry.get("message") or ""
         for name, entry in deployments.items()

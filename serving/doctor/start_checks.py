@@ -46,8 +46,8 @@ _HBM_SHORT = 0.98
 def order(facts: Facts) -> list[Finding]:
     def look(_: SliceRecord, plan: Plan, start: StartRecord) -> Finding | None:
         if [worker.worker_id for worker in start.workers] != list(range(len(start.workers))):
-            found = listed(worker.worker_id for worker in start.workers)
-            return failed(f"ranks 0 to {len(start.workers) - 1} are on workers {found}", _RANKS)
+            ids = listed(worker.worker_id for worker in start.workers)
+            return failed(f"ranks 0 to {len(start.workers) - 1} are on workers {ids}", _RANKS)
         if plan.pipeline == 1 and (
             wrong := [worker for worker in start.workers if worker.process_index != worker.worker_id]
         ):
@@ -76,10 +76,10 @@ def collective(facts: Facts) -> list[Finding]:
 def implementation(facts: Facts) -> list[Finding]:
     def look(_: SliceRecord, plan: Plan, start: StartRecord) -> Finding | None:
         wanted = "vllm" if plan.sizes.by_vllm else "flax_nnx"
-        found = {worker.implementation for worker in start.workers}
-        if found != {wanted}:
+        implementations = {worker.implementation for worker in start.workers}
+        if implementations != {wanted}:
             return warning(
-                f"the engine took {listed(sorted(found))}, and the plan counts with {wanted}: its HBM and speed do not hold",
+                f"the engine took {listed(sorted(implementations))}, and the plan counts with {wanted}: its HBM and speed do not hold",
                 "set engine.model_impl, or tell this project what the engine derives",
             )
         return None
@@ -91,10 +91,10 @@ def mesh(facts: Facts) -> list[Finding]:
     def look(_: SliceRecord, plan: Plan, start: StartRecord) -> Finding | None:
         wanted = {axis: size for axis, size in plan.layout.mesh.items() if size > 1}
         for worker in start.workers:
-            found = {axis: size for axis, size in worker.mesh.items() if size > 1}
-            if found != wanted:
+            sizes = {axis: size for axis, size in worker.mesh.items() if size > 1}
+            if sizes != wanted:
                 return failed(
-                    f"the engine's mesh is {_axes(found)}, and the plan has {_axes(wanted)}",
+                    f"the engine's mesh is {_axes(sizes)}, and the plan has {_axes(wanted)}",
                     "its HBM is not what was planned: set the sharding keys of the YAML",
                 )
         return None
@@ -106,10 +106,10 @@ def cache(facts: Facts) -> list[Finding]:
     def look(record: SliceRecord, plan: Plan, start: StartRecord) -> Finding | None:
         if record.simulated or plan.shape.encodes:
             return None
-        found = min(worker.cache_tokens for worker in start.workers)
-        if found < plan.fit.cache_tokens * _CACHE_SHORT:
+        held_tokens = min(worker.cache_tokens for worker in start.workers)
+        if held_tokens < plan.fit.cache_tokens * _CACHE_SHORT:
             return warning(
-                f"the KV cache holds {found:,} tokens, {found / plan.fit.cache_tokens:.0%} of the planned {plan.fit.cache_tokens:,}",
+                f"the KV cache holds {held_tokens:,} tokens, {held_tokens / plan.fit.cache_tokens:.0%} of the planned {plan.fit.cache_tokens:,}",
                 "fewer requests run at once than planned: see what else takes HBM, or plan with a lower gpu_memory_utilization",
             )
         return None
@@ -190,9 +190,9 @@ def start_time(facts: Facts) -> list[Finding]:
                 )
         return None
 
-    told = dict.fromkeys(f"{record.slice}: {_phases(record)}" for record, _, _ in _started(facts))
+    phases = dict.fromkeys(f"{record.slice}: {_phases(record)}" for record, _, _ in _started(facts))
     without = "; what simulated slices take says nothing about TPUs" if facts.simulated else ""
-    return _each(facts, look, f"{listed(told)}{without}")
+    return _each(facts, look, f"{listed(phases)}{without}")
 
 
 # As of the alert CompilesWhileServing. The first requests of each kind bring some twenty programs of one operation each, which take a
@@ -255,8 +255,8 @@ def _each(facts: Facts, look: Look, well: str) -> list[Finding]:
         return [not_yet("no slice serves what the YAML says")]
     if not (started := _started(facts)):
         return [not_looked_at("the engines told nothing; the simulated one has no devices")]
-    found = ((record.slice, look(record, plan, start)) for record, plan, start in started)
-    return together(found, f"{counted(len(started), 'slice')}: {well}")
+    findings = ((record.slice, look(record, plan, start)) for record, plan, start in started)
+    return together(findings, f"{counted(len(started), 'slice')}: {well}")
 
 
 START: Sequence[Check] = (

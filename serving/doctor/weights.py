@@ -60,12 +60,12 @@ def _unreadable_bucket(bucket: str, prefix: str) -> str:
             if answer.status_code == 404:
                 return f"there is no bucket gs://{bucket}"
             answer.raise_for_status()
-            found = answer.json().get("items")
+            objects = answer.json().get("items")
             if client.get(url).status_code == 403:
                 return f"this host's service account may read gs://{bucket}, but lacks storage.buckets.get, which the streamer needs (403)"
     except (httpx.HTTPError, ValueError, KeyError) as error:
         return f"gs://{bucket} can't be asked ({type(error).__name__})"
-    return "" if found else f"gs://{bucket} has nothing below {prefix or '/'}"
+    return "" if objects else f"gs://{bucket} has nothing below {prefix or '/'}"
 
 
 def _account_token() -> str:

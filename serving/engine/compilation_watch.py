@@ -47,12 +47,12 @@ class Sights:
     def __init__(self) -> None:
         self._seen: dict[str, tuple[float, float]] = {}
 
-    def longest_s(self, told: Mapping[str, float], now_s: float) -> float | None:
+    def longest_s(self, begun_s: Mapping[str, float], now_s: float) -> float | None:
         """For how long, by the reader's clock; None where nobody compiles. What a process tells only names its program."""
         known = self._seen
         self._seen = {
             process: known[process] if known.get(process, (None,))[0] == since else (since, now_s)
-            for process, since in told.items()
+            for process, since in begun_s.items()
         }
         return max((now_s - first_s for _, first_s in self._seen.values()), default=None)
 
@@ -86,15 +86,15 @@ def follow(tell: Callable[[float | None], None]) -> None:
 
 def _telling(compiles: Compiles, tell: Callable[[float | None], None]) -> None:
     """Compilations shorter than a look are not told of: a start has hundreds."""
-    told: float | None = None
+    published_s: float | None = None
     while True:
         time.sleep(TIMINGS.compile_look_s)
         since = compiles.since()
         if since is not None and time.monotonic() - since < TIMINGS.compile_look_s:
             continue
-        if since != told:
+        if since != published_s:
             try:
                 tell(since)
             except Exception:  # noqa: BLE001, S112  the head restarts; told again at the next look
                 continue
-            told = since
+            published_s = since

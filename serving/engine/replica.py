@@ -442,9 +442,9 @@ class SliceReplica:
         """Once a start is late, tell why in a report, and wait for ever: a start has no limit."""
         await asyncio.sleep(self._spec.start_s)
         late = f"the start has taken more than {self._spec.start_s:.0f} s"
-        told = f"{late}; {await self._report(late, loop)}"
-        logger.warning("%s on slice %s: %s", self._plan.model.name, self._record.record.slice, told)
-        await asyncio.to_thread(self._record.update, reason=told)
+        reason = f"{late}; {await self._report(late, loop)}"
+        logger.warning("%s on slice %s: %s", self._plan.model.name, self._record.record.slice, reason)
+        await asyncio.to_thread(self._record.update, reason=reason)
         await asyncio.Event().wait()
         raise AssertionError
 

@@ -29,10 +29,10 @@ _CACHE_HIT = "/jax/compilation_cache/cache_hits"
 _compilations = Compilations()
 
 
-def _took(event: str, seconds: float, **told: Any) -> None:
+def _took(event: str, seconds: float, **details: Any) -> None:
     if event == COMPILED:
         step = _step() if _compilations.late is not None else None
-        _compilations.compiled(str(told.get("fun_name")), seconds, threading.get_ident(), step)
+        _compilations.compiled(str(details.get("fun_name")), seconds, threading.get_ident(), step)
 
 
 def _happened(event: str, **_: Any) -> None:

@@ -100,8 +100,8 @@ class Replaying:
         from vllm.outputs import CompletionOutput, RequestOutput  # noqa: PLC0415  only a process that serves loads vLLM
 
         parsers = getattr(self._serving, "parser_cls", None) or getattr(self._serving, "parser", None)
-        told = (params.extra_args or {}).get(CONTINUED_STEPS)
-        sizes = (told or [1] * len(ids)) if parsers else [len(ids)]
+        given = (params.extra_args or {}).get(CONTINUED_STEPS)
+        sizes = (given or [1] * len(ids)) if parsers else [len(ids)]
         stop_reason = (params.extra_args or {}).get(CONTINUED_STOP)
         texts = self._texts(prompt, ids, params, finish, stop_reason)
         left = iter(ids)

@@ -163,12 +163,14 @@ class VllmServer:
 
     async def worker_starts(self) -> tuple[WorkerStart, ...]:
         """What every worker found; they compute a sum over the slice's devices together."""
-        told = await self._engine.collective_rpc("serving_start_facts")
-        return tuple(WorkerStart(**worker) for worker in told)
+        workers = await self._engine.collective_rpc("serving_start_facts")
+        return tuple(WorkerStart(**worker) for worker in workers)
 
     async def late_programs(self) -> Late:
         """Of the worker that has compiled most since the first call, or read most from the cache."""
-        return most([Late.of(told) for told in await self._engine.collective_rpc("serving_late_programs")])
+        return most(
+            [Late.of(programs) for programs in await self._engine.collective_rpc("serving_late_programs")]
+        )
 
     async def worker_died(self) -> str:
         """Wait until one of this start's workers is dead. EngineCore overlooks that until all workers are there."""
@@ -293,8 +295,8 @@ class VllmServer:
         failed = EngineStartError(
             f"{self._plan.model.name} on slice {self._held.name}: {redacted(str(error), secrets)}"
         )
-        told = "".join(traceback.format_exception(error))
-        failed.__cause__ = error if redacted(told, secrets) == told else None
+        trace = "".join(traceback.format_exception(error))
+        failed.__cause__ = error if redacted(trace, secrets) == trace else None
         failed.__suppress_context__ = True
         return failed
 

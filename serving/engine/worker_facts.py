@@ -33,8 +33,8 @@ class WorkerFacts:
     async def tell_start(self) -> None:
         """Have the workers tell what they found: devices, mesh, cache, programs."""
         try:
-            if found := await self._server.worker_starts():
-                self._start = StartRecord(found)
+            if starts := await self._server.worker_starts():
+                self._start = StartRecord(starts)
                 await asyncio.to_thread(self._store.put_start, self._record.record.replica, self._start)
             await self._server.late_programs()  # from here on programs are late
         except Exception:
@@ -58,8 +58,8 @@ class WorkerFacts:
         """An engine that compiles as requests come was started so, and tells nothing of it."""
         workers = self._start.workers if self._start else ()
         if now.programs > before.programs and all(worker.precompiles for worker in workers):
-            told = {"late_programs": now.programs, "late_compile_s": round(now.seconds, 3)}
-            await asyncio.to_thread(partial(self._record.update, **told))
+            figures = {"late_programs": now.programs, "late_compile_s": round(now.seconds, 3)}
+            await asyncio.to_thread(partial(self._record.update, **figures))
             # First requests bring some twenty programs of one operation each, which take a second together.
             level = logging.WARNING if now.seconds - before.seconds >= 1 else logging.INFO
             for line in lines(now.after(before.programs)):

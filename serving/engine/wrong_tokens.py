@@ -53,13 +53,13 @@ class WrongTokens:
             if entry.serves and (entry.deployment, entry.version) == (own.deployment, own.version)
         ]
         peers = {entry.replica: entry.peer for entry in sorted(same, key=lambda entry: entry.running)}
-        found = await wrong_at_start(own.model, own.replica, {**peers, own.replica: peer})
-        if found is None:
+        wrong = await wrong_at_start(own.model, own.replica, {**peers, own.replica: peer})
+        if wrong is None:
             return
         slices = {entry.replica: entry.slice for entry in [*same, own]}
-        others = " and ".join(slices[replica] for replica in found.others)
+        others = " and ".join(slices[replica] for replica in wrong.others)
         reason = f"it answers a fixed prompt otherwise than slices {others}, twice"
-        if found.replica == own.replica:
+        if wrong.replica == own.replica:
             goes = False
             with contextlib.suppress(Exception):  # as above
                 goes = await asyncio.to_thread(self._goes_alone)
@@ -68,7 +68,7 @@ class WrongTokens:
             self._tell_overruled(reason)
             return
         with contextlib.suppress(Exception):  # as above; the next slice that starts finds the same
-            await asyncio.to_thread(self._store.put_verdict, found.replica, reason)
+            await asyncio.to_thread(self._store.put_verdict, wrong.replica, reason)
 
     def _has_room(self) -> bool:
         """Whether one more slice may be out for wrong tokens."""

@@ -62,8 +62,8 @@ def _whole(path: Path) -> dict[str, Any]:
 
 def with_quantization(config: dict[str, Any], beside: Callable[[], dict[str, Any] | None]) -> dict[str, Any]:
     """A config with the quantisation that stands in a file beside it, as vLLM reads them (transformers_utils/config.py)."""
-    if config.get("quantization_config") is None and (found := beside()) is not None:
-        return {**config, "quantization_config": found}
+    if config.get("quantization_config") is None and (quantization := beside()) is not None:
+        return {**config, "quantization_config": quantization}
     return config
 
 

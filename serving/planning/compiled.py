@@ -70,5 +70,5 @@ def result_of(version: str, kept: Path = KEPT) -> CompileResult | None:
 @cache
 def entries(kept: Path = KEPT) -> dict[str, Any]:
     """Everything that is kept, by the plans' versions."""
-    found: dict[str, Any] = json.loads(kept.read_text())
-    return found
+    kept_entries: dict[str, Any] = json.loads(kept.read_text())
+    return kept_entries

@@ -347,12 +347,14 @@ def check(engine: Mapping[str, Any]) -> None:
 
 def _keys_that_are_no_text(value: Any, path: str) -> list[str]:
     if isinstance(value, list):
-        return [found for entry in value for found in _keys_that_are_no_text(entry, path)]
+        return [key_path for entry in value for key_path in _keys_that_are_no_text(entry, path)]
     if not isinstance(value, Mapping):
         return []
     wrong = [f"{path}.{key!r}" for key in value if not isinstance(key, str)]
     return wrong + [
-        found for key, entry in value.items() for found in _keys_that_are_no_text(entry, f"{path}.{key}")
+        key_path
+        for key, entry in value.items()
+        for key_path in _keys_that_are_no_text(entry, f"{path}.{key}")
     ]
 
 

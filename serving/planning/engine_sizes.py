@@ -287,16 +287,20 @@ def _share(engine: Mapping[str, Any]) -> float:
 
 def _quantization(engine: Mapping[str, Any], shape: ModelShape, *, by_vllm: bool) -> Quantization | None:
     """The checkpoint's own format, else the format that a qwix rule for every module gives it while loading."""
-    if found := shape.quantization:
-        _check_format(found, engine.get("quantization"), shape)
-        if found.method == "compressed-tensors" and found.weight_only and found.applies_to(_A_LINEAR_LAYER):
-            name = found.format.partition("-")[0]
+    if quantization := shape.quantization:
+        _check_format(quantization, engine.get("quantization"), shape)
+        if (
+            quantization.method == "compressed-tensors"
+            and quantization.weight_only
+            and quantization.applies_to(_A_LINEAR_LAYER)
+        ):
+            name = quantization.format.partition("-")[0]
             if name != "nvfp4":
                 raise ConfigError(
                     f"the checkpoint's linear layers are {name} with activations at full size, which tpu-inference does not load; "
                     "name one with fp8 or int8 activations (W8A8), or in NVFP4"
                 )
-        return found
+        return quantization
     if method := engine.get("quantization"):
         raise ConfigError(
             f"engine.quantization: {method!r} needs a checkpoint in that format, this one is {shape.dtype}; name one that "
@@ -331,24 +335,27 @@ def unheeded(engine: Mapping[str, Any], shape: ModelShape, sizes: EngineSizes) -
     return [note]
 
 
-def _check_format(found: Quantization, asked: Any, shape: ModelShape) -> None:
+def _check_format(quantization: Quantization, asked: Any, shape: ModelShape) -> None:
     """Refuse a format that this model's layers are not loaded in, and an option that contradicts the checkpoint."""
-    if asked is not None and asked not in (found.method, *_ALSO.get(found.method, ())):
+    if asked is not None and asked not in (quantization.method, *_ALSO.get(quantization.method, ())):
         raise ConfigError(
-            f"engine.quantization: the checkpoint is quantised with {found.method}, vLLM refuses {asked!r}; remove it"
+            f"engine.quantization: the checkpoint is quantised with {quantization.method}, vLLM refuses {asked!r}; remove it"
         )
-    if found.format == "mxfp4" and shape.architecture != "GptOssForCausalLM":
+    if quantization.format == "mxfp4" and shape.architecture != "GptOssForCausalLM":
         raise ConfigError(
             f"the checkpoint is in MXFP4, which tpu-inference 0.26 loads for gpt-oss alone, not for {shape.architecture}"
         )
     if (
-        found.method == "compressed-tensors"
+        quantization.method == "compressed-tensors"
         and shape.experts
-        and found.applies_to(_AN_EXPERT)
-        and (found.format in ("int8", "nvfp4") or (found.format == "fp8" and found.weight_only))
+        and quantization.applies_to(_AN_EXPERT)
+        and (
+            quantization.format in ("int8", "nvfp4")
+            or (quantization.format == "fp8" and quantization.weight_only)
+        )
     ):
         raise ConfigError(
-            f"the checkpoint's experts are {found.format} by compressed-tensors, of which tpu-inference 0.26 loads experts in fp8 "
+            f"the checkpoint's experts are {quantization.format} by compressed-tensors, of which tpu-inference 0.26 loads experts in fp8 "
             "with fp8 activations and in int4 (compressed_tensors_moe.py); name a checkpoint in one of these"
         )
 
@@ -378,35 +385,35 @@ def _speculative(engine: Mapping[str, Any]) -> Mapping[str, Any]:
     given = engine.get("speculative_config")
     if given is not None and not isinstance(given, Mapping):
         raise ConfigError(f"engine.speculative_config: a mapping (got {given!r})")
-    found = {str(key).replace("-", "_"): value for key, value in (given or {}).items()}
+    options = {str(key).replace("-", "_"): value for key, value in (given or {}).items()}
     for option, key in _SPECULATIVE.items():
         if (value := engine.get(option)) is None:
             continue
-        if key in found:
+        if key in options:
             raise ConfigError(f"engine.{option}: speculative_config has {key} already; set one of them")
-        found[key] = value
-    if not found:
+        options[key] = value
+    if not options:
         return {}
-    if found.get("method") is None and found.get("model") in ("ngram", "[ngram]"):
-        found |= {"method": "ngram", "model": None}
-    if found.get("method") is None:
+    if options.get("method") is None and options.get("model") in ("ngram", "[ngram]"):
+        options |= {"method": "ngram", "model": None}
+    if options.get("method") is None:
         raise ConfigError(
             f"engine.speculative_config: without a method vLLM drafts by a whole model, for which tpu-inference has no code; set "
             f"method to one of {', '.join(DRAFTING)}"
         )
-    tokens = found.get("num_speculative_tokens")
-    if (tokens is None and found["method"] == "ngram") or (
+    tokens = options.get("num_speculative_tokens")
+    if (tokens is None and options["method"] == "ngram") or (
         tokens is not None and (not isinstance(tokens, int) or isinstance(tokens, bool) or tokens < 1)
     ):
         raise ConfigError(
             f"engine.speculative_config.num_speculative_tokens: a whole number of at least 1 (got {tokens!r})"
         )
-    least, most = found.get("prompt_lookup_min"), found.get("prompt_lookup_max")
+    least, most = options.get("prompt_lookup_min"), options.get("prompt_lookup_max")
     if isinstance(least, int) and isinstance(most, int) and least > most:
         raise ConfigError(
             f"engine.speculative_config: prompt_lookup_min, {least}, is more than prompt_lookup_max, {most}; lower it"
         )
-    return found
+    return options
 
 
 def _draft(speculative: Mapping[str, Any], hub: Hub) -> tuple[ModelShape | None, bool]:

@@ -16,16 +16,16 @@ def notes(sizes: EngineSizes, slice_: Slice, checkpoint_bytes: int) -> tuple[str
     machine = slice_.hardware.machine(slice_.machine_type)
     if not loads_whole(sizes) or machine is None or machine.memory_gb is None:
         return ()
-    needed_gb, told = checkpoint_bytes / _GB, f"each host's {machine.memory_gb} GB of memory"
+    needed_gb, available = checkpoint_bytes / _GB, f"each host's {machine.memory_gb} GB of memory"
     if needed_gb > _OF_THE_HOST * machine.memory_gb:
         return (
             (
-                f"loading may not fit: FP8 weights by vLLM's implementation are read whole, {needed_gb:.0f} GB of {told}; take "
+                f"loading may not fit: FP8 weights by vLLM's implementation are read whole, {needed_gb:.0f} GB of {available}; take "
                 "machines with more, or a model that tpu-inference implements itself"
             ),
         )
     if needed_gb > machine.memory_gb / 2:
-        return (f"loading reads all {needed_gb:.0f} GB of FP8 weights into {told}",)
+        return (f"loading reads all {needed_gb:.0f} GB of FP8 weights into {available}",)
     return ()
 
 

@@ -99,9 +99,9 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
     )
     for pattern in skipped:
         _checked(str(pattern), where)
-    found = _grouped(_BY_METHOD[method], keys.get("group_size"))
+    formats = _grouped(_BY_METHOD[method], keys.get("group_size"))
     names = tuple(map(str, skipped))
-    return Quantization(found, names, method, cache=cache) if found else _compressed(keys, where, names)
+    return Quantization(formats, names, method, cache=cache) if formats else _compressed(keys, where, names)
 
 
 def _method(keys: Keys) -> str:

@@ -270,8 +270,8 @@ class RouterCore:
 
     def wrong_slices(self) -> list[tuple[SliceRecord, str]]:
         """Slices that were found to give wrong tokens since the last call, and why."""
-        found, self.dispatcher.sentinel.wrong = self.dispatcher.sentinel.wrong, []
-        return found
+        wrong, self.dispatcher.sentinel.wrong = self.dispatcher.sentinel.wrong, []
+        return wrong
 
     def demands(self) -> list[Demand]:
         """What this router has to do for each model, under a new beat."""

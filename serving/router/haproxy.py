@@ -120,7 +120,7 @@ def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str
         "    http-request set-log-level silent unless known_method\n"
         f"    http-request return status {_NO_METHOD.status} content-type application/json string {refusal} unless known_method"
     )
-    text, doors = _DOOR.subn(lambda found: found[0] + door, text, count=1)
+    text, doors = _DOOR.subn(lambda match: match[0] + door, text, count=1)
     if certificate and not doors and " ssl crt " not in text:
         raise ConfigError(
             f"{TLS_CERT} is set, and the config that Serve wrote for HAProxy has no `frontend http_frontend` to put it on; "

@@ -115,10 +115,10 @@ class StoreLoop:
 
     async def _beat(self) -> None:
         core = self._core
-        found = await asyncio.to_thread(self._store.look, self._board, core.application)
+        view = await asyncio.to_thread(self._store.look, self._board, core.application)
         now_s = time.monotonic()
-        await in_steps(self._board.take(found.beats, found.fixed))
-        snapshot = dataclasses.replace(found.others, slices=self._board.slices)
+        await in_steps(self._board.take(view.beats, view.fixed))
+        snapshot = dataclasses.replace(view.others, slices=self._board.slices)
         forgotten = await in_steps(core.take(snapshot, now_s))
         demands = core.demands()
         wanted = core.wanted(now_s)

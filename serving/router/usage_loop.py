@@ -66,9 +66,9 @@ class UsageLoop:
 
     async def flush(self) -> None:
         """Tell the store, and take over its answer. Raises StoreAwayError and TimeoutError; the same is told again then."""
-        if told := self._meter.flush(self.calendar()):
+        if used := self._meter.flush(self.calendar()):
             async with asyncio.timeout(_TIMEOUT_S):
-                answer = await self._kept.call("/usage/flush", {**told, "keys": self._keys.version})
+                answer = await self._kept.call("/usage/flush", {**used, "keys": self._keys.version})
             if "keys" in answer:
                 self._keys.take(**answer["keys"])
             self._meter.answered(answer, self.calendar())

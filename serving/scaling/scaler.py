@@ -323,13 +323,13 @@ class Scaler:
         return {name: sum(model.in_full.values()) for name, model in scaling.items() if model.state}
 
 
-def _as_told(marked: Sequence[SliceRecord], told: Iterable[SliceRecord]) -> list[SliceRecord]:
+def _as_told(marked: Sequence[SliceRecord], records: Iterable[SliceRecord]) -> list[SliceRecord]:
     """A slice that starts and is silent has not failed: the store may be slow. It has once its record says so, or is gone.
 
     One that leaves is silent once it has ended.
     """
     kept = (SliceState.STARTING, SliceState.DRAINING)
-    known = {entry.replica: entry for entry in told if entry.state in kept}
+    known = {entry.replica: entry for entry in records if entry.state in kept}
     return [known.get(entry.replica, entry) for entry in marked]
 
 

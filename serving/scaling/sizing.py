@@ -86,30 +86,28 @@ def offers(spec: ModelSpec, workload: Workload, prices: Prices, hub: Hub = no_hu
             f"{spec.name}: a request of {workload.prompt}+{workload.answer} tokens is longer than max_model_len, "
             f"{own[0].fit.max_model_len}"
         )
-    others = [found for found in _others(own[0], hub) if found.pool not in {pool.pool for pool in own}]
+    others = [planned for planned in _others(own[0], hub) if planned.pool not in {pool.pool for pool in own}]
     ranked = sorted(
-        (_offer(found, workload, prices, own=False) for found in others),
+        (_offer(planned, workload, prices, own=False) for planned in others),
         key=lambda offer: (offer.slices is None, (offer.slices or 1) * offer.dollars_per_hour),
     )
-    return [*(_offer(found, workload, prices, own=True) for found in own), *ranked]
+    return [*(_offer(planned, workload, prices, own=True) for planned in own), *ranked]
 
 
-def _others(found: Plan, hub: Hub) -> Iterable[Plan]:
-    for candidate in slices_that_fit(
-        found.shape, found.sizes, shares_attention=found.layout.attention_groups > 1
-    ):
+def _others(own: Plan, hub: Hub) -> Iterable[Plan]:
+    for candidate in slices_that_fit(own.shape, own.sizes, shares_attention=own.layout.attention_groups > 1):
         slice_ = candidate.slice
         elsewhere = SliceSpec(generation=slice_.generation, topology=slice_.topology, hosts=slice_.hosts)
         unchanged = {
             "slice": elsewhere,
-            "parallel": type(found.model.parallel)(),
-            "slo": type(found.model.slo)(),
+            "parallel": type(own.model.parallel)(),
+            "slo": type(own.model.slo)(),
         }
         try:
-            other = plan(found.model.model_copy(update=unchanged), hub)
+            other = plan(own.model.model_copy(update=unchanged), hub)
         except ServingError:
             continue
-        yield _with_targets(other, found.model)
+        yield _with_targets(other, own.model)
 
 
 def _with_targets(other: Plan, spec: ModelSpec) -> Plan:
@@ -117,20 +115,20 @@ def _with_targets(other: Plan, spec: ModelSpec) -> Plan:
     return Plan(**{**vars(other), "model": other.model.model_copy(update={"slo": spec.slo})})
 
 
-def _offer(found: Plan, workload: Workload, prices: Prices, *, own: bool) -> Offer:
+def _offer(planned: Plan, workload: Workload, prices: Prices, *, own: bool) -> Offer:
     lengths = Lengths(float(workload.prompt), float(workload.answer))
-    price = slice_hour(found.model.slice, found.slice, prices)
-    pool = pool_of(found, price, context=workload.prompt + workload.answer // 2)
-    slo = found.model.slo
+    price = slice_hour(planned.model.slice, planned.slice, prices)
+    pool = pool_of(planned, price, context=workload.prompt + workload.answer // 2)
+    slo = planned.model.slo
     middle = capacity(pool, lengths, slo.itl_s)
     between_s = itl_s(pool, lengths, middle.sequences)
     first_s = workload.prompt / pool.prefill_tokens_per_s + pool.step_s(middle.sequences)
     missed = _missed("itl_s", slo.itl_s, itl_s(pool, lengths, 1.0)) or _missed("ttft_s", slo.ttft_s, first_s)
-    off = spread(Engine(found.shape, found.sizes, found.slice, found.layout))
+    off = spread(Engine(planned.shape, planned.sizes, planned.slice, planned.layout))
     counts = [_slices(pool, lengths, workload, slo.itl_s, speed) for speed in (off, 1.0, 1 / off)]
     least, slices, most = (None, None, None) if missed else counts
     return Offer(
-        plan=found,
+        plan=planned,
         slices=slices,
         least=least,
         most=most,

@@ -73,8 +73,8 @@ def told_wanted(application: str, name: str, without: str) -> int | None:
 
 def leaving(application: str) -> tuple[float, float]:
     """Slices of pools that the application's YAML no longer has and that wait for their successors, and their dollars an hour."""
-    found = [deployments.leaving(application) for deployments in _INSTALLED]
-    return sum(slices for slices, _ in found), sum(dollars for _, dollars in found)
+    counts = [deployments.leaving(application) for deployments in _INSTALLED]
+    return sum(slices for slices, _ in counts), sum(dollars for _, dollars in counts)
 
 
 class RolloutStore(Protocol):
@@ -239,8 +239,8 @@ class SliceDeployments:
             deployed.forget_failures(state)
             logger.warning("%s rolls again, as somebody asked", state._id)
         requests = self._default["scale_deployment_replicas"](state, *args, **kwargs)
-        told = state._id in self._looked and state._id not in self._published
-        if (state._in_transition or not told) and self._ours(state):
+        published = state._id in self._looked and state._id not in self._published
+        if (state._in_transition or not published) and self._ours(state):
             self._publish(state)
         return requests
 
@@ -343,13 +343,13 @@ class SliceDeployments:
         at_first = _Handover(application, present + serving + unsure if any(scaling) else 0)
         first = self._handovers.setdefault(old._id, at_first).slices
         gone_pool = deployed.settings(old)["pool"]
-        told = [
+        counts = [
             self._wanted(other._id.app_name, other._id.name, gone_pool) if scales else 0
             for other, scales in zip(others, scaling, strict=True)
         ]
         # A pool's target is its least until scaling has decided, and then what the budget has room for.
-        wanted = [max(roll.wanted, slices or 0) for roll, slices in zip(rolls, told, strict=True)]
-        decided = None not in told
+        wanted = [max(roll.wanted, slices or 0) for roll, slices in zip(rolls, counts, strict=True)]
+        decided = None not in counts
         roll = Roll(
             wanted=sum(wanted) if decided else max(sum(wanted), first),
             old=present,

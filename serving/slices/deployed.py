@@ -17,11 +17,11 @@ def settings(state: Any) -> dict[str, Any]:
 
 
 def pace(state: Any) -> Pace:
-    found = settings(state)
+    arguments = settings(state)
     return Pace.of(
-        found["rollout"]["at_once"],
-        found["rollout"]["spare"],
-        found["rollout"]["surge_s"],
+        arguments["rollout"]["at_once"],
+        arguments["rollout"]["spare"],
+        arguments["rollout"]["surge_s"],
         state._target_state.target_num_replicas,
     )
 
@@ -62,13 +62,13 @@ def bundles(state: Any) -> Any:
 
 
 def rollout(state: Any, roll: Roll, *, stopped: bool) -> Rollout:
-    found = settings(state)
+    arguments = settings(state)
     return Rollout(
         application=state._id.app_name,
         deployment=deployment(state._id.app_name, state._id.name),
-        model=found["name"],
-        pool=found["pool"],
-        version=found["version"],
+        model=arguments["name"],
+        pool=arguments["pool"],
+        version=arguments["version"],
         slices=roll.wanted,
         changed=roll.serving,
         failed=roll.failed,

@@ -115,10 +115,10 @@ class HostWatch:
     async def unfit(self, needs: Needs) -> str:
         """Have every host look whether it has what an engine needs; returns what is missing where, or nothing."""
         actors = dict(self._hosts)
-        found = await asyncio.gather(
+        lacks = await asyncio.gather(
             *(_unfit(host, actors.get(host), _beside(needs, host, self._all)) for host in self._all)
         )
-        missing = "; ".join(filter(None, found))
+        missing = "; ".join(filter(None, lacks))
         return f"slice {self._slice}: {missing}" if missing else ""
 
     async def stacks(self, processes: Mapping[str, Mapping[int, str]]) -> str:
@@ -126,14 +126,14 @@ class HostWatch:
         own = processes.get(self._own_node, {})
         started = {pid: name for pid, name in descendants(os.getpid()).items() if stacks.is_registered(pid)}
         here = {os.getpid(): "replica", **started, **own}
-        told = await asyncio.gather(
+        texts = await asyncio.gather(
             asyncio.to_thread(stacks.read, here, TIMINGS.stacks_s),
             *(_stacks(actor, processes.get(host.node_id, {})) for host, actor in self._hosts),
         )
         hosts = [host for host in self._all if host.node_id == self._own_node]
         hosts += [host for host, _ in self._hosts]
         return "\n\n".join(
-            f"=== host {host.worker_id} ({host.ip})\n{text}" for host, text in zip(hosts, told, strict=True)
+            f"=== host {host.worker_id} ({host.ip})\n{text}" for host, text in zip(hosts, texts, strict=True)
         )
 
     def close(self) -> None:

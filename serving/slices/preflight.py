@@ -79,9 +79,9 @@ CHIPS_FREE, DISK, MEMORY, PEERS = "chips", "disk", "memory", "peers"
 
 def problems(needs: Needs, facts: Facts) -> list[Problem]:
     """What the host lacks, each with what to change."""
-    found = []
+    lacking = []
     if facts.closed:
-        found.append(
+        lacking.append(
             Problem(
                 CHIPS_FREE,
                 f"its chips can't be opened by user {facts.user}: {_shown(sorted(facts.closed))}",
@@ -90,9 +90,9 @@ def problems(needs: Needs, facts: Facts) -> list[Problem]:
         )
     if facts.holders:
         held = [f"{device} by {holder}" for device, holder in sorted(facts.holders.items())]
-        found.append(Problem(CHIPS_FREE, f"its chips are held: {_shown(held)}", "end that process"))
+        lacking.append(Problem(CHIPS_FREE, f"its chips are held: {_shown(held)}", "end that process"))
     if facts.disk_bytes < needs.disk_bytes:
-        found.append(
+        lacking.append(
             Problem(
                 DISK,
                 f"{gib(facts.disk_bytes)} of disk are free under {needs.folder}, and the weights take {gib(needs.disk_bytes)}",
@@ -100,7 +100,7 @@ def problems(needs: Needs, facts: Facts) -> list[Problem]:
             )
         )
     if facts.memory_bytes < needs.memory_bytes:
-        found.append(
+        lacking.append(
             Problem(
                 MEMORY,
                 f"{gib(facts.memory_bytes)} of memory are available, and an engine's processes take {gib(needs.memory_bytes)}",
@@ -109,12 +109,12 @@ def problems(needs: Needs, facts: Facts) -> list[Problem]:
         )
     if facts.unreached:
         peers = [f"{peer} ({error})" for peer, error in sorted(facts.unreached.items())]
-        found.append(
+        lacking.append(
             Problem(
                 PEERS, f"it does not reach {', '.join(peers)}", "see network and firewall between the hosts"
             )
         )
-    return found
+    return lacking
 
 
 def _shown(entries: Sequence[str]) -> str:

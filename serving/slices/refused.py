@@ -33,12 +33,12 @@ class RefusalStore(Protocol):
 def install(application_state: Any, store: Callable[[], RefusalStore]) -> None:
     """Tell the store of what Serve refuses, and that it is over, from now on."""
     update = getattr(application_state, POINT)
-    told: dict[str, str] = {}
+    published: dict[str, str] = {}
 
     def update_and_tell(state: Any, status: Any, message: str = "") -> None:
         update(state, status, message)
         refused = message if status.name == _FAILED and state._target_state.deployment_infos is None else ""
-        if told.get(state._name) == refused:
+        if published.get(state._name) == refused:
             return
         try:
             if refused:
@@ -48,7 +48,7 @@ def install(application_state: Any, store: Callable[[], RefusalStore]) -> None:
         except Exception:
             logger.exception("the store can't be told what became of the deployment of %s", state._name)
         else:
-            told[state._name] = refused
+            published[state._name] = refused
 
     setattr(application_state, POINT, update_and_tell)
 

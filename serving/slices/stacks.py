@@ -51,8 +51,8 @@ def read(processes: Mapping[int, str], within_s: float) -> str:
     """The stacks of these processes of this host (name by pid), and the last lines of their logs; blocks."""
     before = {pid: _asked(pid) for pid in processes}
     _wait_until_quiet(before, time.monotonic() + within_s)
-    told = [_told(pid, name, before[pid]) for pid, name in processes.items()]
-    return "\n\n".join([*told, *(f"== {path}\n{last_lines(path)}" for path in _logs(processes))])
+    of_processes = [_told(pid, name, before[pid]) for pid, name in processes.items()]
+    return "\n\n".join([*of_processes, *(f"== {path}\n{last_lines(path)}" for path in _logs(processes))])
 
 
 def is_registered(pid: int) -> bool:
@@ -62,8 +62,8 @@ def is_registered(pid: int) -> bool:
 def tasks(loop: asyncio.AbstractEventLoop) -> str:
     """What the tasks of an event loop wait for."""
     every = sorted(asyncio.all_tasks(loop), key=lambda task: task.get_name())
-    told = [f"{task.get_name()}\n{_awaiting(task.get_coro())}" for task in every[:_MOST_TASKS]]
-    return "\n".join([f"== {len(every)} tasks of the replica's event loop", *told])
+    shown = [f"{task.get_name()}\n{_awaiting(task.get_coro())}" for task in every[:_MOST_TASKS]]
+    return "\n".join([f"== {len(every)} tasks of the replica's event loop", *shown])
 
 
 def last_lines(path: Path) -> str:

@@ -49,8 +49,8 @@ class TpuHost:
 
 def tpu_hosts(nodes: Iterable[Mapping[str, Any]]) -> list[TpuHost]:
     """The hosts with TPUs among Ray's nodes (`ray.nodes()`), by slice and worker."""
-    found = [_host(node) for node in nodes if node["Alive"]]
-    hosts = [host for host in found if host.chips or host.slice or host.pod_type]
+    alive = [_host(node) for node in nodes if node["Alive"]]
+    hosts = [host for host in alive if host.chips or host.slice or host.pod_type]
     return sorted(hosts, key=lambda host: (host.slice, host.worker_id or 0, host.ip))
 
 
@@ -142,9 +142,9 @@ def why_waiting(
     slices, unnamed = by_slice(hosts), nameless(hosts)
     reasons = [f"{unnamed}; {WEBHOOK}"] if unnamed else []
     for shape, pool in pools:
-        alike = {name: found for name, found in slices.items() if is_of(found, shape)}
-        of_pool = {name: found for name, found in alike.items() if serves_pool(found[0].pool, pool)}
-        broken = {name: lacks(name, found, shape) for name, found in of_pool.items()}
+        alike = {name: members for name, members in slices.items() if is_of(members, shape)}
+        of_pool = {name: members for name, members in alike.items() if serves_pool(members[0].pool, pool)}
+        broken = {name: lacks(name, members, shape) for name, members in of_pool.items()}
         free = [name for name in of_pool if not broken[name] and name not in taken]
         if any(name not in left_out for name in free):
             return ""
@@ -154,7 +154,7 @@ def why_waiting(
         if held:
             reasons.append(f"{_are(len(held), shape)} in use")
         elif not of_pool and alike:
-            labels = sorted({found[0].pool for found in alike.values()})
+            labels = sorted({members[0].pool for members in alike.values()})
             reasons.append(
                 f"{_are(len(alike), shape)} of another pool ({listed(labels)}), and none of {pool}"
             )

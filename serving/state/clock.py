@@ -15,11 +15,11 @@ class SharedClock:
         self._told: float | None = None
         self._ahead_s: float | None = None  # of the process's own clock
 
-    def heard(self, told: float, now_s: float) -> None:
+    def heard(self, time_s: float, now_s: float) -> None:
         """Take over what the store says: seconds since 1970, as old as the last one's who told it."""
-        if told == self._told:
+        if time_s == self._told:
             return
-        self._told, ahead_s = told, told - now_s
+        self._told, ahead_s = time_s, time_s - now_s
         if self._ahead_s is None or not 0 < self._ahead_s - ahead_s < _ANOTHER_S:
             self._ahead_s = (
                 ahead_s  # what was told is late by more or less: the largest difference is the truest

@@ -98,16 +98,16 @@ class Store:
 
     def cluster_versions(self) -> dict[str, str]:
         """The versions of Ray and Python that the head was started with, as `ray` and `python`."""
-        told = json.loads(self._client.internal_kv_get(b"CLUSTER_METADATA", b"cluster") or b"{}")
-        return {name: told.get(f"{name}_version", "") for name in ("ray", "python")}
+        metadata = json.loads(self._client.internal_kv_get(b"CLUSTER_METADATA", b"cluster") or b"{}")
+        return {name: metadata.get(f"{name}_version", "") for name in ("ray", "python")}
 
     def read(self, application: str | None = None) -> Snapshot:
         """All records of one application, or of all: three calls, however many records there are."""
         known = Board()
-        found = self.look(known, application)
-        for _ in known.take(found.beats, found.fixed):
+        view = self.look(known, application)
+        for _ in known.take(view.beats, view.fixed):
             pass
-        return dataclasses.replace(found.others, slices=known.slices)
+        return dataclasses.replace(view.others, slices=known.slices)
 
     def look(self, known: Board, application: str | None = None) -> Found:
         """What there is now, and of slices' fixed parts those that `known` lacks. Blocks; `known.take` takes it over.
@@ -144,13 +144,13 @@ class Store:
         if self._ahead_s is None:
             before = self._client.internal_kv_get(key_names.TIME, _NAMESPACE)
             self._ahead_s = max(float(before or 0), time.time()) - time.monotonic()
-        told = json.dumps(time.monotonic() + self._ahead_s).encode()
-        self._client.internal_kv_put(key_names.TIME, told, True, _NAMESPACE)
-        self._hear(told)
+        now = json.dumps(time.monotonic() + self._ahead_s).encode()
+        self._client.internal_kv_put(key_names.TIME, now, True, _NAMESPACE)
+        self._hear(now)
 
-    def _hear(self, told: bytes | None) -> None:
-        if told is not None:
-            self._clock.heard(float(told), time.monotonic())
+    def _hear(self, time_s: bytes | None) -> None:
+        if time_s is not None:
+            self._clock.heard(float(time_s), time.monotonic())
 
     def slices(self, application: str | None = None) -> list[SliceRecord]:
         """Every slice replica's record, in no order."""
@@ -159,13 +159,13 @@ class Store:
     def put_slice(self, record: SliceRecord) -> None:
         """Write a record's beat, and the rest of it where that has changed or the store may have lost it."""
         fixed = record.fixed
-        revision, told = self._told.get(record.replica, (0, None))
-        if fixed != told:
+        revision, last = self._told.get(record.replica, (0, None))
+        if fixed != last:
             revision = time.time_ns()
             self._put_fixed(fixed, revision)
         beat = board.beat(record, revision)
         new = self._client.internal_kv_put(key_names.beat(record), beat, True, _NAMESPACE)
-        if fixed == told and (new or record.beat % _RENEWED_BEATS == 0):
+        if fixed == last and (new or record.beat % _RENEWED_BEATS == 0):
             self._put_fixed(fixed, revision)
 
     def _put_fixed(self, fixed: SliceRecord, revision: int) -> None:
@@ -231,8 +231,8 @@ class Store:
         raw = self._get(key_names.release(deployment))
         if not raw:
             return None
-        found = known_fields(Release, json.loads(raw))
-        return dataclasses.replace(found, other_pools=tuple(found.other_pools))
+        release = known_fields(Release, json.loads(raw))
+        return dataclasses.replace(release, other_pools=tuple(release.other_pools))
 
     def put_refused_deploy(self, refused: RefusedDeploy) -> None:
         self._put(key_names.refused_deploy(refused.application), dump(refused))
@@ -264,13 +264,13 @@ class Store:
 
     def put_batches(self, application: str, batches: Sequence[BatchRecord]) -> None:
         """Say of every batch that is not over how far it is."""
-        told = [dataclasses.asdict(batch) for batch in batches]
-        self._put(key_names.key(application, "batches", ""), json.dumps(told).encode())
+        rows = [dataclasses.asdict(batch) for batch in batches]
+        self._put(key_names.key(application, "batches", ""), json.dumps(rows).encode())
 
     def put_usage(self, application: str, usage: Sequence[UsageRecord]) -> None:
         """Say what keys have used today."""
-        told = [dataclasses.asdict(of_key) for of_key in usage]
-        self._put(key_names.key(application, "usage", ""), json.dumps(told).encode())
+        rows = [dataclasses.asdict(of_key) for of_key in usage]
+        self._put(key_names.key(application, "usage", ""), json.dumps(rows).encode())
 
     def delete_kept(self, application: str) -> None:
         """Forget batches and usage of an application that is gone."""
@@ -281,11 +281,11 @@ class Store:
         """Of every application of which anything is kept, the beats of its slices and the demands of its routers, by key."""
         keys = self._client.internal_kv_keys(b"", _NAMESPACE)
         moving = self._values([key for key in keys if key.split(b"/", 2)[1] in _MOVING])
-        found: defaultdict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
+        beats: defaultdict[str, set[tuple[bytes, bytes]]] = defaultdict(set)
         for key in keys:
             if application := key_names.application_of(key):
-                found[application] |= {(key, moving[key])} if key in moving else set()
-        return {application: frozenset(of_it) for application, of_it in found.items()}
+                beats[application] |= {(key, moving[key])} if key in moving else set()
+        return {application: frozenset(of_it) for application, of_it in beats.items()}
 
     def keys_of(self, application: str) -> list[bytes]:
         """What is kept of an application and its slices, but for failures on hosts."""
@@ -429,8 +429,10 @@ def _others(kinds: Mapping[str, Iterable[tuple[str, bytes]]]) -> Snapshot:
         suspicions={
             record["router"]: {
                 name: suspicion
-                for name, told in record["suspicions"].items()
-                for suspicion in records(Suspicion, [told | {"before": tuple(told.get("before", ()))}])
+                for name, of_router in record["suspicions"].items()
+                for suspicion in records(
+                    Suspicion, [of_router | {"before": tuple(of_router.get("before", ()))}]
+                )
             }
             for _, record in fields("suspicions")
         },

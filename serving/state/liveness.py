@@ -45,9 +45,9 @@ class Liveness:
         self, records: Iterable[SliceRecord], now_s: float
     ) -> tuple[list[SliceRecord], list[SliceRecord]]:
         """Records with lost ones marked, and those to delete from the store. `silent` then has the slices to ask."""
-        found = {record.replica: record for record in records}
-        missed = self._missed(found, now_s)
-        records = [*found.values(), *missed]
+        by_replica = {record.replica: record for record in records}
+        missed = self._missed(by_replica, now_s)
+        records = [*by_replica.values(), *missed]
         marked, forgotten, silent = [], [], []
         still = self._slices.still(((record.replica, record) for record in records), now_s)
         for record, still_s in zip(records, still, strict=True):
@@ -67,7 +67,7 @@ class Liveness:
             else:
                 marked.append(record)
         self._asked.update(record.replica for record in silent)
-        there = {record.replica: record for record in records} if missed else found
+        there = {record.replica: record for record in records} if missed else by_replica
         self._known = there.copy() if forgotten else there
         for record in forgotten:
             del self._known[record.replica]
@@ -76,9 +76,11 @@ class Liveness:
         self.silent = silent
         return marked, forgotten
 
-    def _missed(self, found: Mapping[str, SliceRecord], now_s: float) -> list[SliceRecord]:
+    def _missed(self, by_replica: Mapping[str, SliceRecord], now_s: float) -> list[SliceRecord]:
         """The last look's records that this one lacks; Serve has stopped a start that stays away."""
-        missing = [name for name in self._known.keys() - found.keys() if self._known[name].state in _STAYS]
+        missing = [
+            name for name in self._known.keys() - by_replica.keys() if self._known[name].state in _STAYS
+        ]
         self._missing = {name: self._missing.get(name, now_s) for name in missing}
         return [
             self._known[name]

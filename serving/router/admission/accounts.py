@@ -73,13 +73,13 @@ class Accounts:
 
     def others(self, demands: Sequence[Demand], router: str, now_s: float, at_s: float) -> None:
         """Take over what the other routers say of keys; `router` is this one. Once a beat."""
-        told: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
+        by_key: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
         for other in demands:
             for key, use in other.keys.items():
-                told[key][other.router] = KeyUse.of(use)
-        self._router, self._told = router, told
+                by_key[key][other.router] = KeyUse.of(use)
+        self._router, self._told = router, by_key
         self._other_routers = frozenset(other.router for other in demands)
-        for key, uses in told.items():
+        for key, uses in by_key.items():
             account = self._by_id.get(key)
             if account and account.is_news(uses):
                 account.wake(now_s)
@@ -111,8 +111,8 @@ class Accounts:
         return changed
 
     def _share(self, account: Account, now_s: float, at_s: float) -> None:
-        told = self._told.get(account.key.id, {})
-        account.share(self._router, told, self._other_routers, now_s, at_s)
+        uses = self._told.get(account.key.id, {})
+        account.share(self._router, uses, self._other_routers, now_s, at_s)
 
     def _knows(self, account: Account, now_s: float) -> None:
         """Other routers are told of a new account, or of one with other limits, if all of them have a part of it."""

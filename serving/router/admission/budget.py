@@ -64,14 +64,14 @@ class Limit:
             self.period, self.told_s = period, -math.inf
             self.told = self.others_under_way = self.others_per_s = self.telling = self.own = 0.0
 
-    def answered(self, period: str, told: float, others_under_way: float, now_s: float) -> None:
+    def answered(self, period: str, stored: float, others_under_way: float, now_s: float) -> None:
         if period < self.period:  # it is over
             return
         self.begin(period)
         elapsed_s = now_s - self.told_s
-        others = told - self.told - self.telling
+        others = stored - self.told - self.telling
         self.others_per_s = max(0.0, others) / elapsed_s if 0 < elapsed_s < _LATE_S else 0.0
-        self.told, self.told_s = told, now_s
+        self.told, self.told_s = stored, now_s
         self.others_under_way, self.telling = others_under_way, 0.0
 
     def is_open(self, under_way: float, routers: int, now_s: float) -> bool:

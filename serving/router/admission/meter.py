@@ -158,13 +158,15 @@ class Meter:
 
     def _under_way(self) -> dict[str, Any]:
         """Tokens by key and, under a name that is no key's, dollars: a store of an older version takes that too."""
-        told = {
+        under_way = {
             key: budget.under_way
             for key, budget in self._budgets.items()
             if budget.active or any(budget.under_way)
         }
-        dollars = {key: dollars for key, (_, dollars) in told.items() if dollars}
-        return {key: tokens for key, (tokens, _) in told.items()} | ({DOLLARS: dollars} if dollars else {})
+        dollars = {key: dollars for key, (_, dollars) in under_way.items() if dollars}
+        return {key: tokens for key, (tokens, _) in under_way.items()} | (
+            {DOLLARS: dollars} if dollars else {}
+        )
 
     def _row(self, names: tuple[str, str, str, str]) -> list[float]:
         if (row := self._rows.get(names)) is None:

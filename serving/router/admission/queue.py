@@ -265,8 +265,8 @@ class AdmissionQueue:
     def stops(self, ticket: Ticket) -> None:
         """It could no more."""
         model = self._models[ticket.model]
-        if found := model.running.pop(ticket, None):
-            model.priorities[found[0]] -= 1
+        if entry := model.running.pop(ticket, None):
+            model.priorities[entry[0]] -= 1
 
     def preempt_for_others(self, name: str, waiting: Iterable[Sequence[int]], over: int) -> list[Preemptible]:
         """Those that make room for requests that wait in other routers, whose leases lack the `over` seats that are taken here.
@@ -310,12 +310,12 @@ class AdmissionQueue:
             for ticket, (priority, stream) in model.running.items()
             if waiting and priority < waiting[0] and not ticket.makes_room
         )
-        told = []
+        chosen = []
         for ticket, stream in victims(waiting, able, self._preemption):
             ticket.makes_room, ticket.hands_on = True, hands_on
             ticket.times += 1
-            told.append(stream)
-        return told
+            chosen.append(stream)
+        return chosen
 
     def pause(self, ticket: Ticket, now_s: float) -> list[Ticket]:
         """Take the seats of a request that makes room; it waits for others, first of its priority."""

@@ -206,7 +206,7 @@ class Account:
         return now_s - self._used_s > _RESTS_S
 
     def share(
-        self, own: str, told: Mapping[str, KeyUse], routers: Collection[str], now_s: float, at_s: float
+        self, own: str, uses: Mapping[str, KeyUse], routers: Collection[str], now_s: float, at_s: float
     ) -> None:
         """Take over what the other routers say of the key; `at_s`: seconds since 1970. Once a beat while the key is used.
 
@@ -214,7 +214,7 @@ class Account:
         left as the others say.
         """
         resting = {router: use.at_rest for router, use in self._seen.items() if router in routers}
-        others = {**resting, **told}
+        others = {**resting, **uses}
         if not self._joined and others:
             for bucket, left in (
                 (self._requests, min(use.requests_left for use in others.values())),

@@ -327,8 +327,8 @@ def with_ids(request: InferenceRequest) -> bytes:
 
 def ids_of(whole: bytes) -> tuple[int, ...]:
     """The tokens of an answer in one piece."""
-    found = _WHOLE_IDS.search(whole)
-    return tuple(json.loads(found[1])) if found else ()
+    match = _WHOLE_IDS.search(whole)
+    return tuple(json.loads(match[1])) if match else ()
 
 
 def without_ids(whole: bytes) -> bytes:

@@ -210,8 +210,8 @@ class Dispatcher:
         if entry.replica not in self._verdicts:
             there = self._flights(entry.replica)
             since_s = self.now() - time.monotonic() + self.timing.worked_since_s(entry.replica)
-            found = self._find_out(entry, there, since_s)
-            self._verdicts[entry.replica] = asyncio.create_task(found)
+            finding = self._find_out(entry, there, since_s)
+            self._verdicts[entry.replica] = asyncio.create_task(finding)
         return self._verdicts[entry.replica]
 
     async def _find_out(self, entry: SliceRecord, there: list[Flight], since_s: float) -> None:
@@ -354,15 +354,15 @@ class Dispatcher:
 
     async def is_well(self, entry: SliceRecord) -> bool:
         """Whether a slice calls itself healthy, whatever the store says of it."""
-        found = await self._upstream.health(entry, self._timings.well_s)
-        if found is Health.GONE:
+        health = await self._upstream.health(entry, self._timings.well_s)
+        if health is Health.GONE:
             self.gone.add(entry.replica)
-        return found is Health.WELL
+        return health is Health.WELL
 
     async def reaches(self, entry: SliceRecord) -> bool:
         """Whether a slice answers at all, whatever the store says of it."""
-        found = await self._upstream.health(entry, self._timings.probe_reach_s)
-        return found in (Health.WELL, Health.FAILING)
+        health = await self._upstream.health(entry, self._timings.probe_reach_s)
+        return health in (Health.WELL, Health.FAILING)
 
     def broke(self, entry: SliceRecord) -> None:
         """The slice broke a connection off."""
@@ -420,11 +420,11 @@ class Dispatcher:
     ) -> SliceResponse:
         """Raises UpstreamError, and TimeoutError where the slice is lost or late."""
         limit = asyncio.timeout(within_s)
-        told = {**record.carried, secret.KEY_HEADER: record.key}
+        headers = {**record.carried, secret.KEY_HEADER: record.key}
         self._asking[limit] = entry, request, time.monotonic()
         try:
             async with limit:
-                return await self._upstream.post(entry, request, body, told)
+                return await self._upstream.post(entry, request, body, headers)
         except (UpstreamError, TimeoutError) as error:
             if not isinstance(error, NotConnectedError):
                 await self.judge(entry, request, waits=False)  # while this one still counts as there

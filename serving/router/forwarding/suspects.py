@@ -249,11 +249,11 @@ class Suspects:
 
     def _hung(self) -> Mapping[str, list[tuple[float, str]]]:
         """By key, when slices died on which its clients had hung up, and which: those that nobody is guilty of."""
-        ended, found = self.ended, defaultdict(list)
+        ended, deaths = self.ended, defaultdict(list)
         for suspicion in (*self._ours.values(), *self._theirs.values()):
             if suspicion.hung and not suspicion.guilty and suspicion.replica not in ended:
-                found[suspicion.hung].append((suspicion.at, suspicion.replica))
-        return found
+                deaths[suspicion.hung].append((suspicion.at, suspicion.replica))
+        return deaths
 
     def _look_at_keys(self) -> None:
         """Whose requests are all on trial from now on."""
@@ -399,8 +399,8 @@ class Suspects:
     def take(self, theirs: Iterable[Mapping[str, Suspicion]], now: float) -> None:
         """Take over what the other routers say, and forget what is over. Guilt outlives the router that found it."""
         self._theirs = {}
-        for told in theirs:
-            for name, suspicion in told.items():
+        for of_router in theirs:
+            for name, suspicion in of_router.items():
                 if over(suspicion, now):
                     continue
                 if suspicion.guilty:
@@ -416,10 +416,10 @@ class Suspects:
         self._sound = {key: at for key, at in self._sound.items() if now - at <= REFUSED_S}
         self._look_at_keys()
 
-    def _take_guilty(self, name: str, told: Suspicion) -> None:
+    def _take_guilty(self, name: str, suspicion: Suspicion) -> None:
         """A kind of which any router has answered one is an answered one for all."""
-        if told.answered:
-            self.sound(told.kind)
-        known = self._ours[name] if self.is_guilty(name) else told
-        answered = known.answered or told.answered
-        self._condemn(name, replace(known, kind=known.kind or told.kind, answered=answered))
+        if suspicion.answered:
+            self.sound(suspicion.kind)
+        known = self._ours[name] if self.is_guilty(name) else suspicion
+        answered = known.answered or suspicion.answered
+        self._condemn(name, replace(known, kind=known.kind or suspicion.kind, answered=answered))

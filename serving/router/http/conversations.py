@@ -138,8 +138,8 @@ class Conversations:
         """What `look` finds in a stored response, as JSON."""
         async with asked_by(self._admission, request) as visit:
             if kept := await self._kept_response(visit, name, math.inf):
-                found = await self._parsing.run(partial(look, kept), kept.size_bytes, visit.owner)
-                return Response(found, media_type="application/json")
+                body = await self._parsing.run(partial(look, kept), kept.size_bytes, visit.owner)
+                return Response(body, media_type="application/json")
         raise self._unknown_response()
 
     async def _kept_response(self, visit: Visit, name: str, most_bytes: float) -> Kept | None:

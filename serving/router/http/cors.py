@@ -39,14 +39,14 @@ class Cors:
         """What a browser that asks beforehand is told beside `headers`; None of other requests and other origins' pages."""
         if method != "OPTIONS" or not self:
             return None
-        found = dict(asked)
-        if b"access-control-request-method" not in found or not (
-            self._any or found.get(b"origin") in self._origins
+        headers = dict(asked)
+        if b"access-control-request-method" not in headers or not (
+            self._any or headers.get(b"origin") in self._origins
         ):
             return None
         # A `*` for headers would leave out Authorization.
         return (
             (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE"),
-            (b"access-control-allow-headers", found.get(b"access-control-request-headers", b"")),
+            (b"access-control-allow-headers", headers.get(b"access-control-request-headers", b"")),
             (b"access-control-max-age", _KEPT_S),
         )

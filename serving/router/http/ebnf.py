@@ -36,9 +36,9 @@ _Choices = list[list[_Part]]
 def problem(grammar: str) -> str:
     """Why no engine should see a grammar; empty where nothing of it speaks against that."""
     tokens = [
-        (found.lastgroup, found[0], found.start())
-        for found in _TOKEN.finditer(grammar)
-        if found.lastgroup != "nothing"
+        (token.lastgroup, token[0], token.start())
+        for token in _TOKEN.finditer(grammar)
+        if token.lastgroup != "nothing"
     ]
     if len(tokens) > _MOST_PARTS:
         return f"it has {len(tokens)} names, texts and signs; send at most {_MOST_PARTS}"

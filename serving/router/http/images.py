@@ -34,10 +34,10 @@ class _Packed:
     def at(self, offset: int, size: int) -> bytes:
         """Raises ValueError where there are fewer."""
         first, last = offset // 3 * 4, -(-(offset + size) // 3) * 4
-        found = base64.b64decode(self._packed[first:last], validate=True)[offset % 3 :][:size]
-        if len(found) < size:
+        data = base64.b64decode(self._packed[first:last], validate=True)[offset % 3 :][:size]
+        if len(data) < size:
             raise ValueError
-        return found
+        return data
 
     def numbers(self, form: str, offset: int) -> tuple[int, ...]:
         return struct.unpack(form, self.at(offset, struct.calcsize(form)))

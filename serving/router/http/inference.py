@@ -249,6 +249,6 @@ class Inference:
 
 async def _telling(ignored: Sequence[str], answer: Answer, client: Downstream, seat: Seat) -> None:
     """Answer, and say which of the request's parameters had no effect."""
-    told = _IGNORED, ", ".join(ignored).encode()
-    add_headers(client, lambda: (told,))
+    header = _IGNORED, ", ".join(ignored).encode()
+    add_headers(client, lambda: (header,))
     await answer(client, seat)

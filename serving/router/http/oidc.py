@@ -120,10 +120,10 @@ class Oidc:
     async def _place(self) -> str:
         if self._spec.jwks_url:
             return self._spec.jwks_url
-        found = await self._fetched(self._spec.issuer.rstrip("/") + "/.well-known/openid-configuration")
-        if found.get("issuer") != self._spec.issuer:
-            raise ValueError(f"it calls itself {str(found.get('issuer'))[:200]!r}")
-        if not isinstance(place := found.get("jwks_uri"), str):
+        document = await self._fetched(self._spec.issuer.rstrip("/") + "/.well-known/openid-configuration")
+        if document.get("issuer") != self._spec.issuer:
+            raise ValueError(f"it calls itself {str(document.get('issuer'))[:200]!r}")
+        if not isinstance(place := document.get("jwks_uri"), str):
             raise TypeError("it names no place of its keys (jwks_uri); set router.oidc.jwks_url")
         return place
 
@@ -135,10 +135,10 @@ class Oidc:
                 text += piece
                 if len(text) > _MOST_BYTES:
                     raise ValueError(f"{url} gives more than {_MOST_BYTES} bytes")
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        document = json.loads(text)
+        if not isinstance(document, dict):
             raise TypeError(f"{url} gives no JSON object")
-        return found
+        return document
 
     def _claims(self, token: bytes) -> dict[str, Any]:
         if len(token) > _MOST_TOKEN_BYTES:
@@ -212,7 +212,7 @@ def _remember(known: dict[K, V], name: K, value: V) -> None:
 
 def _fits(rule: OidcRule, claims: Mapping[str, Any]) -> bool:
     def has(name: str, value: str) -> bool:
-        found = claims.get(name)
-        return value in found if isinstance(found, list) else found == value
+        claim = claims.get(name)
+        return value in claim if isinstance(claim, list) else claim == value
 
     return all(has(name, value) for name, value in rule.where.items())

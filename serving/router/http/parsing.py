@@ -41,10 +41,10 @@ class Parsing:
         parsing = asyncio.get_running_loop().run_in_executor(self._thread, _timed, work)
         # Also where the client goes meanwhile: the thread works on.
         parsing.add_done_callback(lambda done: self._rest(owner, turn, done.result()[1]))
-        found, _ = await asyncio.shield(parsing)
-        if isinstance(found, Exception):
-            raise found
-        return found
+        outcome, _ = await asyncio.shield(parsing)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
 
     def _rest(self, owner: str, turn: asyncio.Lock, took_s: float) -> None:
         def over() -> None:
@@ -62,7 +62,7 @@ class Parsing:
 def _timed(work: Callable[[], T]) -> tuple[T | Exception, float]:
     began_s = time.thread_time()
     try:
-        found: T | Exception = work()
+        outcome: T | Exception = work()
     except Exception as error:  # noqa: BLE001  raised where it is awaited
-        found = error
-    return found, time.thread_time() - began_s
+        outcome = error
+    return outcome, time.thread_time() - began_s

@@ -318,13 +318,13 @@ def _check_messages(name: str, value: Any) -> None:
     objects = [part for part in parts if isinstance(part, dict)]
     count = len(parts) + sum(len(_parts(part)) for part in objects)  # of a tool's result
     widest = max((len(item) for item in (*messages, *objects)), default=0)
-    for what, found, most in (
+    for what, number, most in (
         ("entries", len(messages), _MOST_MESSAGES),
         ("parts", count, _MOST_PARTS),
         ("names in one of its messages", widest, _MOST_NAMES),
     ):
-        if found > most:
-            raise BadRequestError(f"{name} has {found} {what}; send at most {most}.")
+        if number > most:
+            raise BadRequestError(f"{name} has {number} {what}; send at most {most}.")
 
 
 def _parts(message: Mapping[str, Any]) -> list[Any]:

@@ -198,12 +198,12 @@ def _items(value: Any) -> int:
 
 def _conversations(fields: Fields) -> int:
     """The conversations of `messages` or `input`: lists of messages in a list are several."""
-    found = 1
+    conversations = 1
     for name in ("messages", "input"):
         value = fields.get(name)
         if isinstance(value, list) and value and isinstance(value[0], list):
-            found = max(found, len(value))
-    return found
+            conversations = max(conversations, len(value))
+    return conversations
 
 
 def _is_count(value: Any) -> bool:

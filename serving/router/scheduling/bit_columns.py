@@ -61,14 +61,14 @@ class BitColumn:
         """The slices of a set whose number is less than the limit."""
         if limit.bit_length() > len(self._digits):
             return among
-        found, equal = 0, among  # `equal`: those whose higher digits are the limit's
+        below, equal = 0, among  # `equal`: those whose higher digits are the limit's
         for place in range(len(self._digits) - 1, -1, -1):
             having = equal & self._digits[place]
             if limit >> place & 1:
-                found |= equal ^ having
+                below |= equal ^ having
                 equal = having
             else:
                 equal ^= having
             if not equal:
                 break
-        return found
+        return below

@@ -72,8 +72,8 @@ class Batch:
             for at, age_s, count, tokens in fields["sent"]:
                 if not 0 <= count <= len(names) - start:
                     raise ValueError(f"{count} names are announced, and {len(names) - start} are there")
-                told = tuple(names[start : start + count])
-                sent.append(Sent(str(replicas[at]), told, float(age_s), int(tokens)))
+                blocks = tuple(names[start : start + count])
+                sent.append(Sent(str(replicas[at]), blocks, float(age_s), int(tokens)))
                 start += count
             return cls(str(fields["router"]), tuple(sent))
         except (KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:

@@ -185,12 +185,12 @@ class RequestRecord:
     @property
     def on_slices(self) -> list[tuple[str | None, float]]:
         """The pools of its slices, and when each got it; None from the beginning of each pause."""
-        found: list[tuple[str | None, float]] = []
+        stays: list[tuple[str | None, float]] = []
         for lease in self.leases:
-            found.append((lease.pool, lease.at_s))
+            stays.append((lease.pool, lease.at_s))
             if lease.paused_s:
-                found.append((None, lease.paused_s))
-        return found
+                stays.append((None, lease.paused_s))
+        return stays
 
     @property
     def pool(self) -> str:

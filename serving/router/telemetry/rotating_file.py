@@ -61,10 +61,10 @@ class RotatingFile:
 
     def _full(self) -> list[Path]:
         """Full files, the newest first."""
-        found: list[Path] = []
-        while (path := self._numbered(len(found) + 1)).exists():
-            found.append(path)
-        return found
+        full: list[Path] = []
+        while (path := self._numbered(len(full) + 1)).exists():
+            full.append(path)
+        return full
 
     def _numbered(self, number: int) -> Path:
         return self.path.with_name(f"{self.path.name}.{number}")
