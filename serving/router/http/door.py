@@ -6,12 +6,14 @@ buffers, keep-alive and shutdown are uvicorn's: an Exchange takes the place of u
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any
 
+import httptools
 from starlette.requests import Request
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
@@ -27,6 +29,8 @@ _MOST_HEAD_BYTES = 64 << 10
 _JOINED_BYTES = 64 << 10  # a longer piece is not copied behind the head
 _CONTENT_LENGTH = b"content-length"
 _OF_BODY = (_CONTENT_LENGTH, b"transfer-encoding")
+_UPGRADE = b"upgrade"
+_HTTP_2 = b"h2c"  # HTTP/2 without TLS
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,8 @@ class Door(HttpToolsProtocol):
         self._unread_bytes = 0  # of a head, or of what in a body is none: trailers, extensions of chunks
         self._came_on = False  # whether the piece that was read last ended a head or a message, or brought bytes of a body
         self._left_out = False
+        self._passes_upgrade_by = False
+        self._head_end: int | None = None  # in the piece that is read, of a head whose upgrade is passed by
 
     # asyncio's
 
@@ -76,6 +82,15 @@ class Door(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._came_on = False
         super().data_received(data)
+        rest = memoryview(data)
+        while self._head_end is not None:
+            rest, self._head_end = rest[self._head_end :], None
+            head = self._head_without_upgrade()
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
+            super().data_received(head)
+            if rest:
+                super().data_received(rest)  # type: ignore[arg-type]  # httptools takes both
         if not self._came_on:  # a piece with the end of another message is not this head's
             self._unread_bytes += len(data)
             if self._unread_bytes > _MOST_HEAD_BYTES:
@@ -108,13 +123,14 @@ class Door(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._unread_bytes, self._left_out = True, 0, False
+        self._passes_upgrade_by = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer, which comes after the request was taken for what its head says
-        if not value.isascii() and not _is_text(value):
-            return  # Serve decodes some, as ids, and would answer with a 500
         name = name.lower()
+        if not value.isascii() and not _is_text(value) and name not in _OF_BODY:
+            return  # Serve decodes some, as ids, and would answer with a 500
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
         elif name in self.relay.left_out:
@@ -125,13 +141,17 @@ class Door(HttpToolsProtocol):
         self._in_head = False
         self.relay.strangers.left(self.transport)
         self._moved()
+        upgrades = self.parser.should_upgrade()
+        if upgrades and self._asks_for_http_2():
+            self._passes_upgrade_by = True
+            return
         path, _, query = self.url.partition(b"?")
         route = self.relay.paths.get(path)
         if b"#" in query or self.parser.get_method() != b"POST":
             route = None
         # httptools then reads no body, and takes what comes of it later for the next request: of HAProxy's connection, whose next
         # client would get the answer.
-        if self.parser.should_upgrade() and (route or any(name in _OF_BODY for name, _ in self.headers)):
+        if upgrades and (route or any(name in _OF_BODY for name, _ in self.headers)):
             self._refuse(
                 HTTPStatus.BAD_REQUEST,
                 "A request with a body upgrades no connection; send it without Upgrade.",
@@ -154,7 +174,8 @@ class Door(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._moved()
-        if self.cycle:  # none where the connection's first request was refused
+        # There is no cycle where the connection's first request was refused.
+        if self.cycle and not self._passes_upgrade_by:
             super().on_message_complete()
 
     # uvicorn's
@@ -171,8 +192,28 @@ class Door(HttpToolsProtocol):
         if not self.transport.is_closing():  # a refused request has no scope
             super().handle_websocket_upgrade()
 
+    def _unsupported_upgrade_warning(self) -> None:
+        if self._passes_upgrade_by:
+            upgrade = sys.exception()
+            assert isinstance(upgrade, httptools.HttpParserUpgrade)  # noqa: S101  uvicorn calls this where it catches one
+            self._head_end = upgrade.args[0]
+        else:
+            super()._unsupported_upgrade_warning()
+
     def send_400_response(self, msg: str) -> None:
         self._refuse(HTTPStatus.BAD_REQUEST, msg)
+
+    def _asks_for_http_2(self) -> bool:
+        """Java's client does so with each first request to a port without TLS, and takes HTTP/1.1 for an answer."""
+        wanted = {value.lower() for name, value in self.headers if name == _UPGRADE}
+        return wanted == {_HTTP_2} and self.parser.get_method() != b"CONNECT"
+
+    def _head_without_upgrade(self) -> bytes:
+        """The head that was read last. httptools would read no body behind it as it came."""
+        version = self.parser.get_http_version().encode()
+        lines = [b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, version)]
+        lines += [b"%s: %s" % header for header in self.headers if header[0] != _UPGRADE]
+        return b"\r\n".join(lines) + b"\r\n\r\n"
 
     def _moved(self) -> None:
         """A head or a message has ended, or bytes of a body have come."""

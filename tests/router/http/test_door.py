@@ -436,7 +436,7 @@ async def test_trailers_have_a_limit(endless: bytes) -> None:
     assert closed
 
 
-@pytest.mark.parametrize("upgrade", [b"h2c", b"websocket"])
+@pytest.mark.parametrize("upgrade", [b"websocket", b"h2c, websocket", b"h2c\r\nUpgrade: any"])
 def test_an_upgrade_is_refused(doors: Doors, upgrade: bytes, caplog: pytest.LogCaptureFixture) -> None:
     sent = post(b"hello", b"Connection: Upgrade", b"Upgrade: " + upgrade, close=False)
     for before in (b"", post(b"first", close=False)):
@@ -450,7 +450,11 @@ def test_a_body_behind_an_upgrade_is_no_request(doors: Doors, method: bytes) -> 
     """The front door keeps its connections for the next client, who got the answer to what another had hidden in a body."""
     hidden = b"GET /hidden HTTP/1.1\r\nHost: a\r\n\r\n"
     head = method + b" /v1/files HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: any\r\n"
-    for length in (b"Content-Length: 99\r\n\r\n", b"Transfer-Encoding: chunked\r\n\r\n63\r\nx"):
+    for length in (
+        b"Content-Length: 99\r\n\r\n",
+        b"Transfer-Encoding: chunked\r\n\r\n63\r\nx",
+        b"Transfer-Encoding: \xff, chunked\r\n\r\n63\r\nx",
+    ):
         with socket.create_connection(doors.door, timeout=10) as client:
             client.sendall(head + length)
             answer = client.recv(1000)
@@ -460,6 +464,32 @@ def test_a_body_behind_an_upgrade_is_no_request(doors: Doors, method: bytes) -> 
                     answer += piece
         assert answer.count(b"HTTP/1.1 ") == 1
         assert answer.startswith(b"HTTP/1.1 400 ")
+
+
+HTTP_2 = b"Host: x\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAA\r\n"
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_client_that_offers_http_2_is_answered_in_http_1(doors: Doors, name: str) -> None:
+    """Java's client offers it with each first request, body and all."""
+    expected = read(talk(doors.door, ALIKE[name]))
+    sent = ALIKE[name].replace(b"Host: x\r\n", HTTP_2)
+    assert read(talk(doors.door, sent)) == expected
+    for at in range(1, len(sent), 1 + len(sent) // 8):
+        assert read(talk(doors.door, sent[:at], sent[at:])) == expected
+
+
+def test_many_offers_of_http_2_in_one_piece_are_as_many_requests(doors: Doors) -> None:
+    sent = post(b"a", close=False) * 2000 + CLOSE
+    answers = read(talk(doors.door, sent.replace(b"Host: x\r\n", HTTP_2)))
+    assert answers == [(200, b"a", False)] * 2000 + [(200, b"last", False)]
+
+
+async def test_connect_is_no_offer_of_http_2() -> None:
+    sent = b"CONNECT x:1 HTTP/1.1\r\n" + HTTP_2 + b"Content-Length: 4\r\n\r\nPOST"
+    answers, closed = await said(partial(Door, Relay(Echo().answer)), None, [sent, CLOSE])
+    assert [status for status, *_ in answers] == [400]
+    assert closed
 
 
 @pytest.mark.parametrize("queued", [b"", post(b"second", close=False)], ids=["next", "behind another"])
@@ -526,23 +556,33 @@ async def said(
     return answers, closed
 
 
-@settings(deadline=None)
-@given(
-    st.sampled_from(sorted(ALIKE)),
-    st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=4)), max_size=3),
-    st.lists(st.integers(1, 60), max_size=5),
-)
-def test_whatever_is_sent_the_door_says_what_uvicorn_says(
-    name: str, changes: list[tuple[int, bytes]], sizes: list[int]
-) -> None:
-    sent = ALIKE[name]
+def changed(sent: bytes, changes: list[tuple[int, bytes]]) -> bytes:
     for at, with_ in changes:
         sent = sent[:at] + with_ + sent[at + 1 :]
+    return sent
+
+
+def cut(sent: bytes, sizes: list[int]) -> list[bytes]:
     pieces = []
     for size in sizes:
         pieces.append(sent[:size])
         sent = sent[size:]
-    pieces = [piece for piece in (*pieces, sent) if piece]
+    return [piece for piece in (*pieces, sent) if piece]
+
+
+anything = given(
+    st.sampled_from(sorted(ALIKE)),
+    st.lists(st.tuples(st.integers(0, 300), st.binary(max_size=4)), max_size=3),
+    st.lists(st.integers(1, 60), max_size=5),
+)
+
+
+@settings(deadline=None)
+@anything
+def test_whatever_is_sent_the_door_says_what_uvicorn_says(
+    name: str, changes: list[tuple[int, bytes]], sizes: list[int]
+) -> None:
+    pieces = cut(changed(ALIKE[name], changes), sizes)
     echo = Echo()
 
     async def run() -> None:
@@ -551,6 +591,21 @@ def test_whatever_is_sent_the_door_says_what_uvicorn_says(
         assert itself == await said(HttpToolsProtocol, over_asgi(echo), pieces)
         tasks = asyncio.all_tasks() - {asyncio.current_task()}
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
+
+    asyncio.run(run())
+
+
+@settings(deadline=None)
+@anything
+def test_an_offer_of_http_2_changes_nothing(
+    name: str, changes: list[tuple[int, bytes]], sizes: list[int]
+) -> None:
+    pieces, echo = cut(changed(ALIKE[name], changes), sizes), Echo()
+
+    async def run() -> None:
+        door = partial(Door, Relay(echo.answer, ended=echo.done))
+        offers = [piece.replace(b"Host: x\r\n", HTTP_2) for piece in pieces]
+        assert await said(door, over_asgi(echo), offers) == await said(door, over_asgi(echo), pieces)
 
     asyncio.run(run())
 
