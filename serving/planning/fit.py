@@ -18,12 +18,12 @@ from serving.tpu.generations import GIB
 # In HBM beside the weights when the cache is sized. Gemma 4 E2B, whose loaded weights are 8.93 GiB, used 8.95 GiB of a v6e
 # and 8.97 GiB of a v5e chip; Qwen3.5-397B-FP8 used 0.7% more than its weights.
 RESIDENT_BYTES = GIB // 8
-# What programs that have run leave in HBM at start, by implementation. The runtime gives them up for buffers, not for another program.
+# What programs that have run leave in HBM at start. The runtime gives them up for buffers, not for another program.
 # tpu-inference's own left about 0.2 GiB with Gemma 4 E2B on a v5e chip, and leave no more than this at the 0.98 of published v6e
-# recipes: of 0.62 GiB grammars take 0.44 with Qwen3 32B. vLLM's, which run through torchax, are assumed to leave more. Those of Gemma 4
-# with its encoder compiled for every token budget leave about 6 GiB (tpu-inference PR 3408).
+# recipes: of 0.62 GiB grammars take 0.44 with Qwen3 32B. vLLM's, which run through torchax, are as large by the compiler: all of
+# Qwen2.5 32B's on v6e-4 have 1.90 GiB of code, all of Qwen3 32B's 1.95 (compiled.json). Those of Gemma 4 with its encoder compiled for
+# every token budget leave about 6 GiB (tpu-inference PR 3408).
 _PROGRAM_BYTES = GIB // 8
-_PROGRAM_BYTES_BY_VLLM = GIB // 4
 _ENCODER_PROGRAM_BYTES = 6 * GIB
 # Rows a token that activations hold at once: residual stream, its norm and the two sides of an addition.
 _STREAMS = 4
@@ -332,12 +332,11 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Lay
         # experts see the tokens of all devices that share attention by requests
         routed = tokens * layout.attention_groups * experts.per_token
         rows = routed * item * (_EXPERT_ROWS * shape.hidden_size + width)
-    programs = _PROGRAM_BYTES_BY_VLLM if sizes.by_vllm else _PROGRAM_BYTES
     logits = 0 if sizes.pools else 4 * sizes.sequences * shape.vocab_size
     batches = separate_batches(layout)
     copies = _SAMPLING_COPIES.get(slice_.generation, _SAMPLING_COPIES_ELSEWHERE)
     return Workspace(
-        program_bytes=_ENCODER_PROGRAM_BYTES if sizes.encoder_programs else programs,
+        program_bytes=_ENCODER_PROGRAM_BYTES if sizes.encoder_programs else _PROGRAM_BYTES,
         step_bytes=math.ceil(stream + tokens * item * (2 * widest / layout.head_shards + heads) + rows),
         expert_bytes=math.ceil(rows),
         grammar_bytes=math.ceil(_GRAMMAR_COPIES * logits) if batches == 1 else 0,

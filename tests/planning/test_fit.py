@@ -11,6 +11,7 @@ from serving.config import ModelSpec, ServiceConfig, load
 from serving.errors import ConfigError, PlanError, ServingError
 from serving.planning import Plan, plan
 from serving.planning.alternatives import slices_that_fit
+from serving.planning.compiled import result_of
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.fit import RESIDENT_BYTES
 from serving.planning.known_models import CONFIGS, EMBED
@@ -233,6 +234,19 @@ def test_programs_of_gemma_4_by_vllm_are_warned_of(model: str) -> None:
     safe = plan(spec(model, "v7x 2x2x1", {**by_vllm, "gpu_memory_utilization": 0.9}))
     own = plan(spec(model, "v7x 2x2x1", {"max_model_len": 4096, "gpu_memory_utilization": 0.98}))
     assert not any("run out" in note for note in (*safe.fit.notes, *own.fit.notes))
+
+
+def test_programs_of_vllm_s_models_are_as_large_as_tpu_inference_s_own() -> None:
+    """By the compiler, of two models of 64 layers and 33 billion parameters on v6e-4; both recipes are published at 0.98."""
+    by_vllm, own = (
+        plan(next(iter(load(DEPLOYMENTS / f"{name}-v6e-4.yaml").services.values())).models[0])
+        for name in ("qwen2.5-32b", "qwen3-32b")
+    )
+    assert [found.sizes.by_vllm for found in (by_vllm, own)] == [True, False]
+    assert risks(by_vllm) == risks(own) == []
+    kept = [result_of(found.version) for found in (by_vllm, own)]
+    code = [result.program_bytes for result in kept if result and result.program_bytes]
+    assert code[0] == pytest.approx(code[1], rel=0.05)
 
 
 # tpu-inference PR 2512: how large a batch of prefill needs how low a utilisation.
