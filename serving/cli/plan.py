@@ -52,7 +52,7 @@ def add_commands(commands: Any) -> None:
     planning.add_argument(
         "--workload",
         metavar="in=TOKENS,out=TOKENS,rate=REQUESTS_A_SECOND",
-        help="how many slices of which shape a load takes within slo, at what price, instead of the plans",
+        help="how many slices of which shape a load takes within slo, at what price, instead of the plans; without out= for models that embed or score",
     )
     planning.add_argument("--json", action="store_true", help="print every figure as JSON")
     planning.set_defaults(run=_plan)
@@ -122,6 +122,11 @@ def workload_file(path: str, text: str, console: Console, *, as_json: bool = Fal
             for service in services
             for spec in service.models
         ]
+        if workload.answer and offered and all(rows[0].plan.sizes.pools for _, rows in offered):
+            raise ConfigError(
+                f"--workload: out is {workload.answer}, and {offered[0][0]} embeds or scores texts, which has no output tokens; leave "
+                "out= away"
+            )
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED

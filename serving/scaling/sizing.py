@@ -19,7 +19,7 @@ _KEYS = ("in", "out", "rate")
 
 @dataclass(frozen=True)
 class Workload:
-    """Requests of so many tokens in and out, and how many of them come a second."""
+    """Requests of so many tokens in and out, and how many of them come a second. `answer` is 0 for models that write none."""
 
     prompt: int
     answer: int
@@ -47,7 +47,7 @@ class Offer:
 
 
 def read_workload(text: str) -> Workload:
-    """`in=1024,out=256,rate=20`; raises ConfigError."""
+    """`in=1024,out=256,rate=20`, without `out` for models that write nothing; raises ConfigError."""
     parts = [part.strip().partition("=")[::2] for part in text.split(",")]
     pairs = dict(parts)
     if len(pairs) < len(parts):
@@ -56,9 +56,9 @@ def read_workload(text: str) -> Workload:
         raise ConfigError(
             f"--workload: {unknown[0]!r} is none of {', '.join(_KEYS)}; write in=1024,out=256,rate=20"
         )
-    if missing := [key for key in _KEYS if key not in pairs]:
+    if missing := [key for key in ("in", "rate") if key not in pairs]:
         raise ConfigError(f"--workload: {missing[0]} is missing; write in=1024,out=256,rate=20")
-    numbers = {key: _number(key, pairs[key]) for key in _KEYS}
+    numbers = {key: _number(key, pairs.get(key, "0")) for key in _KEYS}
     return Workload(int(numbers["in"]), int(numbers["out"]), numbers["rate"])
 
 
@@ -66,8 +66,9 @@ def _number(key: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value <= _MOST or (key != "rate" and value != int(value)):
+        value = -1.0
+    least_is_0 = key == "out" and value == 0
+    if not (least_is_0 or 0 < value <= _MOST) or (key != "rate" and value != int(value)):
         kind = "requests a second" if key == "rate" else "a whole number of tokens"
         raise ConfigError(f"--workload: {key} is {kind}, above 0 and at most {_MOST:,} (got {text!r})")
     return value
@@ -76,11 +77,15 @@ def _number(key: str, text: str) -> float:
 def offers(spec: ModelSpec, workload: Workload, prices: Prices, hub: Hub = no_hub) -> list[Offer]:
     """What takes the workload: the model's own pools first, then all other slices that it fits, the cheapest first.
 
-    A model that embeds or scores texts writes no answer, whatever the workload has.
+    A model that embeds or scores texts writes no answer, whatever the workload has; for any other the workload has to have one.
     """
     own = [plan(pool, hub, prices=prices) for pool in spec.per_pool()]
     if own[0].sizes.pools:
         workload = replace(workload, answer=0)
+    elif not workload.answer:
+        raise ConfigError(
+            f"--workload: out is missing, and {spec.name} writes answers; write in=1024,out=256,rate=20"
+        )
     if workload.prompt + workload.answer > own[0].fit.max_model_len:
         raise ConfigError(
             f"{spec.name}: a request of {workload.prompt}+{workload.answer} tokens is longer than max_model_len, "

@@ -293,6 +293,18 @@ def test_a_workload_is_answered_in_slices_and_prices(
     assert main(["plan", deployment(tmp_path, TOO_LARGE), "--workload", "in=8,out=8,rate=1"]) == REFUSED
 
 
+def test_answers_of_a_model_that_writes_none_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = deployment(tmp_path, LLAMA | {"model": "Qwen/Qwen3-Embedding-8B"})
+    assert main(["plan", path, "--workload", "in=512,rate=40", "--json"]) == OK
+    assert json.loads(capsys.readouterr().out)[0]["offers"][0]["own"]
+    assert main(["plan", path, "--workload", "in=512,out=8,rate=40"]) == UNREADABLE
+    said = capsys.readouterr().out
+    assert "out is 8" in said
+    assert "leave out= away" in said
+
+
 def test_options_of_one_question_are_refused_with_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "any.yaml", "--engine", "max_model_len=1"]) == UNREADABLE
     assert "--engine goes with --what-fits" in capsys.readouterr().out

@@ -30,6 +30,7 @@ def own(spec: ModelSpec, workload: Workload = LOAD) -> Offer:
 def test_a_workload_is_read() -> None:
     assert read_workload("in=1024,out=256,rate=20") == Workload(1024, 256, 20.0)
     assert read_workload(" rate=0.5, in=8,out=1") == Workload(8, 1, 0.5)
+    assert read_workload("in=8,rate=2") == read_workload("in=8,out=0,rate=2") == Workload(8, 0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,8 @@ def test_a_workload_is_read() -> None:
             "in is a whole number of tokens, above 0 and at most 1,000,000 (got '1.5')",
         ),
         ("in=1024,out=x,rate=1", "out is a whole number of tokens"),
+        ("in=1024,out=-1,rate=1", "out is a whole number of tokens"),
+        ("in=0,out=1,rate=1", "in is a whole number of tokens"),
         ("in=1024,out=256,rate=-1", "rate is requests a second, above 0 and at most 1,000,000 (got '-1')"),
         (
             "in=1024,out=256,rate=1e12",
@@ -121,3 +124,10 @@ def test_a_model_that_embeds_is_sized_for_prompts_alone() -> None:
     of_prompts, with_answers = (own(embedding, Workload(4000, answer, 5)) for answer in (1, 4000))
     assert vars(of_prompts) | {"plan": None} == vars(with_answers) | {"plan": None}
     assert of_prompts.slices == 1
+
+
+def test_a_workload_without_answers_is_for_models_that_write_none() -> None:
+    embedding = model(model="Qwen/Qwen3-Embedding-8B", engine={"max_model_len": 4096})
+    assert own(embedding, Workload(4000, 0, 5)).slices == 1
+    with pytest.raises(ConfigError, match=r"out is missing, and meta-llama/Llama-3\.3-70B-Instruct writes answers"):
+        own(model(), Workload(1024, 0, 20))
