@@ -30,7 +30,7 @@ from serving.planning.prices import check as check_prices
 from serving.planning.service import check, every_plan
 from serving.planning.shapes import shape_of
 from serving.planning.summary import candidate_summary, summary
-from serving.scaling.sizing import offers, read_workload
+from serving.scaling.sizing import Offer, Workload, offers, read_workload
 
 OK, REFUSED, UNREADABLE = 0, 1, 2
 _OTHER_KUSTOMIZATIONS = ("kustomization.yml", "Kustomization")  # kustomize takes one file of the three
@@ -122,11 +122,7 @@ def workload_file(path: str, text: str, console: Console, *, as_json: bool = Fal
             for service in services
             for spec in service.models
         ]
-        if workload.answer and offered and all(rows[0].plan.sizes.pools for _, rows in offered):
-            raise ConfigError(
-                f"--workload: out is {workload.answer}, and {offered[0][0]} embeds or scores texts, which has no output tokens; leave "
-                "out= away"
-            )
+        _check_answers(workload, offered)
     except (PlanError, TopologyError) as error:
         _refuse(console, error.message)
         return REFUSED
@@ -145,6 +141,14 @@ def workload_file(path: str, text: str, console: Console, *, as_json: bool = Fal
         for name, rows in offered:
             show_offers(console, name, workload, rows)
     return OK if all(rows[0].slices for _, rows in offered) else REFUSED
+
+
+def _check_answers(workload: Workload, offered: Sequence[tuple[str, Sequence[Offer]]]) -> None:
+    """Refuse output tokens that no model of the file writes."""
+    if workload.answer and offered and all(rows[0].plan.sizes.pools for _, rows in offered):
+        raise ConfigError(
+            f"--workload: out is {workload.answer}, and {offered[0][0]} embeds or scores texts, which has no output tokens; leave out= away"
+        )
 
 
 def what_fits(model: str, console: Console, *, engine: Sequence[str] = (), as_json: bool = False) -> int:
