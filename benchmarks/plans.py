@@ -18,7 +18,7 @@ from statistics import median, quantiles
 from benchmarks.pages import put
 from serving.config import ModelSpec
 from serving.planning import Plan, plan
-from serving.planning.architectures import NOT_ON_TPU
+from serving.planning.architectures import NOT_COUNTED, NOT_ON_TPU
 from serving.planning.engine_sizes import engine_sizes
 from serving.planning.known_models import CONFIGS
 from serving.planning.layout import Layout
@@ -228,7 +228,20 @@ def coverage() -> str:
             f"| {model} | {shape.architecture} | {total / 1e9:,.2f} | {checkpoint_params(shape) / 1e9:,.2f} | {runs} |"
         )
     refused = [f"- {name}: {reason}." for name, reason in NOT_ON_TPU.items()]
-    return "\n".join([*lines, "", "Refused, with this reason:", "", *refused])
+    uncounted = [f"- {name}: {reason}." for name, reason in NOT_COUNTED.items()]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Refused, with this reason:",
+            "",
+            *refused,
+            "",
+            "Refused because their bytes are not counted, with what this reader lacks:",
+            "",
+            *uncounted,
+        ]
+    )
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ _GEMMA3 = {
     "tie_word_embeddings": True,
 }
 _COHERE = {"vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True}
+_RW = {"multi_query": True, "max_position_embeddings": 2048, "tie_word_embeddings": True}
 _QWEN3_5 = {"full_attention_interval": 4, "attn_output_gate": True, "head_dim": 256}
 
 # Architectures this reader was checked on, with the keys their config.json may leave to transformers' defaults.
@@ -81,7 +82,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "MiMoForCausalLM": {},
     "NemotronForCausalLM": {},
     "PhiForCausalLM": {},
-    "FalconForCausalLM": {"multi_query": True, "max_position_embeddings": 2048, "tie_word_embeddings": True},
+    "FalconForCausalLM": _RW,
     "GPT2LMHeadModel": {"tie_word_embeddings": True},
     "GPTJForCausalLM": {},
     "GPTNeoXForCausalLM": {},
@@ -96,6 +97,28 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "OPTForCausalLM": {"tie_word_embeddings": True},
     "OrionForCausalLM": {},
     "SolarForCausalLM": {},
+    "AfmoeForCausalLM": {"attn_output_gate": True},
+    "AXK1ForCausalLM": {},
+    "ChatGLMForConditionalGeneration": {},
+    "ChatGLMModel": {},
+    "ExaoneMoEForCausalLM": {},
+    "Fairseq2LlamaForCausalLM": {},
+    "FlexOlmoForCausalLM": {},
+    "GritLM": {},
+    "HYV3ForCausalLM": {},
+    "Jais2ForCausalLM": {},
+    "LLaMAForCausalLM": {},
+    "MellumForCausalLM": {},
+    "PanguEmbeddedForCausalLM": {},
+    "Param2MoEForCausalLM": {},
+    "Rnj1ForCausalLM": {"tie_word_embeddings": True},
+    "RWForCausalLM": _RW,
+    "SarvamMLAForCausalLM": {},
+    "SarvamMoEForCausalLM": {},
+    "StableLMEpochForCausalLM": {},
+    "TeleChat2ForCausalLM": {},
+    "TeleChat3ForCausalLM": {},
+    "TeleFLMForCausalLM": {},
     "BertModel": {},
     "Gemma3TextModel": _GEMMA3 | {"vocab_size": 262144},
     "ModernBertModel": {},
@@ -122,16 +145,18 @@ WITHOUT_GATES = (
     "GPT2LMHeadModel",
     "GPTJForCausalLM",
     "GPTNeoXForCausalLM",
+    "Jais2ForCausalLM",
     "NemotronForCausalLM",
     "OPTForCausalLM",
     "PhiForCausalLM",
+    "RWForCausalLM",
     "RobertaModel",
     "XLMRobertaModel",
 )
 # Whose MLP is four times as wide as the model unless the config says otherwise.
-FOUR_TIMES_AS_WIDE = ("FalconForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM")
+FOUR_TIMES_AS_WIDE = ("FalconForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM", "RWForCausalLM")
 # Whose layers for multi-token prediction have an MLP for experts, and the model's own embedding and head.
-DENSE_DRAFTS = ("Ernie4_5_MoeForCausalLM", "MiMoForCausalLM")
+DENSE_DRAFTS = ("Ernie4_5_MoeForCausalLM", "ExaoneMoEForCausalLM", "MiMoForCausalLM")
 
 _GPT2_NAMES = {
     "hidden_size": "n_embd",
@@ -140,10 +165,25 @@ _GPT2_NAMES = {
     "num_attention_heads": "n_head",
     "num_hidden_layers": "n_layer",
 }
+_CHATGLM_NAMES = {
+    "intermediate_size": "ffn_hidden_size",
+    "max_position_embeddings": "seq_length",
+    "num_hidden_layers": "num_layers",
+    "num_key_value_heads": "multi_query_group_num",
+    "vocab_size": "padded_vocab_size",
+}
+_SHARED_EXPERTS = {"n_shared_experts": "num_shared_experts"}
 # Keys that a family names its own way: this reader's name -> the family's.
 OWN_NAMES: dict[str, dict[str, str]] = {
-    "BailingMoeForCausalLM": {"n_shared_experts": "num_shared_experts"},
-    "BailingMoeV2ForCausalLM": {"n_shared_experts": "num_shared_experts"},
+    "AfmoeForCausalLM": {
+        "first_k_dense_replace": "num_dense_layers",
+        "sliding_window_pattern": "global_attn_every_n_layers",
+        **_SHARED_EXPERTS,
+    },
+    "BailingMoeForCausalLM": _SHARED_EXPERTS,
+    "BailingMoeV2ForCausalLM": _SHARED_EXPERTS,
+    "ChatGLMForConditionalGeneration": _CHATGLM_NAMES,
+    "ChatGLMModel": _CHATGLM_NAMES,
     "Ernie4_5_MoeForCausalLM": {
         "first_k_dense_replace": "moe_layer_start_index",
         "n_shared_experts": "moe_num_shared_experts",
@@ -151,6 +191,7 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "num_experts_per_tok": "moe_k",
     },
     "ExaoneForCausalLM": {"num_hidden_layers": "num_layers"},  # as the checkpoint's own config class has it
+    "ExaoneMoEForCausalLM": _SHARED_EXPERTS,
     "FalconForCausalLM": {"num_key_value_heads": "num_kv_heads"},
     "GPT2LMHeadModel": _GPT2_NAMES,
     "GPTJForCausalLM": _GPT2_NAMES,
@@ -161,11 +202,28 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "n_shared_experts": "num_shared_expert",
         "num_experts_per_tok": "moe_topk",
     },
+    "HYV3ForCausalLM": {"moe_intermediate_size": "expert_hidden_dim", **_SHARED_EXPERTS},
     "ModernBertModel": {
         "sliding_window": "local_attention",
         "sliding_window_pattern": "global_attn_every_n_layers",
     },
     "OPTForCausalLM": {"intermediate_size": "ffn_dim"},
+    "Param2MoEForCausalLM": {
+        "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
+        **_SHARED_EXPERTS,
+    },
+    "RWForCausalLM": {
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+        "num_key_value_heads": "n_head_kv",
+    },
+    "SarvamMLAForCausalLM": _SHARED_EXPERTS,
+    "SarvamMoEForCausalLM": _SHARED_EXPERTS,
+    "TeleChat2ForCausalLM": {
+        "intermediate_size": "ffn_hidden_size",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
 }
 # Whose vLLM implementation chooses experts by a function of its own. tpu-inference 0.26 gives its kernels the router's logits and
 # heeds no such function (layers/vllm/interface/moe.py), nor groups of experts.
@@ -245,6 +303,48 @@ NOT_ON_TPU: dict[str, str] = {
     ),
 }
 
+_NO_LOOPS = "it runs its layers several times a token, each time with a cache of its own"
+# Other decoders of vLLM 0.26, whose bytes this reader can't count, with the reason. Nobody has shown one of them on a TPU.
+NOT_COUNTED: dict[str, str] = {
+    **dict.fromkeys(("HrmTextForCausalLM", "IQuestLoopCoderForCausalLM", "OuroForCausalLM"), _NO_LOOPS),
+    "ArcticForCausalLM": "it has a dense MLP beside its experts",
+    "DbrxForCausalLM": "it keeps its sizes in attn_config and ffn_config",
+    "DeciLMForCausalLM": "its layers differ in heads and widths, and some have no attention",
+    **dict.fromkeys(
+        ("DeepseekV4ForCausalLM", "MiniMaxM3SparseForCausalLM"),
+        "its sparse attention keeps a cache of its own",
+    ),
+    "Gemma3nForCausalLM": "it mixes several residual streams, by layers that no other family has",
+    **dict.fromkeys(
+        ("HCXVisionForCausalLM", "HCXVisionV2ForCausalLM"), "its encoder is a model of another family"
+    ),
+    **dict.fromkeys(
+        ("InklingForCausalLM", "InklingForConditionalGeneration"),
+        "its attention keeps states besides the cache",
+    ),
+    "LagunaForCausalLM": "its layers differ in attention heads",
+    "Llama4ForCausalLM": "no checkpoint without an encoder is published, and tpu-inference's own model of this name is another",
+    **dict.fromkeys(
+        ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM"),
+        "its layers attend twice, and some of its experts have no weights",
+    ),
+    "MiniCPM3ForCausalLM": "it caches keys and values of latent attention in full",
+    **dict.fromkeys(
+        ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
+        "its layers differ in heads, and values are narrower than keys",
+    ),
+    "MistralLarge3ForCausalLM": "its sizes are in params.json, which this plan does not read",
+    **dict.fromkeys(
+        ("PanguProMoEV2ForCausalLM", "PanguUltraMoEForCausalLM"),
+        "its attention caches sinks, or has values of another width",
+    ),
+    "Plamo3ForCausalLM": "its layers' windows are named its own way",
+    **dict.fromkeys(
+        ("Step3TextForCausalLM", "Step3p5ForCausalLM"),
+        "its layers differ in heads, or share keys through a projection of its own",
+    ),
+}
+
 # Implemented in JAX by tpu-inference 0.26, and not among those for which it prefers vLLM's implementation; of all others it
 # runs vLLM's through torchax (models/common/model_loader.py).
 JAX_MODELS = (
@@ -279,6 +379,7 @@ EMBEDDINGS_AS_HEADS = (
     "MiMoForCausalLM",
     "OPTForCausalLM",
     "Olmo3ForCausalLM",
+    "Param2MoEForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
@@ -286,6 +387,9 @@ EMBEDDINGS_AS_HEADS = (
     "Qwen3VLForConditionalGeneration",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForConditionalGeneration",
+    "RWForCausalLM",
+    "SarvamMLAForCausalLM",
+    "SarvamMoEForCausalLM",
     "SeedOssForCausalLM",
 )
 # Checkpoints of draft models, and the architecture whose layers they have; embedding and head may be the target's own.
@@ -316,6 +420,8 @@ def counted(architecture: str, where: str) -> tuple[str, bool]:
         return causal, scores
     if reason := NOT_ON_TPU.get(causal):
         raise PlanError(f"{where} is a {architecture}, which is not served on TPUs: {reason}")
+    if reason := NOT_COUNTED.get(causal):
+        raise PlanError(f"{where} is a {architecture}, whose bytes this plan can't count: {reason}")
     near = nearest(architecture)
     hint = f"; did you mean {near}?" if near else ""
     raise PlanError(
@@ -337,7 +443,7 @@ def _short(architecture: str) -> str:
 
 def nearest(architecture: str) -> str | None:
     """A counted architecture whose name differs by a typo; None where none does."""
-    stems = {_stem(name): name for name in ARCHITECTURES}
+    stems = {_stem(name): name for name in reversed(ARCHITECTURES)}  # of LLaMA and Llama the first
     near = difflib.get_close_matches(_stem(architecture), stems, n=1, cutoff=_ALIKE)
     return stems[near[0]] if near and _digits(near[0]) == _digits(_stem(architecture)) else None
 

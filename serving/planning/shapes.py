@@ -218,7 +218,11 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
 
 def _kv_heads(text: Keys, heads: int) -> int:
     # Falcon's: num_kv_heads is not read then.
-    if text.get("multi_query") and not text.get("new_decoder_architecture"):
+    if (
+        text.get("multi_query")
+        and not text.get("new_decoder_architecture")
+        and text.get("n_head_kv") is None  # of an older Falcon with several, which has no other key for it
+    ):
         return 1
     return text.number("num_key_value_heads", heads)
 
@@ -371,10 +375,11 @@ def _experts(text: Keys, layers: int) -> Experts | None:
     if text.get("intermediate_size_mlp"):  # Llama 4 passes every token through one more expert
         shared = width
     step = text.number("interleave_moe_layer_step", text.get("decoder_sparse_step", 1))
-    dense = text.number("first_k_dense_replace", 0, least=0) + len(text.entries("mlp_only_layers"))
+    dense = _layers_without_experts(text)
     if dense > layers // step:
         raise PlanError(
-            f"config.json of {text.where}: {dense} layers without experts (first_k_dense_replace, mlp_only_layers) are more than "
+            f"config.json of {text.where}: {dense} layers without experts (first_k_dense_replace, mlp_only_layers, mlp_layer_types or "
+            "is_moe_layer) are more than "
             f"the {layers // step} that could have them"
         )
     count = text.number(key)
@@ -386,6 +391,14 @@ def _experts(text: Keys, layers: int) -> Experts | None:
         shared_width=text.number("shared_expert_intermediate_size", shared, least=0),
         groups=text.number("n_group", 1, least=0) or 1,
     )
+
+
+def _layers_without_experts(text: Keys) -> int:
+    if kinds := text.entries("mlp_layer_types"):
+        return kinds.count("dense")
+    if have_experts := text.entries("is_moe_layer"):
+        return have_experts.count(False)
+    return text.number("first_k_dense_replace", 0, least=0) + len(text.entries("mlp_only_layers"))
 
 
 def _mlp_widths(

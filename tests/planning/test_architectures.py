@@ -15,6 +15,7 @@ from serving.planning.architectures import (
     FULL_SIZE_IN_JAX,
     JAX_MODELS,
     LEARNED_POSITIONS,
+    NOT_COUNTED,
     NOT_ON_TPU,
     NOT_STAGED,
     NOT_STREAMED,
@@ -36,12 +37,18 @@ def source(package: str, module: str) -> str:
     return (Path(spec.origin).parent / module).read_text()
 
 
-def registered() -> dict[str, str]:
-    """vLLM's architectures, with the module that implements each."""
+def registered(table: str | None = None) -> dict[str, str]:
+    """vLLM's architectures, of one table or of all, with the module that implements each."""
     tables = ast.parse(source("vllm", "model_executor/models/registry.py"))
+    asked = [
+        node
+        for node in tables.body
+        if isinstance(node, ast.Assign) and table in (None, ast.unparse(node.targets[0]))
+    ]
     pairs = [
         (key, value)
-        for node in ast.walk(tables)
+        for assignment in asked
+        for node in ast.walk(assignment)
         if isinstance(node, ast.Dict)
         for key, value in zip(node.keys, node.values, strict=True)
     ]
@@ -75,6 +82,17 @@ def test_vllm_implements_every_architecture_that_is_counted() -> None:
 def test_vllm_knows_every_architecture_that_no_tpu_serves() -> None:
     assert NOT_ON_TPU.keys() <= registered().keys()
     assert not NOT_ON_TPU.keys() & ARCHITECTURES.keys()
+
+
+def test_every_decoder_of_vllm_is_counted_or_refused_with_a_reason() -> None:
+    decoders = registered("_TEXT_GENERATION_MODELS")
+    told = [*ARCHITECTURES, *NOT_ON_TPU, *NOT_COUNTED]
+    assert len(decoders) > 100
+    assert decoders.keys() <= set(told)
+    assert len(told) == len(set(told))
+    assert NOT_COUNTED.keys() <= decoders.keys()
+    page = (Path(__file__).parents[2] / "docs/benchmarks/plans.md").read_text()
+    assert [name for name in NOT_COUNTED if name not in page] == []
 
 
 def test_models_in_jax_are_those_of_tpu_inference() -> None:
@@ -173,11 +191,22 @@ def test_experts_that_vllm_s_models_choose_by_a_function_of_their_own_are_known(
 
 def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
     by_a_class_of_the_checkpoint = {"ExaoneForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM"}
+    # RWConfig gives Falcon the names of today, Sarvam's MoE is Bailing's, Afmoe's class makes layer_types of its interval.
+    elsewhere = {
+        "AfmoeForCausalLM": source("transformers", "models/afmoe/configuration_afmoe.py"),
+        "RWForCausalLM": source("vllm", "transformers_utils/configs/falcon.py"),
+        "SarvamMoEForCausalLM": source("vllm", "model_executor/models/bailing_moe.py"),
+    }
     for architecture, names in OWN_NAMES.items():
         if architecture in by_a_class_of_the_checkpoint:
             continue
-        text = source("vllm", f"model_executor/models/{registered()[architecture]}.py")
-        assert all(f"config.{own}" in text or f'"{own}"' in text for own in names.values()), architecture
+        text = source("vllm", f"model_executor/models/{registered()[architecture]}.py") + elsewhere.get(
+            architecture, ""
+        )
+        spellings = ("config.{}", "self.{}", '"{}"')
+        assert all(any(spelling.format(own) in text for spelling in spellings) for own in names.values()), (
+            architecture
+        )
 
 
 def test_models_whose_mlp_has_no_gate_are_those_of_vllm() -> None:

@@ -130,7 +130,110 @@ BERT_LARGE = dense(1024, 4096, 24, 16, 16, 30522) | {"max_position_embeddings": 
 BGE_M3 = dense(1024, 4096, 24, 16, 16, 250002) | {"max_position_embeddings": 8194, "type_vocab_size": 1}
 WINDOWS = {"sliding_window": 4096, "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 16}
 
+# An older Falcon's config.
+RW = {
+    "hidden_size": 4544,
+    "n_head": 71,
+    "n_layer": 32,
+    "vocab_size": 65024,
+    "multi_query": True,
+    "alibi": False,
+}
+AFMOE = dense(2048, 6144, 32, 32, 4, 200192) | {
+    "head_dim": 128,
+    "global_attn_every_n_layers": 4,
+    "sliding_window": 2048,
+    "num_dense_layers": 2,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+    "moe_intermediate_size": 1024,
+}
+EXAONE_MOE = dense(6144, 18432, 48, 64, 8, 153600) | {
+    "head_dim": 128,
+    "is_moe_layer": [False] + [True] * 47,
+    "moe_intermediate_size": 2048,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+}
+HY3 = dense(4096, 13312, 80, 64, 8, 120832) | {
+    "head_dim": 128,
+    "expert_hidden_dim": 1536,
+    "first_k_dense_replace": 1,
+    "num_experts": 192,
+    "num_experts_per_tok": 8,
+    "num_shared_experts": 1,
+}
+MELLUM = dense(2304, 7168, 28, 32, 4, 98304) | {
+    "head_dim": 128,
+    "mlp_layer_types": ["sparse"] * 28,
+    "moe_intermediate_size": 896,
+    "num_experts": 64,
+    "num_experts_per_tok": 8,
+}
+PARAM2 = dense(2048, 9216, 21, 16, 8, 128000) | {
+    "head_dim": 128,
+    "first_k_dense_replace": 1,
+    "moe_intermediate_size": 1024,
+    "moe_shared_expert_intermediate_size": 2048,
+    "num_experts": 64,
+    "num_experts_per_tok": 6,
+    "num_shared_experts": 2,
+}
+TELECHAT2 = {
+    "ffn_hidden_size": 12288,
+    "hidden_size": 4096,
+    "max_position_embeddings": 8192,
+    "n_head": 32,
+    "n_layer": 30,
+    "num_key_value_heads": 32,
+    "vocab_size": 131072,
+}
+CHATGLM3 = {
+    "ffn_hidden_size": 13696,
+    "hidden_size": 4096,
+    "multi_query_group_num": 2,
+    "num_attention_heads": 32,
+    "num_layers": 28,
+    "padded_vocab_size": 65024,
+    "seq_length": 8192,
+}
+LATENT = {"kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
+AXK1 = (
+    dense(7168, 18432, 61, 64, 64, 163840)
+    | LATENT
+    | {
+        "first_k_dense_replace": 1,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 192,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 1536,
+    }
+)
+
 FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
+    # The parameters of vLLM 0.26's own class of this config, made on torch's meta device; AXK1's by its model card.
+    "AXK1ForCausalLM": (AXK1, 519),
+    "AfmoeForCausalLM": (AFMOE, 26.124),
+    "ChatGLMModel": (CHATGLM3, 6.244),
+    "ExaoneMoEForCausalLM": (EXAONE_MOE, 236.571),
+    "FlexOlmoForCausalLM": (
+        dense(4096, 11008, 32, 32, 32, 100352) | {"num_experts": 7, "num_experts_per_tok": 5},
+        33.271,
+    ),
+    "HYV3ForCausalLM": (HY3, 295.034),
+    "Jais2ForCausalLM": (dense(3328, 26624, 32, 26, 26, 150272), 8.090),
+    "LLaMAForCausalLM": (dense(4096, 11008, 32, 32, 32, 32000), 6.738),
+    "MellumForCausalLM": (MELLUM, 12.150),
+    "PanguEmbeddedForCausalLM": (dense(4096, 12800, 34, 32, 8, 153376), 8.031),
+    "Param2MoEForCausalLM": (PARAM2, 9.153),
+    "RWForCausalLM": (RW, 6.922),
+    "StableLMEpochForCausalLM": (dense(2560, 6912, 32, 32, 32, 50304), 2.795),
+    "TeleChat2ForCausalLM": (TELECHAT2, 7.617),
+    "TeleFLMForCausalLM": (dense(8192, 21824, 64, 64, 64, 80000), 52.818),
+    # Of transformers' classes.
     "ApertusForCausalLM": (dense(4096, 21504, 32, 32, 8, 131072), 8.053),
     "ArceeForCausalLM": (dense(2560, 18432, 36, 20, 4, 128004), 4.619),
     "BailingMoeV2ForCausalLM": (LING_MINI, 16.26),
@@ -191,6 +294,12 @@ def test_parameters_of_a_family_are_counted(architecture: str) -> None:
     config, billions = FAMILIES[architecture]
     shape = read_config({"architectures": [architecture], **config}, where=architecture)
     assert checkpoint_params(shape) / 1e9 == pytest.approx(billions, rel=0.005)
+
+
+def test_an_older_falcon_has_the_key_value_heads_that_it_names() -> None:
+    config = {"architectures": ["RWForCausalLM"], **RW}
+    assert read_config(config, where="falcon").num_key_value_heads == 1
+    assert read_config(config | {"n_head_kv": 8}, where="falcon").num_key_value_heads == 8
 
 
 def test_layers_that_draft_for_ernie_have_no_experts() -> None:

@@ -117,10 +117,10 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "near"),
     [
-        ("LlamaForCausalM", "did you mean LlamaForCausalLM?"),
+        ("LlamForCausalLM", "did you mean LlamaForCausalLM?"),
         ("Qwen3MoEForCausalLM", "did you mean Qwen3MoeForCausalLM?"),
-        ("FlexOlmoForCausalLM", None),
-        ("AfmoeForCausalLM", None),
+        ("MyOwnForCausalLM", None),
+        ("OuroForCausalLM", None),
         ("Qwen4ForCausalLM", None),
     ],
 )

@@ -129,5 +129,7 @@ def test_a_model_that_embeds_is_sized_for_prompts_alone() -> None:
 def test_a_workload_without_answers_is_for_models_that_write_none() -> None:
     embedding = model(model="Qwen/Qwen3-Embedding-8B", engine={"max_model_len": 4096})
     assert own(embedding, Workload(4000, 0, 5)).slices == 1
-    with pytest.raises(ConfigError, match=r"out is missing, and meta-llama/Llama-3\.3-70B-Instruct writes answers"):
+    with pytest.raises(
+        ConfigError, match=r"out is missing, and meta-llama/Llama-3\.3-70B-Instruct writes answers"
+    ):
         own(model(), Workload(1024, 0, 20))
