@@ -179,7 +179,8 @@ class Scaler:
         shares = {name: model.share for name, model in self._models.items() if model.share}
         self._hardware = hardware_given(shares, self._hardware)
         gives = given({name: share for name, share in shares.items() if not self._models[name].hold})
-        for name, model in list(self._models.items()):
+        # Those that give come first: what they give would count as lacking at the next look too, and a second slice would go for it.
+        for name, model in sorted(self._models.items(), key=lambda item: item[0] not in gives):
             if model.called:
                 try:
                     self._decide(model, entries, demands, gives.get(name, (0.0, 0.0)), now_s)

@@ -132,6 +132,21 @@ def test_no_model_in_use_stays_without_a_slice_while_another_has_several(
     assert fleet.targets[-1] == {"first-x": budget, "second-y": 0}
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_one_slice_goes_for_the_first_of_another_model_wherever_that_stands_in_the_yaml(last: bool) -> None:
+    """Where the model without one stood first, two slices went: it still lacked the first of them at the next look."""
+    gives, lacks = Model("gives", (pool("x"),), rate=45.0), Model("lacks", (pool("x"),))
+    fleet = ControlledFleet(
+        [gives, lacks] if last else [lacks, gives], hardware=20, budget=5, start_s=5, drain_s=2
+    )
+    fleet.run(120)
+    lacks.rate = 5.0
+    fleet.run(60)
+    assert (fleet.serving(gives), fleet.serving(lacks)) == (4, 1)
+    assert len(fleet.ended) == 1
+    assert {wanted["gives-x"] for wanted in fleet.targets[-60:]} == {5, 4}
+
+
 def test_no_slice_is_given_back_for_a_pool_whose_hosts_are_others() -> None:
     """Where hosts carry the pool that they were bought for, no slice of another pool is placed on them."""
     bought, waits = pool("x", hardware="h"), pool("y", hardware="h")
