@@ -102,7 +102,7 @@ class PoolState:
     speed: float = 1.0
     delivered: int = 0  # slices that are there, serving or not
     serving: int = 0
-    late_s: float | None = None  # when patience ran out, or starts failed; None once a slice serves
+    late_s: float | None = None  # when it last waited beyond its patience, or starts failed; None once a slice serves
     failed: int = 0  # starts since a slice last came up
     failure: str = ""  # why the last of them failed
 
@@ -309,15 +309,16 @@ def _counted(spec: Pool, known: PoolState, sums: Sums, now_s: float) -> PoolStat
 
 
 def _late_s(spec: Pool, known: PoolState, failures: int, *, delivered: bool, now_s: float) -> float | None:
-    """When a pool's patience ran out. A pool whose order the budget took is tried again after _AGAIN patiences."""
+    """When a pool that is out of patience last waited. One whose order the budget took is tried again _AGAIN patiences later."""
     if failures >= _FAILED_STARTS:
         return now_s if known.late_s is None else known.late_s
     if delivered and not failures:
         return None
     if known.late_s is None:
         return now_s if known.orders and now_s - known.orders[0] > spec.patience_s else None
-    waits = known.orders or known.starting
-    return known.late_s if waits or now_s - known.late_s < _AGAIN * spec.patience_s else None
+    if known.orders or known.starting:
+        return now_s
+    return known.late_s if now_s - known.late_s < _AGAIN * spec.patience_s else None
 
 
 def _learn(

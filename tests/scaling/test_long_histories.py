@@ -3,10 +3,11 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 from ray.serve._private.common import ReplicaState
@@ -18,6 +19,8 @@ pytestmark = [
 ]
 
 Event = tuple[str, int, float]  # what happens, to which model, and a number whose meaning is the event's
+# Pools of one shape: Ray places the slices of each on whatever is free.
+shared = partial(pool, hardware="h")
 
 
 def happen(fleet: ControlledFleet, event: Event) -> None:
@@ -71,7 +74,7 @@ def deploy(fleet: ControlledFleet, model: Model, what: str, number: float) -> No
     elif len(fleet.models) > 1:
         fleet.models.remove(model)
     else:
-        fleet.models.append(Model("third", (pool("y"), pool("z"))))
+        fleet.models.append(Model("third", (shared("y"), shared("z"))))
     fleet.deploy()
 
 
@@ -88,13 +91,14 @@ events = st.tuples(
 histories = st.lists(st.tuples(events, st.sampled_from([1, 7, 40])), min_size=1, max_size=7)
 
 
+@example(6, 4, [(("load", 0, 45.0), 80)])  # orders went to the other pool for a second and came back
 @examples(max_examples=4)
 @given(st.sampled_from([None, 3, 6]), st.sampled_from([4, 20]), histories)
 def test_after_any_history_the_needed_slices_serve_and_stay(
     budget: int | None, hardware: int, history: Sequence[tuple[Event, int]]
 ) -> None:
     """Never above the budget; once the world is quiet, every model has what it needs and the limits give, and nothing moves."""
-    models = [Model("first", (pool("x"), pool("y"))), Model("second", (pool("x"),))]
+    models = [Model("first", (shared("x"), shared("y"))), Model("second", (shared("x"),))]
     fleet = ControlledFleet(models, hardware=hardware, budget=budget, start_s=5, drain_s=3)
     for event, seconds in history:
         happen(fleet, event)
@@ -115,6 +119,19 @@ def test_after_any_history_the_needed_slices_serve_and_stay(
         needed = min(math.ceil(model.rate / RATE), sum(each.max for each in model.pools))
         assert serving[model.name] >= min(needed, 1)
         assert serving[model.name] >= needed or sum(serving.values()) >= limit
+
+
+def test_orders_that_no_pool_delivers_stay_in_each_for_its_patience() -> None:
+    """Both pools were tried again at once: the second one's orders came and went within a second."""
+    model = Model("first", (shared("x"), shared("y")), rate=45.0)
+    fleet = ControlledFleet([model], hardware=4, budget=6, start_s=5, drain_s=3)
+    fleet.run(1200)
+    moves = [at for at, (before, after) in enumerate(pairwise(fleet.targets)) if before != after]
+    turns = [after - before for before, after in pairwise(move for move in moves if move > 60)]
+    assert len(turns) >= 4
+    assert min(turns) >= 60
+    assert {wanted["first-y"] for wanted in fleet.targets[-600:]} == {0, 2}
+    assert not fleet.ended
 
 
 def test_requests_whose_clients_left_while_they_waited_are_not_taken_for_short_ones() -> None:

@@ -167,7 +167,7 @@ class ControlledFleet:
             replace(
                 record,
                 application=APPLICATION,
-                running=round(rates.get(record.model, 0.0)) if record.state is SliceState.SERVING else 0,
+                running=rates.get(record.model, 0.0) if record.state is SliceState.SERVING else 0,  # type: ignore[arg-type]  # a mean
                 prompt_tokens=round(self.tokens.get(record.replica, 0.0)),
                 output_tokens=round(self.tokens.get(record.replica, 0.0)),
                 beat=self.silent.get(record.replica, self.beat),
