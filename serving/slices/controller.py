@@ -147,17 +147,22 @@ class SliceDeployments:
         self._store = store
         self._clock = clock
         self._placed = placed
-        self._retries: dict[Any, tuple[Any, Retry]] = {}  # by deployment, of one version of its engine
         self._wanted = wanted
+        # What is kept of a deployment goes with Serve's state of it.
         self._states: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._handovers: dict[Any, _Handover] = {}  # of pools that the YAML no longer has
-        self._published: dict[Any, Rollout] = {}
-        # Deployments of which the store has nothing from a controller before this one.
-        self._looked: set[Any] = set()
-        self._asked_s: dict[Any, float] = {}  # when the store was asked for retries, by deployment
+        # Of one version of its engine.
+        self._retries: weakref.WeakKeyDictionary[Any, tuple[Any, Retry]] = weakref.WeakKeyDictionary()
+        # Of pools that the YAML no longer has.
+        self._handovers: weakref.WeakKeyDictionary[Any, _Handover] = weakref.WeakKeyDictionary()
+        self._published: weakref.WeakKeyDictionary[Any, Rollout] = weakref.WeakKeyDictionary()
+        # Those of which the store has nothing from a controller before this one.
+        self._looked: weakref.WeakSet[Any] = weakref.WeakSet()
+        # When the store was asked for retries.
+        self._asked_s: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
         # When replicas that start were first seen.
         self._seen_s: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
-        self._left_s: dict[Any, float] = {}  # when a slice of each deployment was last seen to leave
+        # When a slice of each deployment was last seen to leave.
+        self._left_s: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
     def made(self, state: Any) -> None:
         """Serve has made a deployment's state."""
@@ -169,8 +174,8 @@ class SliceDeployments:
             deployed.held(state)
             for state in self._states
             if state._id.app_name == application
-            and state._id in self._handovers
-            and state._id.name not in self._handovers[state._id].application.target_deployments
+            and state in self._handovers
+            and state._id.name not in self._handovers[state].application.target_deployments
         ]
         return sum(slices for slices, _ in held), sum(dollars for _, dollars in held)
 
@@ -232,14 +237,14 @@ class SliceDeployments:
         return min(most, FIRST_STARTS) if unproven and self._ours(state) else most
 
     def scale(self, state: Any, *args: Any, **kwargs: Any) -> Any:
-        if state._id in self._retries and not self._retry(state):
-            del self._retries[state._id]  # a version that comes back later begins anew
+        if state in self._retries and not self._retry(state):
+            del self._retries[state]  # a version that comes back later begins anew
         if self._is_asked_again(state):
-            self._retries.pop(state._id, None)
+            self._retries.pop(state, None)
             deployed.forget_failures(state)
             logger.warning("%s rolls again, as somebody asked", state._id)
         requests = self._default["scale_deployment_replicas"](state, *args, **kwargs)
-        published = state._id in self._looked and state._id not in self._published
+        published = state in self._looked and state not in self._published
         if (state._in_transition or not published) and self._ours(state):
             self._publish(state)
         return requests
@@ -253,7 +258,7 @@ class SliceDeployments:
             model = deployed.settings(old)["name"]
             targets = [known[other] for other in application.target_deployments if other in known]
             for other in targets:  # one that is back in the YAML is handed over anew when it goes again
-                self._handovers.pop(other._id, None)
+                self._handovers.pop(other, None)
             others = [
                 other for other in targets if self._ours(other) and deployed.settings(other)["name"] == model
             ]
@@ -264,7 +269,7 @@ class SliceDeployments:
                 old._rescale_to(wanted)
                 return changed
         if old is not None:
-            self._handovers.pop(old._id, None)
+            self._handovers.pop(old, None)
         # A deployment of this name that comes later is decided for anew.
         tell_wanted(application._name, name, None)
         return self._default[DELETE_POINT](application, name)
@@ -284,11 +289,11 @@ class SliceDeployments:
         """
         if not state._terminally_failed():
             if state._replica_has_started:
-                self._retries.pop(state._id, None)
+                self._retries.pop(state, None)
             return
         before = self._retry(state) or Retry()
         retry = before.given_up(self._clock())
-        self._retries[state._id] = deployed.version(state), retry
+        self._retries[state] = deployed.version(state), retry
         if retry.failed_s is None:
             deployed.forget_failures(state)
             logger.warning("%s tries again to start slices", state._id)
@@ -297,10 +302,10 @@ class SliceDeployments:
 
     def _is_asked_again(self, state: Any) -> bool:
         """Whether somebody asks that the deployment's roll, which has stopped, is tried again."""
-        rollout, now_s = self._published.get(state._id), self._clock()
-        if not (rollout and rollout.stopped) or now_s - self._asked_s.get(state._id, -math.inf) < _ASKED_S:
+        rollout, now_s = self._published.get(state), self._clock()
+        if not (rollout and rollout.stopped) or now_s - self._asked_s.get(state, -math.inf) < _ASKED_S:
             return False
-        self._asked_s[state._id] = now_s
+        self._asked_s[state] = now_s
         try:
             return self._store().take_retry(rollout)
         except Exception:
@@ -311,7 +316,7 @@ class SliceDeployments:
 
     def _retry(self, state: Any) -> Retry | None:
         """What is known of starts of the deployment's version that failed."""
-        version, retry = self._retries.get(state._id, (None, None))
+        version, retry = self._retries.get(state, (None, None))
         return retry if version == deployed.version(state) else None
 
     def _is_tried_again(self, state: Any) -> bool:
@@ -341,7 +346,7 @@ class SliceDeployments:
         scaling = [bool(other._deployed_info.deployment_config.autoscaling_config) for other in others]
         unsure = sum(deployed.recovering(other) for other in others)
         at_first = _Handover(application, present + serving + unsure if any(scaling) else 0)
-        first = self._handovers.setdefault(old._id, at_first).slices
+        first = self._handovers.setdefault(old, at_first).slices
         gone_pool = deployed.settings(old)["pool"]
         counts = [
             self._wanted(other._id.app_name, other._id.name, gone_pool) if scales else 0
@@ -426,14 +431,14 @@ class SliceDeployments:
     def _quiet(self, state: Any, roll: Roll) -> Roll:
         now_s = self._clock()
         if roll.leaving:
-            self._left_s[state._id] = now_s
-        return replace(roll, quiet_s=now_s - self._left_s.get(state._id, -math.inf))
+            self._left_s[state] = now_s
+        return replace(roll, quiet_s=now_s - self._left_s.get(state, -math.inf))
 
     def _with_reason(self, state: Any, rollout: Rollout | None) -> Rollout | None:
         """Serve forgets why a roll stopped once its controller ends, or the roll is tried again: the record before says it."""
         if not rollout or not rollout.stopped or rollout.failed:
             return rollout
-        before = self._published.get(state._id) or self._store().rollout(rollout)
+        before = self._published.get(state) or self._store().rollout(rollout)
         if before is None or before.version != rollout.version:
             return rollout
         return replace(rollout, failed=before.failed, reason=before.reason)
@@ -449,15 +454,15 @@ class SliceDeployments:
             return  # and nobody knows yet which version it has
         try:
             rollout = self._with_reason(state, rollout)
-            if state._id in self._looked and rollout == self._published.get(state._id):
+            if state in self._looked and rollout == self._published.get(state):
                 return
             if rollout is not None:
                 self._store().put_rollout(rollout)
-                self._published[state._id] = rollout
+                self._published[state] = rollout
             else:
                 self._store().delete_rollout(deployed.rollout(state, self._count(state).roll, stopped=False))
-                self._published.pop(state._id, None)
-            self._looked.add(state._id)
+                self._published.pop(state, None)
+            self._looked.add(state)
         except Exception:
             logger.exception("the store can't be written; the next look tells how far %s is", state._id)
 

@@ -1,11 +1,13 @@
 """What Serve's own DeploymentState makes of our answers: waves, failed starts, pools that are taken out."""
 
+import gc
 from dataclasses import replace
 
 import pytest
 from ray.serve._private.common import ReplicaState
 from support.serve_deployment import APPLICATION, Cluster
 
+from serving.slices import controller
 from serving.state.records import Rollout, deployment
 
 pytestmark = [
@@ -382,3 +384,28 @@ def test_engines_that_die_soon_wherever_they_start_leave_no_slice_out_while_none
         served += llama.serving()
     assert served > 3 * 400 / 2
     assert {failed.version for failed in there.failures.values()} == {"a"}
+
+
+def test_nothing_is_kept_of_deployments_that_are_gone() -> None:
+    """The name of each deployment that a controller ever had stayed."""
+    there = Cluster(8, start_s=3, drain_s=2)
+    deployments = controller._INSTALLED.pop()
+    for name in ("one", "two", "three"):
+        there.configure(name)
+        there.broken = {"b"}
+        there.deployed(name).deploy("a", 2, name)
+        there.run(20)
+        there.deployed(name).deploy("b", 2, name)
+        there.run(60)
+        assert len(deployments._looked) == len(deployments._published) == 1
+        assert there.rollouts
+        there.configure("others")
+        there.run(20)
+        assert not there.deployed(name).replicas(ReplicaState.RUNNING)
+        del there.deployments[name]
+        there.application._deployment_state_manager._deployment_states.clear()
+        there.rollouts.clear()
+        gc.collect()
+    assert not deployments._looked
+    assert not deployments._published
+    assert not deployments._retries
