@@ -102,7 +102,7 @@ class PoolState:
     speed: float = 1.0
     delivered: int = 0  # slices that are there, serving or not
     serving: int = 0
-    late_s: float | None = None  # when it last waited beyond its patience, or starts failed; None once a slice serves
+    late_s: float | None = None  # last wait beyond patience, or failed start; None once a slice serves
     failed: int = 0  # starts since a slice last came up
     failure: str = ""  # why the last of them failed
 
