@@ -21,7 +21,7 @@ from serving.router.http.auth import KeyFile
 from serving.router.telemetry.audit_log import AuditLog
 from serving.state.records import SliceRecord, SliceState
 from support.doors import LateDoor
-from support.servers import asgi_server
+from support.servers import PATIENCE_S, asgi_server
 from support.simulated_engine import MODEL, serving, small_plan
 
 KEY = "0" * 64
@@ -35,7 +35,7 @@ class Loop:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float = 30) -> Any:
+    def run(self, work: Coroutine[Any, Any, Any], timeout_s: float = PATIENCE_S) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout_s)
 
     def end(self) -> None:

@@ -20,10 +20,10 @@ SSE_HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Enco
 
 
 # A wait ends a test that hangs and tells nothing of speed: a machine with others' work is several times slower than one without.
-_PATIENCE_S = 120.0
+PATIENCE_S = 120.0
 
 
-def until(condition: Callable[[], Any], what: str, within_s: float = _PATIENCE_S) -> None:
+def until(condition: Callable[[], Any], what: str, within_s: float = PATIENCE_S) -> None:
     """Wait for a condition of another thread; fails with what was waited for. `within_s` only where the time is the claim."""
     deadline = time.monotonic() + within_s
     while not condition():
@@ -43,7 +43,7 @@ def asgi_server(app: Any, port: int = 0, **options: Any) -> Iterator[str]:
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
     finally:
         server.should_exit = True
-        thread.join(timeout=5)
+        thread.join(timeout=PATIENCE_S)
         assert not thread.is_alive()
 
 

@@ -15,7 +15,7 @@ from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.http import EngineApi
 from serving.simulation.engine.physics import Factors, Physics
 from serving.simulation.engine.spans import EngineSpans
-from support.servers import asgi_server
+from support.servers import PATIENCE_S, asgi_server
 
 MODEL = "llama"
 # Steps of some 0.2 ms: the engine's own time is not what these tests wait for.
@@ -68,4 +68,4 @@ class _Running:
     def end(self) -> None:
         if self._loop:
             self._loop.call_soon_threadsafe(self._engine.die, "the test is over")
-            assert self._ended.wait(2)
+            assert self._ended.wait(PATIENCE_S)

@@ -1,7 +1,8 @@
 """A router and two simulated engines, each on a real server: what fails on one is to go on on the other."""
 
-import asyncio
 import json
+import select
+import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -26,7 +27,7 @@ from serving.simulation.engine.engine import Engine
 from serving.simulation.engine.physics import Factors
 from serving.state.records import SliceRecord, SliceState
 from support.doors import LateDoor
-from support.servers import asgi_server, until
+from support.servers import PATIENCE_S, asgi_server, until
 from support.simulated_engine import MODEL, serving
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -64,7 +65,7 @@ class Pair:
         done = threading.Event()
         loop = self.relay._watching.get_loop()
         loop.call_soon_threadsafe(lambda: (self.relay.settle(entries), done.set()))
-        assert done.wait(5)
+        assert done.wait(PATIENCE_S)
 
 
 def entries_of(addresses: Mapping[str, str]) -> list[SliceRecord]:
@@ -100,18 +101,37 @@ def pair(
         engines = {name: running.enter_context(serving(STEPS_OF_3_MS)) for name in names}
         address = running.enter_context(asgi_server(app, **door.options))
         table.update(entries_of({name: upstream for name, (upstream, _) in engines.items()}), 0.0)
-        with httpx.Client(timeout=20) as client:
+        with httpx.Client(timeout=PATIENCE_S) as client:
             yield Pair(address, table, engines, client, app.state.relay)
         until(lambda: not any(map(table.in_flight, names)), "no request counted in flight")
 
 
-def deadly_prompts_kill_late(monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
-    """An engine that gets a prompt with "deadly" in it dies so much later, when its client may have hung up."""
-    submit = Engine.submit
+def deadly_prompts(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:
+    """The engines that get a prompt with "deadly" in it, as they do; `hang_up` ends them."""
+    asked, submit = list[Engine](), Engine.submit
 
-    def die_late(engine: Engine, stream: Any, prompt: list[int], *args: Any, **kwargs: Any) -> None:
-        if "deadly" in tokenizer.decode(prompt):
-            asyncio.get_running_loop().call_later(after_s, engine.die, "a deadly prompt")
+    def note(engine: Engine, stream: Any, prompt: list[int], *args: Any, **kwargs: Any) -> None:
         submit(engine, stream, prompt, *args, **kwargs)
+        if "deadly" in tokenizer.decode(prompt):
+            asked.append(engine)
 
-    monkeypatch.setattr(Engine, "submit", die_late)
+    monkeypatch.setattr(Engine, "submit", note)
+    return asked
+
+
+def hang_up(fleet: Pair, deadly: list[Engine], prompt: str) -> Any:
+    """Ask, and go as soon as an engine has the prompt, which ends after that; the answer where none gets it."""
+    body = json.dumps({"model": MODEL, "prompt": prompt, "max_tokens": 1500, "ignore_eos": True})
+    host, port = fleet.address.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as client:
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-type: application/json\r\n"
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        until(lambda: deadly or select.select([client], [], [], 0)[0], "an engine that has it, or an answer")
+        if not deadly:
+            return json.loads(b"".join(iter(lambda: client.recv(1 << 16), b"")).partition(b"\r\n\r\n")[2])
+    until(lambda: not any(map(fleet.table.in_flight, fleet.engines)), "the router to see its client go")
+    ends = deadly.pop()
+    fleet.kill(next(name for name, (_, engine) in fleet.engines.items() if engine is ends))
+    fleet.settle()
+    until(lambda: all(verdict.done() for verdict in fleet.relay._verdicts.values()), "why it ended")
+    return None

@@ -7,9 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.servers import until
-from support.simulated_engine import MODEL
-from support.two_engines import COMPLETIONS, Pair, deadly_prompts_kill_late, pair
+from support.two_engines import COMPLETIONS, Pair, deadly_prompts, hang_up, pair
 
 from serving.config import FailoverSpec
 from serving.errors import PoisonousKindError
@@ -216,21 +214,10 @@ def test_clients_of_a_key_that_hang_up_each_time_with_another_text_take_five_sli
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Each took one, without end: what hung up can't be tried again, and nobody asks it a second time."""
-    deadly_prompts_kill_late(monkeypatch, after_s=1.5)
-    refused = []
+    deadly = deadly_prompts(monkeypatch)
     with pair(FailoverSpec(wait_s=20), names="abcdefgh", key="me") as fleet:
-        for number in range(8):
-            text = f"a deadly prompt {number}"
-            body = {"model": MODEL, "prompt": text, "max_tokens": 1500, "ignore_eos": True}
-            before = dead(fleet)
-            try:
-                answer = fleet.client.post(fleet.address + COMPLETIONS, json=body, timeout=1)
-            except httpx.ReadTimeout:
-                until(lambda before=before: dead(fleet) > before, "its slice to die")  # type: ignore[misc]
-                fleet.settle()
-                until(lambda: all(task.done() for task in fleet.relay._verdicts.values()), "verdicts")
-            else:
-                refused.append(answer.json()["error"]["code"])
+        answers = [hang_up(fleet, deadly, f"a deadly prompt {number}") for number in range(8)]
+        refused = [answer["error"]["code"] for answer in answers if answer]
         assert refused == ["such_requests_end_engines"] * 3
         assert dead(fleet) == 5
 

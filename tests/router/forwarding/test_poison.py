@@ -1,15 +1,12 @@
 """A request that ends every engine it reaches, among others that do not: four simulated engines behind one router."""
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from typing import Any
 
 import httpx
 import pytest
-from support.simulated_engine import MODEL
-from support.two_engines import COMPLETIONS, Pair, deadly_prompts_kill_late, pair
+from support.two_engines import COMPLETIONS, Pair, deadly_prompts, hang_up, pair
 
 from serving.config import FailoverSpec
 from serving.simulation.engine import tokenizer
@@ -68,17 +65,11 @@ def test_a_request_whose_client_hangs_up_each_time_takes_two_slices(
     fleet: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is nowhere when its slice dies, and nobody else is there who could ask why."""
-    deadly_prompts_kill_late(monkeypatch, after_s=0.4)
-    refused = []
-    for _ in range(4):
-        with suppress(httpx.ReadTimeout):
-            body = {"model": MODEL, "prompt": "a deadly prompt", "max_tokens": 1500, "ignore_eos": True}
-            refused.append(fleet.client.post(fleet.address + COMPLETIONS, json=body, timeout=0.2))
-        time.sleep(0.5)
-        fleet.settle()
+    deadly = deadly_prompts(monkeypatch)
+    answers = [hang_up(fleet, deadly, "a deadly prompt") for _ in range(4)]
     assert len(dead(fleet)) == 2
-    assert refused
-    assert all(map(is_refused_as_poisonous, refused))
+    assert answers[:2] == [None, None]
+    assert [answer["error"]["code"] for answer in answers[2:]] == ["request_ends_engines"] * 2
 
 
 def test_a_connection_that_a_living_slice_breaks_off_makes_nobody_a_suspect(fleet: Pair) -> None:
