@@ -63,9 +63,7 @@ async def test_what_asks_for_free_seats_only_gives_way_to_a_request_and_scaling_
         core.journal._writers = (*core.journal._writers, records.append)
         core.journal._together = 1
         running = asyncio.create_task(asked(url, [line("long", max_tokens=500, ignore_eos=True)]))
-        await asyncio.to_thread(
-            until, lambda: core.admission.filling(MODEL) == 1, "the line has the seat", 20
-        )
+        await asyncio.to_thread(until, lambda: core.admission.filling(MODEL) == 1, "the line has the seat")
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             body = {"model": MODEL, "prompt": "now", "max_tokens": 3}
             answer = await client.post("/v1/completions", json=body)
@@ -75,7 +73,7 @@ async def test_what_asks_for_free_seats_only_gives_way_to_a_request_and_scaling_
             """Without those of the line that found no free seat yet."""
             return [(record.path, record.outcome) for record in records if record.outcome != "overloaded"]
 
-        await asyncio.to_thread(until, lambda: len(outcomes()) > 1, "both are written down", 20)
+        await asyncio.to_thread(until, lambda: len(outcomes()) > 1, "both are written down")
         assert outcomes()[:2] == [("/v1/chat/completions", "cancelled"), ("/v1/completions", "ok")]
         (row,) = await running
         assert json.loads(row.result)["response"]["status_code"] == 200
@@ -91,9 +89,7 @@ async def test_without_a_free_seat_the_answer_is_a_refusal_at_once() -> None:
         async with httpx.AsyncClient(base_url=url, timeout=60) as client:
             body = {"model": MODEL, "prompt": "now", "max_tokens": 300, "ignore_eos": True}
             busy = asyncio.create_task(client.post("/v1/completions", json=body))
-            await asyncio.to_thread(
-                until, lambda: not core.admission.free_seats(MODEL), "the seat is taken", 20
-            )
+            await asyncio.to_thread(until, lambda: not core.admission.free_seats(MODEL), "the seat is taken")
             refused = await client.post("/v1/completions", json=body, headers=FREE)
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
             assert (await busy).status_code == 200
@@ -117,9 +113,7 @@ async def test_free_seats_cost_what_a_key_s_limits_say_and_give_back_what_they_d
         body = {"model": MODEL, "prompt": "now", "max_tokens": 250, "ignore_eos": True}
         async with httpx.AsyncClient(base_url=url, timeout=60, headers=headers) as client:
             busy = asyncio.create_task(client.post("/v1/completions", json=body))
-            await asyncio.to_thread(
-                until, lambda: not core.admission.free_seats(MODEL), "the seat is taken", 20
-            )
+            await asyncio.to_thread(until, lambda: not core.admission.free_seats(MODEL), "the seat is taken")
             for _ in range(10):  # each may have a quarter of the minute's tokens
                 refused = await client.post("/v1/completions", json=body, headers=FREE)
                 assert refused.json()["error"]["code"] == "overloaded"

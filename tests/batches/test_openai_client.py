@@ -13,7 +13,7 @@ import openai
 import pytest
 from support import quick_http as http
 from support.batches import batch_service, filling_router, folder, line, owner
-from support.servers import until
+from support.servers import PATIENCE_S, until
 from support.simulated_engine import MODEL, serving
 
 from serving.batches.files import Writing
@@ -31,7 +31,7 @@ def client(address: str, key: str = "none") -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0)
 
 
-def over(api: openai.OpenAI, name: str, timeout_s: float = 60) -> Any:
+def over(api: openai.OpenAI, name: str, timeout_s: float = PATIENCE_S) -> Any:
     """The batch once it is over."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -202,7 +202,7 @@ def test_a_store_and_a_router_that_go_and_come_back_lose_and_double_nothing(tmp_
             places.append(keeper.place())
             with filling_router(place, upstream, name="second", graceful=False) as (second, _):
                 until(lambda: done(client(second), made.id) > 80, "some more results")
-            batch = over(api, made.id, 120)
+            batch = over(api, made.id)
             assert (batch.status, batch.request_counts.completed) == ("completed", 300)
             assert [row["custom_id"] for row in results(api, batch.output_file_id)] == [
                 f"r{at}" for at in range(300)

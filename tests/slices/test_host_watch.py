@@ -1,4 +1,5 @@
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Iterator
@@ -41,9 +42,10 @@ async def test_a_sentinel_that_takes_long_to_start_is_no_host_that_hangs_but_onc
     None
 ):
     sentinel = Sentinel(answer_s=0.3)
-    reason = await asyncio.wait_for(silent(HOST, sentinel, first_s=20, later_s=0.1), 10)
+    # However late this process itself is, it does not ask again.
+    reason = await asyncio.wait_for(silent(HOST, sentinel, first_s=60, later_s=0.1, late_s=math.inf), 60)
     assert sentinel.asked == 2
-    assert reason == "host 1 (127.77.1.2) has not answered for 0 s"
+    assert reason.startswith("host 1 (127.77.1.2) has not answered for ")
 
 
 class Pausing(Sentinel):
@@ -91,7 +93,7 @@ async def test_a_watch_that_is_ended_as_its_answer_comes_ends(turns: int) -> Non
     for _ in range(turns):  # of the event loop, between the answer and the end
         await asyncio.sleep(0)
     watching.cancel()
-    assert await asyncio.wait([watching], timeout=5) == ({watching}, set())
+    assert await asyncio.wait([watching], timeout=60) == ({watching}, set())
     assert watching.cancelled()
 
 

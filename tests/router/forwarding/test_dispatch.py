@@ -18,7 +18,17 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 from support import quick_http as http
 from support.doors import LateDoor
-from support.servers import SSE_HEAD, RawServers, Script, asgi_server, chunk, free_address, until, whole
+from support.servers import (
+    PATIENCE_S,
+    SSE_HEAD,
+    RawServers,
+    Script,
+    asgi_server,
+    chunk,
+    free_address,
+    until,
+    whole,
+)
 
 from serving.config import FailoverSpec
 from serving.router.forwarding import upstream
@@ -48,8 +58,9 @@ class Front:
     state: Any
     entries: list[SliceRecord] = field(default_factory=list)
 
-    def left_out(self) -> set[str]:
-        found: set[str] = self.state.relay.breaker.left_out(time.monotonic())
+    def left_out(self, now_s: float = 0.0) -> set[str]:
+        """Slices that are left out until some time later than `now_s`."""
+        found: set[str] = self.state.relay.breaker.left_out(now_s)
         return found
 
     def serve(self, *upstreams: str) -> None:
@@ -86,9 +97,7 @@ def running_front(request: pytest.FixtureRequest) -> Iterator[Front]:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        app.state.relay = Dispatcher(
-            table, FailoverSpec(retries=2, wait_s=0.3), timings=Timings(connect_s=0.3)
-        )
+        app.state.relay = Dispatcher(table, FailoverSpec(retries=2, wait_s=0.3), timings=Timings(connect_s=2))
         yield
         await app.state.relay.close()
 
@@ -198,7 +207,7 @@ def test_an_event_arrives_before_the_next_one_is_made(front: Front, raw: RawServ
 
     async def script(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(SSE_HEAD + chunk(EVENTS[0]))
-        await asyncio.to_thread(more.wait, 2)
+        await asyncio.to_thread(more.wait, PATIENCE_S)
         writer.write(chunk(EVENTS[1]) + b"0\r\n\r\n")
 
     front.serve(raw.start(script))
@@ -434,7 +443,7 @@ def test_a_slice_that_only_errs_is_left_out_and_tried_again(front: Front, raw: R
     for _ in range(3):
         assert front.post().text == "from b"
     assert front.left_out() == {"a"}
-    until(lambda: not front.left_out(), "it may be tried again")
+    until(lambda: not front.left_out(time.monotonic()), "it may be tried again")
     assert front.post().text == "from b"
     assert front.post().text == "from b"
     assert len(requests) == 4
@@ -453,11 +462,11 @@ def test_a_client_that_goes_away_ends_the_request_on_the_slice(
     host, port = front.address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as client:
         client.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}")
-        assert asked.wait(2)
+        assert asked.wait(PATIENCE_S)
         if first.startswith(SSE_HEAD):
             client.recv(65536)
         assert front.table.in_flight("a") == 1
-    assert closed.wait(5)
+    assert closed.wait(PATIENCE_S)
 
 
 HALF = b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nhalf"
@@ -471,7 +480,7 @@ def test_what_a_lost_slice_has_goes_elsewhere_though_its_connections_stand(
     front.serve(raw.start(script), raw.start(answering(whole(b"from b"))))
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
-        assert asked.wait(2)
+        assert asked.wait(PATIENCE_S)
         until(lambda: front.waits(first), "the router waits")
         front.lose()
         assert call.result().text == "from b"
@@ -485,7 +494,7 @@ def test_what_the_only_slice_has_waits_until_it_is_forgotten(
     front.serve(raw.start(script))
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
-        assert asked.wait(2)
+        assert asked.wait(PATIENCE_S)
         front.lose()
         with pytest.raises(TimeoutError):
             call.result(0.2)
@@ -500,7 +509,7 @@ def test_a_stream_that_can_t_go_on_elsewhere_stays_with_a_slice_that_only_says_n
     front.serve(raw.start(script), raw.start(answering(whole(b"from b"))))
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post, "/v1/responses")
-        assert asked.wait(2)
+        assert asked.wait(PATIENCE_S)
         until(lambda: any(not one.movable for one in front.state.relay._streams), "its first event sent")
         front.lose()
         with pytest.raises(TimeoutError):
@@ -519,8 +528,8 @@ def test_a_slice_that_fails_one_that_is_silent_and_one_that_is_gone_are_told_apa
     front.serve(busy, raw.start(script, well=False), free_address())
     relay: Dispatcher = front.state.relay
     found = [
-        asyncio.run_coroutine_threadsafe(relay._upstream.health(entry, 0.3), relay._watching.get_loop())
-        for entry in front.entries
+        asyncio.run_coroutine_threadsafe(relay._upstream.health(entry, within_s), relay._watching.get_loop())
+        for entry, within_s in zip(front.entries, (PATIENCE_S, 0.3, PATIENCE_S), strict=True)
     ]
     assert [one.result() for one in found] == [Health.FAILING, Health.SILENT, Health.GONE]
 
@@ -530,7 +539,7 @@ def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Fro
 
     async def slowly(_: bytes, __: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked.set()
-        await asyncio.to_thread(go.wait, 10)
+        await asyncio.to_thread(go.wait, PATIENCE_S)
         writer.write(whole(b"from a"))
 
     front.serve(raw.start(slowly), raw.start(answering(whole(b"from b"))))
@@ -539,7 +548,7 @@ def test_a_whole_answer_may_try_a_slice_again_for_as_long_as_it_takes(front: Fro
     relay.timing._of("a")._first_s = 0.1
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(front.post)
-        assert asked.wait(2)
+        assert asked.wait(PATIENCE_S)
         with pytest.raises(TimeoutError):
             call.result(0.3)
         go.set()

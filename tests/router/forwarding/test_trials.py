@@ -179,7 +179,7 @@ async def test_two_routers_with_the_same_request_try_it_on_one_slice(dispatcher:
     assert not await others.begin(name, "c")
     assert not other.closed()
     dispatcher.trials.end(name, dispatcher.suspects.left(name, "b"))
-    await asyncio.sleep(0.05)
+    await asyncio.gather(*dispatcher.trials._givings)
     assert await others.begin(name, "c")
 
 
@@ -203,7 +203,7 @@ async def test_a_slice_is_not_taken_again_while_it_is_given_back(dispatcher: Dis
         with pytest.raises(_TrialAwaitedError):
             await chosen(dispatcher, text)
     giving.set()
-    await asyncio.sleep(0.01)
+    await asyncio.gather(*dispatcher.trials._givings)
     assert await chosen(dispatcher, "second") == "b"
 
 

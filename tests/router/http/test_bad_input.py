@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from support.fronts import Front, front
-from support.servers import until
+from support.servers import PATIENCE_S, until
 from support.simulated_engine import MODEL, small_plan
 
 from serving.bounded_json import SMALL_BYTES
@@ -25,19 +25,25 @@ pytestmark = pytest.mark.http
 CHAT = "/v1/chat/completions"
 GOOD = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 JSON = {"content-type": "application/json"}
-SLOW_S = 0.3
 PLAN = small_plan()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["asgi", "door"])
 def running(request: pytest.FixtureRequest) -> Iterator[Front]:
-    with front(door=request.param, body_timeout_s=SLOW_S) as found:
+    with front(door=request.param) as found:
+        yield found
+
+
+@pytest.fixture
+def hurried(request: pytest.FixtureRequest) -> Iterator[Front]:
+    """Another, which waits for no body for long."""
+    with front(door=request.node.callspec.params["running"], body_timeout_s=0.3) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def client(running: Front) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.address, timeout=20, headers=JSON) as made:
+    with httpx.Client(base_url=running.address, timeout=PATIENCE_S, headers=JSON) as made:
         yield made
 
 
@@ -124,7 +130,10 @@ def test_a_body_that_makes_no_sense_is_a_4xx_that_says_why(
 
 def test_a_body_of_50_mb_is_read_to_its_end_and_refused() -> None:
     """A client in the middle of sending would hear of a broken connection and nothing else."""
-    with front() as patient, httpx.Client(base_url=patient.address, timeout=20, headers=JSON) as client:
+    with (
+        front() as patient,
+        httpx.Client(base_url=patient.address, timeout=PATIENCE_S, headers=JSON) as client,
+    ):
         answer = client.post(CHAT, content=b" " * (50 << 20))
         assert answer.status_code == 413
         assert "larger than 33554432 bytes" in answer.json()["error"]["message"]
@@ -219,7 +228,7 @@ def test_errors_on_anthropic_s_route_are_anthropic_s(client: httpx.Client) -> No
 def raw(running: Front, *pieces: bytes, pause_s: float = 0.0, close: bool = False) -> bytes:
     """What comes back for these bytes, sent as they are."""
     host, port = running.address.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         for piece in pieces:
             with suppress(BrokenPipeError):  # it is answered and let go already
                 connection.sendall(piece)
@@ -271,14 +280,14 @@ def test_requests_that_two_servers_could_read_differently_are_refused_whole(
     assert answer.count(b"HTTP/1.1") == 1
 
 
-def test_a_client_that_sends_too_slowly_is_told_and_let_go(running: Front) -> None:
-    answer = raw(running, head(b"Content-Length: 50"), b"{")
+def test_a_client_that_sends_too_slowly_is_told_and_let_go(hurried: Front) -> None:
+    answer = raw(hurried, head(b"Content-Length: 50"), b"{")
     assert answer.startswith(b"HTTP/1.1 408"), answer
     assert b"connection: close" in answer.lower()
 
 
-def test_a_client_that_sends_now_and_then_has_no_more_time(running: Front) -> None:
-    answer = raw(running, head(b"Content-Length: 50"), *[b" "] * 6, pause_s=0.1)
+def test_a_client_that_sends_now_and_then_has_no_more_time(hurried: Front) -> None:
+    answer = raw(hurried, head(b"Content-Length: 50"), *[b" "] * 6, pause_s=0.1)
     assert answer.startswith(b"HTTP/1.1 408"), answer
 
 

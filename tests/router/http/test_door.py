@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
-from support.servers import asgi_server, until
+from support.servers import PATIENCE_S, asgi_server, until
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -156,7 +156,7 @@ def every_request_ends(doors: Doors) -> Iterator[None]:
     until(lambda: doors.echo.began == doors.echo.ended and not doors.echo.waiting, "every request has ended")
 
 
-def talk(address: tuple[str, int], *pieces: bytes, timeout_s: float = 10) -> bytes:
+def talk(address: tuple[str, int], *pieces: bytes, timeout_s: float = PATIENCE_S) -> bytes:
     """Everything that comes back for these pieces, each sent by itself, until the server closes."""
     answer = b""
     with socket.create_connection(address, timeout=timeout_s) as client, suppress(ConnectionError):
@@ -297,7 +297,7 @@ def test_the_door_answers_by_itself_and_leaves_the_rest(doors: Doors) -> None:
 def test_a_client_that_asks_first_is_told_to_go_on(doors: Doors) -> None:
     sent = post(b"hello", b"Expect: 100-continue")
     head, body = sent[:-5], sent[-5:]
-    with socket.create_connection(doors.door, timeout=10) as client:
+    with socket.create_connection(doors.door, timeout=PATIENCE_S) as client:
         client.sendall(head)
         assert client.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.sendall(body)
@@ -336,7 +336,7 @@ def test_an_answer_that_fails_half_way_looks_cut(doors: Doors) -> None:
 
 def test_what_is_behind_a_request_ends_with_it(doors: Doors) -> None:
     began = doors.echo.began
-    client = socket.create_connection(doors.door, timeout=10)
+    client = socket.create_connection(doors.door, timeout=PATIENCE_S)
     client.sendall(post(b"wait", close=False) + post(b"second", close=False))
     until(lambda: doors.echo.waiting, "it waits")
     client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -348,7 +348,7 @@ def test_what_is_behind_a_request_ends_with_it(doors: Doors) -> None:
 
 @pytest.mark.parametrize("end", ["close", "reset", "half"])
 def test_a_client_that_goes_ends_its_request(doors: Doors, end: str) -> None:
-    client = socket.create_connection(doors.door, timeout=10)
+    client = socket.create_connection(doors.door, timeout=PATIENCE_S)
     client.sendall(post(b"wait"))
     until(lambda: doors.echo.waiting, "it waits")
     if end == "half":
@@ -365,7 +365,7 @@ def test_a_client_that_goes_ends_its_request(doors: Doors, end: str) -> None:
 def test_a_request_that_breaks_off_at_any_byte_leaves_nothing(doors: Doors) -> None:
     sent = chunked(b"hel", b"lo")
     for at in range(len(sent)):
-        client = socket.create_connection(doors.door, timeout=10)
+        client = socket.create_connection(doors.door, timeout=PATIENCE_S)
         client.sendall(sent[:at])
         if at % 2:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
@@ -375,7 +375,7 @@ def test_a_request_that_breaks_off_at_any_byte_leaves_nothing(doors: Doors) -> N
 
 def test_a_slow_client_holds_the_answer_up_and_nothing_grows(doors: Doors) -> None:
     doors.echo.written = doors.echo.pauses = 0
-    with socket.create_connection(doors.door, timeout=10) as client:
+    with socket.create_connection(doors.door, timeout=PATIENCE_S) as client:
         client.sendall(post(b"flood"))
         until(lambda: doors.echo.pauses, "it is held up")
         before = -1
@@ -455,7 +455,7 @@ def test_a_body_behind_an_upgrade_is_no_request(doors: Doors, method: bytes) -> 
         b"Transfer-Encoding: chunked\r\n\r\n63\r\nx",
         b"Transfer-Encoding: \xff, chunked\r\n\r\n63\r\nx",
     ):
-        with socket.create_connection(doors.door, timeout=10) as client:
+        with socket.create_connection(doors.door, timeout=PATIENCE_S) as client:
             client.sendall(head + length)
             answer = client.recv(1000)
             with suppress(ConnectionError):
@@ -495,7 +495,7 @@ async def test_connect_is_no_offer_of_http_2() -> None:
 @pytest.mark.parametrize("queued", [b"", post(b"second", close=False)], ids=["next", "behind another"])
 def test_no_answer_lands_in_another(doors: Doors, queued: bytes) -> None:
     """What is no request comes while an answer is on its way: the answer looks cut, and no second status is in it."""
-    with socket.create_connection(doors.door, timeout=10) as client:
+    with socket.create_connection(doors.door, timeout=PATIENCE_S) as client:
         client.sendall(post(b"flood", close=False))
         answer = bytearray(client.recv(1000))
         client.sendall(queued + b"NO HTTP\r\n\r\n" * 10)
@@ -614,7 +614,8 @@ async def test_a_connection_without_a_whole_head_counts_as_a_strangers_and_is_cu
     async def never(_request: Request, _client: Downstream) -> None:
         raise AssertionError
 
-    relay = Relay(never, strangers=Strangers(within_s=1.5))
+    strangers = Strangers(within_s=PATIENCE_S)
+    relay = Relay(never, strangers=strangers)
 
     async def app(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
@@ -622,13 +623,16 @@ async def test_a_connection_without_a_whole_head_counts_as_a_strangers_and_is_cu
 
     with asgi_server(app, http=partial(Door, relay), lifespan="off") as address:
         host, port = address.removeprefix("http://").split(":")
-        whole, cut = [await asyncio.open_connection(host, int(port)) for _ in range(2)]
+        whole = await asyncio.open_connection(host, int(port))
         whole[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
-        cut[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
+            assert b"200 OK" in await whole[0].readuntil(b"\r\n\r\n")
+            assert not strangers._timers
+            strangers._within_s = 0.1
+            cut = await asyncio.open_connection(host, int(port))
+            cut[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n")
             with suppress(ConnectionError):
                 assert not await cut[0].read()
-            assert b"200 OK" in await whole[0].readuntil(b"\r\n\r\n")
             whole[1].write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
             assert b"200 OK" in await whole[0].readline()
         for _, writer in (whole, cut):

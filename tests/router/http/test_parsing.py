@@ -38,7 +38,7 @@ class Slowly:
         self.at_once += 1
         assert self.at_once == 1
         self.had.append(int(data))
-        assert self.go_on.wait(10)
+        assert self.go_on.wait(120)
         self.at_once -= 1
         return {"number": int(data)}
 
