@@ -33,7 +33,9 @@ async def test_a_hung_engine_is_found_silent_though_the_control_store_is_away(
     async def report(*_: Any) -> str:
         return "no report"
 
-    made: Any = SliceReplica.__new__(SliceReplica)
-    made._spec, made._server, made._report = SimpleNamespace(stall_s=0.02), HungEngine(), report
+    # No replica, whose `__del__` Serve awaits and Python does not.
+    made: Any = SimpleNamespace(_spec=SimpleNamespace(stall_s=0.02), _server=HungEngine(), _report=report)
     monkeypatch.setattr(asyncio, "sleep", no_sleep)
-    assert (await made._engine_is_silent()).startswith("the engine or one of its workers has not answered")
+    assert (await SliceReplica._engine_is_silent(made)).startswith(
+        "the engine or one of its workers has not answered"
+    )

@@ -49,6 +49,8 @@ class Slice:
             await asyncio.sleep(0.05)
         self.engine.die("stopped")
         await self.running
+        self.http.uvicorn.should_exit = True
+        await self.http.ended()
 
 
 @pytest.mark.parametrize("tls", [False, True])
