@@ -24,6 +24,7 @@ from serving.simulation.engine.engine import Engine
 from serving.state.records import SliceRecord, SliceState, Snapshot
 from serving.status.document import Status, status
 from serving.status.rates import Rates
+from support import quick_http
 from support.doors import LateDoor
 from support.servers import asgi_server, until
 from support.simulated_engine import MODEL, serving, small_plan
@@ -84,6 +85,11 @@ class TwoPriorities:
         queue = self.gate._queue
         left = queue.seats_taken(MODEL), queue.seats_wanted(MODEL), queue._models[MODEL].paused
         return not any(left) and not any(engine.scheduler.running for _, engine in self.engines)
+
+    def slow(self, times: float) -> None:
+        """Have the engines' steps take so many times as long."""
+        for address, _ in self.engines:
+            quick_http.post(f"{address}/simulator/faults", json={"slow": times}).raise_for_status()
 
     def paused(self) -> int:
         return self.gate._queue._models[MODEL].paused

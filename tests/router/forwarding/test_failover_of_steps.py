@@ -168,13 +168,17 @@ async def test_its_client_passes_over_what_a_paused_stream_says(service: TwoPrio
     low, high = service.keys["low"], service.keys["high"]
     expected = await asyncio.to_thread(ask, service.address, key=low)
     service.records.clear()
+    service.slow(20)
     with ThreadPoolExecutor(2 * SEATS + 1) as pool:
         lows = [pool.submit(ask, service.address, key=low) for _ in range(2 * SEATS)]
         until(
             lambda: len(service.gate._queue._models[MODEL].running) == 2 * SEATS,
             "all seats are taken by streams",
         )
-        assert pool.submit(ask, service.address, key=high).result() == expected
+        better = pool.submit(ask, service.address, key=high)
+        await asyncio.to_thread(until, service.paused, "a stream has made room")
+        service.slow(1)
+        assert better.result() == expected
         assert [each.result() for each in lows] == [expected] * (2 * SEATS)
     paused = [record for record in service.records if record.preemptions]
     assert paused
