@@ -79,7 +79,7 @@ def test_a_key_sees_what_it_has_used_and_no_other_keys(tmp_path: Path, upstream:
         assert (row["model"], row["pool"], row["object"]) == (MODEL, core.plans[0].pool, "usage")
         assert row["prompt_tokens"] == 2 * answer["usage"]["prompt_tokens"]
         assert row["output_tokens"] == 2 * answer["usage"]["completion_tokens"] == 8
-        assert 0 < row["slice_seconds"] < 2
+        assert row["slice_seconds"] > 0
         # A v6e 2x4 of the table's prices, on demand: 8 chips.
         assert row["dollars"] == pytest.approx(row["slice_seconds"] * 8 * 2.7 / 3600)
         assert usage(address, first)["budgets"] == {}

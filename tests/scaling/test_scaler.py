@@ -32,7 +32,7 @@ def test_a_store_that_cannot_be_read_leaves_serve_what_it_has() -> None:
     assert scaler.wanted(asked, "near", 3, ANY) == 3
     time_s[0] = 1000.0  # nobody has called for long: the thread ends
     assert scaler._thread is not None
-    scaler._thread.join(timeout=5)
+    scaler._thread.join(timeout=60)
     assert not scaler._thread.is_alive()
 
 
@@ -58,7 +58,7 @@ def test_a_model_that_is_served_no_more_gives_its_share_of_the_budget_back() -> 
     assert scaler._room("stays").slices == 6
     time_s[0] = 1000.0
     assert scaler._thread is not None
-    scaler._thread.join(timeout=5)
+    scaler._thread.join(timeout=60)
 
 
 def test_a_controller_that_stood_still_forgets_no_model() -> None:
@@ -69,12 +69,12 @@ def test_a_controller_that_stood_still_forgets_no_model() -> None:
     scaler.wanted(other, "near", 4, SIX)
     time_s[0] = 61.0
     assert scaler._thread is not None
-    scaler._thread.join(timeout=5)
+    scaler._thread.join(timeout=60)
     scaler.wanted(one, "near", 1, SIX)
     scaler.step()
     assert scaler._room("m").slices == 2
     time_s[0] = 1000.0
-    scaler._thread.join(timeout=5)
+    scaler._thread.join(timeout=60)
 
 
 def test_a_limit_that_binds_on_and_off_is_told_once() -> None:
@@ -97,7 +97,7 @@ def ended(scaler: Scaler, time_s: list[float]) -> None:
     """Let the scaler's thread end, as nobody calls any more."""
     time_s[0] += 1000.0
     assert scaler._thread is not None
-    scaler._thread.join(timeout=5)
+    scaler._thread.join(timeout=60)
 
 
 def decided(scaler: Scaler, model: str, *counts: int) -> None:

@@ -163,8 +163,9 @@ def test_times_are_split_into_queue_router_and_slice() -> None:
     record.admitted()
     record.sent(entry())
     record.passed_on(b"data: a\n\n", 1)
-    assert record.router_s == pytest.approx(0.3, abs=0.1)
-    assert record.slice_ttft_s == pytest.approx(0.0, abs=0.1)
+    assert record.router_s >= 0.299
+    assert record.slice_ttft_s >= 0
+    assert record.queued_s == 0.7
     assert record.first_s - record.arrived_s == pytest.approx(
         record.queued_s + record.router_s + record.slice_ttft_s
     )
