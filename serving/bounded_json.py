@@ -10,15 +10,26 @@ import jiter
 
 from serving.errors import BadRequestError
 
-# A list or object takes 56 bytes and more, a number 32: at most 4 MiB and 8 MiB of one text, parsed within 20 ms.
+# The parser holds Python's lock, and with it the event loop, from a text's beginning to its end: each of these alone takes it 5 to
+# 15 ms. 128 tools and a conversation of a million tokens stay below all of them.
+# A list or object takes 56 bytes and more, a number 32: at most 4 MiB and 8 MiB of one text.
 _MOST_CONTAINERS = 1 << 16
-_MOST_VALUES = 1 << 18
-# Of objects: each is looked for among those before it. 250,000 take 140 ms, of which no other thread gets any.
-_MOST_NAMES = 100_000
-# Beside texts and blanks, 16 for each value. 31 MiB of numbers of 4,000 digits take 150 ms to read, and more to write.
+_MOST_VALUES = 1 << 18  # a prompt of so many tokens, as numbers
+_MOST_TEXTS = 1 << 16
+# Of objects: each is looked for among those before it.
+_MOST_NAMES = 1 << 15
+# Beside texts and blanks, 16 for each value.
 _MOST_BARE_BYTES = 4 << 20
-_MOST_ESCAPED = 1 << 21  # \u4e2d, of which 31 MiB take 80 ms
-_PIECE_BYTES = 1 << 18
+# What takes more digits than a machine's integer is read and written digit by digit: 160,000 numbers of 25 digits take 80 ms to write.
+_LONG = b"0" * 19
+_MOST_LONG = 1 << 12
+_DIGITS = bytes.maketrans(b"123456789", b"000000000")
+_MOST_UNICODE_ESCAPES = 1 << 20  # \u4e2d
+_MOST_ESCAPES = 1 << 22  # of any kind
+_MOST_NOT_ASCII_BYTES = 8 << 20
+_ASCII = bytes(range(128))
+# Below the size of pieces that a router's allocator maps anew each time.
+_PIECE_BYTES = 1 << 16
 # Enough for jiter to see that a text is nested too deeply, at 200 levels.
 _OPENING_BYTES = 1 << 12
 _TOO_DEEP = "recursion limit"
@@ -62,31 +73,41 @@ def _check_opening(text: bytes) -> None:
 
 def _too_many_values(text: bytes, what: str) -> BadRequestError | None:
     """Count a text's values without making them, piece by piece: no call holds other threads up for long."""
-    containers = values = texts = names = bare = letters = 0
+    containers = values = texts = names = bare = long = letters = escapes = not_ascii = 0
     within, at = False, 0  # a text
     while at < len(text):
         piece = text[at : at + _PIECE_BYTES]
-        escapes = len(piece) - len(piece.rstrip(b"\\"))
-        if escapes % 2 and at + len(piece) < len(text):
+        signs = len(piece) - len(piece.rstrip(b"\\"))
+        if signs % 2 and at + len(piece) < len(text):
             piece = piece[:-1]  # what it escapes is in the next piece
         at += len(piece) or 1
-        piece = piece.replace(b"\\\\", b"")
-        letters += piece.count(b"\\u")
-        parts = piece.replace(b'\\"', b"").split(b'"')
+        if not piece.isascii():
+            not_ascii += len(piece.translate(None, _ASCII))
+        if b"\\" in piece:
+            size = len(piece)
+            piece = piece.replace(b"\\\\", b"")
+            escapes += (size - len(piece)) // 2 + piece.count(b"\\")
+            letters += piece.count(b"\\u")
+            piece = piece.replace(b'\\"', b"")
+        parts = piece.split(b'"')
         outside = b"".join(parts[within::2])
         within ^= len(parts) % 2 == 0
         containers += outside.count(b"[") + outside.count(b"{")
         values += outside.count(b",")
         names += outside.count(b":")
         bare += len(outside.translate(None, b" \t\r\n"))
+        long += outside.translate(_DIGITS).count(_LONG)
         texts += len(parts) // 2
         for count, most, kind in (
             (containers, _MOST_CONTAINERS, "lists and objects"),
             (values, _MOST_VALUES, "values"),
-            (texts, 2 * _MOST_VALUES, "texts"),
+            (texts, _MOST_TEXTS, "texts"),
             (names, _MOST_NAMES, "names in its objects"),
             (bare, _MOST_BARE_BYTES, "bytes of numbers and signs"),
-            (letters, _MOST_ESCAPED, "escaped letters"),
+            (long, _MOST_LONG, "numbers of 19 digits, longer ones counted as several"),
+            (letters, _MOST_UNICODE_ESCAPES, "escaped letters"),
+            (escapes, _MOST_ESCAPES, "escapes"),
+            (not_ascii, _MOST_NOT_ASCII_BYTES, "bytes beyond ASCII"),
         ):
             if count > most:
                 return BadRequestError(

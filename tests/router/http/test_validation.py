@@ -61,21 +61,32 @@ def checked(path: str, plan: Any = PLAN, **fields: Any) -> Any:
             b'{"a":[' + b"{}," * 100_000 + b"0]}", "more than 65536 lists and objects", id="wide objects"
         ),
         pytest.param(b'{"a":[' + b"0," * 1_000_000 + b"0]}", "more than 262144 values", id="wide numbers"),
-        pytest.param(b'{"a":[' + b'"",' * 1_000_000 + b'""]}', "more than 262144 values", id="wide texts"),
+        pytest.param(b'{"a":[' + b'"",' * 1_000_000 + b'""]}', "more than 65536 texts", id="wide texts"),
         pytest.param(
-            b'{"a":[' + b'"\\"",' * 1_000_000 + b'""]}', "more than 262144 values", id="wide texts of quotes"
+            b'{"a":[' + b'"\\"",' * 1_000_000 + b'""]}', "more than 65536 texts", id="wide texts of quotes"
         ),
         pytest.param(
-            b'{"a":{' + b",".join(b'"%d":0' % at for at in range(200_000)) + b"}}",
-            "more than 100000 names in its objects",
+            b'{"a":{' + b",".join(b'"%d":0' % at for at in range(50_000)) + b"}}",
+            "more than 32768 names in its objects",
             id="names",
         ),
         pytest.param(
-            b'{"a":[' + b",".join([b"1" * 4000] * 1100) + b"]}",
+            b'{"a":[' + b",".join([b"1" * 18] * 240_000) + b"]}",
             "bytes of numbers and signs",
-            id="long numbers",
+            id="numbers of many bytes",
         ),
-        pytest.param(b'{"a":"' + b"\\u4e2d" * 2_200_000 + b'"}', "escaped letters", id="escapes"),
+        pytest.param(
+            b'{"a":[' + b",".join([b"9" * 25] * 10_000) + b"]}", "numbers of 19 digits", id="large numbers"
+        ),
+        pytest.param(
+            b'{"a":[' + b",".join([b"1" * 4000] * 40) + b"]}", "numbers of 19 digits", id="long numbers"
+        ),
+        pytest.param(
+            b'{"a":"' + b"\\u4e2d" * 1_100_000 + b'"}', "escaped letters", id="escapes as of \\u4e2d"
+        ),
+        pytest.param(b'{"a":"' + b'\\"' * 4_300_000 + b'"}', "4194304 escapes", id="escapes"),
+        pytest.param(b'{"a":"' + b"\\\\" * 4_300_000 + b'"}', "4194304 escapes", id="escaped escapes"),
+        pytest.param(b'{"a":"' + "é".encode() * 4_300_000 + b'"}', "bytes beyond ASCII", id="not ASCII"),
         pytest.param(b'{"a":' * 100_000, "recursion limit", id="deep"),
         pytest.param(b"[" * 10_000_000, "recursion limit", id="deep and large"),
         pytest.param(b'{"temperature":1e999}', "no computer keeps", id="infinity"),
@@ -91,6 +102,23 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(body: bytes, s
 def test_signs_within_texts_are_no_values_wherever_the_body_is_cut(parts: list[str], times: int) -> None:
     fields = {"metadata": ["x" * 70_000, *parts * times]}
     assert parse(json.dumps(fields).encode()) == fields
+
+
+def test_the_largest_conversations_of_agents_are_read() -> None:
+    schema = {f"field_{at}": {"type": "string", "description": "é \n"} for at in range(20)}
+    tools = [
+        {"type": "function", "function": {"name": f"tool_{at}", "parameters": {"properties": schema}}}
+        for at in range(128)
+    ]
+    calls = [
+        {"id": "call_1", "type": "function", "function": {"name": "tool_1", "arguments": '{"a": "\\n"}'}}
+    ]
+    turn = [
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "call_1", "content": [{"type": "text", "text": "слово " * 100}]},
+    ]
+    fields = {"messages": turn * 1000, "tools": tools}
+    assert parse(json.dumps(fields, ensure_ascii=False).encode()) == fields
 
 
 def test_a_text_may_be_of_any_signs() -> None:
