@@ -5,7 +5,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.servers import free_address
+
+from serving.simulation.ports import free_port
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -13,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_simulated_slices_are_loaded_and_judged_and_nothing_stays(tmp_path: Path) -> None:
-    port = free_address().rpartition(":")[2]
+    port = str(free_port())
     deployment = tmp_path / "llama.yaml"
     written = (ROOT / "deployments" / "llama.yaml").read_text()
     deployment.write_text(written.replace("port: 8000", f"port: {port}"))

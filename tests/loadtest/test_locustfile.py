@@ -19,6 +19,8 @@ from starlette.routing import Route
 from support import quick_http as http
 from support.servers import PATIENCE_S, asgi_server, free_address, until
 
+from serving.simulation.ports import free_port
+
 pytestmark = pytest.mark.http
 
 LOCUSTFILE = Path(__file__).parents[2] / "loadtest" / "locustfile.py"
@@ -254,7 +256,7 @@ def test_a_service_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report() -> None:
-    web_ui = free_address()
+    web_ui = f"http://127.0.0.1:{free_port()}"
     with asgi_server(service()) as address:
         locust = subprocess.Popen(
             [sys.executable, "-m", "locust", "-f", LOCUSTFILE, "--host", address, "--autostart"]

@@ -11,10 +11,10 @@ import httpx
 import pytest
 from support import quick_http as http
 from support.leases import Leases
-from support.servers import free_address
 from support.service import MODEL, Service, service
 
 from serving.router.http.auth import new
+from serving.simulation.ports import free_port
 from serving.state.records import Demand
 from serving.timings import TIMINGS
 
@@ -27,7 +27,7 @@ IN_A_ROW = 20
 CHAT = "/v1/chat/completions"
 BODY = {"model": MODEL, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
 MINUTE = 60
-DIRECT_PORT = int(free_address().rpartition(":")[2])
+DIRECT_PORT = free_port()
 DIRECT = f"http://127.0.0.1:{DIRECT_PORT}"
 
 

@@ -13,11 +13,11 @@ import pytest
 from ray.serve._private import replica
 from ray.serve.config import HTTPOptions
 from starlette.requests import Request
-from support.servers import free_address
 
 from serving.errors import ConfigError
 from serving.router import direct_door, serve_door
 from serving.router.http.downstream import Downstream
+from serving.simulation.ports import free_port
 
 PATH = "/v1/completions"
 
@@ -82,7 +82,7 @@ async def started(
 ) -> tuple[asyncio.Task[None], Any, str]:
     """Serve's server of a replica whose user's class has installed the door."""
     serve_door.install(answer, shared)
-    address = free_address()
+    address = f"http://127.0.0.1:{free_port()}"
     made = HTTPOptions(host="127.0.0.1", port=int(address.rpartition(":")[2]), **options)
     task, server = await replica.start_asgi_http_server(
         one.asgi, made, event_loop=asyncio.get_running_loop(), enable_so_reuseport=False
@@ -224,7 +224,7 @@ async def at_once(request: Request, client: Downstream) -> None:
 
 @pytest.mark.http
 async def test_routers_share_a_port_and_one_leaves_it_without_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    address = free_address()
+    address = f"http://127.0.0.1:{free_port()}"
     stays, leaves = Replica(), Replica()
     servers = []
     for one in (stays, leaves):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
 
-from support.servers import free_address
+from serving.simulation.ports import free_port
 
 BINARIES = next(
     (path.parent for path in sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), reverse=True)), None
@@ -27,7 +27,7 @@ def postgres() -> Iterator[str]:
         account = pwd.getpwnam(user)
         os.chown(folder, account.pw_uid, account.pw_gid)
     data = folder / "data"
-    port = free_address().rpartition(":")[2]
+    port = str(free_port())
 
     def run(program: str, *arguments: str) -> None:
         command = [str(BINARIES / program), "-D", str(data), *arguments]

@@ -118,10 +118,14 @@ def whole(body: bytes, *headers: bytes, status: bytes = b"200 OK") -> bytes:
     return b"\r\n".join(lines) + b"\r\n\r\n" + body
 
 
+_NOBODY_S: list[socket.socket] = []
+
+
 def free_address() -> str:
-    """Where nobody listens."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return f"http://127.0.0.1:{probe.getsockname()[1]}"
+    """Where nobody listens, and nobody will while this process lives: the port is bound, and no other test's server gets it."""
+    _NOBODY_S.append(socket.socket())
+    _NOBODY_S[-1].bind(("127.0.0.1", 0))
+    return f"http://127.0.0.1:{_NOBODY_S[-1].getsockname()[1]}"
 
 
 async def _request(reader: asyncio.StreamReader) -> bytes:

@@ -1,14 +1,13 @@
 """The connection to a slice, byte by byte: its protocol is driven without a socket, and with real ones."""
 
 import asyncio
-import socket
 from typing import Any
 
 import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers import SSE_HEAD, RawServers, Script, chunk, until, whole
+from support.servers import SSE_HEAD, RawServers, Script, chunk, free_address, until, whole
 
 from serving.router.forwarding.connecting import NotConnectedError, UpstreamError
 from serving.router.forwarding.upstream import SliceResponse, Upstream, _Connection, returned
@@ -414,10 +413,8 @@ async def test_a_slow_reader_holds_the_slice_up_and_nothing_grows(raw: RawServer
 
 @pytest.mark.http
 async def test_where_nobody_listens_no_connection_is_made() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"http://127.0.0.1:{probe.getsockname()[1]}"
     with pytest.raises(NotConnectedError):
-        await Upstream(1).post(entry(address), REQUEST, b"{}", {})
+        await Upstream(1).post(entry(free_address()), REQUEST, b"{}", {})
 
 
 @pytest.fixture
