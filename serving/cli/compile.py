@@ -7,6 +7,7 @@ there is no compiler.
 import argparse
 import datetime as dt
 import json
+import tempfile
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,24 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
         raise ConfigError(
             "--cache keeps whole steps, and --quick compiles some of their layers: leave one out"
         )
+    if options.cache:
+        _check_writable(options.cache.expanduser())
     services = load(Path(file)).services.values()
     specs = [spec for service in services for entry in service.models for spec in entry.per_pool()]
     if model is not None and not any(spec.name == model for spec in specs):
         names = ", ".join(dict.fromkeys(spec.name for spec in specs))
         raise ConfigError(f"--model {model}: {file} has {names}")
     return [plan(spec, hub.config_of, estimated=True) for spec in specs if model in (None, spec.name)]
+
+
+def _check_writable(folder: Path) -> None:
+    """JAX compiles on where it can't write its cache, and says so in a log alone."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ConfigError(f"--cache {folder}: {error.strerror}; name a folder that can be written") from None
 
 
 def _shown(options: argparse.Namespace) -> list[str]:

@@ -65,7 +65,7 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
     )
     for reason in document["unbuildable"]:
         console.print(
-            f"  can't be built without a TPU: {reason}", markup=False, highlight=False, soft_wrap=True
+            f"  the engine can't be built here: {reason}", markup=False, highlight=False, soft_wrap=True
         )
     for stage in document["stages"]:
         of = f"stage {stage['stage']} of {document['pipeline']}: " if document["pipeline"] > 1 else ""

@@ -85,7 +85,7 @@ def test_a_refusal_stands_in_the_compiler_s_words() -> None:
 def test_what_can_not_be_built_is_named_with_the_reason() -> None:
     text = printed(unbuilt=("ModuleNotFoundError: No module named 'x'",))
     assert "was not built" in text
-    assert "can't be built without a TPU: ModuleNotFoundError: No module named 'x'" in text
+    assert "the engine can't be built here: ModuleNotFoundError: No module named 'x'" in text
 
 
 def test_figures_are_left_out_where_a_program_is_missing() -> None:
@@ -122,6 +122,16 @@ def test_a_model_that_the_file_has_not_is_refused_with_those_it_has(
     library.touch()
     assert main(["compile", LLAMA, "--model", "other"]) == 2
     assert "has llama-3.3-70b-instruct" in capsys.readouterr().out
+
+
+def test_a_cache_that_can_t_be_written_is_refused_before_anything_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    assert main(["compile", LLAMA, "--cache", str(tmp_path / "file")]) == 2
+    assert "file: File exists; name a folder that can be written" in capsys.readouterr().out
+    assert main(["compile", LLAMA, "--cache", str(tmp_path / "file" / "below")]) == 2
+    assert "Not a directory; name a folder that can be written" in capsys.readouterr().out
 
 
 def test_a_cache_of_a_few_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
