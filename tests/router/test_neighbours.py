@@ -48,6 +48,12 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.01)
 
 
+async def end(*routers: Neighbours) -> None:
+    for router in routers:
+        await router.close()
+        await router._server.ended()
+
+
 def demands(*routers: Neighbours) -> list[Demand]:
     return [Demand(router._name, MODEL, **router.peer._asdict()) for router in routers]
 
@@ -65,8 +71,7 @@ async def test_a_router_sends_a_prompt_where_another_sent_its_beginning(tls: tup
     sent = {text: ask(tables[0], text + LONG) for text in ("one", "two", "three", "four", "five")}
     await until(lambda: known(tables[1]) == known(tables[0]))
     assert {text: ask(tables[1], text + LONG + "and more") for text in sent} == sent
-    for router in routers:
-        await router.close()
+    await end(*routers)
 
 
 async def test_a_router_that_starts_knows_what_the_others_know() -> None:
@@ -80,8 +85,7 @@ async def test_a_router_that_starts_knows_what_the_others_know() -> None:
     new.settle(demands(old, new))
     await until(lambda: known(tables[1]) == known(tables[0]))
     assert {text: ask(tables[1], text + LONG) for text in sent} == sent
-    await old.close()
-    await new.close()
+    await end(old, new)
 
 
 async def test_routers_that_start_together_ask_the_one_that_was_there_before() -> None:
@@ -102,9 +106,7 @@ async def test_routers_that_start_together_ask_the_one_that_was_there_before() -
         return all(known(of) == known(tables[0]) for of in tables[1:])
 
     await until(settled)
-    for router in (old, *new):
-        await router.close()
-        await router._server.ended()
+    await end(old, *new)
 
 
 async def test_who_does_not_show_the_secret_tells_and_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,4 +120,4 @@ async def test_who_does_not_show_the_secret_tells_and_learns_nothing(monkeypatch
         assert (await client.get(PATH, headers=shown)).status_code == 200
         assert (await client.post(PATH, content=b"{}", headers=shown)).status_code == 400
         assert (await client.get("/", headers=shown)).status_code == 404
-    await router.close()
+    await end(router)
