@@ -72,13 +72,13 @@ def add_commands(commands: Any) -> None:
 
 def _plan(options: Namespace) -> int:
     mismatch = ""
-    if options.what_fits and options.workload:
+    if options.what_fits is not None and options.workload is not None:
         mismatch = "--workload goes with a file, whose slo and pools it is about; give one, or leave it out"
     elif options.yaml and options.engine:
         mismatch = "--engine goes with --what-fits; a file has its own options under engine:"
     if mismatch:
         return _fail(Console(), ConfigError(mismatch), as_json=options.json)
-    if options.what_fits:
+    if options.what_fits is not None:
         return what_fits(options.what_fits, Console(), engine=options.engine, as_json=options.json)
     if options.workload is not None:
         return workload_file(options.yaml, options.workload, Console(), as_json=options.json)

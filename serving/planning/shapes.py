@@ -175,6 +175,10 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     hidden = text.number("hidden_size")
     layers = text.number("num_hidden_layers", most=_MOST_LAYERS)
     kv_heads = _kv_heads(text, heads)
+    if heads % kv_heads and not text.get("kv_lora_rank"):
+        raise PlanError(
+            f"config.json of {where}: num_attention_heads, {heads}, is no multiple of num_key_value_heads, {kv_heads}"
+        )
     head_dim = text.number("head_dim", max(hidden // heads, 1))
     kinds = _kinds(text, layers, where)
     towers = {

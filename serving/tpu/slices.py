@@ -17,6 +17,7 @@ from serving.tpu.generations import GENERATIONS, Generation, Machine, chips_of
 # What people, Ray and Google also call a generation.
 _ALIASES = {"v5litepod": "v5e", "tpu7x": "v7x", "v7": "v7x", "trillium": "v6e", "ironwood": "v7x"}
 _LISTED = 12
+_MOST_DIGITS = 9  # of an axis; no shape has as many
 # Labels that Ray sets on every host of a slice, from the variables that GKE gives its pod.
 POD_TYPE_LABEL = "ray.io/tpu-pod-type"
 SLICE_LABEL = "ray.io/tpu-slice-name"
@@ -205,7 +206,8 @@ def _no_such_topology(row: Generation, topology: str) -> str:
 
 def _nearest_topology(row: Generation, topology: str) -> str:
     """The same axes in another order if they are sold, else the closest number of chips, then the closest text."""
-    axes = [int(part) for part in topology.lower().split("x") if part.strip().isdecimal()]
+    parts = [part.strip() for part in topology.lower().split("x")]
+    axes = [int(part) for part in parts if part.isdecimal() and len(part) <= _MOST_DIGITS]
     chips = max(math.prod(axes), 1) if axes else 1
 
     def distance(candidate: str) -> tuple[bool, float, float]:

@@ -308,6 +308,8 @@ def test_answers_of_a_model_that_writes_none_are_refused(
 def test_options_of_one_question_are_refused_with_the_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "any.yaml", "--engine", "max_model_len=1"]) == UNREADABLE
     assert "--engine goes with --what-fits" in capsys.readouterr().out
+    assert main(["plan", "--what-fits", ""]) == UNREADABLE
+    assert "no config.json is known for model ''" in capsys.readouterr().out
     assert main(["plan", "--what-fits", "any", "--workload", "in=1,out=1,rate=1"]) == UNREADABLE
     assert "--workload goes with a file" in capsys.readouterr().out
 

@@ -299,7 +299,7 @@ def test_parameters_of_a_family_are_counted(architecture: str) -> None:
 def test_an_older_falcon_has_the_key_value_heads_that_it_names() -> None:
     config = {"architectures": ["RWForCausalLM"], **RW}
     assert read_config(config, where="falcon").num_key_value_heads == 1
-    assert read_config(config | {"n_head_kv": 8}, where="falcon").num_key_value_heads == 8
+    assert read_config(config | {"n_head": 128, "n_head_kv": 8}, where="falcon").num_key_value_heads == 8
 
 
 def test_layers_that_draft_for_ernie_have_no_experts() -> None:

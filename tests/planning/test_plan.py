@@ -128,14 +128,15 @@ def test_heads_that_can_not_be_cut_are_refused() -> None:
                 "v6e",
                 "2x4",
                 slice={"hosts": 1},
-                engine={"hf_overrides": {"num_attention_heads": 30}},
+                engine={"hf_overrides": {"num_attention_heads": 30, "num_key_value_heads": 10}},
             )
         )
 
 
 def test_kv_heads_that_neither_divide_nor_are_divided_are_refused() -> None:
     with pytest.raises(PlanError, match="6 KV heads neither divide by tensor=4 nor it by them"):
-        plan(spec(LLAMA_8B, "v6e", "2x2", engine={"hf_overrides": {"num_key_value_heads": 6}}))
+        overrides = {"num_attention_heads": 36, "head_dim": 128, "num_key_value_heads": 6}
+        plan(spec(LLAMA_8B, "v6e", "2x2", engine={"hf_overrides": overrides}))
 
 
 def test_more_stages_than_layers_are_refused() -> None:

@@ -114,6 +114,12 @@ def test_a_folder_without_a_config_is_no_checkpoint(tmp_path: Path) -> None:
         shape_of(str(tmp_path))
 
 
+@pytest.mark.parametrize("heads", [3, 99])
+def test_key_value_heads_that_attention_heads_are_no_multiple_of_are_refused(heads: int) -> None:
+    with pytest.raises(PlanError, match=f"is no multiple of num_key_value_heads, {heads}"):
+        read_config(TINY | {"num_key_value_heads": heads}, where="tiny")
+
+
 @pytest.mark.parametrize(
     ("architecture", "near"),
     [

@@ -105,6 +105,7 @@ def test_any_other_text_is_refused(text: str) -> None:
         (("v6e", "2x8"), ["no topology '2x8'", "nearest: 4x4"]),
         (("v6e", "2x2x2"), ["no topology '2x2x2'", "nearest: 2x4"]),
         (("v6e", ""), ["no topology ''", "nearest: 1x1"]),
+        (("v6e", "9" * 5000 + "x1"), ["v6e has no topology", "nearest: 1x1"]),
         (("v5p", "4x4x6"), ["no topology '4x4x6'", "multiples of 4 with A<=B<=C", "up to 6144 chips"]),
         (("v4", "8x4x4"), ["v4 has no topology '8x4x4'", "with A<=B<=C, up to 4096 chips", "nearest: 4x4x8"]),
         (("v5p", "16x20x28"), ["v5p has no topology", "up to 6144 chips"]),
