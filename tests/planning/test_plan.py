@@ -134,8 +134,8 @@ def test_heads_that_can_not_be_cut_are_refused() -> None:
 
 
 def test_kv_heads_that_neither_divide_nor_are_divided_are_refused() -> None:
+    overrides = {"num_attention_heads": 36, "head_dim": 128, "num_key_value_heads": 6}
     with pytest.raises(PlanError, match="6 KV heads neither divide by tensor=4 nor it by them"):
-        overrides = {"num_attention_heads": 36, "head_dim": 128, "num_key_value_heads": 6}
         plan(spec(LLAMA_8B, "v6e", "2x2", engine={"hf_overrides": overrides}))
 
 
