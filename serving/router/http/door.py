@@ -25,7 +25,10 @@ from serving.strangers import Strangers
 
 logger = logging.getLogger("ray.serve")
 
-_MOST_HEAD_BYTES = 64 << 10
+_MOST_UNREAD_BYTES = 64 << 10  # of a head that is not whole yet
+# Of a whole one, whose last piece may be long. A slice cuts connections with heads of 64 KiB, to which the router adds its own.
+_MOST_HEAD_BYTES = 60 << 10
+_TOO_LONG = "The request's headers or trailers are too long."
 _JOINED_BYTES = 64 << 10  # a longer piece is not copied behind the head
 _CONTENT_LENGTH = b"content-length"
 _OF_BODY = (_CONTENT_LENGTH, b"transfer-encoding")
@@ -67,6 +70,7 @@ class Door(HttpToolsProtocol):
         self.answering: Exchange | None = None
         self._turn: Any = None  # the cycle or Exchange that is answered now; later ones wait in the pipeline
         self._in_head = False
+        self._head_bytes = 0
         self._unread_bytes = 0  # of a head, or of what in a body is none: trailers, extensions of chunks
         self._came_on = False  # whether the piece that was read last ended a head or a message, or brought bytes of a body
         self._left_out = False
@@ -93,11 +97,8 @@ class Door(HttpToolsProtocol):
                 super().data_received(rest)  # type: ignore[arg-type]  # httptools takes both
         if not self._came_on:  # a piece with the end of another message is not this head's
             self._unread_bytes += len(data)
-            if self._unread_bytes > _MOST_HEAD_BYTES:
-                self._refuse(
-                    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-                    "The request's headers or trailers are too long.",
-                )
+            if self._unread_bytes > _MOST_UNREAD_BYTES:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.relay.strangers.left(self.transport)
@@ -122,12 +123,13 @@ class Door(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._unread_bytes, self._left_out = True, 0, False
+        self._in_head, self._head_bytes, self._unread_bytes, self._left_out = True, 0, 0, False
         self._passes_upgrade_by = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:
             return  # a trailer, which comes after the request was taken for what its head says
+        self._head_bytes += len(name) + len(value) + 4  # with the signs around them
         name = name.lower()
         if not value.isascii() and not _is_text(value) and name not in _OF_BODY:
             return  # Serve decodes some, as ids, and would answer with a 500
@@ -144,6 +146,9 @@ class Door(HttpToolsProtocol):
         upgrades = self.parser.should_upgrade()
         if upgrades and self._asks_for_http_2():
             self._passes_upgrade_by = True
+            return
+        if self._head_bytes + len(self.url) > _MOST_HEAD_BYTES:
+            self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG)
             return
         path, _, query = self.url.partition(b"?")
         route = self.relay.paths.get(path)
@@ -170,7 +175,8 @@ class Door(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._moved()
-        super().on_body(body)
+        if not self.transport.is_closing():  # a refused request has no cycle
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._moved()

@@ -396,6 +396,27 @@ def test_headers_have_a_limit(doors: Doors, line: bytes) -> None:
     assert talk(doors.door, LINE + line).startswith(b"HTTP/1.1 431 ")
 
 
+@pytest.mark.parametrize("before", [[], [post(b"first", close=False)]], ids=["first", "second"])
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        (b"X-A: " + b"a" * (100 << 10), 431),
+        (b"\r\n".join([b"X-A: " + b"a" * 1000] * 100), 431),
+        (b"\r\n".join([b"A:"] * (14 << 10)), 431),  # 56 KiB of them; blanks are added on the way
+        (b"X-A: " + b"a" * (56 << 10), 200),
+    ],
+    ids=["one", "many", "empty", "shorter"],
+)
+async def test_a_head_in_one_piece_has_its_limit(before: list[bytes], line: bytes, status: int) -> None:
+    """A slice would cut the connection, as if it were broken: on every slice, by one client."""
+    echo = Echo()
+    pieces = [*before, post(b"hello", line)]
+    answers, closed = await said(partial(Door, Relay(echo.answer, ended=echo.done)), over_asgi(echo), pieces)
+    assert answers[-1][0] == status
+    assert closed
+    assert echo.errors == []
+
+
 async def test_a_long_body_is_not_counted_with_the_head_that_begins_behind_it() -> None:
     echo, after = Echo(), post(b"hello")
     pieces = [post(b"a" * (100 << 10), close=False) + after[:20], after[20:]]
