@@ -239,6 +239,12 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
     )
 
 
+def unread(state: PolicyState, problem: str, now_s: float) -> PolicyState:
+    """The state after a moment without a report: nothing that is remembered has grown older, and no rate is learned over it."""
+    passed_s = 0.0 if state.at_s is None else now_s - state.at_s
+    return _moved(replace(state, at_s=now_s, hold=problem), passed_s)
+
+
 def _held(before: PolicyState, problem: str, state: PolicyState) -> Decision:
     reason = f"holding {sum(before.wanted)}: {problem}"
     return Decision(before.wanted, reason, held=True, state=replace(state, hold=problem))

@@ -16,7 +16,17 @@ import ray
 
 from serving.metrics.recorder import Recorder
 from serving.metrics.table import DECISIONS
-from serving.scaling.policy import Decision, PolicyState, Report, Room, Settings, aligned, decide, start
+from serving.scaling.policy import (
+    Decision,
+    PolicyState,
+    Report,
+    Room,
+    Settings,
+    aligned,
+    decide,
+    start,
+    unread,
+)
 from serving.scaling.sharing import Given, Share, given, hardware_given
 from serving.state.gcs import Store
 from serving.state.liveness import Liveness
@@ -175,6 +185,9 @@ class Scaler:
             problem = f"the store can't be read ({error})"
             for model in self._models.values():
                 self._hold(model, problem)
+                if model.state:
+                    with self._lock:
+                        model.state = unread(model.state, problem, now_s)
             return
         shares = {name: model.share for name, model in self._models.items() if model.share}
         self._hardware = hardware_given(shares, self._hardware)

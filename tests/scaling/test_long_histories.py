@@ -208,3 +208,19 @@ def test_requests_of_routers_that_are_out_of_sight_are_not_taken_for_ever_shorte
     fleet.restart_router(away_s=20)
     fleet.run(120)
     assert {wanted["first-x"] for wanted in fleet.targets[-120:]} == {before}
+
+
+@pytest.mark.parametrize("away_s", [50, 70])
+def test_slices_stay_where_routers_restart_while_the_store_is_away(away_s: int) -> None:
+    """The routers' new counters showed no request for a minute, and the need of before was older than a cool-down."""
+    model = Model("first", (pool("x"),), rate=25.0)
+    fleet = ControlledFleet([model], hardware=20, start_s=3)
+    fleet.run(200)
+    before = fleet.serving(model)
+    assert before >= 3
+    fleet.away_s = away_s
+    fleet.run(20)
+    fleet.restart_router(away_s=1)
+    fleet.run(away_s + 30)
+    assert {wanted["first-x"] for wanted in fleet.targets[-away_s - 50 :]} == {before}
+    assert not [ended_s for ended_s, _ in fleet.ended if ended_s > 200]
