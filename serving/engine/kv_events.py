@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import zmq
@@ -27,14 +26,14 @@ _MEET_S = 10.0  # EngineCore has opened its socket before it says that it is rea
 class BlockStored(msgspec.Struct, tag=True):
     """What is read of vLLM's event of this name."""
 
-    block_hashes: list[Any]
+    block_hashes: list[bytes | int]
     group_idx: int | None = None
 
 
 class BlockRemoved(msgspec.Struct, tag=True):
     """What is read of vLLM's event of this name."""
 
-    block_hashes: list[Any]
+    block_hashes: list[bytes | int]
     group_idx: int | None = None
 
 
@@ -101,13 +100,13 @@ class KvEvents:
                 *_, raw = await socket.recv_multipart()
                 try:
                     self.take(raw, time.monotonic())
-                except msgspec.DecodeError as error:
+                except (msgspec.DecodeError, RecursionError) as error:
                     logger.warning("an event of the engine's prefix cache can't be read: %s", error)
         finally:
             socket.close(linger=0)
 
     def take(self, raw: bytes, now_s: float) -> None:
-        """Take over one batch as vLLM publishes it; raises msgspec.DecodeError."""
+        """Take over one batch as vLLM publishes it; raises msgspec.DecodeError, and RecursionError where it is nested too deeply."""
         for event in _decoder.decode(raw).events:
             match event:
                 case BlockStored():
@@ -118,5 +117,5 @@ class KvEvents:
                     self._age.cleared(now_s)
 
 
-def _named(event: BlockStored | BlockRemoved) -> list[tuple[int | None, Any]]:
+def _named(event: BlockStored | BlockRemoved) -> list[tuple[int | None, bytes | int]]:
     return [(event.group_idx, block) for block in event.block_hashes]

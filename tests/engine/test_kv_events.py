@@ -7,7 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+import zmq.asyncio
 
 from serving.engine.kv_events import KvEvents
 
@@ -115,6 +117,35 @@ async def test_the_replica_hears_what_the_engine_s_cache_drops(folder: Path) -> 
     await until(lambda: events._age._dropped_s >= cleared_s)
     cache.publisher.shutdown()
     await events.end()
+
+
+STORED = b"\x82\xa4type\xabBlockStored\xacblock_hashes"
+
+
+@pytest.mark.parametrize(
+    "strange",
+    [
+        b"",
+        msgspec.msgpack.encode([0.0, [{"type": "BlockStored", "block_hashes": [[1]]}]]),
+        msgspec.msgpack.encode([0.0, [{"type": "BlockRemoved", "block_hashes": [{}]}]]),
+        b"\x92\x00\x91" + STORED + b"\xdd\xff\xff\xff\xff",
+        b"\x92\x00\x91" + STORED + b"\x91" * 100_000,
+        b"\x93\x00\x90" + b"\x91" * 100_000,
+    ],
+    ids=["empty", "a list as hash", "an object as hash", "a lying length", "deep", "deep elsewhere"],
+)
+async def test_the_replica_reads_on_behind_what_it_can_t_read(folder: Path, strange: bytes) -> None:
+    events = KvEvents()
+    with zmq.asyncio.Context.instance().socket(zmq.PUB) as engine:
+        engine.bind(str(events.config["endpoint"]))
+        await events.follow()
+        events.close()
+        good = msgspec.msgpack.encode([0.0, [{"type": "BlockStored", "block_hashes": [1, b"2"]}]])
+        for batch in (strange, good):
+            await engine.send_multipart([b"", b"", batch])
+        await until(lambda: len(events._age._stored_s) == 2)
+        await events.end()
+    assert not places(folder)
 
 
 async def test_an_engine_that_does_not_come_is_not_waited_for_for_ever(
