@@ -132,6 +132,8 @@ def _named(items: list[Any]) -> list[dict[str, Any]]:
         name = str(fields.get("id") or "")
         if not name or name in taken:
             name = f"item_{at}"
+        while name in taken:  # a client may have chosen that one too
+            name += f"_{at}"
         taken.add(name)
         named.append({"type": "message" if "role" in fields else "item", **fields, "id": name})
     return named

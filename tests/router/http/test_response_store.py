@@ -208,6 +208,13 @@ def test_input_items_come_in_pages_each_with_an_id() -> None:
             listed(query)
 
 
+def test_an_item_without_an_id_gets_none_that_a_client_chose() -> None:
+    conversation = [{"id": "item_2"}, {"id": "item_2_2"}, {}, {"id": "item_2_2_2"}, {"id": "item_2"}]
+    page = json.loads(responses.listed(to_json(conversation), {"order": "asc"}))
+    names = [item["id"] for item in page["data"]]
+    assert names == ["item_2", "item_2_2", "item_2_2_2", "item_3", "item_4"]
+
+
 def test_pages_of_items_come_to_an_end_where_a_client_sent_one_again() -> None:
     """As with a whole conversation beside previous_response_id: openai's pager asked for the same page for ever."""
     once, again = {"id": "msg_1", "role": "assistant"}, {"role": "user", "content": "again"}
