@@ -21,7 +21,10 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True)
 class Load:
-    """Conversations a second, their turns, and tokens: of a system prompt (of so many), asked and answered a turn."""
+    """Conversations a second, their turns, and tokens: of a system prompt (of so many), asked and answered a turn.
+
+    With `tool_tokens`, those of a list of tools that all have, conversations are an agent's: what follows its first turn are results.
+    """
 
     name: str
     per_s: float
@@ -30,6 +33,7 @@ class Load:
     answered: tuple[int, int]
     system_prompts: int = 0
     system_tokens: int = 0
+    tool_tokens: int = 0
     think_s: float = 0.5
 
 
@@ -37,6 +41,17 @@ LOADS = (
     Load("multi-turn chat", 2.6, (3, 6), (500, 3000), (15, 40)),
     Load("shared system prompts", 12.0, (1, 1), (50, 400), (15, 40), system_prompts=24, system_tokens=6000),
     Load("nothing shared", 8.0, (1, 1), (1000, 9000), (15, 40)),
+    Load(
+        "agents",
+        1.0,
+        (6, 12),
+        (100, 1500),
+        (15, 40),
+        system_prompts=1,
+        system_tokens=3000,
+        tool_tokens=4000,
+        think_s=0.2,
+    ),
 )
 
 
@@ -93,10 +108,12 @@ class Client:
         self._addresses = addresses
         self._load = load
         self._seen = seen
+        self._own = f"{seen.policy} {time.time()}: "
+        self._tools = _tools(self._own, load.tool_tokens)
 
     async def run(self, seed: int) -> None:
         """All of them: begin at random times for `seconds`, end when they end."""
-        load, draw, own = self._load, random.Random(seed), f"{self._seen.policy} {time.time()}: "
+        load, draw, own = self._load, random.Random(seed), self._own
         systems = [own + words(draw, load.system_tokens) for _ in range(load.system_prompts)]
         talks, now_s = [], 0.0
         while (now_s := now_s + draw.expovariate(load.per_s)) < self._seen.seconds:
@@ -106,19 +123,22 @@ class Client:
 
     async def _talk(self, begins_s: float, system: str, own: str, draw: random.Random) -> None:
         load = self._load
-        messages = [{"role": "system", "content": system}] if system else []
+        messages: list[dict[str, object]] = [{"role": "system", "content": system}] if system else []
         await asyncio.sleep(begins_s)
         for turn in range(draw.randint(*load.turns)):
             asked = words(draw, draw.randint(*load.asked))
-            messages.append({"role": "user", "content": asked if turn or system else own + asked})
+            if turn and load.tool_tokens:
+                messages.append({"role": "tool", "tool_call_id": f"call_{turn}", "content": asked})
+            else:
+                messages.append({"role": "user", "content": asked if turn or system else own + asked})
             answer = await self._ask(messages, draw.randint(*load.answered), draw)
             if answer is None:
                 return
-            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "assistant", "content": answer} | _call(turn + 1, load))
             await asyncio.sleep(draw.expovariate(1 / load.think_s))
 
-    async def _ask(self, messages: list[dict[str, str]], tokens: int, draw: random.Random) -> str | None:
-        body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens}
+    async def _ask(self, messages: list[dict[str, object]], tokens: int, draw: random.Random) -> str | None:
+        body = {"model": MODEL, "messages": messages, "stream": True, "max_tokens": tokens, **self._tools}
         seen, sent_s, first_s, said, whole = self._seen, time.perf_counter(), 0.0, [], False
         seen.requests += 1
         try:
@@ -140,6 +160,32 @@ class Client:
         tpot_s = (time.perf_counter() - first_s) / max(1, len(said) - 1)
         seen.good += seen.first_s[-1] <= TTFT_S and tpot_s <= TPOT_S
         return "".join(said)
+
+
+def _tools(own: str, tokens: int) -> dict[str, object]:
+    """Twenty of so many tokens together. The engine takes no call for an answer here: its answers are of a length."""
+    if not tokens:
+        return {}
+    draw = random.Random(tokens)
+    tools = [
+        {
+            "type": "function",
+            "function": {
+                "name": f"tool_{number}",
+                "parameters": {"type": "object", "description": own + words(draw, tokens // 20)},
+            },
+        }
+        for number in range(20)
+    ]
+    return {"tools": tools, "tool_choice": "none"}
+
+
+def _call(number: int, load: Load) -> dict[str, object]:
+    """What an agent's answer has beside its text."""
+    if not load.tool_tokens:
+        return {}
+    function = {"name": f"tool_{number % 20}", "arguments": "{}"}
+    return {"tool_calls": [{"id": f"call_{number}", "type": "function", "function": function}]}
 
 
 def _text(line: bytes) -> str:
