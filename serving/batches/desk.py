@@ -120,7 +120,8 @@ class Desk:
     async def tick(self) -> None:
         """Once a second: own batches, and begin what is next for each."""
         now_s = self._calendar()
-        owned = self.owned = {batch.id: batch for batch in await self._ledger.own(now_s, now_s + _OWNED_S)}
+        batches = await self._ledger.own(now_s, _OWNED_S, self._clock())
+        owned = self.owned = {batch.id: batch for batch in batches}
         for name, batch in owned.items():
             state = State(batch.state)
             if now_s >= batch.expires_s and state in (State.VALIDATING, State.IN_PROGRESS):

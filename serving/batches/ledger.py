@@ -66,6 +66,8 @@ class Ledger:
     def __init__(self, database: Database, owner: str) -> None:
         self._database = database
         self._owner = owner
+        # Of other processes, the latest time that a batch of theirs is owned until, and since when it has been the same.
+        self._others: dict[str, tuple[float, float]] = {}
 
     # Files
 
@@ -175,21 +177,35 @@ class Ledger:
         query = select(BATCHES).where(BATCHES.c.key == key)
         return await self._page(BATCHES, key, query, after_id, limit, newest=True)
 
-    async def own(self, now_s: float, until_s: float) -> list[Row[Any]]:
+    async def own(self, now_s: float, owned_s: float, clock_s: float) -> list[Row[Any]]:
         """Take the open batches that nobody owns, and keep those of this process; the oldest first, without what only clients read.
 
-        Those that are this process's for two thirds of the time yet are not written: there may be thousands, every second.
+        Those that are this process's for two thirds of `owned_s` yet are not written: there may be thousands, every second.
+        Another process is silent once its batches have stayed as they were for `owned_s` of this process's own clock, `clock_s`:
+        times of day of two hosts can't be compared, and each may be put back.
         """
-        until = BATCHES.c.owned_until_s
-        late = or_(until <= now_s + (until_s - now_s) * 2 / 3, until > until_s)  # or the clock was put back
-        free = or_((BATCHES.c.owner == self._owner) & late, until <= now_s)
+        until, owner = BATCHES.c.owned_until_s, BATCHES.c.owner
+        is_open = BATCHES.c.state.in_(OPEN)
+        late = or_(until <= now_s + owned_s * 2 / 3, until > now_s + owned_s)  # or the clock was put back
+        others = (
+            select(owner, func.max(until).label("last")).where(is_open, owner != self._owner).group_by(owner)
+        )
         async with self._database.write() as connection:
+            seen = {row.owner: float(row.last) for row in await connection.execute(others)}
+            self._others = {
+                name: before if (before := self._others.get(name)) and before[0] == last else (last, clock_s)
+                for name, last in seen.items()
+            }
+            silent = [
+                (owner == name) & (until <= last)
+                for name, (last, since_s) in self._others.items()
+                if clock_s - since_s >= owned_s
+            ]
+            free = or_(owner.is_(None), (owner == self._owner) & late, *silent)
             await connection.execute(
-                update(BATCHES)
-                .where(BATCHES.c.state.in_(OPEN), free)
-                .values(owner=self._owner, owned_until_s=until_s)
+                update(BATCHES).where(is_open, free).values(owner=self._owner, owned_until_s=now_s + owned_s)
             )
-            query = select(*_OF_WORK).where(BATCHES.c.state.in_(OPEN), BATCHES.c.owner == self._owner)
+            query = select(*_OF_WORK).where(is_open, owner == self._owner)
             return list((await connection.execute(query.order_by(BATCHES.c.created_s, BATCHES.c.id))).all())
 
     async def disown(self) -> None:

@@ -31,8 +31,8 @@ FILES = Table(
     Index("files_of_key", "key", "created_s", "id"),
 )
 
-# `times`: when each state began. `read_bytes`: how much of the input has rows in `lines`. `owner` works on the batch until
-# `owned_until_s`, unless it says again that it does. `model`: of all its good lines, where they have one. `usage`: the tokens of its
+# `times`: when each state began. `read_bytes`: how much of the input has rows in `lines`. `owner` works on the batch as long
+# as it goes on changing `owned_until_s`. `model`: of all its good lines, where they have one. `usage`: the tokens of its
 # answers, as `lines.usage` has them.
 BATCHES = Table(
     "batches",

@@ -455,10 +455,11 @@ async def test_a_result_that_is_not_kept_leaves_its_line_to_do(tmp_path: Path) -
         held = await some.take("r")
         assert await some.take("r", held) == []
         await some.ledger.disown()
-        await Ledger(some.ledger._database, "there").own(some.now_s, some.now_s + 1)
+        await Ledger(some.ledger._database, "there").own(some.now_s, 1, some.now_s)
         await some.bring(held)
         assert (await some.batch("a")).completed == 0
-        some.now_s += 2
+        await some.desk.tick()
+        some.now_s += 15
         await some.settle()
         assert await some.take("r") == held
 
@@ -802,15 +803,36 @@ async def test_batches_that_are_this_process_s_for_long_yet_are_not_written_each
             await connection.execute(insert(BATCHES).values({**NEW_BATCH, "id": "a"}))
 
         async def until_s(now_s: float) -> float:
-            (batch,) = await some.ledger.own(now_s, now_s + 15)
+            (batch,) = await some.ledger.own(now_s, 15, now_s)
             return float(batch.owned_until_s)
 
         assert [await until_s(now_s) for now_s in (100, 101, 104, 105, 106)] == [115, 115, 115, 120, 120]
         assert await until_s(50) == 65  # the clock was put back
+
+
+@pytest.mark.parametrize("put_back_s", [-3600, 0, 3600])
+async def test_a_silent_process_loses_its_batches_whatever_time_of_day_another_s_host_has(
+    tmp_path: Path, put_back_s: float
+) -> None:
+    """With a clock an hour back nobody took a dead head's batches for an hour, and an hour ahead a head took those of one that lives."""
+    async with table(tmp_path) as some:
+        async with some.ledger._database.write() as connection:
+            await connection.execute(insert(BATCHES).values({**NEW_BATCH, "id": "a"}))
         other = Ledger(some.ledger._database, "there")
-        assert await other.own(64, 79) == []
-        assert len(await other.own(65, 80)) == 1
-        assert await some.ledger.own(66, 81) == []
+
+        async def takes(ledger: Ledger, clock_s: float, behind_s: float = 0) -> bool:
+            return bool(await ledger.own(7200 + clock_s - behind_s, 15, clock_s))
+
+        for clock_s in range(40):  # both live
+            assert await takes(some.ledger, clock_s)
+            assert not await takes(other, clock_s, put_back_s)
+        for clock_s in range(40, 80):  # its own host's clock is put back
+            assert await takes(some.ledger, clock_s, 3600)
+            assert not await takes(other, clock_s, put_back_s)
+        # It is silent from here on, and has written last within five seconds.
+        taken = [clock_s for clock_s in range(80, 100) if await takes(other, clock_s, put_back_s)]
+        assert 89 <= taken[0] <= 95
+        assert not await takes(some.ledger, 101)
 
 
 async def test_a_page_behind_what_is_another_key_s_is_refused_as_behind_nothing(tmp_path: Path) -> None:
