@@ -136,10 +136,11 @@ STORED = b"\x82\xa4type\xabBlockStored\xacblock_hashes"
 )
 async def test_the_replica_reads_on_behind_what_it_can_t_read(folder: Path, strange: bytes) -> None:
     events = KvEvents()
-    with zmq.asyncio.Context.instance().socket(zmq.PUB) as engine:
+    with zmq.asyncio.Context.instance().socket(zmq.XPUB) as engine:
         engine.bind(str(events.config["endpoint"]))
         await events.follow()
         events.close()
+        await engine.recv()  # the subscription: what is sent before it is lost
         good = msgspec.msgpack.encode([0.0, [{"type": "BlockStored", "block_hashes": [1, b"2"]}]])
         for batch in (strange, good):
             await engine.send_multipart([b"", b"", batch])
