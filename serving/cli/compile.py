@@ -104,12 +104,18 @@ def _compile(options: argparse.Namespace) -> int:
         if options.json:
             output.print_json(json.dumps(documents))
     if options.cache:
-        progress.print(_written(options.cache), highlight=False, soft_wrap=True)
+        progress.print(written(options.cache), highlight=False, soft_wrap=True)
     return OK if all(entry["compiles"] for entry in documents) else REFUSED
 
 
-def _written(cache: Path) -> str:
+def written(cache: Path) -> str:
+    """What a cache holds after a compile. JAX leaves an empty entry where the disk is full, and goes on."""
     sizes = [entry.stat().st_size for entry in cache.expanduser().glob("*-cache")]
+    if lost := sizes.count(0):
+        return (
+            f"cache: {lost} of {len(sizes)} programs are empty files in {cache}, whose disk was full; make room, empty the folder and "
+            "compile again"
+        )
     return f"cache: {len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB, in {cache}; no TPU has read one yet"
 
 

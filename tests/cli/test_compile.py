@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from serving.cli.compile import written
 from serving.cli.compile_view import Watch, show
 from serving.cli.main import main
 from serving.compiler import libtpu
@@ -132,6 +133,13 @@ def test_a_cache_that_can_t_be_written_is_refused_before_anything_is_compiled(
     assert "file: File exists; name a folder that can be written" in capsys.readouterr().out
     assert main(["compile", LLAMA, "--cache", str(tmp_path / "file" / "below")]) == 2
     assert "Not a directory; name a folder that can be written" in capsys.readouterr().out
+
+
+def test_programs_that_a_full_disk_did_not_take_are_told(tmp_path: Path) -> None:
+    (tmp_path / "jit_run_model-1-cache").write_bytes(b"whole")
+    assert "cache: 1 programs, 0.0 MiB" in written(tmp_path)
+    (tmp_path / "jit_sample-2-cache").touch()
+    assert "1 of 2 programs are empty files" in written(tmp_path)
 
 
 def test_a_cache_of_a_few_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
