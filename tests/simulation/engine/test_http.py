@@ -12,7 +12,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support import quick_http as http
-from support.servers import until
+from support.servers import PATIENCE_S, until
 from support.simulated_engine import MODEL, serving
 
 from serving.simulation.engine.engine import Engine
@@ -50,7 +50,7 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def post(address: str, path: str, **fields: Any) -> httpx.Response:
-    return http.post(f"{address}{path}", json=fields, timeout=5)
+    return http.post(f"{address}{path}", json=fields, timeout=PATIENCE_S)
 
 
 def metric(address: str, name: str) -> float:
@@ -299,15 +299,14 @@ def test_metrics_go_by_vllms_names_and_count(client: openai.OpenAI, address: str
 def test_a_client_that_goes_away_leaves_nothing_behind(stream: bool) -> None:
     with serving(Factors()) as (address, engine):
         asked = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": stream}
-        with httpx.Client(timeout=httpx.Timeout(5, read=0.2)) as impatient:
-            if stream:
-                with impatient.stream("POST", f"{address}/v1/completions", json=asked) as answer:
-                    lines = answer.iter_lines()
-                    next(lines)
-                    assert engine.scheduler.running
-            else:
-                with pytest.raises(httpx.ReadTimeout):
-                    impatient.post(f"{address}/v1/completions", json=asked)
+        if stream:
+            with http.stream("POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE_S) as answer:
+                lines = answer.iter_lines()
+                next(lines)
+                assert engine.scheduler.running
+        else:
+            with pytest.raises(httpx.ReadTimeout):
+                http.post(f"{address}/v1/completions", json=asked, timeout=httpx.Timeout(PATIENCE_S, read=1))
         until(lambda: not engine.scheduler.running, "the request is cancelled")
         assert engine.scheduler.pool.usage == 0
 
@@ -371,7 +370,7 @@ def test_a_hanging_engine_answers_neither_requests_nor_probes_until_it_is_freed(
         assert not found
         assert not engine.dead
         inject(address, hang=False)
-        asking.join(timeout=5)
+        asking.join(timeout=PATIENCE_S)
         assert found[0].is_success
 
 
@@ -379,7 +378,7 @@ def test_a_dying_engine_ends_its_requests_with_an_error_and_takes_no_more() -> N
     with serving(Factors()) as (address, _):
         url = f"{address}/v1/completions"
         asked = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with http.stream("POST", url, json=asked, timeout=5) as answer:
+        with http.stream("POST", url, json=asked, timeout=PATIENCE_S) as answer:
             lines = answer.iter_lines()
             next(lines)
             inject(address, die=True)
