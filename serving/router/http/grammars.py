@@ -63,8 +63,11 @@ def check(fields: Mapping[str, Any]) -> None:
         if isinstance(text, str) and name == "grammar":
             _check_optional(name, _SPACE.sub("", _TERM.sub("w", text[:_LONGEST_GRAMMAR_CHARS])).split(":"))
         if isinstance(text, str) and len(text) > _LONGEST_GRAMMAR_CHARS:
+            told = (
+                name if name in ("grammar", "json") else "A text of structured_outputs"
+            )  # a client's own name is its own
             raise BadRequestError(
-                f"{name[:40]} has {len(text)} characters; send at most {_LONGEST_GRAMMAR_CHARS}."
+                f"{told} has {len(text)} characters; send at most {_LONGEST_GRAMMAR_CHARS}."
             )
         if isinstance(text, str) and name == "grammar" and (problem := ebnf.problem(text)):
             raise BadRequestError(f"{name}: {problem}.")

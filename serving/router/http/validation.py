@@ -79,6 +79,7 @@ _CONTENT = (
     "text_1",
     "text_2",
 )
+_NAMES_OF_TEXTS = frozenset((*_CONTENT, "content", "text", "arguments"))
 # Fields of which most requests have none; each has a check.
 _STOPS = ("stop", "stop_token_ids", "stop_sequences", "bad_words")
 _CHECKED = frozenset(
@@ -134,9 +135,10 @@ def _check_types(fields: dict[str, Any]) -> None:
             raise BadRequestError(f"{name} is {_kind(value)}; send a whole number.")
     if not isinstance(streams := fields.get("stream"), bool | None):
         raise BadRequestError(f"stream is {_kind(streams)}; send true or false.")
-    for name, value in fields.items():
-        if isinstance(value, float) and not math.isfinite(value):  # 1e999 is JSON
-            raise BadRequestError(f"{_short(name)} is a number that no computer keeps; send a smaller one.")
+    if any(
+        isinstance(value, float) and not math.isfinite(value) for value in fields.values()
+    ):  # 1e999 is JSON
+        raise BadRequestError("The request has a number that no computer keeps; send a smaller one.")
 
 
 def form(headers: Headers, body: bytes) -> dict[str, Any]:
@@ -383,8 +385,11 @@ def _check_texts(fields: Mapping[str, Any], body: bytes, prompts: int, plan: Pla
                 continue
             whole_chars += len(text)
             if long and (len(text) > longest_chars or whole_chars > longest_chars * max(1, prompts)):
+                told = (
+                    name if name in _NAMES_OF_TEXTS else "A text of the request"
+                )  # a client's own name is its own
                 raise BadRequestError(
-                    f"{name[:40]} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length "
+                    f"{told} has {len(text)} characters, and all texts up to it {whole_chars}; no text of that length "
                     f"fits the context of {plan.fit.max_model_len} tokens."
                 )
     if total > MOST_PIXELS:

@@ -143,6 +143,9 @@ def test_no_body_that_can_not_be_read_is_told_of(watched: Watched) -> None:
         json.dumps([CANARY]),
         json.dumps(CANARY),
         f'{{"max_tokens": {CANARY}}}',
+        f'{{"{CANARY}": 1e999}}',
+        json.dumps({"model": MODEL, "prompt": "x", CANARY: "x" * 900_000}),
+        json.dumps({"model": MODEL, "prompt": "x", "structured_outputs": {CANARY: "x" * 900_000}}),
     ):
         watched.post(path, content=body, headers={"content-type": "application/json"})
         watched.post(path, content=body, headers={"content-type": f"text/{CANARY}"})
