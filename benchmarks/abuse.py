@@ -257,6 +257,7 @@ def bodies() -> str:
         "65,000 lists, the most": b'{"a":[' + b"[]," * 65_000 + b"0]}",
         "32 MiB, one text": b'{"a":"' + b"x" * (31 * _MIB) + b'"}',
         "32 MiB, one text of quotes": b'{"a":"' + b'\\"' * (15 * _MIB) + b'"}',
+        "8 MiB of quotes, the most": b'{"a":"' + b'\\"' * (4 * _MIB) + b'"}',
     }
     lines = ["| body | answer | CPU time, ms |", "|---|---|---|"]
     for name, body in made.items():

@@ -7,6 +7,7 @@ after a power cut. A SQLite file is for processes of one host, on a disk of that
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -177,6 +178,8 @@ def _mend(where: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The driver's words in one line, without the statement and its values."""
+    """The driver's words in one line, without the statement and its values. Clients read them: a server's address stays out."""
+    if isinstance(error, OSError):
+        return os.strerror(error.errno) if error.errno else "its server can't be reached"
     words = str(getattr(error, "orig", None) or error) or type(error).__name__
     return " ".join(words.split())[:300]

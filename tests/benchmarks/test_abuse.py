@@ -19,4 +19,4 @@ def test_a_row_tells_the_well_behaved_key_s_times_against_quiet() -> None:
 
 def test_what_one_body_costs_is_told_for_each() -> None:
     told = [line.split(" | ")[1] for line in bodies().splitlines()[2:]]
-    assert told == ["400", "400", "400", "read", "read", "read", "read"]
+    assert told == ["400", "400", "400", "read", "read", "read", "400", "read"]
