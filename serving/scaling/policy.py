@@ -90,7 +90,7 @@ class Report:
 class PoolState:
     """One pool, known by its key: slices wanted, the times of orders still open, and what was learned.
 
-    `first` is how many slices there were at the first report.
+    `first` is how many slices there were at the first report; the first pool's has those of pools that have left the YAML.
     """
 
     key: str
@@ -210,7 +210,7 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
     elif state.first_s < math.inf:
         state = replace(state, traffic=traffic)
     else:
-        state = replace(state, traffic=traffic, first_s=now_s)
+        state = replace(state, traffic=traffic, first_s=now_s, pools=_with_gone(state.pools, sums))
     capacities = _capacities(settings, state)
     state, need, why = _need(settings, state, report, sums, capacities, now_s)
     asked, limits, short = _fill(settings, state, need, capacities, now_s)
@@ -237,6 +237,12 @@ def decide(settings: Settings, state: PolicyState, report: Report, now_s: float)
         failing=failing,
         asked=tuple(asked),
     )
+
+
+def _with_gone(pools: tuple[PoolState, ...], sums: Sums) -> tuple[PoolState, ...]:
+    """At the first report slices of pools that the YAML no longer has count for the first pool, which takes their place."""
+    gone = sum(count for key, count in sums.serving.items() if key not in {pool.key for pool in pools})
+    return (replace(pools[0], first=pools[0].first + gone), *pools[1:])
 
 
 def unread(state: PolicyState, problem: str, now_s: float) -> PolicyState:

@@ -183,6 +183,25 @@ def test_a_pool_that_the_yaml_has_no_more_serves_until_another_that_had_no_slice
     assert fleet.serving(model) == before
 
 
+def test_the_only_pool_that_serves_and_leaves_the_yaml_does_so_though_the_controller_ends_meanwhile() -> None:
+    """Scaling that had lost its memory wanted one slice of the other before it knew a rate: three of four went at once."""
+    first, other = pool("x"), pool("y")
+    model = Model("first", (first, other), rate=25.0)
+    fleet = ControlledFleet([model], hardware=20, start_s=40)
+    fleet.run(250)
+    before = len([entry for entry in fleet.records() if entry.serves])
+    model.pools = (other,)
+    fleet.deploy()
+    fleet.run(1)
+    fleet.recover()
+    fewest = before
+    for _ in range(150):
+        fleet.run(1)
+        fewest = min(fewest, len([entry for entry in fleet.records() if entry.serves]))
+    assert fewest == before >= 3
+    assert fleet.serving(model) == before
+
+
 @pytest.mark.parametrize("in_front", [True, False])
 def test_slices_of_a_pool_serve_until_those_that_the_min_of_another_asks_for_do(in_front: bool) -> None:
     """Two of three went as soon as the YAML had a pool more with a `min`, minutes before its slices could serve."""
