@@ -334,15 +334,11 @@ NOT_COUNTED: dict[str, str] = {
         "its layers differ in heads, and values are narrower than keys",
     ),
     "MistralLarge3ForCausalLM": "its sizes are in params.json, which this plan does not read",
-    **dict.fromkeys(
-        ("PanguProMoEV2ForCausalLM", "PanguUltraMoEForCausalLM"),
-        "its attention caches sinks, or has values of another width",
-    ),
+    "PanguProMoEV2ForCausalLM": "its attention caches sinks, and has values of another width",
+    "PanguUltraMoEForCausalLM": "its latent attention stands between norms of its own",
     "Plamo3ForCausalLM": "its layers' windows are named its own way",
-    **dict.fromkeys(
-        ("Step3TextForCausalLM", "Step3p5ForCausalLM"),
-        "its layers differ in heads, or share keys through a projection of its own",
-    ),
+    "Step3TextForCausalLM": "its queries come through a projection and a norm of their own",
+    "Step3p5ForCausalLM": "its layers differ in heads",
 }
 
 # Implemented in JAX by tpu-inference 0.26, and not among those for which it prefers vLLM's implementation; of all others it
