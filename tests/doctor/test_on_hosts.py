@@ -118,10 +118,14 @@ def test_a_head_that_stands_still_or_ends_at_any_step_costs_no_finding_that_was_
         cluster = lent.cluster
         for step in ("reading", "joining", "waiting", "asking Serve", "leaving"):
             status, findings = doctor_while(cluster, step, signal.SIGSTOP)
-            assert status == (1 if "ray" in not_ok(findings) else 0)
+            wrong = not_ok(findings)
+            assert wrong.keys() <= {"ray", "hosts"}  # hosts of a busy machine may take longer than the limit
+            assert status == (1 if wrong else 0)
             until(lambda: looks(cluster) == [], "the doctor's actors to end with it")
         status, findings = doctor_while(cluster, "joining", signal.SIGKILL)
-        assert status == (1 if "ray" in not_ok(findings) else 0)
+        wrong = not_ok(findings)
+        assert wrong.keys() <= {"ray", "hosts"}
+        assert status == (1 if wrong else 0)
         assert findings["serve"]
 
 
