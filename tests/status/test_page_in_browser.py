@@ -142,13 +142,14 @@ def test_it_draws_every_state_readably(browser: "Browser", upstream: str, scheme
 
 def test_the_page_paints_and_says_when(browser: "Browser", upstream: str) -> None:
     """The figure is for README; a machine with other work has no bound."""
-    script = "() => performance.getEntriesByName('first-contentful-paint')[0].startTime"
+    # The page may be complete before the browser has painted any of it.
+    script = "() => performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
     with shown(busy(upstream)) as service:
         paints = []
         for _ in range(5):  # the best of them: whatever else the machine does only ever adds
             with opened(browser, service.address) as page:
                 page.locator(".slice.serving").wait_for()
-                paints.append(round(page.evaluate(script)))
+                paints.append(round(page.wait_for_function(script).json_value()))
         print(f"first contentful paint after {sorted(paints)} ms")
         assert len(paints) == 5
 
