@@ -3,7 +3,6 @@
 A try that was cut short is made again: reading goes on behind the rows that there are, and files are written anew.
 """
 
-import asyncio
 import logging
 import uuid
 from collections import Counter
@@ -16,6 +15,7 @@ from serving.batches import lines
 from serving.batches.files import Folder, Writing
 from serving.batches.ledger import ANSWERED, Ledger, NewLine
 from serving.batches.lifecycle import Event, State
+from serving.batches.storage_calls import StorageCalls
 from serving.config import BatchSpec
 from serving.errors import StorageError
 
@@ -42,6 +42,7 @@ class Content:
         self,
         ledger: Ledger,
         folder: Folder,
+        calls: StorageCalls,
         spec: BatchSpec,
         models: Collection[str],
         most_line_bytes: int,
@@ -50,6 +51,7 @@ class Content:
         """`models` are the names that a line may ask for."""
         self._ledger = ledger
         self._folder = folder
+        self._calls = calls
         self._spec = spec
         self._models = models
         self._most_line_bytes = most_line_bytes
@@ -91,7 +93,7 @@ class Content:
         writings: dict[str, Writing] = {}
         try:
             for column, name in names.items():
-                writings[column] = await asyncio.to_thread(self._folder.write, name)
+                writings[column] = await self._calls.call(batch.id, self._folder.write, name)
             counts = Counter[str]()
             async for page in self._ledger.results(batch.id):
                 texts: dict[str, list[str]] = {_OUTPUT: [], _ERRORS: []}
@@ -100,22 +102,29 @@ class Content:
                     texts[_OUTPUT if row.outcome == ANSWERED else _ERRORS].append(text + "\n")
                 for column, of_column in texts.items():
                     counts[column] += len(of_column)
-                    await asyncio.to_thread(writings[column].write, "".join(of_column).encode())
+                    await self._calls.call(batch.id, writings[column].write, "".join(of_column).encode())
             for writing in writings.values():
-                await asyncio.to_thread(writing.close)
+                await self._calls.call(batch.id, writing.close)
         except BaseException:
             for writing in writings.values():
-                await asyncio.to_thread(writing.discard)  # a bucket's is a call over the network
+                await self.discard(batch.id, writing)
             await self.clear(names.values())
             raise
         sizes = {column: (name, writings[column].bytes) for column, name in names.items()}
         await self._ledger.assembled(batch.id, sizes, (counts[_OUTPUT], counts[_ERRORS]), self._calendar())
 
+    async def discard(self, name: str, writing: Writing) -> None:
+        """Stop writing for `name`: a bucket's file is given up by a call over the network."""
+        try:
+            await self._calls.call(name, writing.discard)
+        except StorageError as error:
+            logger.warning("a file that was not written is swept later: %s", error.message)
+
     async def clear(self, names: Iterable[str]) -> None:
         """Leave nothing of files that were not written: the next try may come every second, for hours."""
         try:
             for name in names:
-                await asyncio.to_thread(self._folder.delete, name)
+                await self._calls.call(name, self._folder.delete, name)
                 await self._ledger.drop_file(name)
         except StorageError as error:
             logger.warning("a file that was not written is swept later: %s", error.message)
@@ -123,22 +132,22 @@ class Content:
     async def sweep(self) -> None:
         """Delete what nobody may read any more."""
         now_s, kept = self._calendar(), []
+        await self._ledger.sweep_lines()
+        await self._ledger.sweep_batches(now_s - self._spec.max_age_s)
         for name in await self._ledger.condemn(now_s, _UPLOAD_S):
             try:
-                await asyncio.to_thread(self._folder.delete, name)
+                await self._calls.call(name, self._folder.delete, name)
             except StorageError as error:  # of this file, maybe alone
                 kept.append(error.message)
             else:
                 await self._ledger.forget_file(name)
         if kept:
             logger.warning("%d files are to go and are swept later: %s", len(kept), kept[0])
-        await self._ledger.sweep_lines()
-        await self._ledger.sweep_batches(now_s - self._spec.max_age_s)
 
     async def _read(self, batch: Row[Any]) -> None:
         reading, total = self._pieces(batch), batch.total
         while True:
-            piece = await asyncio.to_thread(next, reading, None)
+            piece = await self._calls.call(batch.id, next, reading, None)
             if piece is None:
                 break
             rows, read_bytes = piece

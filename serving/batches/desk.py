@@ -11,7 +11,6 @@ import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -24,6 +23,8 @@ from serving.batches.files import Folder
 from serving.batches.in_turn import InTurn
 from serving.batches.ledger import Ledger, Result, ToDo
 from serving.batches.lifecycle import ASSEMBLING, Event, State
+from serving.batches.storage_calls import StorageCalls
+from serving.batches.work import Bodies, Coming, Work
 from serving.config import BatchSpec
 from serving.errors import StorageError
 
@@ -45,39 +46,8 @@ _TRIES = 5  # of a line on which engines or slices fail
 _AHEAD = 200  # lines of a batch that are looked up at once
 _MOST_OPEN = 32  # inputs that stay open between two questions; each has a buffer of a MiB, and thousands of batches may be at work
 _MOST_TAKEN_BYTES = 8 << 20  # of lines in one answer to a router; one line alone may be longer
-
-
-@dataclass
-class _Work:
-    """A batch in progress, as far as it is handed out. `behind`: by models asked for, the last line that was looked up.
-
-    `returns`: how often lines came back; `waits_until_s`: after its lines could not be read.
-    """
-
-    batch: Row[Any]
-    ahead: dict[frozenset[str], deque[ToDo]] = field(default_factory=dict)
-    behind: dict[frozenset[str], int] = field(default_factory=dict)
-    nothing: set[frozenset[str]] = field(default_factory=set)
-    file: Any = None
-    returns: int = 0
-    waits_until_s: float = -math.inf
-
-    def returned(self) -> None:
-        """Lines came back: look from the start again."""
-        self.returns += 1
-        self.ahead.clear()
-        self.behind.clear()
-        self.nothing.clear()
-
-    def may_have(self, names: frozenset[str]) -> bool:
-        """Whether it may have lines of these models that are nowhere; one of another model has none, without a look."""
-        of_another = self.batch.model is not None and self.batch.model not in names
-        return not of_another and (names not in self.nothing or bool(self.ahead.get(names)))
-
-    def close(self) -> None:
-        if self.file:
-            self.file.close()
-            self.file = None
+_READ_S = 5.0  # that a router is kept for lines that are being read, unless others have been for a while: it asks again
+_MOST_COMING = 16  # batches whose lines are read at once, so that few bodies wait here
 
 
 class Desk:
@@ -91,20 +61,24 @@ class Desk:
         models: Collection[str],
         most_line_bytes: int,
         *,
+        calls: StorageCalls | None = None,
         clock: Callable[[], float] = time.monotonic,
         calendar: Callable[[], float] = time.time,
+        read_s: float = _READ_S,
     ) -> None:
         """`models` are the names that a line may ask for."""
+        self._calls = calls or StorageCalls()
+        self._read_s = read_s
         self._ledger = ledger
         self._folder = folder
         self._spec = spec
         self._models = frozenset(models)
-        self.content = Content(ledger, folder, spec, self._models, most_line_bytes, calendar)
+        self.content = Content(ledger, folder, self._calls, spec, self._models, most_line_bytes, calendar)
         self._clock = clock
         self._calendar = calendar
         self.owned: Mapping[str, Row[Any]] = {}  # every batch that is not over, as the last tick saw it
-        self._works: dict[str, _Work] = {}
-        self._open: dict[str, _Work] = {}  # whose input may be open; that of the latest question stands last
+        self._works: dict[str, Work] = {}
+        self._open: dict[str, Work] = {}  # whose input may be open; that of the latest question stands last
         self._out: dict[Held, tuple[str, float]] = {}  # the router that has a line, and when it said so last
         self._tries: Counter[Held] = Counter()
         self._waits: dict[str, float] = {}  # keys, until when their lines wait
@@ -132,6 +106,7 @@ class Desk:
                 self._turns.begin(name, batch.key, partial(self.content.assemble, batch))
             elif batch.completed + batch.failed >= batch.total:
                 await self._ledger.happen(name, Event.DONE, now_s)
+        self._turns.forget_all_but(owned)
         async with self._taking:
             self._follow({name: batch for name, batch in owned.items() if batch.state == State.IN_PROGRESS})
         if self._spec.may_scale:
@@ -166,10 +141,12 @@ class Desk:
                 else:
                     drop.append(held)
             given: list[dict[str, Any]] = []
+            late = any(work.coming and work.coming.is_late for work in self._works.values())
+            until_s = asyncio.get_running_loop().time() + (0 if late else self._read_s)
             # A router that had lines before this process began says so first.
             if now_s - self._began_s >= 2 * TICK_S:
                 for want in wants:
-                    given += await self._take(router, frozenset(want["names"]), int(want["most"]))
+                    given += await self._take(router, frozenset(want["names"]), int(want["most"]), until_s)
             self._not_silent_since(now_s)
             self._routers[router] = now_s
             alive = sum(now_s - said_s < _ALIVE_S for said_s in self._routers.values())
@@ -186,6 +163,11 @@ class Desk:
             by_batch.setdefault(result["batch"], []).append(result)
         for name, of_batch in by_batch.items():
             await self._keep(name, of_batch)
+
+    def why(self, batch: str) -> str:
+        """What a batch waits for, where it is the storage of files."""
+        work = self._works.get(batch)
+        return work.why if work else self._turns.why.get(batch, "")
 
     async def run(self) -> None:
         """Tick until cancelled."""
@@ -229,6 +211,8 @@ class Desk:
                 failed.append(held)
                 if self._tries[held] + 1 >= _TRIES:
                     final.append(result)
+        if (work := self._works.get(name)) and work.coming:
+            work.coming.numbers.difference_update(result["line"] for result in final)
         if final:
             names = await self._ledger.custom_ids(name, [result["line"] for result in final])
             texts = await asyncio.to_thread(_results, name, final, names)
@@ -263,7 +247,7 @@ class Desk:
                     name,
                     batch.model,
                 )
-            self._works.setdefault(name, _Work(batch)).batch = batch
+            self._works.setdefault(name, Work(batch)).batch = batch
         now_s = self._clock()
         for held, (router, said_s) in list(self._out.items()):
             work = self._works.get(held[0])
@@ -279,11 +263,13 @@ class Desk:
         keys = {work.batch.key for work in self._works.values()}
         self._unknown_s = {key: since_s for key, since_s in self._unknown_s.items() if key in keys}
 
-    async def _take(self, router: str, names: frozenset[str], most: int) -> list[dict[str, Any]]:
+    async def _take(
+        self, router: str, names: frozenset[str], most: int, until_s: float
+    ) -> list[dict[str, Any]]:
         """Lines of every key in turn, the one with the fewest lines out first, and of every batch of a key."""
         given: list[dict[str, Any]] = []
         out = Counter(self._works[name].batch.key for name, _ in self._out if name in self._works)
-        of_keys: dict[str, list[_Work]] = {}
+        of_keys: dict[str, list[Work]] = {}
         able = (work for work in self._works.values() if work.may_have(names))
         for work in sorted(able, key=lambda work: work.batch.created_s):
             of_keys.setdefault(work.batch.key, []).append(work)
@@ -295,12 +281,12 @@ class Desk:
             works = of_keys[key]
             for nth, work in enumerate(works):
                 share = math.ceil((share_end - len(given)) / (len(works) - nth))
-                given += await self._take_from(work, router, names, share, given)
+                given += await self._take_from(work, router, names, share, given, until_s)
             for work in works:
-                given += await self._take_from(work, router, names, share_end - len(given), given)
+                given += await self._take_from(work, router, names, share_end - len(given), given, until_s)
         for key in keys:
             for work in of_keys[key]:
-                given += await self._take_from(work, router, names, most - len(given), given)
+                given += await self._take_from(work, router, names, most - len(given), given, until_s)
         return given
 
     def _not_silent_since(self, began_s: float) -> None:
@@ -330,29 +316,39 @@ class Desk:
 
     async def _take_from(
         self,
-        work: _Work,
+        work: Work,
         router: str,
         names: frozenset[str],
         most: int,
         given: Sequence[Mapping[str, Any]],
+        until_s: float,
     ) -> list[dict[str, Any]]:
         """Lines of a batch beside those that are `given`. What is wrong with one batch holds up no other."""
         if most <= 0 or self._clock() < work.waits_until_s:
             return []
         left_bytes = _MOST_TAKEN_BYTES - sum(len(line["body"]) for line in given)
         try:
-            return await self._take_of(work, router, names, most, left_bytes)
+            if work.coming is None and self._reading() < _MOST_COMING:
+                await self._choose(work, names, most, left_bytes)
+            if work.coming is None:
+                return []
+            return await self._handed_out(work, work.coming, router, names, most, until_s)
         except StorageError as error:
             logger.error("batch %s waits: %s", work.batch.id, error.message)  # noqa: TRY400  the message says it all
+            work.why = error.message
         except Exception:
             logger.exception("batch %s waits", work.batch.id)
+            work.why = "Its lines can't be read."
+        work.coming = None
         work.waits_until_s = self._clock() + _UNREAD_S
         work.returned()
         return []
 
-    async def _take_of(
-        self, work: _Work, router: str, names: frozenset[str], most: int, left_bytes: int
-    ) -> list[dict[str, Any]]:
+    def _reading(self) -> int:
+        return sum(work.coming is not None for work in self._works.values())
+
+    async def _choose(self, work: Work, names: frozenset[str], most: int, left_bytes: int) -> None:
+        """Begin to read lines that nobody has."""
         name = work.batch.id
         chosen: list[ToDo] = []
         while len(chosen) < most and left_bytes > 0 and names not in work.nothing:
@@ -373,17 +369,38 @@ class Desk:
             if (name, next_line.line) not in self._out:  # a router that was silent may have it
                 left_bytes -= next_line.bytes
                 chosen.append(next_line)
-        if not chosen:
+        if chosen:
+            task = asyncio.create_task(self._calls.call(name, work.read, self._folder, chosen))
+            work.coming = Coming(names, {line.line for line in chosen}, task)
+
+    async def _handed_out(
+        self, work: Work, coming: Coming, router: str, names: frozenset[str], most: int, until_s: float
+    ) -> list[dict[str, Any]]:
+        """Lines that were read, or none as long as they are not."""
+        left_s = until_s - asyncio.get_running_loop().time()
+        done, _ = await asyncio.wait({coming.task}, timeout=max(0.0, left_s))
+        if not done:
+            coming.is_late = True
+            work.why = "The storage of files has not given its lines yet."
             return []
+        bodies: Bodies = coming.task.result()
+        name, work.coming, work.why = work.batch.id, None, ""
         self._open[name] = self._open.pop(name, work)
         if len(self._open) > _MOST_OPEN:
-            self._open.pop(next(iter(self._open))).close()
-        bodies, unread = await asyncio.to_thread(self._bodies, work, chosen)
-        if unread:
-            await self._ledger.commit(name, unread, self._calendar())
+            self._open.pop(next(iter(self._open))).close_file()
+        if bodies.unread:
+            await self._ledger.commit(name, bodies.unread, self._calendar())
+        # Some may have a result by now, or a router that was silent and has them.
+        left = [
+            line for line in bodies.of_lines if line[0] in coming.numbers and (name, line[0]) not in self._out
+        ]
+        if coming.names != names:
+            most = 0
+        if len(left) > most:
+            work.returned()
         now_s = self._clock()
         given = []
-        for line, model, body in bodies:
+        for line, model, body in left[:most]:
             self._out[name, line] = router, now_s
             given.append(
                 {
@@ -396,20 +413,6 @@ class Desk:
                 }
             )
         return given
-
-    def _bodies(self, work: _Work, chosen: Sequence[ToDo]) -> tuple[list[tuple[int, str, str]], list[Result]]:
-        """Number, model and body of lines; results of those that can't be read, for an older version may have let them in."""
-        if work.file is None:
-            work.file = self._folder.read(work.batch.input_file_id)
-        bodies, unread = [], []
-        for line in chosen:
-            work.file.seek(line.start)
-            try:
-                bodies.append((line.line, line.model, lines.body(work.file.read(line.bytes))))
-            except lines.LineError as error:
-                text = lines.refused(work.batch.id, line.line, None, error.code, error.message)
-                unread.append(Result(work.batch.id, line.line, text, is_error=True))
-        return bodies, unread
 
 
 def _results(

@@ -7,7 +7,7 @@ its hundred large batches, which take minutes, keep nobody's small one.
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Container, Coroutine
 from typing import Any
 
 from serving.errors import StorageError
@@ -29,6 +29,7 @@ class InTurn:
         self._names: set[str] = set()  # of all that wait or run
         self._running: dict[str, asyncio.Task[None]] = {}
         self._of_key: Counter[str] = Counter()  # of those that run
+        self.why: dict[str, str] = {}  # what the storage said to those whose last try failed
 
     def begin(self, name: str, key: str, work: Work) -> None:
         """Have it done in its turn, unless something of this name waits or runs."""
@@ -36,6 +37,10 @@ class InTurn:
             self._names.add(name)
             self._waiting.setdefault(key, deque()).append((name, work))
             self._next()
+
+    def forget_all_but(self, names: Container[str]) -> None:
+        """Why others failed is of no interest any more."""
+        self.why = {name: why for name, why in self.why.items() if name in names}
 
     async def idle(self) -> None:
         """Wait until nothing is left."""
@@ -71,7 +76,9 @@ class InTurn:
     async def _tried(self, name: str, work: Work) -> None:
         try:
             await work()
+            self.why.pop(name, None)
         except StorageError as error:
+            self.why[name] = error.message
             logger.error("%s waits: %s", name, error.message)  # noqa: TRY400  the message says it all
         except Exception:
             logger.exception("%s waits", name)

@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray import serve
 
+from serving.batches.desk import Desk
 from serving.batches.lifecycle import State
 from serving.batches.service import Batches
 from serving.config import BatchSpec, StoreSpec
@@ -81,7 +82,7 @@ class StoreReplica:
             await asyncio.sleep(every_s)
 
     async def _tell_batches(self) -> None:
-        records = batch_records(self._batches.desk.owned.values(), time.time(), self._application)
+        records = batch_records(self._batches.desk, time.time(), self._application)
         await asyncio.to_thread(self._records.put_batches, self._application, records)
 
     async def _tell_usage(self) -> None:
@@ -89,7 +90,7 @@ class StoreReplica:
         await asyncio.to_thread(self._records.put_usage, self._application, records)
 
 
-def batch_records(batches: Any, at: float, application: str) -> list[BatchRecord]:
+def batch_records(desk: Desk, at: float, application: str) -> list[BatchRecord]:
     """Rows of batches that are not over, as records; the oldest, for one record of the store has a limit."""
     return [
         BatchRecord(
@@ -101,8 +102,9 @@ def batch_records(batches: Any, at: float, application: str) -> list[BatchRecord
             created=batch.created_s,
             at=at,
             application=application,
+            why=desk.why(batch.id),
         )
-        for batch in list(batches)[:_MOST_TOLD]
+        for batch in list(desk.owned.values())[:_MOST_TOLD]
     ]
 
 

@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -28,6 +28,7 @@ from serving.batches.desk import Desk
 from serving.batches.files import PIECE_BYTES, Folder
 from serving.batches.ledger import Ledger
 from serving.batches.lifecycle import Event, State
+from serving.batches.storage_calls import StorageCalls
 from serving.config import BatchSpec, StoreSpec
 from serving.database.database import Database
 from serving.errors import (
@@ -68,7 +69,10 @@ class Batches:
         self._calendar = calendar
         self.ledger = Ledger(database, owner or uuid.uuid4().hex)
         self._folder = Folder(store.files_at)
-        self.desk = Desk(self.ledger, self._folder, spec, models, most_line_bytes, calendar=calendar)
+        self._calls = StorageCalls()
+        self.desk = Desk(
+            self.ledger, self._folder, spec, models, most_line_bytes, calls=self._calls, calendar=calendar
+        )
 
     def routes(self) -> APIRouter:
         routes = APIRouter()
@@ -141,7 +145,7 @@ class Batches:
             if not await self.ledger.add_upload(fields, self._spec.max_key_bytes, _MOST_FILES):
                 raise full
             try:
-                size = await asyncio.to_thread(self._copy, file, fields["id"])
+                size = await self._copy(file, fields["id"])
             except BaseException:
                 await self.desk.content.clear([fields["id"]])
                 raise
@@ -171,7 +175,7 @@ class Batches:
         if not await self.ledger.delete_file(name):
             raise BadRequestError("A batch that is not over reads this file; cancel the batch first.")
         try:
-            await asyncio.to_thread(self._folder.delete, name)
+            await self._calls.call(name, self._folder.delete, name)
             await self.ledger.forget_file(name)
         except StorageError as error:  # nobody can read it any more
             logger.warning("a file that was deleted is swept later: %s", error.message)
@@ -194,8 +198,8 @@ class Batches:
         headers["content-length"] = str(len(part))
         if request.method == "HEAD":
             return Response(status_code=status, headers=headers)
-        pieces = await asyncio.to_thread(self._folder.pieces, name, part)
-        return StreamingResponse(pieces, status_code=status, headers=headers)
+        pieces = await self._calls.call(name, self._folder.pieces, name, part)
+        return StreamingResponse(self._one_by_one(name, pieces), status_code=status, headers=headers)
 
     async def create(self, request: Request) -> Response:
         key, now_s = _key(request), self._calendar()
@@ -261,16 +265,20 @@ class Batches:
         await self.desk.commit((await _json(request))["results"])
         return JSONResponse({})
 
-    def _copy(self, file: UploadFile, name: str) -> int:
-        writing = self._folder.write(name)
+    async def _copy(self, file: UploadFile, name: str) -> int:
+        writing = await self._calls.call(name, self._folder.write, name)
         try:
-            while piece := file.file.read(PIECE_BYTES):
-                writing.write(piece)
-            writing.close()
+            while piece := await asyncio.to_thread(file.file.read, PIECE_BYTES):
+                await self._calls.call(name, writing.write, piece)
+            await self._calls.call(name, writing.close)
         except BaseException:
-            writing.discard()
+            await self.desk.content.discard(name, writing)
             raise
         return writing.bytes
+
+    async def _one_by_one(self, name: str, pieces: Iterator[bytes]) -> AsyncIterator[bytes]:
+        while piece := await self._calls.call(name, next, pieces, b""):
+            yield piece
 
     async def _file_of(self, key: str, name: str) -> Row[Any]:
         row = await self.ledger.file(key, _text(name), self._calendar())

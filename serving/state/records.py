@@ -339,7 +339,10 @@ class SliceFailures:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """How far a batch is that is not over: of `total` lines, as far as they are read. `at`, `created`: seconds since 1970."""
+    """How far a batch is that is not over: of `total` lines, as far as they are read. `at`, `created`: seconds since 1970.
+
+    `why`: what it waits for, where it is the storage of files.
+    """
 
     name: str
     state: str
@@ -349,6 +352,7 @@ class BatchRecord:
     created: float
     at: float
     application: str = ""
+    why: str = ""
 
 
 @dataclass(frozen=True)

@@ -170,7 +170,7 @@ class RefusedDeployStatus(_Document):
 
 
 class BatchStatus(_Document):
-    """A batch that is not over: of `total` lines, as far as they are read, those answered and those refused; its age."""
+    """A batch that is not over: of `total` lines, as far as they are read, those answered and those refused; its age; what it waits for."""
 
     name: str
     state: str
@@ -179,6 +179,7 @@ class BatchStatus(_Document):
     failed: int
     for_s: float
     application: str = ""
+    why: str = ""
 
 
 class UsageStatus(_Document):
@@ -238,6 +239,7 @@ def _batches(batches: Iterable[BatchRecord], at: float) -> tuple[BatchStatus, ..
             failed=batch.failed,
             for_s=round(max(0.0, at - batch.created), 1),
             application=batch.application,
+            why=batch.why,
         )
         for batch in sorted(batches, key=lambda batch: batch.created)
         if at - batch.at < _KEPT_S

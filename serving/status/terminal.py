@@ -136,8 +136,9 @@ def _rollout(rollout: RolloutStatus, several: bool) -> Text:
 
 def _batch(batch: BatchStatus, several: bool) -> Text:
     failed = f", {batch.failed} refused" if batch.failed else ""
+    waits = f", waits: {batch.why}" if batch.why else ""
     return Text(
-        f"batch {_named(batch.name, batch.application, several)}: {batch.state.replace('_', ' ')}, {_time(batch.for_s)} old, {batch.completed} of {batch.total} lines answered{failed}"
+        f"batch {_named(batch.name, batch.application, several)}: {batch.state.replace('_', ' ')}, {_time(batch.for_s)} old, {batch.completed} of {batch.total} lines answered{failed}{waits}"
     )
 
 

@@ -21,7 +21,7 @@ from support.desk import brought, lines, table
 from support.simulated_engine import MODEL
 
 from serving.batches.desk import Desk
-from serving.batches.files import Writing
+from serving.batches.files import Reading, Writing
 from serving.batches.ledger import Ledger, NewLine
 from serving.batches.lifecycle import Event, State
 from serving.batches.service import Batches
@@ -609,6 +609,70 @@ async def test_a_file_is_deleted_for_its_key_though_its_content_can_not_be_yet(t
         await batches.desk.content.sweep()
     assert not list((tmp_path / "store" / "files").iterdir())
     await database.close()
+
+
+async def test_a_read_that_hangs_holds_up_no_other_batch_and_its_lines_come_once(tmp_path: Path) -> None:
+    """It held the desk: every router waited for lines of all batches, and a batch that was over could not be left."""
+    async with table(tmp_path) as some, asyncio.timeout(60):
+        for name, key in (("a", KEY), ("b", OTHER), ("c", KEY)):
+            await some.add(name, lines(2), key=key)
+        read, answered = some.folder.read, threading.Event()
+
+        def hanging(name: str, start: int = 0) -> Reading:
+            if name in ("file-a", "file-c"):
+                assert answered.wait(60)
+            return read(name, start)
+
+        some.folder.read = hanging  # type: ignore[method-assign]
+        some.desk._read_s = 0.01
+        taken: list[tuple[str, int]] = []
+
+        async def take(count: int) -> None:
+            while len(taken) < count:
+                taken.extend(await some.take("r", taken, most=9))
+                await asyncio.sleep(0.01)
+
+        try:
+            await take(2)
+            assert sorted(taken) == [("b", 1), ("b", 2)]
+            assert "storage of files" in some.desk.why("a")
+            await some.bring(taken)
+            await some.ledger.happen("c", Event.CANCEL, some.now_s)
+            await some.desk.tick()
+            assert (await some.batch("b", OTHER)).state == State.FINALIZING
+        finally:
+            answered.set()
+        await some.settle()
+        assert (await some.batch("c")).state == State.CANCELLED
+        taken.clear()
+        await take(2)
+        assert sorted(taken) == [("a", 1), ("a", 2)]
+        assert some.desk.why("a") == ""
+
+
+async def test_lines_that_were_brought_while_they_were_read_are_not_handed_out(tmp_path: Path) -> None:
+    async with table(tmp_path) as some, asyncio.timeout(60):
+        await some.add("a", lines(3))
+        read, answered = some.folder.read, threading.Event()
+
+        def hanging(name: str, start: int = 0) -> Reading:
+            assert answered.wait(60)
+            return read(name, start)
+
+        some.folder.read = hanging  # type: ignore[method-assign]
+        some.desk._read_s = 0.01
+        try:
+            assert await some.take("r") == []
+            await some.bring([("a", 1)])  # of a router that was silent
+            assert await some.take("other", [("a", 2)]) == []  # as this one was
+        finally:
+            answered.set()
+        taken: list[tuple[str, int]] = []
+        while True:
+            taken += await some.take("r")
+            if taken:
+                break
+        assert taken == [("a", 3)]
 
 
 async def test_a_sweep_of_a_slow_bucket_holds_up_no_batch(tmp_path: Path) -> None:

@@ -284,12 +284,13 @@ def test_batches_are_shown_with_their_progress_until_they_are_over(browser: "Bro
     from playwright.sync_api import expect
 
     service = Shown([MODEL], [entry(MODEL, 0, address=upstream)])
-    service.batches = [BatchRecord("batch_b", "in_progress", 10, 4, 1, created=0.0, at=0.0)]
+    service.batches = [BatchRecord("batch_b", "in_progress", 10, 4, 1, created=0.0, at=0.0, why="It hangs.")]
     with shown(service), opened(browser, service.address) as page:
         batches = page.locator("#batches li")
         expect(batches).to_have_count(1)
         assert re.fullmatch(
-            r"batch_b, in progress, .+ old:\s+4 of 10 lines answered, 1 refused", batches.first.inner_text()
+            r"batch_b, in progress, .+ old:\s+4 of 10 lines answered, 1 refused, waits: It hangs\.",
+            batches.first.inner_text(),
         )
         assert page.get_by_label("batch batch_b").get_attribute("value") == "5"
         service.batches = []

@@ -148,10 +148,12 @@ def test_a_deployment_that_serve_refused_is_shown() -> None:
 def test_batches_are_shown_with_how_far_they_are_unless_their_process_is_gone() -> None:
     batches = (
         BatchRecord("batch_b", "in_progress", 10, 4, 1, created=70.0, at=99.0),
+        BatchRecord("batch_w", "in_progress", 1, 0, 0, created=70.0, at=99.0, why="The storage hangs."),
         BatchRecord("batch_old", "in_progress", 10, 4, 1, created=70.0, at=9.0),
     )
     text = _plain(terminal.service(status(Snapshot(batches=batches), Rates(), 100.0)))
     assert "batch batch_b: in progress, 30 s old, 4 of 10 lines answered, 1 refused" in text
+    assert "0 of 1 lines answered, waits: The storage hangs." in " ".join(text.split())
     assert "batch_old" not in text
 
 

@@ -166,7 +166,8 @@ function drawBatches(status) {
     return h("li", { "data-id": batch.name },
       h("label", {}, `${batch.name}, ${batch.state.replace("_", " ")}, ${time(batch.for_s)} old: `,
         h("progress", { max: Math.max(1, batch.total), value: done, "aria-label": `batch ${batch.name}` })),
-      ` ${batch.completed} of ${batch.total} lines answered`, batch.failed > 0 && `, ${batch.failed} refused`);
+      ` ${batch.completed} of ${batch.total} lines answered`, batch.failed > 0 && `, ${batch.failed} refused`,
+      batch.why && `, waits: ${batch.why}`);
   });
 }
 
