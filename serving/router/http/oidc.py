@@ -46,7 +46,7 @@ class Oidc:
     def __init__(self, spec: OidcSpec, clock: Callable[[], float] = time.time) -> None:
         self._spec = spec
         self._clock = clock
-        self._keys: Mapping[str | None, jwt.PyJWK] = {}
+        self._keys: Mapping[str | None, Any] = {}
         self._listed: Mapping[str, Any] = {}
         self._known: dict[bytes, tuple[Key, float]] = {}  # by the hash of a token, until when
         self._owners: dict[str, Key] = {}
@@ -91,7 +91,17 @@ class Oidc:
             listed = await self._fetched(await self._place())
             # None at all is an answer: the issuer has taken its last key back.
             every = jwt.PyJWKSet.from_dict(listed).keys if listed.get("keys") != [] else ()
-            keys = {key.key_id: key for key in every if key.public_key_use in (None, "sig")}
+            # PyJWT holds an RSA key without `alg`, which is optional (RFC 7517, 4.4), to RS256; without its wrapper it has any of RSA's.
+            free = {
+                entry.get("kid")
+                for entry in listed.get("keys", ())
+                if isinstance(entry, dict) and entry.get("kty") == "RSA" and not entry.get("alg")
+            }
+            keys = {
+                key.key_id: key.key if key.key_id in free else key
+                for key in every
+                if key.public_key_use in (None, "sig")
+            }
         except (
             *(aiohttp.ClientError, OSError, jwt.PyJWTError),
             *(ValueError, TypeError, LookupError, RecursionError),  # an answer of another kind

@@ -6,6 +6,7 @@ import hmac
 import json
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -122,6 +123,28 @@ async def test_a_token_of_a_curve_s_key_lets_in_too(issuer: Issuer) -> None:
     issuer.add("two", ec.generate_private_key(ec.SECP256R1()))
     oidc = await ready(issuer, name="email")
     assert oidc.holder(issuer.token("two", email="a@example.com")).name.startswith("a@example.com (")
+
+
+@pytest.mark.parametrize(
+    ("listed", "good"),
+    [({}, {"RS256", "RS512", "PS256"}), ({"alg": "PS256"}, {"PS256"})],
+    ids=["of any", "of one"],
+)
+async def test_an_rsa_key_is_good_for_the_algorithm_that_its_issuer_lists_or_for_each_of_its_kind(
+    issuer: Issuer, listed: dict[str, str], good: set[str]
+) -> None:
+    """An issuer that lists no algorithm and signs by another than RS256 let nobody in."""
+    key = issuer.keys["one"]
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    issuer.answer = json.dumps({"keys": [public | {"kid": "one"} | listed]}).encode()
+    oidc = await ready(issuer)
+    claims = {"iss": issuer.address, "aud": AUDIENCE, "sub": "alpha", "exp": time.time() + 60}
+    let_in = set()
+    for algorithm in ("RS256", "RS512", "PS256"):
+        with suppress(UnauthorizedError):
+            oidc.holder(jwt.encode(claims, key, algorithm, headers={"kid": "one"}).encode())
+            let_in.add(algorithm)
+    assert let_in == good
 
 
 @pytest.mark.parametrize(
