@@ -137,7 +137,7 @@ async def test_an_rsa_key_is_good_for_the_algorithm_that_its_issuer_lists_or_for
     key = issuer.keys["one"]
     public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
     issuer.answer = json.dumps({"keys": [public | {"kid": "one"} | listed]}).encode()
-    oidc = await ready(issuer)
+    oidc = await ready(issuer, jwks_url=f"{issuer.address}/keys")
     claims = {"iss": issuer.address, "aud": AUDIENCE, "sub": "alpha", "exp": time.time() + 60}
     let_in = set()
     for algorithm in ("RS256", "RS512", "PS256"):
