@@ -431,6 +431,8 @@ class Dispatcher:
             raise
         finally:
             del self._asking[limit]
+            # A cancelled task keeps its error, that this frame, and the limit its task: the circle would keep the body.
+            del limit
 
     def _is_elsewhere(self, entry: SliceRecord) -> bool:
         """Whether the store calls the slice lost and another one serves."""
