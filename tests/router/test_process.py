@@ -73,13 +73,11 @@ from serving.router.process import settle
 
 settle()
 before = sum(generation["collections"] for generation in gc.get_stats())
-under_way = [[] for _ in range(5000)]
+under_way = [[] for _ in range(2000)]
 print(sum(generation["collections"] for generation in gc.get_stats()) - before)
 """
 
 
 def test_requests_under_way_are_not_looked_through_for_circles() -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", UNDER_WAY], capture_output=True, check=True, text=True
-    )
+    ran = subprocess.run([sys.executable, "-c", UNDER_WAY], capture_output=True, check=True, text=True)
     assert int(ran.stdout) == 0
