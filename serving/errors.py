@@ -5,9 +5,12 @@ Errors cross process borders (Ray pickles them), so every class takes its messag
 raised and, in a paragraph of its own, what to do about it: docs/reference/errors.md is written from them.
 """
 
+import errno
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any, ClassVar
+
+_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, "SQLITE_FULL", "53100"))
 
 
 class ServingError(Exception):
@@ -146,13 +149,34 @@ class ClusterError(ServingError):
 
 
 class StorageError(ServingError):
-    """The database or the folder of files takes nothing more, or can't be reached.
+    """The database or the storage of files can't be reached, or refuses what is asked of it.
 
-    Make room on the disk, or bring the server back; the message has the reason. What was stored stays.
+    Try again shortly. Where this stays so, bring the server back or mend what the message names. What was stored stays.
+    """
+
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    code = "storage_failed"
+
+    @classmethod
+    def of(cls, message: str, cause: Exception) -> "StorageError":
+        """StorageFullError where there is no room, as the operating system, SQLite or PostgreSQL says it."""
+        cause = getattr(cause, "orig", None) or cause  # SQLAlchemy's
+        says = (
+            getattr(cause, "errno", None),
+            getattr(cause, "sqlite_errorname", None),
+            getattr(cause, "sqlstate", None),
+        )
+        return (StorageError if _NO_ROOM.isdisjoint(says) else StorageFullError)(message)
+
+
+class StorageFullError(StorageError):
+    """The database or the folder of files takes nothing more.
+
+    Make room on the disk. What was stored stays, and batches go on when there is room.
     """
 
     status = HTTPStatus.INSUFFICIENT_STORAGE
-    code = "storage_failed"
+    code = "storage_full"
 
 
 class SimulationError(ServingError):

@@ -51,5 +51,6 @@ def test_only_what_may_pass_by_itself_is_a_503() -> None:
         errors.OverloadedError,
         errors.GaveWayError,
         errors.StoreAwayError,
+        errors.StorageError,
         errors.PoisonousKindError,
     }

@@ -129,4 +129,4 @@ def _translated(what: str) -> Iterator[None]:
         reason = (
             (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         )
-        raise StorageError(f"A file can't be {what} ({reason}).") from error
+        raise StorageError.of(f"A file can't be {what} ({reason}).", error) from error

@@ -333,7 +333,7 @@ async def _form(request: Request) -> FormData:
     except (MultiPartException, KeyError) as error:
         raise BadRequestError(f"The request body is no form with a file: {error}") from None
     except OSError as error:  # until it is whole, a file is among the temporary ones
-        raise StorageError(f"The file finds no room on its way ({error.strerror}).") from None
+        raise StorageError.of(f"The file finds no room on its way ({error.strerror}).", error) from None
     except Exception as error:
         if isinstance(error.__cause__ or error.__context__, MultiPartException):
             raise BadRequestError("The request body is no form with a file.") from None

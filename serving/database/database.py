@@ -80,7 +80,7 @@ class Database:
             async with self._turn, self._engine.connect() as connection, _writing(connection):
                 yield connection
         except (OSError, SQLAlchemyError) as error:
-            raise StorageError(f"The database can't be written ({_reason(error)}).") from error
+            raise StorageError.of(f"The database can't be written ({_reason(error)}).", error) from error
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -89,7 +89,7 @@ class Database:
             async with self._engine.connect() as connection:
                 yield connection
         except (OSError, SQLAlchemyError) as error:
-            raise StorageError(f"The database can't be read ({_reason(error)}).") from error
+            raise StorageError.of(f"The database can't be read ({_reason(error)}).", error) from error
 
     def insert(self, table: Table) -> Any:
         """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`, which both databases spell alike."""

@@ -11,6 +11,7 @@ import secrets
 import socket
 from collections.abc import Callable, Sequence
 from functools import partial
+from http import HTTPStatus
 from typing import Protocol
 
 import uvicorn
@@ -27,6 +28,7 @@ logger = logging.getLogger("ray.serve")
 
 # Longer than a router keeps an idle connection, so that the router closes it.
 _KEEP_ALIVE_S = 120
+_RETRY_AFTER_S = 5
 
 
 class Part(Protocol):
@@ -99,4 +101,5 @@ class Owner:
 
 async def _on_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServingError)  # noqa: S101  the handler is registered for this class
-    return JSONResponse(error.openai_body(), status_code=error.status)
+    headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import json
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -363,6 +364,18 @@ def test_an_upload_that_finds_no_room_on_its_way_is_told_so(
     with pytest.raises(openai.InternalServerError, match="No space left") as refused:
         upload(client(address), [line("a")])
     assert refused.value.status_code == 507
+    monkeypatch.undo()
+    assert upload(client(address), [line("a")])
+
+
+def test_a_storage_that_is_away_is_asked_again_soon(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def away(*_: object) -> None:
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(os, "fsync", away)
+    with pytest.raises(openai.InternalServerError, match="Connection refused") as refused:
+        upload(client(address), [line("a")])
+    assert (refused.value.status_code, refused.value.response.headers["retry-after"]) == (503, "5")
     monkeypatch.undo()
     assert upload(client(address), [line("a")])
 

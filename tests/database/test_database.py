@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -30,12 +31,13 @@ from sqlalchemy import (
     select,
     text,
 )
+from sqlalchemy.exc import DBAPIError
 from support.postgres import postgres
 
 from serving.database import database as door
 from serving.database.database import Database, version
 from serving.database.tables import FILES, METADATA
-from serving.errors import ConfigError, StorageError
+from serving.errors import ConfigError, StorageError, StorageFullError
 
 SQLITE = pytest.mark.unit
 POSTGRES = (pytest.mark.http, pytest.mark.slow)
@@ -237,13 +239,20 @@ async def test_a_full_disk_refuses_what_is_new_and_keeps_what_there_is(tmp_path:
     database = await Database.open(str(tmp_path / "store.sqlite"))
     async with database.write() as connection:
         await connection.execute(insert(FILES).values(row("first")))
-    with pytest.raises(StorageError, match="full"):  # noqa: PT012
+    with pytest.raises(StorageFullError, match="full"):  # noqa: PT012
         async with database.write() as connection:
             pages = (await connection.exec_driver_sql("PRAGMA page_count")).scalar()
             await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
             await connection.execute(insert(FILES).values({**row("second"), "filename": "x" * 100_000}))
     assert await count(database) == 1
     await database.close()
+
+
+@pytest.mark.unit
+def test_postgresql_without_room_is_full_and_one_that_is_shutting_down_is_away() -> None:
+    full, away = asyncpg.DiskFullError("no space left"), asyncpg.AdminShutdownError("shutting down")
+    causes = [DBAPIError("INSERT", None, cause) for cause in (full, away)]
+    assert [StorageError.of("It can't be written.", cause).status for cause in causes] == [507, 503]
 
 
 @pytest.mark.unit
