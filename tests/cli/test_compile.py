@@ -109,6 +109,19 @@ def test_without_libtpu_the_error_says_how_to_get_it(tmp_path: Path) -> None:
         libtpu.library(tmp_path)
 
 
+def test_another_version_of_libtpu_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = tmp_path / "site-packages"
+    (installed / "libtpu").mkdir(parents=True)
+    (installed / "libtpu" / "__init__.py").touch()
+    (installed / "libtpu-0.0.17.dist-info").mkdir()
+    (installed / "libtpu-0.0.17.dist-info" / "METADATA").write_text("Name: libtpu\nVersion: 0.0.17\n")
+    monkeypatch.syspath_prepend(installed)
+    with pytest.raises(
+        CompileError, match=rf"libtpu 0\.0\.17 is installed, this engine wants {libtpu.VERSION}"
+    ):
+        libtpu.library(tmp_path)
+
+
 def test_the_version_is_the_lock_s_and_the_extra_s() -> None:
     assert f"libtpu=={libtpu.VERSION} " in (ROOT / "lock" / "libtpu.txt").read_text()
     assert f'compile = ["libtpu=={libtpu.VERSION}"]' in (ROOT / "pyproject.toml").read_text()
