@@ -45,6 +45,7 @@ class StorageCalls:
             self._places.release()
             if answer.cancelled():
                 self._hanging[name] -= 1
+                self._hanging = +self._hanging  # without names of which nothing hangs any more
             else:
                 settle(outcome)
 
@@ -57,7 +58,11 @@ class StorageCalls:
             with contextlib.suppress(RuntimeError):  # the loop is over
                 loop.call_soon_threadsafe(end, settle, outcome)
 
-        threading.Thread(target=run, daemon=True, name="storage").start()  # its hang is not the process's
+        try:
+            threading.Thread(target=run, daemon=True, name="storage").start()  # its hang is not the process's
+        except RuntimeError as error:  # the system's threads are used up
+            self._places.release()
+            raise StorageError(f"The storage of files can't be asked now ({error}).") from error
         try:
             await asyncio.wait({answer}, timeout=self._answer_s)
         finally:

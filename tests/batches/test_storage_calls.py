@@ -66,3 +66,16 @@ async def test_calls_that_nobody_waits_for_any_more_are_bounded_too() -> None:
     finally:
         answered.set()
     await answers(calls)
+
+
+async def test_a_call_without_a_thread_gives_its_place_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    def used_up(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = StorageCalls(answer_s=30)
+    monkeypatch.setattr(threading.Thread, "start", used_up)
+    for _ in range(100):
+        with pytest.raises(StorageError, match="can't start new thread"):
+            await calls.call("a", len, "x")
+    monkeypatch.undo()
+    assert await calls.call("a", len, "x") == 1
