@@ -2,13 +2,13 @@
 
 A router listens on a port of its own and writes the address into the store, with its demand. The port asks for the cluster's
 secret, as the ports of slices do. News go out a few times a second. A neighbour that has not yet taken the last batch does not get
-the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks one neighbour for everything:
-the one that has been there longest, since others may have just started too.
+the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks a neighbour for everything:
+the one that has been there longest, since others may have just started too, and with each beat another until one has told.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
@@ -47,8 +47,8 @@ class Neighbours:
         self._peers: dict[str, Peer] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
         self._knows = False  # what routers that were there before told
-        self._asking: asyncio.Task[None] | None = None
-        self._asked = 0  # neighbours that have not told
+        self._asking: dict[str, asyncio.Task[None]] = {}
+        self._asked: set[str] = set()  # neighbours that have not told
         self._next_s = 0.0
         self.peer = self._server.peer
 
@@ -63,15 +63,12 @@ class Neighbours:
             for demand in demands
             if demand.address and demand.router != self._name
         }
-        if self._peers and not self._knows and not self._asking:
-            beats = {demand.router: demand.beat for demand in demands}
-            longest_first = sorted(self._peers, key=lambda router: -beats[router])
-            asked = longest_first[self._asked % len(longest_first)]
-            self._asking = asyncio.create_task(self._ask(self._peers[asked]))
+        if self._peers and not self._knows:
+            self._ask_another({demand.router: demand.beat for demand in demands})
 
     async def close(self) -> None:
         self._table.news.on_first = lambda: None
-        for task in (*self._telling.values(), *filter(None, [self._asking])):
+        for task in (*self._telling.values(), *self._asking.values()):
             task.cancel()
         await self._upstream.close()
         self._server.uvicorn.should_exit = True
@@ -95,24 +92,34 @@ class Neighbours:
     async def _tell(self, router: str, peer: Peer, raw: bytes) -> None:
         try:
             async with asyncio.timeout(_WITHIN_S):
-                await self._upstream.call(peer, b"POST", PATH, raw)
+                await self._upstream.call(peer, b"POST", PATH, raw, most_bytes=_MOST_BYTES)
         except (UpstreamError, TimeoutError) as error:
             logger.debug("the router at %s was not told: %s", peer.address, error)
         finally:
             del self._telling[router]
 
-    async def _ask(self, peer: Peer) -> None:
-        """Have a neighbour tell everything; the next call asks another where this one does not."""
+    def _ask_another(self, beats: Mapping[str, int]) -> None:
+        """Ask the neighbour that has been there longest of those not asked yet; one that does not answer keeps nobody waiting."""
+        unasked = self._peers.keys() - self._asked
+        if not unasked and not self._asking:
+            self._asked.clear()
+            unasked = set(self._peers)
+        if unasked:
+            router = max(unasked, key=lambda router: beats[router])
+            self._asked.add(router)
+            self._asking[router] = asyncio.create_task(self._ask(router, self._peers[router]))
+
+    async def _ask(self, router: str, peer: Peer) -> None:
+        """Have a neighbour tell everything."""
         try:
             async with asyncio.timeout(_ALL_WITHIN_S):
-                raw = await self._upstream.call(peer, b"GET", PATH)
+                raw = await self._upstream.call(peer, b"GET", PATH, most_bytes=_MOST_BYTES)
             await self._take(sharing.Batch.decoded(raw))
             self._knows = True
         except (UpstreamError, TimeoutError, ValueError) as error:
-            self._asked += 1
             logger.debug("the router at %s has not told what it knows: %s", peer.address, error)
         finally:
-            self._asking = None
+            del self._asking[router]
 
     async def _take(self, batch: sharing.Batch) -> None:
         for part in sharing.in_steps(batch.sent, _STEP_NAMES):
@@ -131,7 +138,7 @@ class Neighbours:
                 await self._take(sharing.Batch.decoded(await _body(receive)))
                 status = HTTPStatus.OK
             except ValueError as error:
-                logger.warning("a router told what is no batch: %s", error)
+                logger.debug("a router told what is no batch: %s", error)
                 status = HTTPStatus.BAD_REQUEST
         headers = [(b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": int(status), "headers": headers})

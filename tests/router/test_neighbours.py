@@ -10,7 +10,8 @@ from support.many_routers import MODEL, SHAPE, prompt
 from support.servers import free_address
 
 from serving import secret
-from serving.router.neighbours import PATH, Neighbours
+from serving.router.neighbours import _MOST_BYTES, PATH, Neighbours
+from serving.router.scheduling.sharing import Batch, Sent
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import Demand, SliceRecord, SliceState
 
@@ -107,6 +108,45 @@ async def test_routers_that_start_together_ask_the_one_that_was_there_before() -
 
     await until(settled)
     await end(old, *new)
+
+
+@pytest.mark.parametrize("answer", ["nothing", "rubbish", "too much"])
+async def test_a_router_that_starts_asks_another_neighbour_where_one_does_not_tell(answer: str) -> None:
+    """A neighbour that hangs has no other wait for it."""
+    asked, over = asyncio.Event(), asyncio.Event()
+    told = {
+        "rubbish": b"{}\n",
+        "too much": Batch("ill", (Sent("a", tuple(range(_MOST_BYTES // 8))),)).encoded(),
+    }.get(answer)
+
+    async def ill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        if told is not None:
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(told) + told)
+        asked.set()
+        await over.wait()
+        writer.close()
+
+    server = await asyncio.start_server(ill, "127.0.0.1", 0)
+    address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    tables = [table(3), table(3)]
+    old, new = [Neighbours(name, of, "127.0.0.1") for name, of in zip("xy", tables, strict=True)]
+    old.start()
+    for text in ("one", "two", "three"):
+        ask(tables[0], text + LONG)
+    tables[0].news.take()
+    new.start()
+    there = [*demands(old, new), Demand("ill", MODEL, beat=1000, address=address)]
+    new.settle(there)
+    await asked.wait()
+    if told is not None:
+        await until(lambda: not new._asking)
+    new.settle(there)
+    await until(lambda: bool(known(tables[1])))
+    await until(lambda: known(tables[1]) == known(tables[0]))
+    over.set()
+    await end(old, new)
+    server.close()
 
 
 async def test_who_does_not_show_the_secret_tells_and_learns_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

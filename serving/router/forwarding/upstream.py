@@ -423,16 +423,20 @@ class Upstream:
             return Health.SILENT
         return Health.WELL if status < HTTPStatus.BAD_REQUEST else Health.FAILING
 
-    async def call(self, peer: Peer, method: bytes, path: str, body: bytes = b"") -> bytes:
-        """The body that another process of the cluster answers with; raises UpstreamError, also where it refuses."""
+    async def call(
+        self, peer: Peer, method: bytes, path: str, body: bytes = b"", *, most_bytes: int
+    ) -> bytes:
+        """The body that another process of the cluster answers with; raises UpstreamError, also where it refuses or tells more."""
         head = _head(method, path.encode(), peer.address, (), self._secret, body)
         response = await self._ask(peer, head, body)
         try:
-            whole = await response.read()
+            whole = await response.read_if_within(most_bytes)
         finally:
             response.close()
         if response.status != HTTPStatus.OK:
             raise UpstreamError(f"{peer.address}{path} answers {response.status}")
+        if whole is None:
+            raise UpstreamError(f"{peer.address}{path} answers with more than {most_bytes} bytes")
         return whole
 
     def give_back(self, connection: _Connection) -> None:

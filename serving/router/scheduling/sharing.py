@@ -9,10 +9,11 @@ Batches may be lost, doubled or late: names then count as sent when a batch of t
 """
 
 import json
+import math
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Self
 
@@ -84,7 +85,7 @@ class Sends:
     """When each slice was last sent each name, by any router; slices by number."""
 
     def __init__(self, most_names: int) -> None:
-        """`most_names`: of all slices together. Beyond that a slice forgets two of its oldest for each new one."""
+        """`most_names`: of all slices together; beyond that `excess` has names to forget."""
         self._most = most_names
         self._count = 0
         self._of: dict[int, dict[int, float]] = {}
@@ -111,9 +112,14 @@ class Sends:
             else:
                 self._last_s[number] = at_s
         self._count += len(times) - before
-        if self._count > self._most:
-            self._drop(times, min(2 * len(news), self._count - self._most))
         return news
+
+    def excess(self, most: int) -> tuple[int, list[int]]:
+        """Where slices have too many names, forget the oldest of the slice with the most, at most so many; returns both."""
+        if self._count <= self._most:
+            return 0, []
+        number = max(self._of, key=lambda number: len(self._of[number]))
+        return number, self.gone(number, math.inf, most)
 
     def gone(self, number: int, before_s: float, most: int) -> list[int]:
         """Forget what a slice was last sent before this time, at most so many names at once; returns them."""
@@ -128,7 +134,9 @@ class Sends:
             if at_s >= before_s:
                 break
             names.append(name)
-        self._drop(times, len(names))
+        for name in names:
+            del times[name]
+        self._count -= len(names)
         return names
 
     def leave(self, number: int) -> None:
@@ -145,11 +153,6 @@ class Sends:
                 groups.append((at_s, []))
             groups[-1][1].append(name)
         return [(at_s, tuple(reversed(names))) for at_s, names in reversed(groups)]
-
-    def _drop(self, times: dict[int, float], count: int) -> None:
-        for name in list(islice(times, count)):
-            del times[name]
-        self._count -= count
 
 
 class Outbox:
@@ -174,13 +177,17 @@ class Outbox:
         return sent
 
 
-def in_steps(sent: Sequence[Sent], most_names: int) -> Iterator[Sequence[Sent]]:
-    """Parts of about so many names."""
-    start = names = 0
-    for at, entry in enumerate(sent):
-        names += len(entry.names)
-        if names >= most_names:
-            yield sent[start : at + 1]
-            start, names = at + 1, 0
-    if start < len(sent):
-        yield sent[start:]
+def in_steps(sent: Iterable[Sent], most_names: int) -> Iterator[list[Sent]]:
+    """All of it in steps of about so many names, long lists cut; an entry takes as long as a name."""
+    step: list[Sent] = []
+    size = 0
+    for entry in sent:
+        for start in range(0, max(1, len(entry.names)), most_names):
+            names = entry.names[start : start + most_names]
+            step.append(replace(entry, names=names, tokens=0 if start else entry.tokens))
+            size += 1 + len(names)
+            if size >= most_names:
+                yield step
+                step, size = [], 0
+    if step:
+        yield step

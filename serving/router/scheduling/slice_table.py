@@ -31,13 +31,11 @@ _PREFILL_LEFT = 0.75
 _AT_HOME_SHARE = (
     0.5  # of a prompt that another router had before: the part thought to be on the conversation's home
 )
-_MOST_DROPPED = (
-    1000  # names that a slice's cache has lost, and that one report has forgotten: half a millisecond
-)
+_STEP_NAMES = 1000  # that are forgotten at once: half a millisecond
 _MOST_UNREAD = 1 << 20  # tokens of one prompt that another router tells of
 _ENDLESS = 1e9  # requests; what is no number or not finite counts as none
 _OF_LATE_S = 10.0  # in which a model was asked, by others than batches
-_STEP = 100  # entries that are taken over at once: half a millisecond
+_ENTRY_NAMES = 10  # taking over an entry takes as long as forgetting so many names
 
 
 @dataclass
@@ -68,6 +66,7 @@ class _Slice:
     # Tokens sent since the last update, and between the two updates before, to a slice of unknown speed.
     prefill: int = 0
     prefill_before: int = 0
+    gone_s: float = -math.inf  # what its cache was asked for before then, and not since, is gone
     unread: int = 0  # tokens to be read now, where the slice's speed is known
     pace: float | None = None
     weight: float = 1.0
@@ -155,10 +154,13 @@ class SliceTable:
         there = {entry.replica: entry for entry in entries}
         for gone in self._slices.keys() - there.keys():
             self._leave(gone)
-        for count, entry in enumerate(there.values(), 1):
-            self._take(entry)
-            if count % _STEP == 0:
+        work = 0
+        for names in self._take_all(there.values()):
+            work += names
+            if work >= _STEP_NAMES:
+                work = 0
                 yield
+        self._forget_read(self._clock())
         self._weigh()
         self._missing_since = {
             model: self._missing_since.get(model, now_s) for model in self.shapes if self._missing(model)
@@ -241,9 +243,7 @@ class SliceTable:
         if unread > 0:
             self._reads(chosen, unread, now_s, fills=fills)
         if trace is not prefix_index.NOTHING:
-            names = trace.names
-            self._index.put(chosen.number, names)
-            news = self._sends.note(chosen.number, names, self._now_s)
+            news = self._was_sent(chosen, trace.names, self._now_s)
             if news and self._shared_key:
                 self.news.put(sharing.Sent(chosen.entry.replica, tuple(news), tokens=max(0, unread)))
         return chosen.entry
@@ -262,8 +262,7 @@ class SliceTable:
         for entry in sent:
             if slice_ := self._slices.get(entry.replica):
                 at_s = self._now_s - max(0.0, entry.age_s)
-                self._index.put(slice_.number, entry.names)
-                self._sends.note(slice_.number, entry.names, at_s)
+                self._was_sent(slice_, entry.names, at_s)
                 if entry.tokens > 0:
                     self._reads(slice_, int(min(entry.tokens, _MOST_UNREAD)), self._clock(), fills=False)
                     self._reckon(slice_)
@@ -291,6 +290,13 @@ class SliceTable:
 
     def in_flight(self, replica: str) -> int:
         return self._in_flight[replica]
+
+    def _was_sent(self, slice_: _Slice, names: Sequence[int], at_s: float) -> list[int]:
+        """Remember that a slice was sent names at this time; returns those that it was not sent of late."""
+        self._index.put(slice_.number, names)
+        news = self._sends.note(slice_.number, names, at_s)
+        self._index.drop(*self._sends.excess(_STEP_NAMES))
+        return news
 
     def _reads(self, slice_: _Slice, tokens: int, now_s: float, *, fills: bool) -> None:
         """A slice has so much more to read."""
@@ -347,14 +353,23 @@ class SliceTable:
             else int((1 - 1 / self._routers) * _AT_HOME_SHARE * trace.tokens) // UNIT_TOKENS,
         )
 
-    def _take(self, entry: SliceRecord) -> None:
+    def _take_all(self, entries: Iterable[SliceRecord]) -> Iterator[int]:
+        """Take over reports, and forget what the slices' caches have lost; after each piece, how many names it was worth."""
+        for entry in entries:
+            slice_ = self._take(entry)
+            yield _ENTRY_NAMES
+            while names := self._sends.gone(slice_.number, slice_.gone_s, _STEP_NAMES):
+                self._index.drop(slice_.number, names)
+                yield len(names)
+
+    def _take(self, entry: SliceRecord) -> _Slice:
         """Take over one slice's report."""
         slice_ = self._slices.get(entry.replica)
         new = slice_ is None
         if slice_ is None:
             slice_ = self._join(entry)
         elif entry is slice_.entry and not slice_.busy:
-            return
+            return slice_
         last, slice_.entry = slice_.entry, entry
         if entry.beat != last.beat:
             slice_.pace = scoring.paced(
@@ -369,9 +384,10 @@ class SliceTable:
         slice_.others = max(0.0, running + waiting - max(slice_.peak, slice_.peak_before))
         slice_.prefill, slice_.prefill_before = 0, slice_.prefill
         slice_.peak, slice_.peak_before = self._in_flight.get(entry.replica, 0), slice_.peak
-        if entry.cache_age_s > 0:
-            before_s = self._now_s - entry.cache_age_s - sharing.RENEWED_S
-            self._index.drop(slice_.number, self._sends.gone(slice_.number, before_s, _MOST_DROPPED))
+        if entry.prompt_tokens < last.prompt_tokens:
+            slice_.gone_s = self._now_s  # another engine, which counts from 0
+        elif entry.cache_age_s > 0:
+            slice_.gone_s = self._now_s - entry.cache_age_s - sharing.RENEWED_S
         slice_.seats = entry.sequences or self._seats.get((entry.model, entry.pool)) or math.inf
         self._loads.waiting.set(slice_.number, math.ceil(waiting))
         full = scoring.is_full(waiting, entry.kv_usage)
@@ -382,6 +398,7 @@ class SliceTable:
             slice_.full = full
             slice_.pool.full ^= slice_.bit
         self._reckon(slice_)
+        return slice_
 
     def _join(self, entry: SliceRecord) -> _Slice:
         number = self._index.join()

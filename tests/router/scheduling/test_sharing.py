@@ -200,12 +200,90 @@ def test_news_that_nobody_takes_do_not_grow() -> None:
     assert outbox.take() == ()
 
 
-def test_the_oldest_of_a_busy_slice_make_room() -> None:
-    sends = Sends(100)
-    for number in range(50):
-        sends.note(number % 2, range(number * 10, number * 10 + 10), 10.0 * number)
-    assert sum(len(names) for slice_ in (0, 1) for _, names in sends.latest(slice_, 1000)) <= 110
-    assert sends.latest(1, 10) == [(490.0, tuple(range(490, 500)))]
+def test_the_oldest_of_the_slice_with_most_make_room() -> None:
+    service = Service(1, slices=2)
+    (router,) = service.routers
+    router._sends = Sends(100)
+    router.take_news([Sent("a", tuple(range(100)))])
+    service.now_s += STEP_S
+    router.at(service.now_s)
+    router.take_news([Sent("b", tuple(range(200, 272)))])  # a slice is idle, another one was just begun with
+    assert {name for replica, name in known(router) if replica == "b"} == set(range(200, 272))
+    router.take_news([Sent("a", tuple(range(300, 350)))])
+    assert {name for replica, name in known(router) if replica == "a"} >= set(range(300, 350))
+    assert len(known(router)) <= 100
+    assert indexed(router, set(range(350))) == known(router)
+
+
+def test_a_storm_of_evictions_is_heard_of_at_once() -> None:
+    service = Service(1, slices=1)
+    (router,) = service.routers
+    for start in range(0, 30_000, 100):
+        router.take_news([Sent("a", tuple(range(start, start + 100)))])
+    service.beat()
+    service.ask(0, TEXTS[2])
+    service.drop("a", 1.0)
+    assert known(router) == service.told()
+    assert indexed(router, set(range(30_000))) == set()
+
+
+def test_requests_go_on_between_the_steps_in_which_a_cleared_cache_is_forgotten() -> None:
+    service = Service(1, slices=1)
+    (router,) = service.routers
+    router.take_news([Sent("a", tuple(range(10_000)))])
+    (record,) = router.entries(MODEL)
+    cleared = replace(record, beat=record.beat + 1, cache_age_s=1.0)
+    held = [len(known(router)) for _ in router.update_in_steps([cleared], service.now_s + STEP_S)]
+    assert len(held) >= 9
+    assert not known(router)
+
+
+def test_a_slice_whose_engine_counts_from_zero_again_has_an_empty_cache() -> None:
+    service = Service(1, slices=1)
+    (router,) = service.routers
+    service.ask(0, TEXTS[2])
+    (record,) = router.entries(MODEL)
+    router.update([replace(record, beat=1, prompt_tokens=1000)], service.now_s + 1)
+    assert known(router) == service.told()
+    router.update([replace(record, beat=2, prompt_tokens=10)], service.now_s + 2)
+    assert not known(router)
+    assert not indexed(router, {name for _, name in service.told()})
+
+
+def test_a_router_that_is_asked_nothing_forgets_what_others_had_slices_read() -> None:
+    now_s = 0.0
+    table = SliceTable(
+        {MODEL: 1}, {MODEL: SHAPE}, shared_key=KEY, reads={(MODEL, ""): 1000.0}, clock=lambda: now_s
+    )
+    record = SliceRecord("a", MODEL, SliceState.SERVING, "serving", SHAPE, address="http://x")
+    table.update([record], now_s)
+    for beat in range(200):
+        table.take_news([Sent("a", (beat,), tokens=100)])
+        now_s += 1.0
+        table.update([replace(record, beat=beat)], now_s)
+    assert table._slices["a"].unread == 0
+    assert not table._unread._ends
+
+
+@given(
+    st.lists(
+        st.builds(
+            Sent,
+            st.sampled_from("ab"),
+            st.integers(0, 40).map(lambda size: tuple(range(size))),
+            st.just(1.5),
+            st.integers(0, 9),
+        )
+    ),
+    st.integers(1, 20),
+)
+def test_no_step_is_long_and_nothing_is_lost_between_steps(sent: list[Sent], most: int) -> None:
+    steps = list(sharing.in_steps(sent, most))
+    assert all(sum(1 + len(entry.names) for entry in step) <= 2 * most for step in steps)
+    told = [entry for step in steps for entry in step]
+    assert [name for entry in told for name in entry.names] == [n for entry in sent for n in entry.names]
+    assert sum(entry.tokens for entry in told) == sum(entry.tokens for entry in sent)
+    assert {entry.replica for entry in told} == {entry.replica for entry in sent}
 
 
 def test_routers_with_the_same_key_give_a_text_the_same_names_and_others_do_not() -> None:
