@@ -68,10 +68,12 @@ EXPLAINED = {
     r"::test_show_version$": "GET /version is an engine's own; a service may have engines of two versions during a roll",
 }
 _SERVICE_MODEL = '__import__("os").environ["SERVICE_MODEL"]'
-_MODEL = re.compile(r"^(MODEL(?:_NAME)?) *= *(.*)$", re.MULTILINE)
+_MODEL = re.compile(r"^(MODEL(?:_NAME)?| +model_name) *= *(.*)$", re.MULTILINE)
 _LOADED = re.compile(r"snapshot_download\([^()]*\)")  # adapters, which no server here takes
 _FOLDER = "tests/entrypoints"
-_TOKENIZER = re.compile(r"(get_tokenizer\(tokenizer_name=|from_pretrained\()(MODEL_NAME|tokenizer_name)\b")
+_FILES = re.compile(
+    r"(get_tokenizer\(tokenizer_name=|from_pretrained\(|get_vocab_size\()(MODEL_NAME|tokenizer_name)\b"
+)
 # The name under which the tests of Messages serve their model.
 _MESSAGES_MODEL = '"claude-3-7-sonnet-latest"'
 _STATUS = re.compile(r"[\w.]+: Error code: \d+")
@@ -89,6 +91,7 @@ ROCM_ENV_OVERRIDES, ROCM_EXTRA_ARGS, ROCM_EXTRA_KWARGS = {{}}, [], {{}}
 
 class RemoteOpenAIServer:
     DUMMY_API_KEY = os.environ.get("SERVICE_KEY", "token-abc123")
+    uds = None
 
     def __init__(self, model, args=(), **kwargs):
         self.url_root = os.environ["SERVICE_URL"]
@@ -223,7 +226,7 @@ def equip(folder: Path) -> None:
 
 def with_model(source: str) -> str:
     """A test's source, with the names of the model and its tokenizer from the environment."""
-    source = _TOKENIZER.sub(r'\1__import__("os").environ["SERVICE_TOKENIZER"]', source)
+    source = _FILES.sub(r'\1__import__("os").environ["SERVICE_TOKENIZER"]', source)
     source = _LOADED.sub('"unused"', source)
     name = _MODEL.search(source)
     names = {_MESSAGES_MODEL, name[2]} if name else {_MESSAGES_MODEL}
@@ -344,6 +347,15 @@ def _counts(found: Mapping[str, tuple[str, str]]) -> str:
     return ", ".join(f"{kinds.count(kind)} {kind}" for kind in ("passed", "failed", "skipped"))
 
 
+def models(url: str, key: str) -> list[str]:
+    """The names that a server serves; raises SystemExit where it does not say."""
+    try:
+        answer = httpx.get(f"{url}/v1/models", headers={"authorization": f"Bearer {key}"}).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise SystemExit(f"{url}/v1/models: {error}") from None
+    return [str(model["id"]) for model in answer.json()["data"]]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -356,7 +368,7 @@ def main() -> int:
     parser.add_argument(
         "--tokenizer", help="folder or name of the model's tokenizer; by default the model's name"
     )
-    parser.add_argument("--key", default="none", help="API key of the service")
+    parser.add_argument("--key", default="none", help="API key of the service, and of the bare engine")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where vLLM's source distribution is kept")
     parser.add_argument(
         "--results", type=Path, help="folder of outcomes; a test that has one there is not run again"
@@ -370,22 +382,19 @@ def main() -> int:
     parser.add_argument("--limit", type=float, default=3600, help="seconds that one side may take")
     parser.add_argument("--suites", nargs="+", default=SUITES, help="files below tests/entrypoints")
     options = parser.parse_args()
-    model = options.model or str(
-        httpx.get(f"{options.url}/v1/models", headers={"authorization": f"Bearer {options.key}"}).json()[
-            "data"
-        ][0]["id"]
-    )
+    sides = {"service": options.url, "bare": options.bare}
+    served = {side: models(url, options.key) for side, url in sides.items() if url}
+    model = options.model or served["service"][0]
     with tempfile.TemporaryDirectory(prefix="vllm-client-tests-") as made:
         folder = Path(made)
         unpack(fetched(options.cache), folder)
         results = options.results or folder
         results.mkdir(parents=True, exist_ok=True)
-        sides = {"service": options.url, "bare": options.bare}
         found = {
             side: run(
                 folder,
                 Asked(
-                    url,
+                    sides[side],
                     model,
                     options.tokenizer or model,
                     options.key,
@@ -395,8 +404,7 @@ def main() -> int:
                 results / f"{side}.jsonl",
                 options.limit,
             )
-            for side, url in sides.items()
-            if url
+            for side in served
         }
     text, open_ = report(found)
     print(text)

@@ -25,23 +25,25 @@ def test_the_tests_are_those_of_the_vllm_that_runs_here() -> None:
 def test_a_test_s_model_is_the_service_s() -> None:
     source = (
         'MODEL_NAME = "Qwen/Qwen3-0.6B"\nOTHER_MODEL_NAME = "x"\nMODEL="a"\nasked = ["Qwen/Qwen3-0.6B"]\n'
-        'client.create(model="claude-3-7-sonnet-latest")\n'
+        'client.create(model="claude-3-7-sonnet-latest")\n    model_name = "openai-community/gpt2"\n'
     )
     found = with_model(source)
     assert "Qwen" not in found
     assert "claude" not in found
     assert 'OTHER_MODEL_NAME = "x"' in found
-    assert found.count('environ["SERVICE_MODEL"]') == 4
+    assert "gpt2" not in found
+    assert found.count('environ["SERVICE_MODEL"]') == 5
 
 
 @pytest.mark.unit
 def test_a_test_s_tokenizer_is_the_service_s_and_it_loads_no_adapter() -> None:
     source = (
         "get_tokenizer(tokenizer_name=tokenizer_name)\nAutoTokenizer.from_pretrained(MODEL_NAME)\n"
+        "def get_vocab_size(model_name):\n    pass\nsize = get_vocab_size(MODEL_NAME)\n"
         'snapshot_download(repo_id="typeof/zephyr-7b-beta-lora")\n'
     )
     found = with_model(source)
-    assert found.count('environ["SERVICE_TOKENIZER"]') == 2
+    assert found.count('environ["SERVICE_TOKENIZER"]') == 3
     assert "snapshot_download" not in found
 
 
