@@ -11,6 +11,11 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 _NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, "SQLITE_FULL", "53100"))
+# Of files and of SQLite, what stays until somebody mends it.
+_REFUSALS = (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_LASTING = frozenset(
+    (errno.EROFS, "SQLITE_READONLY", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_PERM", "SQLITE_ERROR")
+)
 
 
 class ServingError(Exception):
@@ -149,7 +154,7 @@ class ClusterError(ServingError):
 
 
 class StorageError(ServingError):
-    """The database or the storage of files can't be reached, or refuses what is asked of it.
+    """The database or the storage of files can't be reached now.
 
     Try again shortly. Where this stays so, bring the server back or mend what the message names. What was stored stays.
     """
@@ -159,14 +164,17 @@ class StorageError(ServingError):
 
     @classmethod
     def of(cls, message: str, cause: Exception) -> "StorageError":
-        """StorageFullError where there is no room, as the operating system, SQLite or PostgreSQL says it."""
+        """StorageFullError where there is no room, StorageRefusedError where trying again is no use, as the cause says it."""
         cause = getattr(cause, "orig", None) or cause  # SQLAlchemy's
         says = (
             getattr(cause, "errno", None),
             getattr(cause, "sqlite_errorname", None),
             getattr(cause, "sqlstate", None),
         )
-        return (StorageError if _NO_ROOM.isdisjoint(says) else StorageFullError)(message)
+        if not _NO_ROOM.isdisjoint(says):
+            return StorageFullError(message)
+        refused = isinstance(cause, _REFUSALS) or not _LASTING.isdisjoint(says)
+        return (StorageRefusedError if refused else StorageError)(message)
 
 
 class StorageFullError(StorageError):
@@ -177,6 +185,16 @@ class StorageFullError(StorageError):
 
     status = HTTPStatus.INSUFFICIENT_STORAGE
     code = "storage_full"
+
+
+class StorageRefusedError(StorageError):
+    """The database or the storage of files refuses what is asked of it, or has lost what it had.
+
+    Trying again is no use. Give the service's user its rights back, or what is gone; the log of the store's process has the reason.
+    """
+
+    status = HTTPStatus.INTERNAL_SERVER_ERROR
+    code = "storage_refused"
 
 
 class SimulationError(ServingError):
@@ -306,9 +324,9 @@ class NoStoreError(ServingError):
 
 
 class StoreAwayError(ServingError):
-    """The process that keeps files, batches and usage can't be reached now, or the file of responses can't be used.
+    """The process that keeps files, batches and usage can't be reached now.
 
-    Try again shortly: Serve starts the process anew. Where this stays so, its log names the reason; of the file the message does.
+    Try again shortly: Serve starts the process anew. Where this stays so, its log names the reason.
     """
 
     status = HTTPStatus.SERVICE_UNAVAILABLE

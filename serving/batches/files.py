@@ -5,6 +5,7 @@ Every call blocks. A file is there once `Writing.close` has returned; writing it
 
 import contextlib
 import io
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Any
 import fsspec
 
 from serving.errors import ConfigError, StorageError
+
+logger = logging.getLogger("ray.serve")
 
 PIECE_BYTES = 1 << 20
 
@@ -126,7 +129,14 @@ def _translated(what: str) -> Iterator[None]:
     except StorageError:
         raise
     except Exception as error:  # whatever a file system's own library raises
-        reason = (
-            (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
-        )
-        raise StorageError.of(f"A file can't be {what} ({reason}).", error) from error
+        # A client reads it: what a bucket says names the bucket and the service's account.
+        reason = error.strerror if isinstance(error, OSError) else None
+        if not reason:
+            logger.warning("a file can't be %s: %s", what, str(error) or type(error).__name__)
+        cause = PermissionError() if _forbids(error) else error
+        raise StorageError.of(f"A file can't be {what} ({reason or type(cause).__name__}).", cause) from error
+
+
+def _forbids(error: Exception) -> bool:
+    """Whether a bucket gives the service's account no right; gcsfs has no class for that."""
+    return str(getattr(error, "code", "")) in ("401", "403") or str(error).startswith("Forbidden")

@@ -80,7 +80,7 @@ class Database:
             async with self._turn, self._engine.connect() as connection, _writing(connection):
                 yield connection
         except (OSError, SQLAlchemyError) as error:
-            raise StorageError.of(f"The database can't be written ({_reason(error)}).", error) from error
+            raise _failed("The database can't be written", error) from error
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
@@ -89,7 +89,7 @@ class Database:
             async with self._engine.connect() as connection:
                 yield connection
         except (OSError, SQLAlchemyError) as error:
-            raise StorageError.of(f"The database can't be read ({_reason(error)}).", error) from error
+            raise _failed("The database can't be read", error) from error
 
     def insert(self, table: Table) -> Any:
         """An INSERT that has `on_conflict_do_nothing` and `on_conflict_do_update`, which both databases spell alike."""
@@ -175,6 +175,12 @@ def _mend(where: str) -> str:
     if is_postgres(where):
         return "see that the server is up, that the user may make tables there, and that PGPASSWORD is set"
     return "name a folder on a disk of the head's own that the service may write to"
+
+
+def _failed(what: str, error: Exception) -> StorageError:
+    message = f"{what} ({_reason(error)})."
+    # Of a server: one that starts anew has no socket yet.
+    return StorageError(message) if isinstance(error, OSError) else StorageError.of(message, error)
 
 
 def _reason(error: Exception) -> str:

@@ -101,5 +101,9 @@ class Owner:
 
 async def _on_error(_: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, ServingError)  # noqa: S101  the handler is registered for this class
-    headers = {"retry-after": str(_RETRY_AFTER_S)} if error.status == HTTPStatus.SERVICE_UNAVAILABLE else None
+    headers = None
+    if error.status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers = {"retry-after": str(_RETRY_AFTER_S)}
+    elif error.status >= HTTPStatus.INTERNAL_SERVER_ERROR:
+        headers = {"x-should-retry": "false"}  # which OpenAI's clients heed
     return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)

@@ -54,6 +54,32 @@ def test_content_is_read_by_lines_of_a_bounded_length_by_place_and_in_parts(fold
     assert isinstance(gone.value.__cause__, FileNotFoundError)
 
 
+@pytest.mark.unit
+@pytest.mark.parametrize("status", [401, 403, 503])
+def test_clients_read_that_a_bucket_refuses_and_not_what_it_says(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class HttpError(Exception):
+        code = status
+
+    words = (
+        "https://storage.example/b/private: sa@private.example does not have storage.objects.create access"
+    )
+    for trouble in (HttpError(words), OSError(f"Forbidden: {words}")):
+
+        def refuse(_: str, trouble: Exception = trouble) -> None:
+            raise trouble
+
+        monkeypatch.setattr(Bucket, "trouble", refuse)
+        writing = Folder(URL).write("a")
+        with pytest.raises(StorageError) as refused:
+            writing.close()
+        assert "private" not in refused.value.message
+        lasts = status != 503 or isinstance(trouble, OSError)
+        assert refused.value.status == (500 if lasts else 503)
+        writing.discard()
+
+
 @pytest.fixture
 def api(tmp_path: Path) -> "Iterator[openai.OpenAI]":
     import openai

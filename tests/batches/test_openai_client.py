@@ -380,11 +380,28 @@ def test_a_storage_that_is_away_is_asked_again_soon(address: str, monkeypatch: p
     assert upload(client(address), [line("a")])
 
 
+@pytest.mark.parametrize("reason", [errno.EROFS, errno.EACCES, errno.ENOENT])
+def test_a_storage_that_refuses_is_not_asked_again(
+    reason: int, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(reason, os.strerror(reason))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(openai.InternalServerError, match=os.strerror(reason)) as refused:
+        upload(client(address), [line("a")])
+    assert (refused.value.status_code, refused.value.code) == (500, "storage_refused")
+    assert refused.value.response.headers["x-should-retry"] == "false"
+    monkeypatch.undo()
+    assert upload(client(address), [line("a")])
+
+
 def test_content_that_is_gone_is_an_error_and_no_lost_connection(address: str, tmp_path: Path) -> None:
     name = upload(client(address), [line("a")])
     (tmp_path / "store" / "files" / name).unlink()
-    with pytest.raises(openai.InternalServerError, match="can't be read"):
+    with pytest.raises(openai.InternalServerError, match="can't be read") as gone:
         client(address).files.content(name)
+    assert (gone.value.status_code, gone.value.response.headers["x-should-retry"]) == (500, "false")
 
 
 def test_a_list_does_not_end_early_where_its_mark_was_deleted(address: str) -> None:

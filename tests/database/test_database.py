@@ -37,7 +37,7 @@ from support.postgres import postgres
 from serving.database import database as door
 from serving.database.database import Database, version
 from serving.database.tables import FILES, METADATA
-from serving.errors import ConfigError, StorageError, StorageFullError
+from serving.errors import ConfigError, StorageError, StorageFullError, StorageRefusedError
 
 SQLITE = pytest.mark.unit
 POSTGRES = (pytest.mark.http, pytest.mark.slow)
@@ -245,6 +245,16 @@ async def test_a_full_disk_refuses_what_is_new_and_keeps_what_there_is(tmp_path:
             await connection.exec_driver_sql(f"PRAGMA max_page_count = {pages}")
             await connection.execute(insert(FILES).values({**row("second"), "filename": "x" * 100_000}))
     assert await count(database) == 1
+    await database.close()
+
+
+@pytest.mark.unit
+async def test_a_file_that_may_not_be_written_is_no_server_that_is_away(tmp_path: Path) -> None:
+    database = await Database.open(str(tmp_path / "store.sqlite"))
+    with pytest.raises(StorageRefusedError, match="readonly"):  # noqa: PT012
+        async with database.write() as connection:
+            await connection.exec_driver_sql("PRAGMA query_only = 1")
+            await connection.execute(insert(FILES).values(row("first")))
     await database.close()
 
 

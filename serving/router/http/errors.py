@@ -15,6 +15,7 @@ from serving.errors import (
     PoisonousRequestError,
     Refusal,
     ServingError,
+    StorageError,
     StoreAwayError,
 )
 from serving.router.http import sse
@@ -42,6 +43,9 @@ def error_response(error: ServingError) -> JSONResponse:
             headers = {"retry-after": str(_RETRY_AFTER_S)}
         case PoisonousRequestError() | NoStoreError():
             headers = _LASTS
+        case StorageError():
+            passes = error.status == HTTPStatus.SERVICE_UNAVAILABLE
+            headers = {"retry-after": str(_RETRY_AFTER_S)} if passes else _LASTS
     return JSONResponse(error.openai_body(), status_code=error.status, headers=headers)
 
 

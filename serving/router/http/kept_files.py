@@ -32,7 +32,14 @@ logger = logging.getLogger("ray.serve")
 # store would take as much of the connection's next request, which is another key's, for the body of a question that has none.
 _PASSED = ("content-type", "range", "if-range")
 _LENGTH = "content-length"
-_RETURNED = ("content-type", "content-length", "content-range", "accept-ranges", "retry-after")
+_RETURNED = (
+    "content-type",
+    "content-length",
+    "content-range",
+    "accept-ranges",
+    "retry-after",
+    "x-should-retry",
+)
 _JSON = {"content-type": "application/json"}
 _CONNECT_S = 5.0
 _TRANSFER_S = 300.0  # of a client's question: a file is on its way to a bucket

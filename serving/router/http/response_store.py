@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from pydantic_core import to_json
 
 from serving.config import ResponsesStoreSpec
-from serving.errors import ConfigError, StoreAwayError
+from serving.errors import ConfigError, StorageError
 from serving.router.http.responses import Keeping, Kept
 
 T = TypeVar("T")
@@ -71,7 +71,7 @@ _HOLDERS = "SELECT id FROM output_items WHERE key = ? AND item IN (SELECT value 
 class ResponseStore:
     """The file of one router. `clock` is a calendar's: the file outlives the process.
 
-    What is asked of it raises StoreAwayError where the file is damaged, full or held by another.
+    What is asked of it raises StorageError where the file is damaged, full or held by another.
     """
 
     def __init__(self, spec: ResponsesStoreSpec, clock: Callable[[], float] = time.time) -> None:
@@ -118,7 +118,9 @@ class ResponseStore:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except sqlite3.Error as error:
-            raise StoreAwayError(f"router.responses_store: the file can't be used now ({error}).") from error
+            raise StorageError.of(
+                f"router.responses_store: the file can't be used ({error}).", error
+            ) from error
 
     def _open(self) -> sqlite3.Connection:
         path = Path(self._spec.path)

@@ -10,6 +10,9 @@ from serving.errors import (
     NoStoreError,
     PoisonousRequestError,
     ServingError,
+    StorageError,
+    StorageFullError,
+    StorageRefusedError,
     StoreAwayError,
 )
 from serving.router.http.errors import error_response
@@ -38,12 +41,22 @@ def times_asked(error: ServingError) -> int:
     return asked
 
 
-@pytest.mark.parametrize("error", [PoisonousRequestError("ends engines"), NoStoreError("no store")])
+@pytest.mark.parametrize(
+    "error",
+    [
+        PoisonousRequestError("ends engines"),
+        NoStoreError("no store"),
+        StorageFullError("full"),
+        StorageRefusedError("read-only"),
+    ],
+)
 def test_what_lasts_is_not_asked_again(error: ServingError) -> None:
     assert times_asked(error) == 1
 
 
-@pytest.mark.parametrize("error", [NoSliceError("none"), StoreAwayError("away"), IssuerAwayError("away")])
+@pytest.mark.parametrize(
+    "error", [NoSliceError("none"), StoreAwayError("away"), StorageError("away"), IssuerAwayError("away")]
+)
 def test_what_passes_is_asked_again_when_the_router_says(error: ServingError) -> None:
     assert int(error_response(error).headers["retry-after"]) > 0
     assert times_asked(error) == 2

@@ -159,8 +159,8 @@ def test_a_damaged_store_costs_no_answer_and_says_what_ails_it(tmp_path: Path) -
         ):
             with pytest.raises(openai.InternalServerError, match="no such table") as away:
                 ask()
-            assert (away.value.status_code, away.value.code) == (503, "store_away")
-            assert "retry-after" in away.value.response.headers
+            assert (away.value.status_code, away.value.code) == (500, "storage_refused")
+            assert away.value.response.headers["x-should-retry"] == "false"
         assert api.responses.create(model=MODEL, input="One").output_text == "1 items"
 
 
