@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 
 from serving.errors import (
+    BudgetError,
     IssuerAwayError,
     NoSliceError,
     NoStoreError,
@@ -23,6 +24,8 @@ from serving.router.http.routes import Dialect, dialect_of
 
 # For errors outside admission: no slice took a request (the breaker tries one again after 1 to 30 s), or too many bodies came.
 _RETRY_AFTER_S = 5
+# Until a budget is new: Anthropic's clients would sleep for so long, and older ones of OpenAI's ask again at once.
+_LONG_S = 60.0
 _ANTHROPIC_KINDS: dict[int, str] = {
     HTTPStatus.BAD_REQUEST: "invalid_request_error",
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -63,10 +66,11 @@ def anthropic_body(message: str, status: int) -> dict[str, Any]:
 
 
 def refusal_response(refusal: Refusal) -> JSONResponse:
-    """A refusal with the time after which to ask again. Where asking again is no use, a header tells OpenAI's clients."""
+    """A refusal with the time after which to ask again. Where asking again soon is no use, a header tells clients."""
     response = JSONResponse(refusal.error.openai_body(), status_code=refusal.error.status)
-    if refusal.retry_after_s is None:
+    again_s = refusal.retry_after_s
+    if again_s is not None:
+        response.headers["retry-after"] = str(math.ceil(again_s))
+    if again_s is None or (isinstance(refusal.error, BudgetError) and again_s > _LONG_S):
         response.headers.update(_LASTS)
-    else:
-        response.headers["retry-after"] = str(math.ceil(refusal.retry_after_s))
     return response
