@@ -3,12 +3,12 @@
 A router listens on a port of its own and writes the address into the store, with its demand. The port asks for the cluster's
 secret, as the ports of slices do. News go out a few times a second. A neighbour that has not yet taken the last batch does not get
 the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks a neighbour for everything:
-the one that has been there longest, since others may have just started too, and with each beat another until one has told.
+the one that has been there longest, since others may have just started too, and another with each beat, or once one has failed, until one has told.
 """
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from http import HTTPStatus
 
 from starlette.types import Receive, Scope, Send
@@ -45,6 +45,7 @@ class Neighbours:
         self._server = HttpServer(self._app, ip, tls=tls)
         self._upstream = Upstream(timings.connect_s)
         self._peers: dict[str, Peer] = {}
+        self._beats: dict[str, int] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
         self._knows = False  # what routers that were there before told
         self._asking: dict[str, asyncio.Task[None]] = {}
@@ -63,8 +64,11 @@ class Neighbours:
             for demand in demands
             if demand.address and demand.router != self._name
         }
-        if self._peers and not self._knows:
-            self._ask_another({demand.router: demand.beat for demand in demands})
+        self._beats = {demand.router: demand.beat for demand in demands}
+        if not self._knows:
+            if not self._asking:
+                self._asked.clear()
+            self._ask_another()
 
     async def close(self) -> None:
         self._table.news.on_first = lambda: None
@@ -98,14 +102,10 @@ class Neighbours:
         finally:
             del self._telling[router]
 
-    def _ask_another(self, beats: Mapping[str, int]) -> None:
-        """Ask the neighbour that has been there longest of those not asked yet; one that does not answer keeps nobody waiting."""
-        unasked = self._peers.keys() - self._asked
-        if not unasked and not self._asking:
-            self._asked.clear()
-            unasked = set(self._peers)
-        if unasked:
-            router = max(unasked, key=lambda router: beats[router])
+    def _ask_another(self) -> None:
+        """Ask one more neighbour, the one that has been there longest: those that are being asked may hang."""
+        if unasked := self._peers.keys() - self._asked:
+            router = max(unasked, key=lambda router: self._beats[router])
             self._asked.add(router)
             self._asking[router] = asyncio.create_task(self._ask(router, self._peers[router]))
 
@@ -118,6 +118,7 @@ class Neighbours:
             self._knows = True
         except (UpstreamError, TimeoutError, ValueError) as error:
             logger.debug("the router at %s has not told what it knows: %s", peer.address, error)
+            self._ask_another()
         finally:
             del self._asking[router]
 
