@@ -31,10 +31,11 @@ from support.simulated_engine import MODEL, serving, small_plan
 
 @dataclass
 class Front:
-    """Where the router listens, its gate, and the engine behind it."""
+    """Where the router listens, its gate, what it knows of slices, and the engine behind it."""
 
     address: str
     gate: AdmissionController
+    table: SliceTable
     engine: Engine
 
     @property
@@ -80,7 +81,7 @@ def front(
         )
         gate.refresh()
         with asgi_server(app, **(late.options if door else {})) as address:
-            yield Front(address, gate, engine)
+            yield Front(address, gate, table, engine)
 
 
 @contextmanager

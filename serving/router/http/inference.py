@@ -32,7 +32,7 @@ from serving.router.http.cors import Cors
 from serving.router.http.downstream import Downstream, OverAsgi, add_headers, respond
 from serving.router.http.envelope import exchange_of, path_of
 from serving.router.http.errors import error_response
-from serving.router.http.isolation import salted
+from serving.router.http.isolation import FIELD, salt, salted
 from serving.router.http.parsing import Parsing
 from serving.router.http.paths import answer_to, refusal
 from serving.router.http.protocol import InferenceRequest
@@ -228,6 +228,7 @@ class Inference:
             ignored.append("seed")
         if self._admission.spec.keys.isolated_cache:
             body = salted(route.path, body, fields, key)
+            fields = {**fields, FIELD: salt(key, fields.get(FIELD) or "")}
         return _Read(model, body, kept(fields), checked, ignored)
 
     def _carry(

@@ -93,6 +93,22 @@ def test_one_key_does_not_see_in_the_cache_what_another_has_asked(isolated: bool
     assert again > 0
 
 
+@pytest.mark.http
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_router_expects_no_more_of_a_slice_than_its_key_finds_there(isolated: bool) -> None:
+    made = [new(name) for name in ("first", "second")]
+    ring = KeyFile(None, "\n".join(line for _, line in made))
+    body = {"model": MODEL, "prompt": "a long prompt " * 100, "max_tokens": 1}
+    with front(key_file=ring, keys={"isolated_cache": isolated}) as running:
+        blocks = []
+        for key, _ in (*made, made[1]):
+            headers = {"authorization": f"Bearer {key}"}
+            assert http.post(f"{running.address}{PATH}", json=body, headers=headers).is_success
+            blocks.append(sum(len(sent.names) for sent in running.table.everything()))
+    first, second, again = blocks
+    assert (second, again) == ((2 if isolated else 1) * first, second)
+
+
 @pytest.mark.unit
 def test_without_keys_there_is_nothing_to_keep_apart() -> None:
     spec = RouterSpec.model_validate({"keys": {"isolated_cache": True}})
