@@ -66,6 +66,10 @@ EXPLAINED = {
     _ENDS_ENGINES_OVER_HOSTS: "logprobs of a prompt end engines over several hosts, and those without HBM for them; they are refused there",
     r"test_batched_chat_completions_logprob_token_ids": "logprob_token_ids of several chats fail in the engine; they are refused before",
     r"::test_show_version$": "GET /version is an engine's own; a service may have engines of two versions during a roll",
+    r"::test_server_load\b": "GET /load is an engine's own; /status.json has the load of all",
+    r"::test_long_seed$": "a mistake is told in a sentence, without the names of pydantic's types",
+    r"::test_parallel_streaming\b": "a seed is refused before the engine, which refuses it in the stream",
+    r"::test_enable_response_messages\b": "enable_response_messages has an engine repeat a client's own objects behind its usage, by which keys are charged; it is refused",
 }
 _SERVICE_MODEL = '__import__("os").environ["SERVICE_MODEL"]'
 _MODEL = re.compile(r"^(MODEL(?:_NAME)?| +model_name) *= *(.*)$", re.MULTILINE)
