@@ -145,10 +145,20 @@ class Sends:
         self._unsorted.discard(number)
         self._last_s.pop(number, None)
 
-    def latest(self, number: int, most: int) -> list[tuple[float, tuple[int, ...]]]:
-        """The names that a slice was sent last, at most so many, those of one time together; the oldest first."""
+    def latest(self, most: int) -> Iterator[tuple[int, float, tuple[int, ...]]]:
+        """The names that slices were sent last, at most so many: slice, time and the names of that time, a slice's oldest first.
+
+        A slice with less than its share leaves the rest to others.
+        """
+        for at, number in enumerate(sorted(self._of, key=lambda number: len(self._of[number]))):
+            share = most // (len(self._of) - at)
+            for at_s, names in self._latest_of(number, share):
+                yield number, at_s, names
+                most -= len(names)
+
+    def _latest_of(self, number: int, most: int) -> list[tuple[float, tuple[int, ...]]]:
         groups: list[tuple[float, list[int]]] = []
-        for name, at_s in islice(reversed(self._of.get(number, {}).items()), most):
+        for name, at_s in islice(reversed(self._of[number].items()), most):
             if not groups or groups[-1][0] != at_s:
                 groups.append((at_s, []))
             groups[-1][1].append(name)

@@ -249,12 +249,10 @@ class SliceTable:
         return chosen.entry
 
     def everything(self) -> tuple[sharing.Sent, ...]:
-        """What a router that starts is to know: the names that slices were sent last, as many of each slice."""
-        most = sharing.MOST_TOLD // max(1, len(self._slices))
+        """What a router that starts is to know: the names that slices were sent last."""
         return tuple(
-            sharing.Sent(replica, names, max(0.0, self._now_s - at_s))
-            for replica, slice_ in self._slices.items()
-            for at_s, names in self._sends.latest(slice_.number, most)
+            sharing.Sent(self._numbered[number].entry.replica, names, max(0.0, self._now_s - at_s))
+            for number, at_s, names in self._sends.latest(sharing.MOST_TOLD)
         )
 
     def take_news(self, sent: Iterable[sharing.Sent]) -> None:

@@ -215,6 +215,19 @@ def test_the_oldest_of_the_slice_with_most_make_room() -> None:
     assert indexed(router, set(range(350))) == known(router)
 
 
+def test_a_router_that_starts_is_told_what_few_busy_slices_were_sent() -> None:
+    sends = Sends(1000)
+    for number in range(100):
+        sends.note(number, range(number % 3), 1.0)
+    sends.note(7, range(100, 300), 1.0)
+    sends.note(7, range(300, 500), 2.0)
+    told = list(sends.latest(600))
+    assert sum(len(names) for _, _, names in told) == 99 + 400
+    assert [(at_s, names[0]) for number, at_s, names in told if number == 7] == [(1.0, 0), (2.0, 300)]
+    assert sum(len(names) for _, _, names in sends.latest(300)) == 300
+    assert list(sends.latest(300))[-1] == (7, 2.0, tuple(range(300, 500)))
+
+
 def test_a_storm_of_evictions_is_heard_of_at_once() -> None:
     service = Service(1, slices=1)
     (router,) = service.routers
