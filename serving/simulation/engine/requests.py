@@ -174,6 +174,9 @@ class _Named(Body):
     function: _Function
 
 
+_TEXTS = {"refusal": "refusal", "thinking": "thinking"}  # where parts of these types have their text
+
+
 class _Message(Body):
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -185,11 +188,10 @@ class _Message(Body):
         parts = (
             [{"type": "text", "text": self.content}] if isinstance(self.content, str) else self.content or []
         )
-        for part in parts:
-            if "text" not in part:
-                raise RequestError("This model takes text only.", param="messages")
-        text = "".join(str(part["text"]) for part in parts)
-        return text + (json.dumps(self.tool_calls) if self.tool_calls else "")
+        texts = [part.get(_TEXTS.get(str(part.get("type")), "text")) for part in parts]
+        if None in texts:
+            raise RequestError("This model takes text only.", param="messages")
+        return "".join(map(str, texts)) + (json.dumps(self.tool_calls) if self.tool_calls else "")
 
 
 class ChatBody(_Generation):

@@ -311,6 +311,15 @@ def test_a_client_that_goes_away_leaves_nothing_behind(stream: bool) -> None:
         assert engine.scheduler.pool.usage == 0
 
 
+def test_parts_that_vllm_reads_as_text_are_text(address: str) -> None:
+    """Clients send back what a model refused, and what it thought."""
+    parts = [{"type": "refusal", "refusal": "no"}, {"type": "thinking", "thinking": "why"}]
+    said = [{"role": "assistant", "content": parts}, {"role": "user", "content": "Hello"}]
+    assert post(address, "/v1/chat/completions", messages=said, max_tokens=2).is_success
+    said[0]["content"] = [{"type": ["refusal"], "refusal": "no"}]
+    assert post(address, "/v1/chat/completions", messages=said, max_tokens=2).status_code == 400
+
+
 def inject(address: str, **faults: Any) -> httpx.Response:
     return post(address, "/simulator/faults", **faults)
 
