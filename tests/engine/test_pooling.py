@@ -1,7 +1,9 @@
 """An embedding model: the stand-in's last hidden state, through the front door."""
 
 from collections.abc import Iterator
+from typing import Any
 
+import openai
 import pytest
 from support.leases import Leases
 from support.reference import embeddings
@@ -31,6 +33,29 @@ def test_embeddings_equal_hugging_face_s(running: Service) -> None:
     for one, right in zip(answer["data"], expected, strict=True):
         assert one["embedding"] == pytest.approx(right, abs=1e-4)
     assert answer["usage"]["prompt_tokens"] > 0
+
+
+def test_openai_s_client_which_asks_for_base64_reads_the_same_numbers(running: Service) -> None:
+    api = openai.OpenAI(base_url=f"{running.address}/v1", api_key="none", max_retries=0)
+    model = running.plan().model.name
+    packed = api.embeddings.create(model=model, input=TEXTS)
+    plain = api.embeddings.create(model=model, input=TEXTS, encoding_format="float")
+    for one, other in zip(packed.data, plain.data, strict=True):
+        assert one.embedding == pytest.approx(other.embedding, abs=1e-6)
+    assert packed.usage == plain.usage
+    mistakes: tuple[dict[str, Any], ...] = (
+        {"dimensions": 8},
+        {"encoding_format": "zip"},
+        {"input": []},
+        {"input": [[]]},
+        {"input": ["a", 1]},
+        {"input": [[10**9]]},
+        {"input": "a " * 5000},
+        {"input": None},
+    )
+    for mistake in mistakes:
+        with pytest.raises(openai.BadRequestError):
+            api.embeddings.create(**{"model": model, "input": "a", **mistake})
 
 
 def test_the_other_pooling_endpoints_answer(running: Service) -> None:
