@@ -12,6 +12,7 @@ from fastapi.responses import JSONResponse, Response
 from serving.errors import (
     BadRequestError,
     PreviousResponseError,
+    StorageError,
     TooLargeError,
     UnknownItemError,
     UnknownResponseError,
@@ -130,6 +131,8 @@ class Conversations:
         if keeper.response:
             try:
                 await self._responses.put(keeping, keeper.response)
+            except StorageError as error:
+                logger.warning("a response is not kept: %s", error.message)
             except Exception:  # whatever the file or the answer is like: the client has its answer
                 logger.exception("router.responses_store: a response is not kept")
         keeper.finish()

@@ -146,7 +146,9 @@ def test_what_is_not_to_be_stored_or_went_wrong_is_not(tmp_path: Path) -> None:
         )
 
 
-def test_a_damaged_store_costs_no_answer_and_says_what_ails_it(tmp_path: Path) -> None:
+def test_a_damaged_store_costs_no_answer_and_says_what_ails_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     with service(responses_store=str(tmp_path / "responses")) as address:
         api = client(address)
         first = api.responses.create(model=MODEL, input="One")
@@ -162,6 +164,9 @@ def test_a_damaged_store_costs_no_answer_and_says_what_ails_it(tmp_path: Path) -
             assert (away.value.status_code, away.value.code) == (500, "storage_refused")
             assert away.value.response.headers["x-should-retry"] == "false"
         assert api.responses.create(model=MODEL, input="One").output_text == "1 items"
+    (told,) = [record for record in caplog.records if "is not kept" in record.message]
+    assert "no such table" in told.message
+    assert not told.exc_info  # with each response, on a disk that may be full
 
 
 def said(text: str, **more: Any) -> list[Any]:
