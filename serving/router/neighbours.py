@@ -2,8 +2,9 @@
 
 A router listens on a port of its own and writes the address into the store, with its demand. The port asks for the cluster's
 secret, as the ports of slices do. News go out a few times a second. A neighbour that has not yet taken the last batch does not get
-the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts asks a neighbour for everything:
-the one that has been there longest, since others may have just started too, and another with each beat, or once one has failed, until one has told.
+the next: what it misses is told again (serving.router.scheduling.sharing). A router that starts, or stood still, asks a neighbour for
+everything: the one that has been there longest, since others may have just started too. With each beat, or once one has failed, it
+asks another, until one has told.
 """
 
 import asyncio
@@ -28,6 +29,7 @@ _STEP_NAMES = 1000  # taken over at once: half a millisecond
 _MOST_BYTES = 4 << 20  # of a batch: MOST_TOLD names are 512 KiB, and their head may be as long
 _WITHIN_S = 1.0
 _ALL_WITHIN_S = 5.0
+_STOOD_STILL_S = 5.0  # between two beats: others have told in vain meanwhile
 # A batch of ten prompts costs sender and receiver 0.25 ms together: any number of neighbours takes under 1% of a core.
 EVERY_S = 0.05
 _EVERY_NEIGHBOUR_S = 0.025
@@ -48,6 +50,7 @@ class Neighbours:
         self._beats: dict[str, int] = {}
         self._telling: dict[str, asyncio.Task[None]] = {}
         self._knows = False  # what routers that were there before told
+        self._settled_s = 0.0
         self._asking: dict[str, asyncio.Task[None]] = {}
         self._asked: set[str] = set()  # neighbours that have not told
         self._next_s = 0.0
@@ -65,6 +68,10 @@ class Neighbours:
             if demand.address and demand.router != self._name
         }
         self._beats = {demand.router: demand.beat for demand in demands}
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._settled_s > _STOOD_STILL_S:
+            self._knows = False
+        self._settled_s = now_s
         if not self._knows:
             if not self._asking:
                 self._asked.clear()

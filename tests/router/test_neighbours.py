@@ -89,6 +89,24 @@ async def test_a_router_that_starts_knows_what_the_others_know() -> None:
     await end(old, new)
 
 
+async def test_a_router_that_stood_still_asks_what_it_missed() -> None:
+    tables = [table(), table()]
+    old, paused = [Neighbours(name, of, "127.0.0.1") for name, of in zip("xy", tables, strict=True)]
+    for router in (old, paused):
+        router.start()
+    ask(tables[0], "one" + LONG)
+    tables[0].news.take()
+    paused.settle(demands(old, paused))
+    await until(lambda: known(tables[1]) == known(tables[0]))
+    await until(lambda: not paused._asking)
+    ask(tables[0], "two" + LONG)
+    tables[0].news.take()  # and nobody heard it
+    paused._settled_s -= 10
+    paused.settle(demands(old, paused))
+    await until(lambda: known(tables[1]) == known(tables[0]))
+    await end(old, paused)
+
+
 async def test_routers_that_start_together_ask_the_one_that_was_there_before() -> None:
     """A roll starts some at once: who asked another new one knew nothing from then on."""
     tables = [table(8) for _ in range(7)]
