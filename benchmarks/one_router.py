@@ -24,6 +24,7 @@ from serving.config import ModelSpec
 from serving.planning import plan
 from serving.router import process
 from serving.router.core import Outputs, RouterCore, Served
+from serving.router.direct_door import share
 from serving.router.http.auth import KeyFile
 from serving.router.http.door import Door, Relay
 from serving.router.telemetry.request_log import RequestLog
@@ -52,7 +53,7 @@ async def routing(upstream: Peer, *, keys: Path | None = None, log: Path | None 
     outputs = Outputs(log=RequestLog(log) if log else None)
     core = RouterCore(Served(plans), KeyFile(keys), no_metrics, outputs=outputs)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    door: Any = partial(Door, Relay(core.relay))
+    door: Any = partial(Door, Relay(core.relay, whose=core.admission.whose))
     app = core.app()
     process.settle()
     server = uvicorn.Server(uvicorn.Config(app, http=door, log_level="critical", timeout_graceful_shutdown=1))
@@ -69,7 +70,8 @@ async def routing(upstream: Peer, *, keys: Path | None = None, log: Path | None 
             await asyncio.sleep(_BEAT_S)
 
     beating = [asyncio.create_task(beat()), asyncio.create_task(core.admission.run())]
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    share(server, listener, lambda: False)
+    serving = asyncio.create_task(server.serve(sockets=[]))
     try:
         yield listener.getsockname()[1]
     finally:

@@ -16,6 +16,9 @@ from serving.errors import ConfigError
 logger = logging.getLogger("ray.serve")
 
 _BACKLOG = 2048  # as uvicorn's
+# In one turn of the event loop, which opens one in 60 us: more than requests begin in a turn (serving.router.http.starts), so that whoever
+# comes next waits for few of those before it.
+_AT_ONCE = 16
 _PAUSE_S = 1.0
 
 
@@ -34,6 +37,23 @@ def bind(host: str, port: int) -> socket.socket:
             "router.direct_port"
         ) from None
     return bound
+
+
+def share(server: Any, bound: socket.socket, leaving: Callable[[], bool]) -> None:
+    """Have a server of uvicorn's that has not begun listen on one more socket, which it closes with its own."""
+    startup = server.startup
+
+    def protocol() -> asyncio.Protocol:
+        made: asyncio.Protocol = server.config.http_protocol_class(
+            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
+        )
+        return made
+
+    async def start_both(**how: Any) -> None:
+        await startup(**how)
+        server.servers.append(Listener(bound, protocol, leaving))
+
+    server.startup = start_both
 
 
 class Listener:
@@ -60,7 +80,7 @@ class Listener:
         if self.is_serving():
             self._loop.remove_reader(self._bound)
             self._bound.listen(0)  # the kernel lets in one at a time now
-            self._take_all()
+            self._take_waiting(_BACKLOG)
             self._bound.close()
 
     async def wait_closed(self) -> None:
@@ -71,7 +91,7 @@ class Listener:
 
     def _take(self) -> None:
         try:
-            self._take_all()
+            self._take_waiting(_AT_ONCE)
         except OSError:  # no file is left, for one; whoever waits does so in the kernel
             logger.exception("a router takes no connections for %s s", _PAUSE_S)
             self._loop.remove_reader(self._bound)
@@ -83,9 +103,9 @@ class Listener:
         if self.is_serving():
             self._loop.add_reader(self._bound, self._take)
 
-    def _take_all(self) -> None:
+    def _take_waiting(self, most: int) -> None:
         with suppress(BlockingIOError):
-            while True:
+            for _ in range(most):
                 connection, _ = self._bound.accept()
                 opening = self._loop.create_task(
                     self._loop.connect_accepted_socket(self._protocol, connection)

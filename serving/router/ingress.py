@@ -97,7 +97,7 @@ class Router:
         if spec.door is Doors.DIRECT:
             shared = direct_door.bind(await asyncio.to_thread(placement.http_host), spec.direct_port)
             self._closing.callback(shared.close)
-        serve_door.install(self._core.relay, shared)
+        serve_door.install(self._core.relay, shared, self._core.admission.whose)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
 

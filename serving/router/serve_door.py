@@ -13,7 +13,6 @@ Every request goes through Serve's app, which is slower and otherwise the same, 
 and where the service has Serve do something for each request (its timeout, its tracing, middlewares of a callback).
 """
 
-import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -24,9 +23,9 @@ import ray
 from starlette.requests import Request
 
 from serving.errors import ConfigError
-from serving.router.direct_door import Listener
+from serving.router.direct_door import share
 from serving.router.http.door import Door, Relay
-from serving.router.http.downstream import Downstream
+from serving.router.http.downstream import Downstream, Headers
 
 logger = logging.getLogger("ray.serve")
 
@@ -37,11 +36,13 @@ _SERVES_OWN = frozenset((b"x-request-timeout-seconds",))
 
 
 def install(
-    answer: Callable[[Request, Downstream], Awaitable[None]], shared: socket.socket | None = None
+    answer: Callable[[Request, Downstream], Awaitable[None]],
+    shared: socket.socket | None = None,
+    whose: Callable[[Headers], str] = lambda _headers: "",
 ) -> None:
     """Have the server that Serve is about to start in this process answer relayed requests by `answer`.
 
-    It listens on `shared` too, where there is one (serving.router.direct_door). Raises ConfigError where Ray can't have it so.
+    `whose`: their key, by their headers. It listens on `shared` too, where there is one (serving.router.direct_door). Raises ConfigError where Ray can't have it so.
     """
     from ray.serve._private import replica  # noqa: PLC0415  a replica has it loaded, and others need no Serve
 
@@ -59,9 +60,9 @@ def install(
         task, server = await start(app, options, **more)
         owner = app.__self__
         if shared:
-            _share(server, shared, lambda: getattr(owner, "_shutting_down", False))
+            share(server, shared, lambda: getattr(owner, "_shutting_down", False))
         try:
-            relay = _relay(replica, owner, options, answer)
+            relay = _relay(replica, owner, options, answer, whose)
         except AttributeError as error:
             _warn(str(error))
         else:
@@ -73,25 +74,12 @@ def install(
     setattr(replica, _START, start_with_door)
 
 
-def _share(server: Any, bound: socket.socket, leaving: Callable[[], bool]) -> None:
-    """Have a server of uvicorn's that has not begun listen on one more socket, which it closes with its own."""
-    startup = server.startup
-
-    def protocol() -> asyncio.Protocol:
-        made: asyncio.Protocol = server.config.http_protocol_class(
-            config=server.config, server_state=server.server_state, app_state=server.lifespan.state
-        )
-        return made
-
-    async def start_both(**how: Any) -> None:
-        await startup(**how)
-        server.servers.append(Listener(bound, protocol, leaving))
-
-    server.startup = start_both
-
-
 def _relay(
-    module: Any, owner: Any, options: Any, answer: Callable[[Request, Downstream], Awaitable[None]]
+    module: Any,
+    owner: Any,
+    options: Any,
+    answer: Callable[[Request, Downstream], Awaitable[None]],
+    whose: Callable[[Headers], str],
 ) -> Relay | None:
     """`owner` is Serve's replica. None where Serve has to see every request; raises AttributeError where Ray has not what this needs."""
     if options.middlewares or options.request_timeout_s or module.is_tracing_enabled():
@@ -128,6 +116,7 @@ def _relay(
         partial(begins, metadata),
         ended,
         leaving=lambda: bool(owner._shutting_down),  # noqa: SLF001
+        whose=whose,
     )
 
 

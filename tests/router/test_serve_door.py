@@ -263,6 +263,24 @@ async def test_routers_share_a_port_and_one_leaves_it_without_a_loss(monkeypatch
 
 
 @pytest.mark.http
+async def test_a_crowd_of_connections_is_taken_a_few_in_a_turn_of_the_loop() -> None:
+    bound, made = direct_door.bind("127.0.0.1", 0), []
+    listener = direct_door.Listener(bound, lambda: made.append(asyncio.Protocol()) or made[-1])
+    crowd = [socket.create_connection(bound.getsockname()) for _ in range(100)]  # the kernel takes them
+    try:
+        most = before = 0
+        async with asyncio.timeout(30):
+            while len(made) < len(crowd):
+                await asyncio.sleep(0)
+                most, before = max(most, len(made) - before), len(made)
+        assert 1 < most < 50
+    finally:
+        listener.close()
+        for client in crowd:
+            client.close()
+
+
+@pytest.mark.http
 async def test_a_router_that_leaves_ends_connections_with_their_answers() -> None:
     one = Replica()
     task, server, address = await started(one, at_once)

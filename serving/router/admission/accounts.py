@@ -7,6 +7,7 @@ longest unused of them go where there are too many.
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from serving.errors import ServingError
 from serving.router.admission.meter import Meter
 from serving.router.admission.rate_limit import Account
 from serving.router.admission.shares import KeyUse
@@ -40,6 +41,13 @@ class Accounts:
             account.wake(now_s)
             self._used[account.key.id] = account
         return account
+
+    def whose(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """The name of the key that a request shows; empty for all who show none of this service's."""
+        try:
+            return self._keys.ring.holder(headers).name
+        except ServingError:
+            return ""
 
     def of_line(self, sha256: str) -> Account:
         """An account for a line of a batch that a key left here; raises UnauthorizedError where the key is revoked.

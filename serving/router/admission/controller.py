@@ -119,6 +119,10 @@ class AdmissionController:
         fills = costs and any(name == _FREE_SEATS and value for name, value in headers)
         return Visit(account, over or account.arrive(now_s), now_s, fills=fills)
 
+    def whose(self, headers: Iterable[tuple[bytes, bytes]]) -> str:
+        """The name of the key that a request shows; empty for all who show none of this service's."""
+        return self._accounts.whose(headers)
+
     def fill(self, sha256: str, times: int = 0) -> Visit:
         """A line of a batch that a key left here; raises UnauthorizedError where the key is revoked.
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
@@ -21,6 +22,7 @@ from serving.router.http import sse
 from serving.router.http.downstream import Downstream, Headers, Source
 from serving.router.http.envelope import ID_HEADER, Shape, id_headers, with_id
 from serving.router.http.routes import ROUTES, Dialect, dialect_of
+from serving.router.http.starts import Starts
 from serving.strangers import Strangers
 
 logger = logging.getLogger("ray.serve")
@@ -43,7 +45,7 @@ class Relay:
     `prefix` stands before the paths of the routes. A request with one of the headers `left_out` goes to the ASGI app. `began`
     and `ended` hear of every request; `ended` gets the path, the seconds that it took, and what it was ended by, if not by its
     answer. `strangers` are the connections without a whole head yet. While `leaving`, connections end with their answers: clients come
-    back elsewhere before the port is closed.
+    back elsewhere before the port is closed. Where many requests come at once they begin in turn, by `whose` they are.
     """
 
     answer: Callable[[Request, Downstream], Awaitable[None]]
@@ -53,6 +55,8 @@ class Relay:
     ended: Callable[[str, float, BaseException | None], None] = lambda _path, _seconds, _error: None
     strangers: Strangers = field(default_factory=Strangers)
     leaving: Callable[[], bool] = lambda: False
+    whose: Callable[[Headers], str] = lambda _headers: ""
+    starts: Starts = field(default_factory=Starts)
     paths: Mapping[bytes, str] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -187,8 +191,15 @@ class Door(HttpToolsProtocol):
     # uvicorn's
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
-        """Answer a request whose turn it is."""
+        """Answer a request whose turn it is on this connection."""
         self._turn = cycle
+        self.relay.starts.put(
+            partial(self._begin, cycle, app), partial(self.relay.whose, cycle.scope["headers"])
+        )
+
+    def _begin(self, cycle: Any, app: Any) -> None:
+        if self.transport.is_closing():
+            return  # it has gone while it waited
         if isinstance(cycle, Exchange):
             cycle.begin()
         else:

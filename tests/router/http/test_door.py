@@ -577,6 +577,44 @@ async def said(
     return answers, closed
 
 
+async def connected(door: partial[Door]) -> HttpToolsProtocol:
+    """A connection without a client."""
+    config = uvicorn.Config(None, http=door, access_log=False, log_config=None)  # type: ignore[arg-type]  # as above
+    connection = door(
+        config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
+    )
+    connection.connection_made(Wire())
+    return connection
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["all", "some gone"])
+async def test_of_many_requests_at_once_those_of_another_key_wait_for_few(*, gone: bool) -> None:
+    """Those whose clients go while they wait are never begun."""
+    began: list[str] = []
+
+    async def answer(request: Request, client: Downstream) -> None:
+        began.append(request.headers["x-key"])
+        await request.body()
+        client.start(200, [(b"content-length", b"0")])
+        client.end()
+
+    door = partial(Door, Relay(answer, whose=lambda headers: dict(headers)[b"x-key"].decode()))
+    connections = [await connected(door) for _ in range(51)]
+    for connection, key in zip(connections, ["crowd"] * 50 + ["one"], strict=True):
+        connection.data_received(post(b"hello", b"x-key: " + key.encode()))
+    lost = connections[10:40] if gone else []
+    for connection in lost:
+        connection.transport.close()
+        connection.connection_lost(None)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(began) < len(connections) - len(lost):  # noqa: ASYNC110  turn by turn
+            await asyncio.sleep(0)
+    assert began.index("one") < 10
+    assert len(began) == len(connections) - len(lost)
+    for connection in connections:
+        connection.connection_lost(None)
+
+
 def changed(sent: bytes, changes: list[tuple[int, bytes]]) -> bytes:
     for at, with_ in changes:
         sent = sent[:at] + with_ + sent[at + 1 :]
