@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from serving.engine import refusals
 
@@ -15,11 +15,20 @@ class Part(BaseModel):
     values: list[int]
 
 
+class Looked(BaseModel):
+    @model_validator(mode="before")
+    @classmethod
+    def look(cls, fields: Any) -> Any:
+        fields.get("a")["b"]
+        return fields
+
+
 class Asked(BaseModel):
     parts: list[Part] | list[str]
     size: float = 0.0
     labels: dict[str, int] | None = None
     anything: dict[str, Any] = {}
+    looked: Looked | None = None
 
 
 def app() -> FastAPI:
@@ -69,6 +78,15 @@ async def test_an_error_repeats_no_input() -> None:
 
 
 @pytest.mark.unit
+@pytest.mark.parametrize("looked", [[], "secret", {}, {"a": 1}, {"a": {}}, {"a": ["secret"]}])
+async def test_a_field_on_which_a_look_at_it_fails_is_refused(looked: Any) -> None:
+    """It was a 500: three of them, and routers take a slice for broken."""
+    answer = await post(app(), "/asked", {"parts": [], "looked": looked})
+    assert answer.status_code == 422
+    assert "secret" not in answer.text
+
+
+@pytest.mark.unit
 async def test_a_good_body_is_taken() -> None:
     assert (await post(app(), "/asked", {"parts": [{"values": [1, 2]}] * 3})).json() == 6
 
@@ -88,6 +106,13 @@ async def test_a_good_body_is_taken() -> None:
         ("/v1/embeddings", {"input": [["a"]] * 500}),
         ("/v1/completions", {"prompt": "a", "vllm_xargs": {f"k{at}": None for at in range(2000)}}),
         ("/v1/responses", {"input": "a", "metadata": {f"k{at}": 1 for at in range(2000)}}),
+        ("/v1/responses", {"input": "a", "tools": 0}),
+        ("/v1/chat/completions/derender", {"generate_response": {}, "chat_request": []}),
+        ("/v1/completions/derender", {"generate_responses": [], "completion_request": "a"}),
+        (
+            "/v1/chat/completions",
+            {"messages": [], "tools": [{}], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+        ),
     ],
 )
 async def test_vllm_s_own_routes_say_little_of_a_body_that_they_refuse(path: str, fields: Any) -> None:
