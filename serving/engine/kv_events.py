@@ -100,13 +100,16 @@ class KvEvents:
                 *_, raw = await socket.recv_multipart()
                 try:
                     self.take(raw, time.monotonic())
-                except (msgspec.DecodeError, RecursionError) as error:
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     logger.warning("an event of the engine's prefix cache can't be read: %s", error)
         finally:
             socket.close(linger=0)
 
     def take(self, raw: bytes, now_s: float) -> None:
-        """Take over one batch as vLLM publishes it; raises msgspec.DecodeError, and RecursionError where it is nested too deeply."""
+        """Take over one batch as vLLM publishes it.
+
+        Raises msgspec.DecodeError, UnicodeDecodeError for a text that is no UTF-8, RecursionError where it is nested too deeply.
+        """
         for event in _decoder.decode(raw).events:
             match event:
                 case BlockStored():

@@ -131,8 +131,17 @@ STORED = b"\x82\xa4type\xabBlockStored\xacblock_hashes"
         b"\x92\x00\x91" + STORED + b"\xdd\xff\xff\xff\xff",
         b"\x92\x00\x91" + STORED + b"\x91" * 100_000,
         b"\x93\x00\x90" + b"\x91" * 100_000,
+        b"\x92\x00\x91\x81\xa4type\xa1\xff",
     ],
-    ids=["empty", "a list as hash", "an object as hash", "a lying length", "deep", "deep elsewhere"],
+    ids=[
+        "empty",
+        "a list as hash",
+        "an object as hash",
+        "a lying length",
+        "deep",
+        "deep elsewhere",
+        "no UTF-8",
+    ],
 )
 async def test_the_replica_reads_on_behind_what_it_can_t_read(folder: Path, strange: bytes) -> None:
     events = KvEvents()
