@@ -271,7 +271,7 @@ class Exchange(RequestResponseCycle):
             access_log=False,
             default_headers=door.server_state.default_headers,
             message_event=asyncio.Event(),
-            expect_100_continue=door.expect_100_continue,
+            expect_100_continue=door.expect_100_continue and version != "1.0",
             keep_alive=version != "1.0" and door.parser.should_keep_alive(),
             on_response=door.on_response_complete,
         )

@@ -307,6 +307,13 @@ def test_a_client_that_asks_first_is_told_to_go_on(doors: Doors) -> None:
     assert read(answer) == [(200, b"hello", False)]
 
 
+def test_an_http_1_0_client_is_not_told_to_go_on(doors: Doors) -> None:
+    """It knows no interim answers, and would take one for the answer."""
+    sent = post(b"hello", b"Expect: 100-continue").replace(b"HTTP/1.1", b"HTTP/1.0")
+    assert read(talk(doors.door, sent[:-5], sent[-5:])) == [(200, b"hello", False)]
+    assert talk(doors.door, sent).startswith(b"HTTP/1.1 200")
+
+
 def test_an_http_1_0_client_gets_no_chunks(doors: Doors) -> None:
     """uvicorn sends it chunks, which it can't read."""
     answer = talk(doors.door, post(b"chunks", close=False).replace(b"HTTP/1.1", b"HTTP/1.0"))
