@@ -1,20 +1,59 @@
 """OpenAI's Responses as vLLM 0.26 reads and writes them: a chat, whose answer is one item, a message or a function's call."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
+
+from pydantic import Field
 
 from serving.simulation.engine.orders import Order, RequestError
 from serving.simulation.engine.requests import Body, Formatted
 from serving.simulation.engine.steps import SteppedReply, compact, event_of, order_of_chat
 
 _ROLES = {"developer": "system"}
+_Include = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+]
+
+
+class _Prompt(Body):
+    id: str
 
 
 class _Read(Body):
-    """What of a response's request is looked into before it is a chat."""
+    """Fields of a response's request by vLLM's types, also those that have no meaning here."""
 
+    background: bool | None = False
+    cache_salt: str | None = Field(default=None, min_length=1)
+    ignore_eos: bool = False
+    include: list[_Include] | None = None
+    instructions: str | None = None
+    logit_bias: dict[str, float] | None = None
+    max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
+    metadata: dict[str, str] | None = None
+    parallel_tool_calls: bool | None = True
+    previous_response_id: str | None = None
+    prompt: _Prompt | None = None
+    prompt_cache_key: str | None = None
+    reasoning: dict[str, Any] | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] = "auto"
+    stop: str | list[str] | None = None
+    store: bool | None = True
+    stream: bool | None = False
+    temperature: float | None = None
     text: Formatted | None = None
-    tools: list[dict[str, Any]] | None = None
+    tool_choice: Literal["none", "auto", "required"] | dict[str, Any] = "auto"
+    tools: list[dict[str, Any]] = Field(default_factory=list)
+    top_k: int | None = None
+    top_logprobs: int | None = 0
+    top_p: float | None = None
+    truncation: Literal["auto", "disabled"] | None = "disabled"
+    user: str | None = None
     vllm_xargs: dict[str, Any] | None = None
 
 

@@ -1,5 +1,6 @@
 """The simulated engine's JSON, read and written again by vLLM's own classes: not a byte may change."""
 
+import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -7,6 +8,9 @@ from typing import Any
 import pytest
 from support import quick_http as http
 from support.simulated_engine import serving
+
+from serving.simulation.engine import responses
+from serving.simulation.engine.orders import RequestError
 
 pytestmark = pytest.mark.engine
 
@@ -44,6 +48,28 @@ def chunks(address: str, path: str, fields: dict[str, Any]) -> list[str]:
 
 def whole(address: str, path: str, fields: dict[str, Any]) -> str:
     return json.dumps(http.post(f"{address}{path}", json=fields, timeout=10).json())
+
+
+def test_fields_of_a_response_s_request_have_vllm_s_types() -> None:
+    from pydantic import ValidationError
+    from vllm.entrypoints.openai.responses.protocol import ResponsesRequest
+
+    base = {"model": "m", "input": "hi"}
+    odd: list[Any] = [[], {}, "", "x", 0, 1, 1.5, True, None, ["a"], {"a": 1}]
+    left_out = {"model", "input", "tool_choice"}  # whose odd values vLLM refuses later, or by its chats
+    differ = []
+    for name, value in itertools.product(responses._Read.model_fields.keys() - left_out, odd):
+        fields = {**base, name: value}
+        taken = []
+        for read in (ResponsesRequest.model_validate, responses._Read.read):
+            try:
+                read(fields)
+                taken.append(True)
+            except (ValidationError, TypeError, RequestError):
+                taken.append(False)
+        if taken[0] != taken[1]:
+            differ.append((name, value, *taken))
+    assert differ == []
 
 
 @pytest.mark.parametrize("usage", [{}, {"stream_options": USAGE}])
