@@ -54,6 +54,7 @@ _WHOLE_NUMBERS = (
     "max_output_tokens",
     "min_tokens",
 )
+_SWITCHES = ("stream", "store")
 # Prompts of one request times the answers to each, where none of them writes.
 _MOST_SEQUENCES = 4096
 # vLLM's `bytes` describe each result with 120 bytes of one header, and HAProxy passes on heads of 16 KiB.
@@ -133,8 +134,9 @@ def _check_types(fields: dict[str, Any]) -> None:
             fields[name] = int(value)  # JSON takes 16.0 for an integer
         elif isinstance(value, bool) or not isinstance(value, int):
             raise BadRequestError(f"{name} is {_kind(value)}; send a whole number.")
-    if not isinstance(streams := fields.get("stream"), bool | None):
-        raise BadRequestError(f"stream is {_kind(streams)}; send true or false.")
+    for name in _SWITCHES:
+        if not isinstance(value := fields.get(name), bool | None):
+            raise BadRequestError(f"{name} is {_kind(value)}; send true or false.")
     if any(
         isinstance(value, float) and not math.isfinite(value) for value in fields.values()
     ):  # 1e999 is JSON

@@ -103,6 +103,8 @@ def anthropic_image(url: str) -> bytes:
         pytest.param(body(n=16384.0), 400, "n is 16384; at most 128", id="huge n as JSON has it too"),
         pytest.param(body(stream=1), 400, "stream is 1; send true or false", id="stream as a number"),
         pytest.param(body(best_of=1000), 400, "best_of is 1000", id="huge best_of"),
+        pytest.param(body(store=0), 400, "store is 0; send true or false", id="store as a number"),
+        pytest.param(body(store="false"), 400, "send true or false", id="store in a text"),
         pytest.param(body(stop=["a"] * 65), 400, "stop has 65 entries", id="many stops"),
         pytest.param(body(stop=["a" * 1025]), 400, "stop has a text of 1025", id="long stop"),
         pytest.param(body(stop={"a": 1}), 400, "", id="stop of the wrong type"),
