@@ -39,7 +39,16 @@ from serving.router.http.protocol import InferenceRequest
 from serving.router.http.response_store import ResponseStore
 from serving.router.http.responses import Keeping
 from serving.router.http.routes import ROUTES, Route
-from serving.router.http.validation import Checked, Estimate, check, form, is_form, kept, parse
+from serving.router.http.validation import (
+    Checked,
+    Estimate,
+    check,
+    check_encoding,
+    form,
+    is_form,
+    kept,
+    parse,
+)
 from serving.router.scheduling.slice_table import SliceTable
 from serving.router.telemetry.journal import Journal
 from serving.router.telemetry.record import RequestRecord
@@ -186,6 +195,7 @@ class Inference:
         body = await self._admission.bodies.read(request, visit, time.monotonic())
         keeping: Keeping | None = None
         fields: dict[str, Any] | None = None
+        check_encoding(request.headers)
         as_form = is_form(request.headers, route)
         if route.path == responses.PATH:
             fields = await self._parsing.run(partial(parse, body), len(body), owner)

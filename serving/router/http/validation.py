@@ -113,6 +113,15 @@ def is_form(headers: Headers, route: Route) -> bool:
     return True
 
 
+def check_encoding(headers: Headers) -> None:
+    """Raises BadRequestError where a body is packed: neither router nor engine unpacks any."""
+    encoding = headers.get("content-encoding")
+    if encoding and encoding.lower() != "identity":
+        raise BadRequestError(
+            f"The body has Content-Encoding {_short(encoding)}; the only one taken is identity: send the body as it is."
+        )
+
+
 def parse(body: bytes) -> dict[str, Any]:
     """The fields of a JSON body, of a bounded number of values; raises BadRequestError."""
     if not body:
