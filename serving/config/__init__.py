@@ -33,6 +33,7 @@ from serving.config.router import (
     RouterSpec,
     Seeds,
     SentinelSpec,
+    is_encrypted,
 )
 from serving.config.service import BudgetSpec, ServiceConfig, parse
 from serving.config.store import BatchSpec, StoreSpec
@@ -72,6 +73,7 @@ __all__ = [
     "SliceSpec",
     "SloSpec",
     "StoreSpec",
+    "is_encrypted",
     "load",
     "parse",
 ]

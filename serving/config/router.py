@@ -120,6 +120,11 @@ class OidcRule(KeyLimits):
     )
 
 
+def is_encrypted(url: str) -> bool:
+    """Whether what is asked at a URL is encrypted, or stays on this host."""
+    return bool(re.match(r"https://[^/]|http://(localhost|127\.0\.0\.1)(:\d+)?(/|\Z)", url))
+
+
 class OidcSpec(Spec):
     """Tokens of an OpenID Connect issuer, beside API keys."""
 
@@ -141,7 +146,7 @@ class OidcSpec(Spec):
     @field_validator("issuer", "jwks_url")
     @classmethod
     def _encrypted(cls, url: str | None) -> str | None:
-        if url is None or re.match(r"https://[^/]|http://(localhost|127\.0\.0\.1)[:/]", url):
+        if url is None or is_encrypted(url):
             return url
         raise ValueError("an https URL is needed: who answers there says whose requests these are")
 

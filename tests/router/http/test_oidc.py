@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 from support import quick_http as http
 from support.fronts import front
@@ -263,12 +263,19 @@ async def test_an_issuer_that_does_not_answer_keeps_no_router_from_starting(issu
 
 
 ODD = b'{"keys": [{"kty": "RSA", "kid": [], "e": "AQAB", "n": "' + b"wf" * 128 + b'"}]}'
+NONE = ODD.replace(b'"kid": []', b'"kid": "none", "alg": "none"')
 
 
 @pytest.mark.parametrize(
     "answer",
-    [b"[" * 100_000, b'{"issuer": "ISSUER"}', ODD],
-    ids=["deep", "no place of keys", "a list for a key's name"],
+    [
+        *(b"[" * 100_000, b'{"issuer": "ISSUER"}', ODD, NONE),
+        *(
+            b'{"issuer": "ISSUER", "jwks_uri": "%b"}' % place
+            for place in (b"//keys", b"http://issuer.example/keys")
+        ),
+    ],
+    ids=["deep", "no place of keys", "a list for a key's name", "no algorithm", "no scheme", "not encrypted"],
 )
 async def test_an_issuer_that_answers_something_else_leaves_its_keys_as_they_were(
     issuer: Issuer, answer: bytes
@@ -283,8 +290,30 @@ async def test_an_issuer_that_answers_something_else_leaves_its_keys_as_they_wer
         assert oidc.holder(issuer.token()).name.startswith("alpha")
 
 
+async def test_keys_are_not_fetched_from_a_place_without_encryption(
+    issuer: Issuer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever sits on the way there could give keys of their own."""
+    issuer.answer = b'{"issuer": "ISSUER", "jwks_uri": "http://issuer.example/keys"}'
+    await ready(issuer)
+    assert "an https URL is needed" in caplog.text
+
+
+async def test_a_redirect_of_an_issuer_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    app = Starlette(routes=[Route("/keys", lambda _: RedirectResponse("https://elsewhere.example/keys"))])
+    with asgi_server(app) as address:
+        oidc = Oidc(OidcSpec(issuer=address, audience=AUDIENCE, jwks_url=f"{address}/keys"))
+        await oidc.start()
+        await oidc.close()
+    assert "/keys answers 307" in caplog.text
+
+
 @pytest.mark.parametrize(
-    "issuer_url", ["http://issuer.example", "issuer.example", "ftp://a", "http://localhost.example"]
+    "issuer_url",
+    [
+        *("http://issuer.example", "issuer.example", "ftp://a", "http://localhost.example"),
+        *("http://localhost:80@issuer.example/", "//issuer.example"),
+    ],
 )
 def test_an_issuer_without_encryption_is_refused(issuer_url: str) -> None:
     with pytest.raises(ValidationError, match="an https URL is needed"):
