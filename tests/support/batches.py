@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
@@ -25,6 +26,13 @@ from support.servers import PATIENCE_S, asgi_server
 from support.simulated_engine import MODEL, serving, small_plan
 
 KEY = "0" * 64
+_DAY_S, _NEAR_S = 86_400.0, 2 * 3600.0
+_AHEAD_S = _NEAR_S if time.time() % _DAY_S > _DAY_S - _NEAR_S else 0.0
+
+
+def calendar() -> float:
+    """The time of day, or hours later where midnight is near: budgets and sums of a day would begin anew within a test."""
+    return time.time() + _AHEAD_S
 
 
 class Loop:
@@ -50,8 +58,10 @@ def owner(
 ) -> Iterator[Owner]:
     """The process that keeps files and batches, in a thread."""
     loop = Loop()
-    make = partial(Batches, spec=batch or BatchSpec(), models=tuple(models), most_line_bytes=1 << 20)
-    made = Owner(store, [make, lambda database, _: Metering(database)])
+    make = partial(
+        Batches, spec=batch or BatchSpec(), models=tuple(models), most_line_bytes=1 << 20, calendar=calendar
+    )
+    made = Owner(store, [make, lambda database, _: Metering(database, calendar)])
     try:
         loop.run(made.start())
         try:
@@ -97,6 +107,7 @@ def filling_router(
             outputs=Outputs(audit=audit),
             store=find if place else None,
         )
+        core.keep_time(calendar)
         made.append(core)
         pool = core.plans[0].pool
         core.table.update(
