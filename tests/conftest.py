@@ -24,6 +24,8 @@ hypothesis.settings.register_profile("project", **_UNHURRIED, derandomize=True)
 hypothesis.settings.register_profile("search", **_UNHURRIED, max_examples=1000)
 hypothesis.settings.load_profile("project")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
+# A package that vLLM's API server imports raises the root logger and its handlers to this level, pytest's too, for the rest of the run.
+os.environ["SAGEMAKER_CONTAINER_LOG_LEVEL"] = "WARNING"
 
 
 @pytest.fixture(scope="module")

@@ -236,7 +236,6 @@ def test_a_missing_exporter_is_said_and_costs_no_request(
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http", None)
-    logging.getLogger("ray.serve").propagate = True
     with caplog.at_level(logging.ERROR):
         assert tracing.provider("x", {}) is None
     assert "pip install tpu-serving[tracing]" in caplog.text
