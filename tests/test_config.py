@@ -352,6 +352,16 @@ def test_of_many_files_a_refusal_names_some(tmp_path: Path) -> None:
         (b"a: *b\n", "undefined alias 'b'; an anchor"),
         (b"a: caf\xe9\n", "save the file as UTF-8 text"),
         (b"applications: " + b"[" * 2000 + b"]" * 2000, "in each other too deeply"),
+        (
+            b"a: 1\nb: 2026-02-30\n",
+            "line 2, column 4: '2026-02-30' reads as a YAML timestamp and is none; quote it",
+        ),
+        (b"a: 0x_\n", "'0x_' reads as a YAML int and is none"),
+        (b"a: !!bool perhaps\n", "'perhaps' reads as a YAML bool and is none"),
+        (b"a: " + b"9" * 5000, f"'{'9' * 40}' reads as a YAML int and is none"),
+        (b"a: 0x" + b"f" * 5000, "reads as a YAML int of more than 63 bits; quote it"),
+        (b"a: &a {b: [1, *a]}\n", "line 1, column 15: *a stands inside of &a; write out what is meant"),
+        (b"a: &a [*a]\n", "*a stands inside of &a"),
         (ONE + ONE, "line 2, column 1: applications stands twice in one mapping, first in line 1"),
         (ONE[:-2].replace(b"app:build", b"app.build") + b"]", "(got serving.app.build)"),
         (

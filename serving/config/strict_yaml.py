@@ -16,13 +16,38 @@ _HINTS = {
     "unacceptable character": "save the file as UTF-8 text",
 }
 
+_MOST_SHOWN = 40  # characters of a value
+_MOST_BITS = 63  # of a whole number; msgpack and databases take no more
+
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice in one mapping, where YAML's own loader takes the last."""
+    """Refuses what YAML's own loader takes, as a key that stands twice, and what it fails on without naming a line."""
+
+    def __init__(self, text: bytes) -> None:
+        super().__init__(text)
+        self._begun: list[str | None] = []  # anchors of the mappings and lists that are being read
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """An alias inside of what it stands for has no end."""
+        if self.check_event(yaml.AliasEvent):
+            alias = self.peek_event()  # type: ignore[no-untyped-call]
+            if alias.anchor in self._begun:
+                problem = f"*{alias.anchor} stands inside of &{alias.anchor}; write out what is meant"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=alias.start_mark)
+        return super().compose_node(parent, index)
+
+    def compose_sequence_node(self, anchor: Any) -> yaml.SequenceNode:
+        """The list, none of whose entries is the list itself."""
+        self._begun.append(anchor)
+        node: yaml.SequenceNode = super().compose_sequence_node(anchor)
+        self._begun.pop()
+        return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Looked at before anchors are merged in: what `<<` brings may stand again, for that is how it is changed."""
+        self._begun.append(anchor)
         node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        self._begun.pop()
         first: dict[tuple[str, Any], int] = {}
         for key, _ in node.value:
             name = (key.tag, key.value) if isinstance(key, yaml.ScalarNode) else (key.tag, id(key))
@@ -31,6 +56,22 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.MarkedYAMLError(problem=problem, problem_mark=key.start_mark)
             first[name] = key.start_mark.line + 1
         return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """The value of a node; PyYAML fails on a date that no calendar has, and on numbers that are none."""
+        try:
+            value = super().construct_object(node, deep)
+        except (AttributeError, KeyError, ValueError):
+            raise _odd(node, "and is none") from None
+        if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+            raise _odd(node, f"of more than {_MOST_BITS} bits")
+        return value
+
+
+def _odd(node: yaml.Node, how: str) -> yaml.MarkedYAMLError:
+    kind = node.tag.rpartition(":")[2]
+    problem = f"{str(node.value)[:_MOST_SHOWN]!r} reads as a YAML {kind} {how}; quote it if it is text"
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
 
 
 def load(text: bytes, where: str) -> Any:
