@@ -5,6 +5,8 @@ from typing import Any
 
 from serving.errors import PlanError
 
+MOST = 10**12  # of any size; sums of bytes are floats, which an absurd number would overflow
+
 
 class Keys:
     """Values of a config by key. None, as JSON's null, is a missing value."""
@@ -23,7 +25,7 @@ class Keys:
         value = self._config.get(key)
         return default if value is None else value
 
-    def number(self, key: str, default: Any = None, least: int = 1, most: int | None = None) -> int:
+    def number(self, key: str, default: Any = None, least: int = 1, most: int = MOST) -> int:
         value = self.get(key, default)
         if value is None:
             raise PlanError(missing(key, self._where))
@@ -31,7 +33,7 @@ class Keys:
             raise PlanError(
                 f"config.json of {self._where}: {key} is {value!r}, not a number of at least {least}"
             )
-        if most is not None and value > most:
+        if value > most:
             raise PlanError(f"config.json of {self._where}: {key} is {value}, more than {most}")
         return value
 

@@ -4,7 +4,6 @@ One reader serves all architectures, by the keys they share. It refuses an archi
 it did not read would be memory it did not count.
 """
 
-import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from serving.planning.architectures import (
     counted,
     drafts_in_jax,
 )
-from serving.planning.checked_config import Keys, missing
+from serving.planning.checked_config import MOST, Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
 
@@ -257,11 +256,11 @@ def _positions(text: Keys, architecture: str) -> int:
         if kind == "yarn":
             positions = rope.get("original_max_position_embeddings") or positions
     if not (
-        isinstance(factor, int | float) and isinstance(positions, int) and 0 < factor * positions < math.inf
+        isinstance(factor, int | float) and isinstance(positions, int) and 0 < factor * positions <= MOST
     ):
         raise PlanError(
             f"config.json of {text.where}: factor and original_max_position_embeddings of rope_parameters are "
-            f"{factor!r} and {positions!r}, not numbers above 0"
+            f"{factor!r} and {positions!r}, not numbers above 0 that make at most {MOST} positions"
         )
     return int(positions * factor)
 

@@ -205,6 +205,7 @@ JUNK = (
     st.none()
     | st.booleans()
     | st.integers(-2, 10**6)
+    | st.just(10**400)
     | st.floats()
     | st.text(max_size=3)
     | st.just([])
@@ -270,6 +271,9 @@ def test_a_length_beyond_the_positions_is_at_the_user_s_risk() -> None:
     ("odd", "says"),
     [
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, more than"),
+        ({"vocab_size": 10**400}, "vocab_size is 10+, more than 1000000000000"),
+        ({"max_position_embeddings": 10**400}, "max_position_embeddings is 10+, more than"),
+        ({"rope_scaling": {"type": "linear", "factor": 10**20}}, "not numbers above 0"),
         (
             {"num_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 9},
             "9 layers without experts",
