@@ -289,17 +289,12 @@ def _quantization(engine: Mapping[str, Any], shape: ModelShape, *, by_vllm: bool
     """The checkpoint's own format, else the format that a qwix rule for every module gives it while loading."""
     if quantization := shape.quantization:
         _check_format(quantization, engine.get("quantization"), shape)
-        if (
-            quantization.method == "compressed-tensors"
-            and quantization.weight_only
-            and quantization.applies_to(_A_LINEAR_LAYER)
-        ):
+        if quantization.no_linear and quantization.applies_to(_A_LINEAR_LAYER):
             name = quantization.format.partition("-")[0]
-            if name != "nvfp4":
-                raise ConfigError(
-                    f"the checkpoint's linear layers are {name} with activations at full size, which tpu-inference does not load; "
-                    "name one with fp8 or int8 activations (W8A8), or in NVFP4"
-                )
+            raise ConfigError(
+                f"the checkpoint's linear layers are {name} {quantization.no_linear}, which tpu-inference does not load; name one with "
+                "fp8 or int8 weights and activations (W8A8), or in NVFP4"
+            )
         return quantization
     if method := engine.get("quantization"):
         raise ConfigError(

@@ -27,6 +27,14 @@ _BYTES_PER_WEIGHT = {
 }
 # Bits of a weight and bytes of a scale in formats whose groups have a size of their own.
 _GROUPED = {"int4": (4, 2), "fp4": (4, 4), "fp8": (8, 4), "int8": (8, 4)}
+_NVFP4_ALGORITHMS = ("NVFP4", "W4A16_NVFP4")  # of modelopt's, as vLLM's ModelOptNvFp4Config has them
+# Whose scales tpu-inference's linear layers take, of compressed-tensors (compressed_tensors.py, get_scheme).
+_STRATEGIES = {
+    "fp8": ("tensor", "channel", "block"),
+    "int8": ("tensor", "channel"),
+    "int4": ("group",),
+    "nvfp4": ("tensor_group",),
+}
 _NVFP4_GROUP = 16  # weights to a scale; MXFP4 has 32
 _BY_METHOD = {
     "fp8": "fp8",
@@ -53,6 +61,7 @@ class Quantization:
     method: str = ""
     weight_only: bool = False  # activations keep full size (W4A16, W8A16), as far as the checkpoint says
     blocks: bool = False  # of compressed-tensors: a scale for each block of weights
+    no_linear: str = ""  # of compressed-tensors: what keeps tpu-inference from loading linear layers in it
     cache: str = ""  # the format of keys and values that the checkpoint asks for, as modelopt's do
     scales_cache: bool = False  # of compressed-tensors: scales for an fp8 cache, which vLLM's own models heed
 
@@ -83,7 +92,7 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
     cache = _cache(keys) if method.startswith("modelopt") else ""
     if method == "modelopt":
         keys = keys.within("quantization") or keys
-        if "FP4" not in (algorithm := str(keys.get("quant_algo"))).upper():
+        if (algorithm := str(keys.get("quant_algo"))).upper() not in _NVFP4_ALGORITHMS:
             raise PlanError(
                 f"{where} is quantised by modelopt to {algorithm}, which tpu-inference does not load; of modelopt's it loads NVFP4"
             )
@@ -91,6 +100,14 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
         raise PlanError(
             f"{where} is quantised by AWQ to {bits!r} bits; tpu-inference loads AWQ with 4 (layers/vllm/quantization/awq.py)"
         )
+    group = keys.get("group_size", keys.get("q_group_size"))
+    if "awq" in method and not _is_size(group):
+        raise PlanError(
+            f"{where} is quantised by AWQ in groups of {group!r}; tpu-inference loads AWQ in groups of a size that its group_size says "
+            "(layers/vllm/quantization/awq.py)"
+        )
+    if method == "fp8":
+        _check_fp8(keys, where)
     skipped = (
         keys.entries("modules_to_not_convert")
         or keys.entries("ignored_layers")
@@ -99,7 +116,7 @@ def read_quantization(config: Any, where: str) -> Quantization | None:
     )
     for pattern in skipped:
         _checked(str(pattern), where)
-    formats = _grouped(_BY_METHOD[method], keys.get("group_size"))
+    formats = _grouped(_BY_METHOD[method], group)
     names = tuple(map(str, skipped))
     return Quantization(formats, names, method, cache=cache) if formats else _compressed(keys, where, names)
 
@@ -132,6 +149,19 @@ def _checked(pattern: str, where: str) -> None:
             raise PlanError(
                 f"{where}: its quantization_config skips {pattern!r}, which is no pattern: {error}"
             ) from None
+
+
+def _check_fp8(keys: Keys, where: str) -> None:
+    """What vLLM's Fp8Config refuses."""
+    scheme, block = keys.get("activation_scheme", "dynamic"), keys.get("weight_block_size")
+    if scheme not in ("static", "dynamic") or (block is not None and scheme == "static"):
+        raise PlanError(
+            f"{where}: its quantization_config has activation_scheme {scheme!r}; vLLM takes dynamic, and static for weights without blocks"
+        )
+    if block is not None and not (isinstance(block, list) and len(block) == 2 and all(map(_is_size, block))):
+        raise PlanError(
+            f"{where}: its quantization_config has weight_block_size {block!r}; vLLM takes two numbers, as [128, 128]"
+        )
 
 
 def _compressed(keys: Keys, where: str, skipped: tuple[str, ...]) -> Quantization:
@@ -172,12 +202,33 @@ def _compressed(keys: Keys, where: str, skipped: tuple[str, ...]) -> Quantizatio
         "compressed-tensors",
         weight_only=not activations,
         blocks=weights.get("strategy") == "block",
+        no_linear=_no_linear(formats[0], weights, activations),
         scales_cache=bool(keys.get("kv_cache_scheme")),
     )
 
 
+def _no_linear(name: str, weights: Mapping[str, Any], activations: Any) -> str:
+    """What keeps linear layers in a format from being loaded, as far as the checkpoint says; empty where nothing does."""
+    if not activations:
+        return "" if name == "nvfp4" else "with activations at full size"
+    group = weights.get("group_size")
+    strategy = weights.get("strategy") or ("group" if _is_size(group) else "channel" if group == -1 else None)
+    if strategy is not None and strategy not in _STRATEGIES[name]:
+        return f"with scales by {strategy}"
+    if name.startswith("int") and isinstance(activations, Mapping):
+        if activations.get("num_bits", 8) != 8:
+            return f"with activations of {activations['num_bits']} bits"
+        if activations.get("strategy") not in (None, "token") or activations.get("dynamic") is False:
+            return "with activations that are not scaled token by token"
+    return ""
+
+
+def _is_size(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def _grouped(name: str, group: Any) -> str:
-    return f"int4-g{group}" if name == "int4" and isinstance(group, int) and group > 0 else name
+    return f"int4-g{group}" if name == "int4" and _is_size(group) else name
 
 
 def _matches(pattern: str, module: str) -> bool:

@@ -25,6 +25,7 @@ def int_weights(bits: int, group: int | None = None) -> dict[str, Any]:
         ({"quant_method": "fp8"}, "fp8", 1.0),
         ({"quant_method": "mxfp4"}, "mxfp4", 0.53),
         ({"quant_method": "awq", "group_size": 128}, "int4-g128", 0.516),
+        ({"quant_method": "awq", "w_bit": 4, "q_group_size": 64}, "int4-g64", 0.53125),
         (int_weights(8), "int8", 1.0),
         (int_weights(4, 32), "int4-g32", 0.5625),
         (int_weights(4), "int4", 0.516),
@@ -51,6 +52,24 @@ def test_a_format_is_read_with_its_scales(config: dict[str, Any], weight_format:
         (
             {"quant_method": "awq", "bits": 8, "group_size": 128},
             "by AWQ to 8 bits; tpu-inference loads AWQ with 4",
+        ),
+        (
+            {"quant_method": "awq", "bits": 4},
+            "in groups of None; tpu-inference loads AWQ in groups of a size",
+        ),
+        ({"quant_method": "awq", "bits": 4, "group_size": True}, "in groups of True"),
+        ({"quant_method": "awq", "bits": 4, "q_group_size": -1}, "in groups of -1"),
+        (
+            {"quant_method": "fp8", "activation_scheme": "none"},
+            "activation_scheme 'none'; vLLM takes dynamic",
+        ),
+        (
+            {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": [128, 128]},
+            "static for weights without blocks",
+        ),
+        (
+            {"quant_method": "fp8", "weight_block_size": [128]},
+            "weight_block_size [128]; vLLM takes two numbers",
         ),
         (
             {
@@ -160,9 +179,10 @@ def test_a_cache_in_nvfp4_is_refused_unless_the_yaml_has_another() -> None:
     assert engine_sizes({"kv_cache_dtype": "fp8"}, shape).cache_itemsize == 1
 
 
-def test_other_formats_of_modelopt_are_refused() -> None:
-    with pytest.raises(PlanError, match="by modelopt to FP8, which tpu-inference does not load"):
-        read_quantization({"quant_method": "modelopt", "quant_algo": "FP8"}, "somewhere")
+@pytest.mark.parametrize("algorithm", ["FP8", "MXFP4", "NVFP4_AWQ", "W4A8_NVFP4_FP8", "MIXED_PRECISION"])
+def test_other_formats_of_modelopt_are_refused(algorithm: str) -> None:
+    with pytest.raises(PlanError, match=f"by modelopt to {algorithm}, which tpu-inference does not load"):
+        read_quantization({"quant_method": "modelopt", "quant_algo": algorithm}, "somewhere")
 
 
 def compressed(kind: str, bits: int, activations: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
@@ -241,6 +261,44 @@ def test_linear_layers_with_full_activations_are_refused_and_experts_in_int4_are
         return
     with pytest.raises(ConfigError, match="experts are"):
         engine_sizes({}, experts)
+
+
+TOKENS = {"type": "int", "num_bits": 8, "strategy": "token", "dynamic": True}
+
+
+@pytest.mark.parametrize(
+    ("weights", "activations", "says"),
+    [
+        ({"type": "int", "num_bits": 4, "strategy": "group", "group_size": 128}, TOKENS, None),
+        ({"type": "int", "num_bits": 4, "group_size": 128}, TOKENS | {"type": "float"}, None),
+        ({"type": "int", "num_bits": 8, "strategy": "channel"}, TOKENS, None),
+        ({"type": "int", "num_bits": 4, "strategy": "channel"}, TOKENS, "int4 with scales by channel"),
+        ({"type": "int", "num_bits": 4, "group_size": -1}, TOKENS, "int4 with scales by channel"),
+        ({"type": "int", "num_bits": 8, "group_size": 128}, TOKENS, "int8 with scales by group"),
+        ({"type": "float", "num_bits": 8, "strategy": "group"}, TOKENS, "fp8 with scales by group"),
+        (
+            {"type": "int", "num_bits": 4, "group_size": 128},
+            TOKENS | {"num_bits": 4},
+            "activations of 4 bits",
+        ),
+        (
+            {"type": "int", "num_bits": 8, "strategy": "channel"},
+            TOKENS | {"strategy": "tensor"},
+            "activations that are not scaled token by token",
+        ),
+    ],
+)
+def test_linear_layers_are_loaded_with_the_scales_that_the_engine_has_a_scheme_for(
+    weights: dict[str, Any], activations: dict[str, Any], says: str | None
+) -> None:
+    groups = {"group_0": {"weights": weights, "input_activations": activations}}
+    config = {"quant_method": "compressed-tensors", "config_groups": groups}
+    shape = shape_of("Qwen/Qwen3-8B", {"quantization_config": config})
+    if says is None:
+        engine_sizes({}, shape)
+        return
+    with pytest.raises(ConfigError, match=f"{says}, which tpu-inference does not load"):
+        engine_sizes({}, shape)
 
 
 def experts_in(weights: dict[str, Any]) -> dict[str, Any]:
