@@ -8,6 +8,7 @@ import argparse
 import datetime as dt
 import json
 import tempfile
+import zlib
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,9 @@ from serving.planning.checkpoints import config_of
 from serving.planning.plan import plan
 
 OK, REFUSED, UNREADABLE = 0, 1, 2
+_ENTRIES = "*-cache"  # of JAX's persistent compilation cache
+_CHUNK_BYTES = 1 << 16
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"  # which a frame begins with (RFC 8878)
 _LIMIT_S = 1800.0  # a step of 94 layers takes ten minutes on two slow cores
 
 
@@ -109,14 +113,30 @@ def _compile(options: argparse.Namespace) -> int:
 
 
 def written(cache: Path) -> str:
-    """What a cache holds after a compile. JAX leaves an empty entry where the disk is full, and goes on."""
-    sizes = [entry.stat().st_size for entry in cache.expanduser().glob("*-cache")]
-    if lost := sizes.count(0):
+    """What a cache holds after a compile. JAX leaves an empty or a cut entry where the disk is full, and goes on."""
+    entries = sorted(cache.expanduser().glob(_ENTRIES))
+    if lost := [entry for entry in entries if not _is_whole(entry)]:
         return (
-            f"cache: {lost} of {len(sizes)} programs are empty files in {cache}, whose disk was full; make room, empty the folder and "
-            "compile again"
+            f"cache: {len(lost)} of {len(entries)} programs are empty or cut files in {cache}, whose disk was full; make room, empty the "
+            "folder and compile again"
         )
-    return f"cache: {len(sizes)} programs, {sum(sizes) / 2**20:.1f} MiB, in {cache}; no TPU has read one yet"
+    size = sum(entry.stat().st_size for entry in entries)
+    return f"cache: {len(entries)} programs, {size / 2**20:.1f} MiB, in {cache}; no TPU has read one yet"
+
+
+def _is_whole(entry: Path) -> bool:
+    """Whether an entry can be unpacked to its end. JAX packs by zlib, which checks a sum; what it packs by zstandard is not looked at."""
+    stream = zlib.decompressobj()
+    try:
+        with entry.open("rb") as file:
+            if file.read(len(_ZSTANDARD)) == _ZSTANDARD:
+                return True
+            file.seek(0)
+            while not stream.eof and (chunk := file.read(_CHUNK_BYTES)):
+                stream.decompress(chunk)
+    except (OSError, zlib.error):
+        return False
+    return stream.eof
 
 
 def _ask(file: str, chosen: Plan, library: Path, wish: Wish, console: Console) -> Answer:
@@ -136,7 +156,7 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
             "--cache keeps whole steps, and --quick compiles some of their layers: leave one out"
         )
     if options.cache:
-        _check_writable(options.cache.expanduser())
+        _check_cache(options.cache.expanduser())
     services = load(Path(file)).services.values()
     specs = [spec for service in services for entry in service.models for spec in entry.per_pool()]
     if model is not None and not any(spec.name == model for spec in specs):
@@ -145,14 +165,20 @@ def _plans(options: argparse.Namespace) -> list[Plan]:
     return [plan(spec, hub.config_of, estimated=True) for spec in specs if model in (None, spec.name)]
 
 
-def _check_writable(folder: Path) -> None:
-    """JAX compiles on where it can't write its cache, and says so in a log alone."""
+def _check_cache(folder: Path) -> None:
+    """JAX compiles on where it can't write its cache, and says so in a log alone. It never writes an entry that is there anew."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
+        lost = [entry.name for entry in sorted(folder.glob(_ENTRIES)) if not _is_whole(entry)]
     except OSError as error:
         raise ConfigError(f"--cache {folder}: {error.strerror}; name a folder that can be written") from None
+    if lost:
+        raise ConfigError(
+            f"--cache {folder}: {len(lost)} of its programs are empty, cut or damaged, and would be kept as they are, {lost[0]} first; "
+            "delete them, or name another folder"
+        )
 
 
 def _shown(options: argparse.Namespace) -> list[str]:

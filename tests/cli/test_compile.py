@@ -1,6 +1,7 @@
 import io
 import json
 import re
+import zlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -149,10 +150,26 @@ def test_a_cache_that_can_t_be_written_is_refused_before_anything_is_compiled(
 
 
 def test_programs_that_a_full_disk_did_not_take_are_told(tmp_path: Path) -> None:
-    (tmp_path / "jit_run_model-1-cache").write_bytes(b"whole")
+    whole = zlib.compress(bytes(100_000))
+    (tmp_path / "jit_run_model-1-cache").write_bytes(whole)
     assert "cache: 1 programs, 0.0 MiB" in written(tmp_path)
+    (tmp_path / "jit_logits-1-cache").write_bytes(b"\x28\xb5\x2f\xfdby zstandard")
+    assert "cache: 2 programs, 0.0 MiB" in written(tmp_path)
     (tmp_path / "jit_sample-2-cache").touch()
-    assert "1 of 2 programs are empty files" in written(tmp_path)
+    (tmp_path / "jit_sample-3-cache").write_bytes(whole[:-1])
+    assert "2 of 4 programs are empty or cut files" in written(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"no program", zlib.compress(b"a program")[:-1]])
+def test_a_cache_with_a_damaged_program_is_refused_for_jax_would_keep_it(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "jit_run_model-1-cache").write_bytes(zlib.compress(b"a program"))
+    (tmp_path / "jit_sample-2-cache").write_bytes(content)
+    assert main(["compile", LLAMA, "--cache", str(tmp_path)]) == 2
+    assert "1 of its programs are empty, cut or damaged" in (says := capsys.readouterr().out)
+    assert "jit_sample-2-cache first; delete them" in says
+    assert (tmp_path / "jit_sample-2-cache").read_bytes() == content
 
 
 def test_a_cache_of_a_few_layers_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
