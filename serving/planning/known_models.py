@@ -432,6 +432,39 @@ _MISTRAL_SMALL_31: _Config = {
     "text_config": _MISTRAL_SMALL_TEXT | {"max_position_embeddings": 131072},
 }
 
+# Transformers' Mistral4Config has this checkpoint's sizes for defaults.
+_MISTRAL_SMALL_4: _Config = {
+    "architectures": ["Mistral3ForConditionalGeneration"],
+    "dtype": "bfloat16",
+    "quantization_config": {"quant_method": "fp8", "activation_scheme": "static"},
+    "vision_config": {
+        "model_type": "pixtral",
+        "hidden_size": 1024,
+        "intermediate_size": 4096,
+        "num_hidden_layers": 24,
+    },
+    "text_config": {
+        "hidden_size": 4096,
+        "intermediate_size": 12288,
+        "moe_intermediate_size": 2048,
+        "num_hidden_layers": 36,
+        "first_k_dense_replace": 0,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "q_lora_rank": 1024,
+        "kv_lora_rank": 256,
+        "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 128,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 4,
+        "vocab_size": 131072,
+        "max_position_embeddings": 1048576,
+        "tie_word_embeddings": False,
+    },
+}
+
 _QWEN25: _Config = {
     "architectures": ["Qwen2ForCausalLM"],
     "vocab_size": 152064,
@@ -933,4 +966,5 @@ CONFIGS: dict[str, _Config] = {
     "mistralai/Mixtral-8x22B-Instruct-v0.1": _MIXTRAL_8X22B,
     "mistralai/Mistral-Small-24B-Instruct-2501": _MISTRAL_SMALL_3,
     "mistralai/Mistral-Small-3.1-24B-Instruct-2503": _MISTRAL_SMALL_31,
+    "mistralai/Mistral-Small-4-119B-2603": _MISTRAL_SMALL_4,
 }

@@ -51,6 +51,7 @@ PUBLISHED = {
     "moonshotai/Kimi-K2.6": (1027, 32),
     "mistralai/Mixtral-8x7B-Instruct-v0.1": (46.7, 12.9),
     "mistralai/Mistral-Small-24B-Instruct-2501": (23.57, 23.57),
+    "mistralai/Mistral-Small-4-119B-2603": (119.4, 6.5),
 }
 
 # Billions of parameters of a whole checkpoint, as Hugging Face's pages of the models add up their files. Layers that only
