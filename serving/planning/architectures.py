@@ -119,6 +119,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "TeleChat2ForCausalLM": {},
     "TeleChat3ForCausalLM": {},
     "TeleFLMForCausalLM": {},
+    "DbrxForCausalLM": {},
     "BertModel": {},
     "Gemma3TextModel": _GEMMA3 | {"vocab_size": 262144},
     "ModernBertModel": {},
@@ -172,6 +173,8 @@ _CHATGLM_NAMES = {
     "num_key_value_heads": "multi_query_group_num",
     "vocab_size": "padded_vocab_size",
 }
+# Mappings of a config.json beside each other that together hold a decoder's sizes.
+PARTS = {"DbrxForCausalLM": ("attn_config", "ffn_config")}
 _SHARED_EXPERTS = {"n_shared_experts": "num_shared_experts"}
 # Keys that a family names its own way: this reader's name -> the family's.
 OWN_NAMES: dict[str, dict[str, str]] = {
@@ -184,6 +187,16 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     "BailingMoeV2ForCausalLM": _SHARED_EXPERTS,
     "ChatGLMForConditionalGeneration": _CHATGLM_NAMES,
     "ChatGLMModel": _CHATGLM_NAMES,
+    "DbrxForCausalLM": {
+        "hidden_size": "d_model",
+        "max_position_embeddings": "max_seq_len",
+        "moe_intermediate_size": "ffn_hidden_size",
+        "num_attention_heads": "n_heads",
+        "num_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_top_k",
+        "num_hidden_layers": "n_layers",
+        "num_key_value_heads": "kv_n_heads",
+    },
     "Ernie4_5_MoeForCausalLM": {
         "first_k_dense_replace": "moe_layer_start_index",
         "n_shared_experts": "moe_num_shared_experts",
@@ -248,6 +261,10 @@ _NO_ROUTING = (
     "tpu-inference 0.26 drops the function by which it chooses and weighs experts (layers/vllm/interface/moe.py): answers would be "
     "wrong"
 )
+_NO_DIFFERING_VALUES = (
+    "its values are narrower than its keys, for which vLLM 0.26 has attention on GPUs alone (FLASH_ATTN_DIFFKV, "
+    "TRITON_ATTN_DIFFKV)"
+)
 _BY_TRANSFORMERS = (
     "vLLM 0.26 has no implementation of it and runs transformers' own, which nobody has shown on a TPU"
 )
@@ -291,6 +308,16 @@ NOT_ON_TPU: dict[str, str] = {
     **dict.fromkeys(
         ("Cohere2MoeForCausalLM", "InternS1ProForConditionalGeneration", "PhiMoEForCausalLM"), _NO_ROUTING
     ),
+    "ArcticForCausalLM": (
+        "its experts run by vLLM's kernels for GPUs (arctic.py, fused_experts), not by the layer that tpu-inference has its own for"
+    ),
+    **dict.fromkeys(
+        ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM"),
+        "some of its experts have no weights, which vLLM 0.26 adds by a kernel for GPUs (zero_expert_router.py)",
+    ),
+    **dict.fromkeys(
+        ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "PanguProMoEV2ForCausalLM"), _NO_DIFFERING_VALUES
+    ),
     **dict.fromkeys(
         (
             "GPTBigCodeForCausalLM",
@@ -307,8 +334,6 @@ _NO_LOOPS = "it runs its layers several times a token, each time with a cache of
 # Other decoders of vLLM 0.26, whose bytes this reader can't count, with the reason. Nobody has shown one of them on a TPU.
 NOT_COUNTED: dict[str, str] = {
     **dict.fromkeys(("HrmTextForCausalLM", "IQuestLoopCoderForCausalLM", "OuroForCausalLM"), _NO_LOOPS),
-    "ArcticForCausalLM": "it has a dense MLP beside its experts",
-    "DbrxForCausalLM": "it keeps its sizes in attn_config and ffn_config",
     "DeciLMForCausalLM": "its layers differ in heads and widths, and some have no attention",
     **dict.fromkeys(
         ("DeepseekV4ForCausalLM", "MiniMaxM3SparseForCausalLM"),
@@ -324,17 +349,8 @@ NOT_COUNTED: dict[str, str] = {
     ),
     "LagunaForCausalLM": "its layers differ in attention heads",
     "Llama4ForCausalLM": "no checkpoint without an encoder is published, and tpu-inference's own model of this name is another",
-    **dict.fromkeys(
-        ("LongcatFlashForCausalLM", "LongcatFlashNgramForCausalLM"),
-        "its layers attend twice, and some of its experts have no weights",
-    ),
     "MiniCPM3ForCausalLM": "it caches keys and values of latent attention in full",
-    **dict.fromkeys(
-        ("MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM"),
-        "its layers differ in heads, and values are narrower than keys",
-    ),
     "MistralLarge3ForCausalLM": "its sizes are in params.json, which this plan does not read",
-    "PanguProMoEV2ForCausalLM": "its attention caches sinks, and has values of another width",
     "PanguUltraMoEForCausalLM": "its latent attention stands between norms of its own",
     "Plamo3ForCausalLM": "its layers' windows are named its own way",
     "Step3TextForCausalLM": "its queries come through a projection and a norm of their own",

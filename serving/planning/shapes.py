@@ -19,6 +19,7 @@ from serving.planning.architectures import (
     LEARNED_POSITIONS,
     NO_ALIBI,
     OWN_NAMES,
+    PARTS,
     WITHOUT_GATES,
     counted,
     drafts_in_jax,
@@ -161,7 +162,10 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
     architecture, scores = _architecture(config, where)
     wrapper = Keys(config, where)
     given = {**ARCHITECTURES[architecture], **config, **_text(wrapper)}
-    for name, own in OWN_NAMES.get(architecture, {}).items():
+    own_names = OWN_NAMES.get(architecture, {})
+    for part in PARTS.get(architecture, ()):
+        given |= {key: value for key, value in _mapping(wrapper, part).items() if key in own_names.values()}
+    for name, own in own_names.items():
         if given.get(name) is None:
             given[name] = given.get(own)
         match given[name]:
@@ -464,10 +468,14 @@ def _projections(embedder: Keys, name: str, hidden: int) -> int:
 
 
 def _text(wrapper: Keys) -> Mapping[str, Any]:
-    text = wrapper.get("text_config", wrapper.get("llm_config", {}))
-    if not isinstance(text, Mapping):
-        raise PlanError(f"text_config is {text!r}, not a mapping")
-    return text
+    return _mapping(wrapper, "llm_config" if wrapper.get("text_config") is None else "text_config")
+
+
+def _mapping(wrapper: Keys, key: str) -> Mapping[str, Any]:
+    value = wrapper.get(key, {})
+    if not isinstance(value, Mapping):
+        raise PlanError(f"config.json of {wrapper.where}: {key} is {value!r}, not a mapping")
+    return value
 
 
 def _architecture(config: Mapping[str, Any], where: str) -> tuple[str, bool]:

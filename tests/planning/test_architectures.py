@@ -209,6 +209,20 @@ def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("architecture", "of_gpus"),
+    [
+        ("ArcticForCausalLM", "= fused_experts("),
+        ("LongcatFlashForCausalLM", "zero_expert_type=config.zero_expert_type"),
+        ("MiMoV2FlashForCausalLM", "attn_backend=attn_backend"),
+        ("PanguProMoEV2ForCausalLM", "attn_backend=FlashAttentionDiffKVBackend"),
+    ],
+)
+def test_what_runs_by_kernels_of_gpus_takes_them_itself(architecture: str, of_gpus: str) -> None:
+    assert of_gpus in source("vllm", f"model_executor/models/{registered()[architecture]}.py")
+    assert architecture in NOT_ON_TPU
+
+
 def test_models_whose_mlp_has_no_gate_are_those_of_vllm() -> None:
     modules = registered()
     layers_of = {"roberta": "bert"}

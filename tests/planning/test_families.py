@@ -26,6 +26,16 @@ def dense(hidden: int, inner: int, layers: int, heads: int, kv_heads: int, vocab
     }
 
 
+# DBRX's own names; databricks/dbrx-instruct has 131.6 billion parameters.
+DBRX = {
+    "d_model": 6144,
+    "n_heads": 48,
+    "n_layers": 40,
+    "max_seq_len": 32768,
+    "vocab_size": 100352,
+    "attn_config": {"kv_n_heads": 8, "clip_qkv": 8},
+    "ffn_config": {"ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4},
+}
 QWEN2_VL = dense(3584, 18944, 28, 28, 4, 152064) | {
     "vision_config": {
         "depth": 32,
@@ -266,6 +276,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
     "Gemma3TextModel": (EMBEDDING_GEMMA, 0.3029),
     "ModernBertModel": (MODERN_BERT, 0.149),
     "XLMRobertaModel": (BGE_M3, 0.5678),
+    "DbrxForCausalLM": (DBRX, 131.6),
     "Exaone4ForCausalLM": (dense(5120, 27392, 64, 40, 8, 102400) | WINDOWS, 32.003),
     "GemmaForCausalLM": (dense(3072, 24576, 28, 16, 16, 256000) | {"head_dim": 256}, 8.538),
     "GlmForCausalLM": (dense(4096, 13696, 40, 32, 2, 151552), 9.400),
@@ -300,6 +311,19 @@ def test_an_older_falcon_has_the_key_value_heads_that_it_names() -> None:
     config = {"architectures": ["RWForCausalLM"], **RW}
     assert read_config(config, where="falcon").num_key_value_heads == 1
     assert read_config(config | {"n_head": 128, "n_head_kv": 8}, where="falcon").num_key_value_heads == 8
+
+
+@pytest.mark.parametrize(
+    ("odd", "says"),
+    [
+        ({"ffn_config": 3}, "ffn_config is 3, not a mapping"),
+        ({"ffn_config": {}}, "has no"),
+        ({"attn_config": {"kv_n_heads": "8"}}, "num_key_value_heads is '8', not a number"),
+    ],
+)
+def test_sizes_of_dbrx_stand_in_mappings_of_their_own(odd: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        read_config({"architectures": ["DbrxForCausalLM"], **DBRX, **odd}, where="dbrx")
 
 
 def test_layers_that_draft_for_ernie_have_no_experts() -> None:
@@ -344,6 +368,9 @@ def test_gemma_4_s_experts_are_chosen_rightly_by_tpu_inference_s_own_model_alone
         ("PhiMoEForCausalLM", "drops the function by which it chooses and weighs experts"),
         ("NemotronH_Nano_VL_V2", "state-space"),
         ("NemotronParseForConditionalGeneration", "no attention between encoder and decoder"),
+        ("ArcticForCausalLM", "its experts run by vLLM's kernels for GPUs"),
+        ("LongcatFlashForCausalLM", "some of its experts have no weights"),
+        ("MiMoV2FlashForCausalLM", "its values are narrower than its keys"),
     ],
 )
 def test_what_a_tpu_s_engine_has_no_code_for_is_refused_with_that_reason(
