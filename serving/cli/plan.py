@@ -10,13 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-import yaml
 from rich.console import Console
 from rich.text import Text
 
 from serving import hub
 from serving.cli.plan_view import offer_summary, show_candidates, show_offers, show_plans
-from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load
+from serving.config import DeploymentFile, ModelSpec, ServiceConfig, load, strict_yaml
 from serving.errors import ConfigError, PlanError, ServingError, TopologyError
 from serving.gke import serve_config
 from serving.gke.application import application
@@ -270,10 +269,10 @@ def _options(pairs: Sequence[str]) -> dict[str, Any]:
     split = [pair.partition("=") for pair in pairs]
     if wrong := [name for name, equals, _ in split if not (name and equals)]:
         raise ConfigError(f"--engine {wrong[0]}: write KEY=VALUE")
-    try:
-        return {name: yaml.safe_load(value) for name, _, value in split}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"--engine: a value is no YAML: {str(error).splitlines()[0]}") from None
+    return {
+        name: strict_yaml.load(value.encode(errors="surrogateescape"), f"--engine {name}")
+        for name, _, value in split
+    }
 
 
 def _fail(console: Console, error: ServingError, *, as_json: bool) -> int:
