@@ -16,6 +16,8 @@ _HINTS = {
     "unacceptable character": "save the file as UTF-8 text",
 }
 
+_UNFIT = (AttributeError, KeyError, ValueError)  # by PyYAML, of a value that its tag does not fit
+FAILURES = (yaml.YAMLError, RecursionError, *_UNFIT)  # by PyYAML, of any text
 _MOST_SHOWN = 40  # characters of a value
 _MOST_BITS = 63  # of a whole number; msgpack and databases take no more
 
@@ -61,7 +63,7 @@ class _Loader(yaml.SafeLoader):
         """The value of a node; PyYAML fails on a date that no calendar has, and on numbers that are none."""
         try:
             value = super().construct_object(node, deep)
-        except (AttributeError, KeyError, ValueError):
+        except _UNFIT:
             raise _odd(node, "and is none") from None
         if isinstance(value, int) and value.bit_length() > _MOST_BITS:
             raise _odd(node, f"of more than {_MOST_BITS} bits")

@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from serving.config import strict_yaml
+
 # Ray's autoscaler sets replicas, Kueue the others.
 _OF_OTHERS = frozenset({"replicas", "scaleStrategy", "suspend", "tolerations", "schedulingGates"})
 # Kueue, GKE and people add entries of their own here, and the defaults of Kubernetes are no choice of anybody's.
@@ -80,7 +82,7 @@ def of_pod(template: Mapping[str, Any], pod: Mapping[str, Any]) -> list[Differen
 def _parsed(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except strict_yaml.FAILURES:
         return text
 
 

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 
-from serving.config import KeyLimits
+from serving.config import KeyLimits, strict_yaml
 from serving.errors import ConfigError, StoreAwayError, UnauthorizedError
 from serving.metrics.table import NO_KEY
 
@@ -127,13 +127,13 @@ def parse(text: str | bytes, where: str) -> KeyRing:
         if raw is None:
             raise ConfigError(f"{where} is empty; write `[]` to let nobody in")
         keys = TypeAdapter(tuple[Key, ...]).validate_python(raw)
-    except yaml.YAMLError as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = "" if line is None else f", line {line + 1}"
-        raise ConfigError(f"{where}{place}: not YAML; `serving keys new NAME` writes a line of it") from None
     except ValidationError as error:
         problems = "; ".join(_explain(dict(problem)) for problem in error.errors(include_input=False))
         raise ConfigError(f"{where}: {problems}; `serving keys new NAME` writes a line of it") from None
+    except strict_yaml.FAILURES as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        place = "" if line is None else f", line {line + 1}"
+        raise ConfigError(f"{where}{place}: not YAML; `serving keys new NAME` writes a line of it") from None
     for what in ("name", "sha256"):
         values = [getattr(key, what) for key in keys]
         if twice := next((key for key in keys if values.count(getattr(key, what)) > 1), None):
