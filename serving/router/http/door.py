@@ -187,6 +187,9 @@ class Door(HttpToolsProtocol):
         # There is no cycle where the connection's first request was refused.
         if self.cycle and not self._passes_upgrade_by:
             super().on_message_complete()
+            if not self.pipeline:
+                # A long last piece of a body pauses the reading, and nobody asks for more: a client that goes would not be seen.
+                self.flow.resume_reading()
 
     # uvicorn's
 

@@ -541,6 +541,7 @@ class Wire(asyncio.Transport):
         super().__init__()
         self.sent = b""
         self.closed = False
+        self.paused = False
 
     def write(self, data: Any) -> None:
         self.sent += data
@@ -557,9 +558,10 @@ class Wire(asyncio.Transport):
         return self.closed
 
     def pause_reading(self) -> None:
-        """Nothing reads."""
+        self.paused = True
 
-    resume_reading = pause_reading
+    def resume_reading(self) -> None:
+        self.paused = False
 
 
 async def said(
@@ -620,6 +622,29 @@ async def test_of_many_requests_at_once_those_of_another_key_wait_for_few(*, gon
     assert len(began) == len(connections) - len(lost)
     for connection in connections:
         connection.connection_lost(None)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+async def test_while_a_request_is_answered_its_connection_is_read(pieces: int) -> None:
+    """Else nobody would see its client go. uvicorn pauses the reading at a long piece, until more of the body is asked for."""
+    going = asyncio.Event()
+
+    async def answer(request: Request, _: Downstream) -> None:
+        assert await request.body() == BIG
+        going.set()
+        await asyncio.Event().wait()
+
+    connection = await connected(partial(Door, Relay(answer)))
+    sent = post(BIG)
+    for piece in [sent] if pieces == 1 else [sent[: -len(BIG)], BIG]:
+        connection.data_received(piece)
+        for _ in range(30):  # turns of the loop: the answer waits for the body
+            await asyncio.sleep(0)
+    async with asyncio.timeout(PATIENCE_S):
+        await going.wait()
+    assert isinstance(connection.transport, Wire)
+    assert not connection.transport.paused
+    connection.connection_lost(None)
 
 
 def changed(sent: bytes, changes: list[tuple[int, bytes]]) -> bytes:
