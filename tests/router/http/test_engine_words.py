@@ -1,9 +1,9 @@
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
 import pydantic
 import pytest
+from support.patience import ends
 
 from serving.router.http.engine_words import field, in_our_words
 
@@ -33,13 +33,12 @@ def test_tools_of_a_model_without_a_parser_name_the_key_of_the_yaml(says: str, a
 
 def test_a_long_message_is_read_at_once() -> None:
     """The place of a function's name was searched for from each `function "` of a client's text: a megabyte took a minute."""
-    quoted = 'function "' * 100_000
-    began_s = time.thread_time()
-    said = in_our_words(listed(problem("body", "temperature", says="No number", input=quoted)))
-    assert said == "The request is not valid: temperature: No number."
-    in_our_words(quoted)
-    in_our_words(listed(*(problem("body", at) for at in range(20_000))))
-    assert time.thread_time() - began_s < 1
+    quoted = 'function "' * 1_000_000
+    with ends():
+        said = in_our_words(listed(problem("body", "temperature", says="No number", input=quoted)))
+        assert said == "The request is not valid: temperature: No number."
+        in_our_words(quoted)
+        in_our_words(listed(*(problem("body", at) for at in range(20_000))))
 
 
 def test_a_client_s_text_is_not_taken_for_the_engine_s() -> None:
