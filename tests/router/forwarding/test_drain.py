@@ -81,14 +81,17 @@ async def test_streams_end_in_time_or_go_on_elsewhere_and_new_ones_stay_away(*, 
             return "".join(map(text_of, events[:-2])), time.monotonic()
 
         expected = [(await ask(tokens, b.http.peer))[0] for tokens in (50, 900)]
-        short, long = (asyncio.create_task(ask(tokens, front.peer)) for tokens in (50, 900))
+        long = asyncio.create_task(ask(900, front.peer))
         while a.engine.scheduler.totals.written_tokens < 20:  # noqa: ASYNC110  an engine tells nobody
+            await asyncio.sleep(0.01)
+        short = asyncio.create_task(ask(50, front.peer))
+        while a.http.requests_open < 2:  # noqa: ASYNC110  nor does a server
             await asyncio.sleep(0.01)
         before = b.engine.scheduler.totals.written_tokens
         table.update([a.entry("a", SliceState.DRAINING), b.entry("b")], 1.0)
-        stopping = asyncio.create_task(a.stop())
         assert (await ask(5, front.peer))[0]
         assert b.engine.scheduler.totals.written_tokens == before + 5
+        stopping = asyncio.create_task(a.stop())
         assert [(await short)[0], (await long)[0]] == expected
         await stopping
         took_on = b.engine.scheduler.totals.written_tokens - before - 5
