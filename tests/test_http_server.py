@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
+from support.servers import PATIENCE_S
 
 from serving import secret
 from serving.http_server import HttpServer
@@ -44,13 +45,13 @@ class Slice:
     async def ask(self, path: str, body: bytes = b"{}", peer: Peer | None = None) -> SliceResponse:
         fields = (peer or self.http.peer)._asdict()
         entry = SliceRecord("a", "llama", SliceState.SERVING, "", "v6e 2x4", **fields)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.router.post(entry, InferenceRequest("llama", path, body, {}), body, {})
 
     async def stop(self) -> None:
         await self.router.close()
         self.http.uvicorn.should_exit = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self.http.ended()
 
     async def _endless(self, _: Request) -> StreamingResponse:
@@ -84,7 +85,7 @@ def test_an_engine_writes_no_further_than_its_router_reads(run: Run, *, tls: boo
             await asyncio.sleep(0.2)
         assert 0 < slice_.written < 30 << 20
         response.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while slice_.http.requests_open:  # noqa: ASYNC110  the server has no event for it
                 await asyncio.sleep(0.01)
         await slice_.stop()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import uvloop
 from cryptography import x509
+from support.servers import PATIENCE_S
 
 from serving.pinned_tls import TlsListener, identity, of, trusting
 
@@ -39,7 +40,7 @@ def listening(**limits: Any) -> tuple[TlsListener, int]:
 
 
 async def echoed(port: int, context: ssl.SSLContext) -> bytes:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(b"hello")
         try:
@@ -49,7 +50,7 @@ async def echoed(port: int, context: ssl.SSLContext) -> bytes:
 
 
 async def ended(reader: asyncio.StreamReader) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         with suppress(ConnectionError):
             await reader.read()
 
@@ -105,7 +106,7 @@ def test_who_shakes_no_hands_is_cut_off_in_time_and_of_too_many_the_oldest(run: 
         await ended(late)
         for writer in (its_own, *(writer for _, writer in silent)):
             writer.close()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while door._handshakes:  # noqa: ASYNC110  a task ends after its connection
                 await asyncio.sleep(0.005)
         door.close()
@@ -119,7 +120,7 @@ def test_who_speaks_no_tls_is_answered_nothing_in_plain_text(run: Run) -> None:
         door, port = listening()
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(b"GET /health HTTP/1.1\r\nhost: a\r\n\r\n")
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             said = b""
             with suppress(ConnectionError):
                 said = await reader.read()
@@ -136,7 +137,7 @@ def test_a_closed_door_takes_nobody_and_keeps_whom_it_has(run: Run) -> None:
         door, port = listening()
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusting(SLICE.certificate))
         silent, idle = await asyncio.open_connection("127.0.0.1", port)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             while not door._handshakes:  # noqa: ASYNC110  the kernel tells nobody
                 await asyncio.sleep(0.005)
         door.close()

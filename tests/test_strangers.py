@@ -9,6 +9,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
+from support.servers import PATIENCE_S
 
 from serving import secret
 from serving.http_server import HttpServer
@@ -33,7 +34,7 @@ async def test_a_stranger_has_a_time_and_one_that_is_known_has_none() -> None:
     strangers.came(silent)  # type: ignore[arg-type]
     strangers.came(known)  # type: ignore[arg-type]
     strangers.left(known)  # type: ignore[arg-type]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not silent.aborted:  # noqa: ASYNC110  a timer does it
             await asyncio.sleep(0.005)
     assert not known.aborted
@@ -87,7 +88,7 @@ async def test_a_stranger_can_send_no_endless_headers(server: HttpServer, head: 
     reader, writer = await connected(server)
     writer.write(head)
     sent = 0
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         with suppress(ConnectionError):
             while sent < 64 << 20:
                 writer.write(more * 64)
@@ -106,6 +107,6 @@ async def test_who_shows_the_secret_may_send_much_and_who_does_not_is_told(serve
         reader, writer = await connected(server)
         head = f"POST /work HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {shown}\r\ncontent-length: {len(body)}\r\n\r\n"
         writer.write(head.encode() + body)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             assert status in await reader.readline()
         writer.close()

@@ -10,7 +10,7 @@ from fastapi import FastAPI
 from support import quick_http as http
 from support import simulated_engine
 from support.otlp import Collector, collecting, said
-from support.servers import asgi_server, free_address
+from support.servers import PATIENCE_S, asgi_server, free_address
 
 from serving import tracing
 from serving.config import FailoverSpec, RouterSpec
@@ -75,7 +75,7 @@ def router(upstream: str, spans: RequestSpans | None) -> Iterator[str]:
 def ask(address: str, **headers: str) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    return http.post(address + CHAT, json=body, headers=headers, timeout=10)
+    return http.post(address + CHAT, json=body, headers=headers, timeout=PATIENCE_S)
 
 
 def test_one_trace_goes_from_the_client_through_the_router_to_the_engine(collector: Collector) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy import func, insert, select, text, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 from support.batches import KEY, folder, line
 from support.desk import brought, lines, table
+from support.servers import PATIENCE_S
 from support.simulated_engine import MODEL
 
 from serving.batches.desk import Desk
@@ -613,7 +614,7 @@ async def test_a_file_is_deleted_for_its_key_though_its_content_can_not_be_yet(t
 
 async def test_a_read_that_hangs_holds_up_no_other_batch_and_its_lines_come_once(tmp_path: Path) -> None:
     """It held the desk: every router waited for lines of all batches, and a batch that was over could not be left."""
-    async with table(tmp_path) as some, asyncio.timeout(60):
+    async with table(tmp_path) as some, asyncio.timeout(PATIENCE_S):
         for name, key in (("a", KEY), ("b", OTHER), ("c", KEY)):
             await some.add(name, lines(2), key=key)
         read, answered = some.folder.read, threading.Event()
@@ -651,7 +652,7 @@ async def test_a_read_that_hangs_holds_up_no_other_batch_and_its_lines_come_once
 
 
 async def test_lines_that_were_brought_while_they_were_read_are_not_handed_out(tmp_path: Path) -> None:
-    async with table(tmp_path) as some, asyncio.timeout(60):
+    async with table(tmp_path) as some, asyncio.timeout(PATIENCE_S):
         await some.add("a", lines(3))
         read, answered = some.folder.read, threading.Event()
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 
 import pytest
+from support.servers import PATIENCE_S
 
 from serving.batches.storage_calls import StorageCalls
 from serving.errors import StorageError
@@ -13,7 +14,7 @@ pytestmark = pytest.mark.unit
 
 async def answers(calls: StorageCalls) -> None:
     """Once the calls that hung have ended."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 assert await calls.call("a", len, "xyz") == 3

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.memory_store import MemoryStore, MemoryTable
+from support.servers import PATIENCE_S
 
 from serving.engine.lifecycle import Event, Life
 from serving.engine.replica import SliceReplica
@@ -57,7 +58,7 @@ async def test_a_host_that_goes_while_a_started_engine_is_looked_at_is_noticed()
     server: Any = SimpleNamespace(start=start, worker_died=never)
     coming = asyncio.create_task(made._bring_up(server, compares=False))
     await looks.wait()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not made.events:  # noqa: ASYNC110  another thread appends
             await asyncio.sleep(0.01)
     assert made.events == [(Event.LOST, "host 1 is gone")]
@@ -78,7 +79,7 @@ async def test_a_host_that_goes_after_the_watch_over_a_start_has_failed_is_notic
     made = replica(_hosts=SimpleNamespace(lost=lost, draining=never))
     server: Any = SimpleNamespace(start=never, worker_died=never)
     coming = asyncio.create_task(made._bring_up(server, compares=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not made.events:  # noqa: ASYNC110  another thread appends
             await asyncio.sleep(0.01)
     assert made.events == [(Event.LOST, "host 1 is gone")]
@@ -94,7 +95,7 @@ async def test_a_start_on_a_host_that_is_to_go_is_given_up_and_no_failure() -> N
     made = replica(_hosts=SimpleNamespace(lost=never, draining=draining))
     server: Any = SimpleNamespace(start=never, worker_died=never)
     coming = asyncio.create_task(made._bring_up(server, compares=False))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not made.events:  # noqa: ASYNC110  another thread appends
             await asyncio.sleep(0.01)
     assert made.events == [(Event.NOTICE, "host 1 is to go")]
@@ -108,7 +109,7 @@ async def test_a_host_that_is_to_go_while_the_hosts_are_looked_over_is_no_failur
     made = replica(_hosts=SimpleNamespace(unfit=never, draining=draining), _enter=lambda _: None)
     server: Any = SimpleNamespace(needs=lambda: None)
     looking = asyncio.create_task(made._look_over_hosts(server))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not made.events:  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.01)
     assert made.events == [(Event.NOTICE, "host 1 is to go")]

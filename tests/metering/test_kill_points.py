@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from sqlalchemy.ext.asyncio import AsyncConnection
+from support.servers import PATIENCE_S
 
 from serving.database.database import Database
 from serving.metering.service import Metering
@@ -152,6 +153,6 @@ async def test_a_router_ends_within_seconds_where_nobody_finds_the_store() -> No
     meter = router("one")
     request(meter)
     loop = UsageLoop(meter, KeptFiles(find), KeyFile(None), lambda: NOW_S)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await loop.close(last_s=0.05)
     assert meter.flush(NOW_S)  # it would be told again

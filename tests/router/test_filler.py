@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.batches import filling_router, folder, line, owner
-from support.servers import until
+from support.servers import PATIENCE_S, until
 from support.simulated_engine import MODEL, serving, small_plan
 from support.two_engines import STEPS_OF_3_MS
 
@@ -128,6 +128,6 @@ async def test_a_router_ends_within_seconds_where_nobody_finds_the_store() -> No
 
     core = RouterCore(Served([small_plan()]), KeyFile(None), dict, store=find)
     assert core.filler
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await core.filler.close(last_s=0.05)
     await core.close()

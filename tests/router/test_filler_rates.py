@@ -4,6 +4,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.servers import PATIENCE_S
 
 from serving.config import BatchSpec
 from serving.router.filler import Filler, Line
@@ -76,7 +77,7 @@ async def test_the_answer_to_a_line_is_no_longer_than_a_router_can_hold_and_fail
     keeper: Any = Keeper()
     api: Any = Floods()
     filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.create_task(filler._answer(Line("b", 1, "k", "/v1/embeddings", b"{}"), "llama"))
     assert api.pieces < 40
     result = filler._results["b", 1]
@@ -92,7 +93,7 @@ async def test_a_line_that_is_dropped_is_not_answered() -> None:
     answering = asyncio.create_task(filler._answer(Line("b", 1, "k", "/v1/embeddings", b"{}"), "llama"))
     await asyncio.sleep(0)
     answering.cancel()
-    await asyncio.wait([answering], timeout=20)
+    await asyncio.wait([answering], timeout=PATIENCE_S)
     assert answering.cancelled()
     assert not filler._results
 
@@ -122,7 +123,7 @@ async def test_the_answers_of_all_lines_have_a_bound_and_the_longest_is_given_ba
     filler = Filler(api, admission, SliceTable({"llama": 1}, {"llama": "v6e"}), keeper, BatchSpec(), "router")
     filler._answers = LineAnswers(34 << 20)
     lines = [Line("b", at, key, "/v1/embeddings", b"{}") for at, key in enumerate(api.megabytes)]
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(
             *(asyncio.create_task(filler._answer(line, "llama"), name="llama") for line in lines)
         )

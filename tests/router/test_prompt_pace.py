@@ -2,6 +2,7 @@ import asyncio
 from typing import Any
 
 import pytest
+from support.servers import PATIENCE_S
 from support.simulated_engine import MODEL, small_plan
 
 from serving.config import BatchSpec
@@ -172,7 +173,7 @@ async def test_lines_take_free_seats_as_quickly_as_their_prompts_are_read_by_one
     filler = Filler(api, admission, table, kept, BatchSpec(), "router", pace)
     await filler.step()
     assert len(filler._running) == 1
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while filler._waiting["llama"]:  # noqa: ASYNC110  a timer of the filler's starts them
             await asyncio.sleep(0.005)
     assert len(filler._running) == 5

@@ -13,6 +13,7 @@ import pytest
 from ray.serve._private import replica
 from ray.serve.config import HTTPOptions
 from starlette.requests import Request
+from support.servers import PATIENCE_S
 
 from serving.errors import ConfigError
 from serving.router import direct_door, serve_door
@@ -283,7 +284,7 @@ async def test_a_crowd_of_connections_is_taken_a_few_in_a_turn_of_the_loop() -> 
     crowd = [socket.create_connection(bound.getsockname()) for _ in range(100)]  # the kernel takes them
     try:
         most = before = 0
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             while len(made) < len(crowd):
                 await asyncio.sleep(0)
                 most, before = max(most, len(made) - before), len(made)

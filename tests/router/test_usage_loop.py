@@ -8,7 +8,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from support.servers import asgi_server
+from support.servers import PATIENCE_S, asgi_server
 from support.simulated_engine import small_plan
 
 from serving.errors import BudgetError, StoreAwayError
@@ -86,7 +86,7 @@ async def test_requests_of_a_key_that_nobody_knows_of_wait_for_one_word_of_the_s
     await loop.start(flush_s=1000)
     budget = budget_of(meter)
     assert budget.refusal(NOON_S) is None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*(loop.hear(budget) for _ in range(10)))
     refusal = budget.refusal(NOON_S)
     assert refusal
@@ -102,7 +102,7 @@ async def test_a_key_that_comes_while_another_s_use_is_told_is_asked_for_next() 
     loop, meter = loop_of(store)
     await loop.start(flush_s=1000)
     first, second = budget_of(meter), budget_of(meter, KEY.model_copy(update={"sha256": "b" * 64}))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         hearing = asyncio.create_task(loop.hear(first))
         while not store.calls:  # noqa: ASYNC110  the store sets no event
             await asyncio.sleep(0)
@@ -120,7 +120,7 @@ async def test_while_the_store_is_away_no_request_waits_for_it_twice() -> None:
     store.away = True
     await loop.start(flush_s=1000)
     budget = budget_of(meter)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await loop.hear(budget)
         calls = store.calls
         await loop.hear(budget)

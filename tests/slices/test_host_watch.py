@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import ray
+from support.servers import PATIENCE_S
 
 from serving.slices.held_slice import HeldSlice, SliceHost
 from serving.slices.host_watch import HostWatch, _Sentinel, actor_died, silent
@@ -62,7 +63,7 @@ async def test_a_watcher_that_stood_still_itself_asks_again() -> None:
     """As on a VM that was paused: the slice was given up for the silence of a host that had answered."""
     sentinel = Pausing(answer_s=0.1)
     watching = asyncio.create_task(silent(HOST, sentinel, first_s=0.2, later_s=60, late_s=0.2))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         while sentinel.asked < 2 and not watching.done():  # noqa: ASYNC110  nobody tells
             await asyncio.sleep(0.01)
     assert not watching.done()

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from support.servers import PATIENCE_S
 
 from serving.router.admission.queue import Ticket, Where
 from serving.router.admission.rate_limit import Account
@@ -46,7 +47,7 @@ async def test_a_client_is_told_of_its_pause_at_once_and_again_and_again() -> No
         if told == 4:
             admission.seat.set()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         assert await AdmittedSeat(admission, running(), record, tell_s=0.001).regain(tell) is None
     assert told == 4
     assert record.preemptions == 1

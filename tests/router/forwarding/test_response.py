@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.servers import SSE_HEAD, chunk
+from support.servers import PATIENCE_S, SSE_HEAD, chunk
 
 from serving.config import FailoverSpec
 from serving.errors import SliceLostError
@@ -132,7 +132,7 @@ async def test_a_client_has_a_stream_s_end_though_the_slice_keeps_its_answer_ope
 
     dispatcher, client = await serve(engine), Client()
     asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True})
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await Forwarding(dispatcher, asked).run(client)
     assert client.ended
     assert client.got.count(b"data: ") == len(EVENTS)
@@ -166,7 +166,7 @@ async def test_a_client_that_was_slow_before_its_slice_was_asked_holds_that_slic
     assert len(client.got) < 1 << 20
     client.paused = False
     client.source.resume()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await answering
     assert client.ended
 
@@ -203,7 +203,7 @@ async def test_a_response_has_its_first_token_after_what_only_says_that_it_was_c
     asked = InferenceRequest("m", "/v1/responses", b"{}", {"stream": True, "input": "x"})
     record = RequestRecord(asked.path)
     answering = asyncio.create_task(Forwarding(dispatcher, asked, record).run(client))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while not (client.source and client.source.rest == b"".join(opening)):  # noqa: ASYNC110
             await asyncio.sleep(0.005)
         (stream,) = dispatcher._streams
@@ -243,7 +243,7 @@ async def test_events_whose_lines_end_as_on_windows_are_events(size: int, serve:
     dispatcher, client = await serve(saying(SSE_HEAD + b"".join(pieces) + chunk(b""))), Client()
     asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True, "return_token_ids": True})
     record = RequestRecord(asked.path)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await Forwarding(dispatcher, asked, record).run(client)
     assert client.got == b"".join(EVENTS)
     assert record.retries == 0
@@ -269,7 +269,7 @@ async def test_a_stream_that_ends_with_an_engine_s_error_did_not_go_well(
     dispatcher, client = await serve(saying(SSE_HEAD + b"".join(map(chunk, [*pieces, b""])))), Client()
     asked = InferenceRequest("m", path, b"{}", {"stream": True, "return_token_ids": True})
     record = RequestRecord(path)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await Forwarding(dispatcher, asked, record).run(client)
     record.end()
     assert client.got == b"".join(events)
@@ -285,7 +285,7 @@ async def test_a_response_whose_slice_is_lost_before_its_first_token_comes_from_
     for _ in range(2):
         client = Client()
         asked = InferenceRequest("m", "/v1/responses", b"{}", {"stream": True, "input": "x"})
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await Forwarding(dispatcher, asked).run(client)
         assert client.got == CREATED + GOES_ON + WORD + COMPLETED
 
@@ -327,7 +327,7 @@ async def test_a_paused_stream_waits_for_a_slice_where_the_last_one_was_lost_mea
     seat, client = Wanted(pause), Client()
     asked = InferenceRequest("m", "/v1/chat/completions", b"{}", {"stream": True})
     answering = asyncio.create_task(Forwarding(dispatcher, asked).run(client, seat))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while b'"a"' not in client.got:  # noqa: ASYNC110  the client has no event for it
             await asyncio.sleep(0.005)
         seat.wanted = True
@@ -369,7 +369,7 @@ async def test_a_long_answer_in_one_piece_is_passed_on_at_its_client_s_pace(
     record = RequestRecord(asked.path)
     client.paused = True
     answering = asyncio.create_task(Forwarding(dispatcher, asked, record).run(client))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         while not client.source:  # noqa: ASYNC110  the client has no event for it
             await asyncio.sleep(0.005)
         held = len(client.got)
@@ -409,7 +409,7 @@ async def test_a_refusal_of_any_length_is_a_short_one(serve: Serve) -> None:
 
     dispatcher, client = await serve(engine), Client()
     asked = InferenceRequest("m", "/v1/completions", b"{}", {"prompt": "x"})
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_S):
         await Forwarding(dispatcher, asked).run(client)
     assert client.ended
     assert b"refuses the request" in client.got
@@ -462,7 +462,7 @@ async def test_an_event_of_megabytes_is_neither_parsed_nor_joined_piece_by_piece
 @pytest.mark.http
 async def test_an_event_that_no_router_holds_ends_the_stream_and_its_prompt_is_counted(serve: Serve) -> None:
     dispatcher, client, record = await serve(an_event(20 << 20)), Client(), RequestRecord(ECHO.path)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await Forwarding(dispatcher, ECHO, record).run(client)
     assert b"An event of the answer has more than 16 MiB" in client.got
     assert client.ended

@@ -7,7 +7,7 @@ import pytest
 import uvloop
 from hypothesis import given
 from hypothesis import strategies as st
-from support.servers import SSE_HEAD, RawServers, Script, chunk, free_address, until, whole
+from support.servers import PATIENCE_S, SSE_HEAD, RawServers, Script, chunk, free_address, until, whole
 
 from serving.router.forwarding.connecting import NotConnectedError, UpstreamError
 from serving.router.forwarding.upstream import SliceResponse, Upstream, _Connection, returned
@@ -240,7 +240,7 @@ async def test_a_connection_is_used_again_where_an_answer_that_is_read_ends_soon
         assert asked.kept
     else:
         asked.connection.await_end(0.0)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(PATIENCE_S):
             await asked.wire.aborted.wait()
         assert not asked.wire.open
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import uvloop
-from support.servers import SSE_HEAD, RawServers, chunk, whole
+from support.servers import PATIENCE_S, SSE_HEAD, RawServers, chunk, whole
 
 from serving import secret
 from serving.pinned_tls import identity
@@ -95,7 +95,7 @@ def test_a_slice_is_asked_for_its_health_on_a_kept_connection_and_anew_where_tha
         if (
             first == "says nothing"
         ):  # half of the time goes to the kept connection, and a handshake may take the rest
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(PATIENCE_S):
                 while await upstream.health(slice_, 1) is not Health.WELL:
                     pass
         for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_client_that_goes_ends_the_request_on_its_slice(raw: RawServers, run: 
         upstream = Upstream(1)
         response = await upstream.post(entry(raw.peer(streams)), REQUEST, b"{}", {})
         response.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while not gone:  # noqa: ASYNC110  another loop's thread tells it
                 await asyncio.sleep(0.005)
 
@@ -169,7 +169,7 @@ def test_a_stream_that_breaks_off_is_no_whole_answer(raw: RawServers, run: Run, 
         upstream = Upstream(1)
         response = await upstream.post(entry(raw.peer(breaks)), REQUEST, b"{}", {})
         pieces: list[bytes] = []
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(UpstreamError):
                 await response.pipe(lambda data: pieces.append(data) is None)
         assert b"".join(pieces) == BODY
@@ -280,7 +280,7 @@ def test_where_nobody_listens_the_slice_is_gone_and_one_that_shakes_no_hands_is_
         with pytest.raises(NotConnectedError) as error:
             await connected(peer, asyncio.Protocol, 1, handshake_s=0.05)
         assert not isinstance(error.value, NobodyListensError | UntrustedError)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await hung_up.wait()
         silent.close()
         with pytest.raises(NobodyListensError):

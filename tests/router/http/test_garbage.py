@@ -35,7 +35,7 @@ def running() -> Iterator[Front]:
 
 def sent(address: str, fields: bytes, of_bytes: int = 0) -> socket.socket:
     host, port = address.removeprefix("http://").split(":")
-    client = socket.create_connection((host, int(port)), timeout=10)
+    client = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
     client.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n")
     client.sendall(
         b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n" % (of_bytes or len(fields)) + fields

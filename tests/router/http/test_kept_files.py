@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from support.servers import PATIENCE_S
 
 from serving.errors import StoreAwayError
 from serving.router.http.kept_files import KeptFiles
@@ -68,7 +69,7 @@ async def test_a_store_whose_host_is_gone_is_away_within_its_time() -> None:
         return f"http://{host}:{port}", "token"
 
     kept = KeptFiles(find, answer_s=0.05)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         with pytest.raises(StoreAwayError):
             await kept.call("/lines/take", {})
     await kept.close()

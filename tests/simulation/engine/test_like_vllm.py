@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support import quick_http as http
+from support.servers import PATIENCE_S
 from support.simulated_engine import serving
 
 from serving.simulation.engine import responses
@@ -40,14 +41,14 @@ def address() -> Iterator[str]:
 
 
 def chunks(address: str, path: str, fields: dict[str, Any]) -> list[str]:
-    answer = http.post(f"{address}{path}", json={**fields, "stream": True}, timeout=10)
+    answer = http.post(f"{address}{path}", json={**fields, "stream": True}, timeout=PATIENCE_S)
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [event.removeprefix("data: ") for event in events[:-2]]
 
 
 def whole(address: str, path: str, fields: dict[str, Any]) -> str:
-    return json.dumps(http.post(f"{address}{path}", json=fields, timeout=10).json())
+    return json.dumps(http.post(f"{address}{path}", json=fields, timeout=PATIENCE_S).json())
 
 
 def test_fields_of_a_response_s_request_have_vllm_s_types() -> None:
