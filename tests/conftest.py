@@ -2,6 +2,7 @@ import gc
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,27 @@ def short_directory() -> Iterator[Path]:
     shutil.rmtree(parent, ignore_errors=True)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--begin-within",
+        type=float,
+        metavar="SECONDS",
+        help="after which no further test begins; those left are skipped, and listed as such",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    within = config.getoption("--begin-within")
+    config.stash[_END] = float("inf") if within is None else time.monotonic() + within
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.monotonic() >= item.config.stash[_END]:
+        pytest.skip(f"the run's time was up before {item.nodeid}")
+
+
+_END = pytest.StashKey[float]()
 _LEASES = pytest.StashKey["Leases"]()
 
 

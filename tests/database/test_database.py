@@ -319,7 +319,6 @@ async def test_a_server_that_says_nothing_any_more_is_one_that_is_gone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As beyond a network that was cut: nothing is refused, and nothing comes."""
-    monkeypatch.setattr(door, "_ANSWER_S", 1.0)
     goes_on = asyncio.Event()
     goes_on.set()
 
@@ -336,6 +335,10 @@ async def test_a_server_that_says_nothing_any_more_is_one_that_is_gone(
             there, here = await asyncio.open_connection("127.0.0.1", port)
             await asyncio.gather(pass_on(reader, here), pass_on(there, writer), return_exceptions=True)
 
+        await (
+            await Database.open(url)
+        ).close()  # makes the tables, which takes longer than an answer may below
+        monkeypatch.setattr(door, "_ANSWER_S", 5.0)
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
         database = await Database.open(url.replace(f":{port}/", f":{server.sockets[0].getsockname()[1]}/"))
         goes_on.clear()
