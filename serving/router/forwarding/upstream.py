@@ -315,6 +315,8 @@ class _Connection(asyncio.BaseProtocol):
         self._interim = status < HTTPStatus.OK
         if self._interim or self._response is None:
             return
+        if not _is_an_engine_s(status):
+            raise UpstreamError(f"an answer of status {status}")
         self._headed = True
         self._response.status = status
         self._response.headers = self._headers
@@ -495,6 +497,11 @@ async def _status(connection: _Connection, entry: SliceRecord, ours: Mapping[byt
     finally:
         response.close()
     return response.status
+
+
+def _is_an_engine_s(status: int) -> bool:
+    """Whether an engine answers so: it sends no client elsewhere, where slices alone are known, and HTTP has no 600."""
+    return status < HTTPStatus.MULTIPLE_CHOICES or HTTPStatus.BAD_REQUEST <= status < 600
 
 
 def returned(response: SliceResponse) -> Headers:

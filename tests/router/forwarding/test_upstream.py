@@ -46,6 +46,8 @@ NO_ANSWERS = {
     "whitespace before a colon": b"HTTP/1.1 200 OK\r\nContent-Length : 5\r\n\r\nhello",
     "no HTTP": b"SSH-2.0-OpenSSH_9.6\r\n",
     "another protocol": b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\nx",
+    "a status that HTTP has not": b"HTTP/1.1 600 Odd\r\nContent-Length: 5\r\n\r\nhello",
+    "a word to ask elsewhere": b"HTTP/1.1 307 Elsewhere\r\nLocation: http://10.0.0.7:1/\r\nContent-Length: 0\r\n\r\n",
     "headers without an end": b"HTTP/1.1 200 OK\r\n" + b"x: " + b"y" * (80 << 10),
     "headers beyond count": b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * (20 << 10),
 }
