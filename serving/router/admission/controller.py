@@ -298,6 +298,8 @@ class AdmissionController:
             await asyncio.sleep(beat_s)
             try:
                 self.refresh()
+                if self._keys.behind:
+                    await asyncio.to_thread(self._keys.read_ahead)
                 self._refresh_keys()
             except Exception:
                 logger.exception("admission was not refreshed; the next beat tries again")

@@ -5,6 +5,7 @@ error or log line repeats it. More people read metrics, log and spans than the f
 its hash.
 """
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -135,9 +136,10 @@ def parse(text: str | bytes, where: str) -> KeyRing:
         place = "" if line is None else f", line {line + 1}"
         raise ConfigError(f"{where}{place}: not YAML; `serving keys new NAME` writes a line of it") from None
     for what in ("name", "sha256"):
-        values = [getattr(key, what) for key in keys]
-        if twice := next((key for key in keys if values.count(getattr(key, what)) > 1), None):
-            raise ConfigError(f"{where}: two keys have the {what} of {twice.name!r}")
+        seen: dict[str, Key] = {}
+        for key in keys:
+            if (first := seen.setdefault(getattr(key, what), key)) is not key:
+                raise ConfigError(f"{where}: two keys have the {what} of {first.name!r}")
     return KeyRing(keys, required=True)
 
 
@@ -186,6 +188,7 @@ class KeyFile:
         self._adds_up = adds_up
         self._bearers = bearers
         self._file_version: tuple[int, ...] = ()
+        self._ahead: tuple[tuple[int, ...], KeyRing | str] | None = None
         self._problem = ""
         # Of the stored keys that are in force; None where there are none to be.
         self.version: str | None = "" if stored else None
@@ -222,6 +225,21 @@ class KeyFile:
             hashes.update(dict.fromkeys(entry["hashes"], key.sha256))
         self._stored, self._hashes, self.version, self._taken = tuple(keys), hashes, version, True
 
+    @property
+    def behind(self) -> bool:
+        """Whether the file has changed since it was read, by this or by `read_ahead`."""
+        try:
+            version = _version(self._path) if self._path else self._file_version
+        except OSError:
+            return False
+        return version != self._file_version and not (self._ahead and self._ahead[0] == version)
+
+    def read_ahead(self) -> None:
+        """Read a changed file for the next `refresh`. On any thread, one at a time: a thousand keys take a second of YAML."""
+        if self._path:
+            with contextlib.suppress(OSError):  # which `refresh` finds too, and tells
+                self._ahead = self._reading(self._path)
+
     def refresh(self) -> bool:
         """Take over what the store has, and read the file if it changed; true where there are new keys.
 
@@ -252,15 +270,30 @@ class KeyFile:
 
     def _read(self, path: Path) -> None:
         """Take over the file's keys. Its version is kept last: a file that can't be read now is read again."""
-        version = _version(path)
-        self._of_file = self._parse(path.read_bytes(), str(path))
+        if not self._ahead or self._ahead[0] != _version(path):
+            self._ahead = self._reading(path)
+        version, found = self._ahead
+        if isinstance(found, str):
+            raise ConfigError(found)
+        self._ahead = None
+        self._of_file = found
         self.ring = self._merged()
         self._file_version = version
+
+    def _reading(self, path: Path) -> tuple[tuple[int, ...], KeyRing | str]:
+        """The file's version, and its keys or what is wrong with them. Raises OSError."""
+        version = _version(path)
+        try:
+            return version, self._parse(path.read_bytes(), str(path))
+        except ConfigError as error:
+            return version, error.message
 
     def _merged(self) -> KeyRing:
         """The file's keys, and those of the store by other names; and who comes with a token."""
         required = self._of_file.required or self._bearers is not None
         if self.version is None:
+            if (required, self._bearers) == (self._of_file.required, self._of_file.bearers):
+                return self._of_file
             return replace(self._of_file, required=required, bearers=self._bearers)
         taken = {key.name for key in self._of_file.keys} | {key.sha256 for key in self._of_file.keys}
         stored = tuple(key for key in self._stored if not {key.name, key.sha256} & taken)

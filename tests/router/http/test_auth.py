@@ -137,6 +137,34 @@ def test_a_file_that_breaks_leaves_the_keys_as_they_were_and_is_told_of_once(tmp
     assert keys.refresh()
 
 
+def test_a_file_that_was_read_ahead_is_in_force_with_the_next_refresh_and_not_read_again(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "keys.yaml"
+    path.write_text(new("first")[1])
+    keys = KeyFile(path)
+    assert not keys.behind
+    for text, names in ((new("second")[1], ["second"]), ("[{", ["second"])):
+        path.write_text(text)
+        assert keys.behind
+        before = keys.ring
+        keys.read_ahead()
+        assert keys.ring is before
+        assert not keys.behind
+        found, keys._parse = keys._parse, None  # type: ignore[method-assign,assignment]  # nothing is parsed twice
+        if text.startswith("- "):
+            assert keys.refresh()
+        else:
+            with pytest.raises(ConfigError, match="not YAML"):
+                keys.refresh()
+            assert not keys.refresh()
+        keys._parse = found  # type: ignore[method-assign]
+        assert [key.name for key in keys.ring.keys] == names
+    path.unlink()
+    assert not keys.behind
+    keys.read_ahead()
+
+
 def test_an_emptied_file_revokes_nothing_and_an_empty_list_everything(tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     key, line = new("batch")
