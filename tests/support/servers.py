@@ -75,6 +75,9 @@ class RawServers:
                         await script(request, reader, writer)
             except ConnectionError:
                 pass
+            except asyncio.CancelledError:
+                writer.transport.abort()  # what nobody reads would keep the connection open
+                raise
             finally:
                 writer.close()
 

@@ -1,6 +1,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -103,12 +104,28 @@ Serve = Callable[..., Awaitable[Dispatcher]]
 @pytest.fixture
 async def serve() -> AsyncIterator[Serve]:
     """Starts the slices of model m, a and b and so on, which answer each connection as they are told; their Dispatcher."""
+    answering: list[tuple[asyncio.Task[None] | None, asyncio.StreamWriter]] = []
+
+    async def answer(engine: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        answering.append((asyncio.current_task(), writer))
+        with contextlib.suppress(asyncio.CancelledError):
+            await engine(reader, writer)
+
+    async def end_all() -> None:
+        for task, writer in answering:
+            if task:
+                task.cancel()
+            writer.transport.abort()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # transports close a turn later
+
     async with contextlib.AsyncExitStack() as ends:
+        ends.push_async_callback(end_all)
 
         async def started(*engines: Any) -> Dispatcher:
             entries = []
             for name, engine in zip("abc", engines, strict=False):
-                server = await asyncio.start_server(engine, "127.0.0.1", 0)
+                server = await asyncio.start_server(partial(answer, engine), "127.0.0.1", 0)
                 ends.callback(server.close)
                 address = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
                 entries.append(
