@@ -273,12 +273,19 @@ def test_a_request_goes_on_as_it_came(front: Front, raw: RawServers) -> None:
     assert body == b'{ "model":\n"x" }'[:15]
 
 
-def test_a_redirect_is_the_clients_to_follow(front: Front, raw: RawServers) -> None:
-    """Followed here, it would lead past the list of what is forwarded."""
-    elsewhere = b"Location: /sleep"
-    front.serve(raw.start(answering(whole(b"", elsewhere, status=b"307 Temporary Redirect"))))
+def test_a_redirect_is_followed_by_nobody(front: Front, raw: RawServers) -> None:
+    """Followed here, it would lead past the list of what is forwarded; a client knows no slice's address."""
+    asked: list[bytes] = []
+
+    async def script(request: bytes, _: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(request.partition(b" HTTP/")[0])
+        writer.write(whole(b"", b"Location: /sleep", status=b"307 Temporary Redirect"))
+
+    front.serve(raw.start(script))
     answer = front.post("/v1/completions")
-    assert (answer.status_code, answer.headers["location"]) == (307, "/sleep")
+    assert answer.status_code == 503
+    assert "location" not in answer.headers
+    assert set(asked) == {b"POST /v1/completions"}
 
 
 def test_connections_to_a_slice_are_used_again(front: Front, raw: RawServers) -> None:

@@ -115,7 +115,8 @@ async def serve() -> AsyncIterator[Serve]:
         for task, writer in answering:
             if task:
                 task.cancel()
-            writer.transport.abort()
+            if not writer.is_closing() or writer.transport.get_write_buffer_size():
+                writer.transport.abort()
         await asyncio.sleep(0)
         await asyncio.sleep(0)  # transports close a turn later
 
