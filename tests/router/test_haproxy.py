@@ -29,7 +29,7 @@ from serving.simulation.ports import free_port
 pytestmark = pytest.mark.http
 
 WRAPPER = str(Path(sys.executable).parent / "serving-haproxy")
-ANSWER_S = 1.2
+ANSWER_S = 2.0
 
 
 def port_of(address: str) -> int:
@@ -164,7 +164,7 @@ def connect(door: Door, source: str, stack: ExitStack) -> None:
 
 def test_a_client_that_waits_for_its_answer_is_not_silent(tmp_path: Path, router: str) -> None:
     door = Door(tmp_path, [backend(router)])
-    with limited(door, Limits(connections=40, headers_s=0.2, silent_s=0.2)):
+    with limited(door, Limits(connections=40, headers_s=ANSWER_S / 2, silent_s=ANSWER_S / 2)):
         until(lambda: is_up(door), "the router's health check")
         for ask in (http.get(f"{door.address}/slow"), http.post(f"{door.address}/slow", json={"a": 1})):
             assert ask.text == "answered"

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from typing import Any
 
 import httpx
@@ -120,6 +119,6 @@ def test_a_stream_leaves_a_slice_that_hangs_and_one_that_is_only_slow_stays() ->
             assert (found.written("b") > alone) is moves
             events = done.split(b"\n\n")
             assert [alike(event) for event in events[:-2]] == [alike(event) for event in expected[:-2]]
-        assert found.relay.breaker.left_out(time.monotonic()) == {"a"}
+        assert found.relay.breaker.left_out(0.0) == {"a"}  # for a second, which the rest of a stream may take
         found.fault("a", hang=False)
         assert found.post(CHAT, **HELLO, max_tokens=2).is_success
