@@ -103,11 +103,14 @@ def load(address: str, directory: Path, *options: str | Path) -> Run:
 
 
 TWO_USERS = ("ShortChat", "-u", "2", "-r", "2")
+PATIENT = f"slo: {{ttft_ms: {1000 * PATIENCE_S:.0f}, itl_ms: {1000 * PATIENCE_S:.0f}}}\n"  # kept on a busy machine too
 
 
 def test_times_are_those_of_the_service(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(PATIENT)
     with asgi_server(service()) as address:
-        run = load(address, tmp_path, *TWO_USERS, "-t", "4s")
+        run = load(address, tmp_path, *TWO_USERS, "-t", "4s", "--thresholds", limits)
     assert run.status == 0, run.said
     assert run.mean_s("TTFT short chat") >= FIRST_S - SHORTER_S
     # On a busy machine a first text is read late, by which the gaps behind it are short.
@@ -179,7 +182,7 @@ def test_refusals_are_their_own_statistic_and_each_key_has_its_rows(tmp_path: Pa
     api_keys = tmp_path / "keys.yaml"
     api_keys.write_text("interactive: {key: sk-interactive}\nbatch: {key: sk-batch}")
     limits = tmp_path / "limits.yaml"
-    limits.write_text("thresholds: {failures: 0, refusals: 0.9}")
+    limits.write_text(PATIENT + "thresholds: {failures: 0, refusals: 0.9}")
     routes = [Route("/v1/models", with_key), Route(CHAT, chat, methods=["POST"])]
     with asgi_server(Starlette(routes=routes)) as address:
         run = load(
@@ -255,13 +258,15 @@ def test_a_service_without_a_model_is_refused(tmp_path: Path) -> None:
     assert "/v1/models was answered 404" in run.said
 
 
-def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report() -> None:
+def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report(tmp_path: Path) -> None:
+    limits = tmp_path / "limits.yaml"
+    limits.write_text(PATIENT)
     web_ui = f"http://127.0.0.1:{free_port()}"
     with asgi_server(service()) as address:
         locust = subprocess.Popen(
             [sys.executable, "-m", "locust", "-f", LOCUSTFILE, "--host", address, "--autostart"]
             + ["--web-host", "127.0.0.1", "--web-port", web_ui.rpartition(":")[2]]
-            + ["--arrivals", "constant", "--rate", "10", "-t", "60s"],
+            + ["--arrivals", "constant", "--rate", "10", "-t", "60s", "--thresholds", str(limits)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
