@@ -21,13 +21,12 @@ from gevent import GreenletExit
 from gevent.pool import Pool
 from locust import LoadTestShape, task
 from locust.exception import StopUser
-from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner
+from locust.runners import WORKER_REPORT_INTERVAL, MasterRunner, Runner
 
 import arrivals
 import exchange
 import traces
 from bad_input import BadInputError
-from figures import Counts
 from prompts import InferenceRequest, Prompts
 from ramping import Ramping
 from rows import REQUEST, Recorder, count
@@ -177,14 +176,17 @@ class OpenLoopShape(LoadTestShape):
         now, counts = self.get_run_time(), count(self.runner.stats)
         if self.ramp and self.ramp.ended(min(now, self.seconds), counts):
             return None
-        if now >= self.seconds and self._drained(now - self.seconds, counts):
+        if now >= self.seconds and self._drained(self.runner, now - self.seconds):
             return None
         # Workers get both with the options that locust sends them.
         self._options.open_loop_s = self.seconds
         self._options.open_loop_workers = workers = max(self.runner.worker_count, 1)
         return workers, workers
 
-    def _drained(self, waited_s: float, counts: Counts) -> bool:
-        """Whether every answer is there or was waited for long enough; workers' counts come late."""
-        lag_s = 2 * WORKER_REPORT_INTERVAL if isinstance(self.runner, MasterRunner) else 0
-        return waited_s >= lag_s and (counts.in_flight == 0 or waited_s >= self._options.drain_s)
+    def _drained(self, runner: Runner, waited_s: float) -> bool:
+        """Whether every answer is there or was waited for long enough; what workers say comes late.
+
+        A user ends once all its arrivals are answered. Requests sent and not answered don't tell: one may be about to be sent.
+        """
+        lag_s = 2 * WORKER_REPORT_INTERVAL if isinstance(runner, MasterRunner) else 0
+        return waited_s >= lag_s and (runner.user_count == 0 or waited_s >= self._options.drain_s)

@@ -83,10 +83,12 @@ class Run:
         return float(self.rows[row]["Average Response Time"]) / 1000
 
 
-def load(address: str, directory: Path, *options: str | Path) -> Run:
+def load(address: str, directory: Path, *options: str | Path, more: Path = STATISTICS) -> Run:
+    """`more`: one more locustfile."""
     written = directory / "statistics.csv"
+    files = ",".join(map(str, dict.fromkeys((LOCUSTFILE, STATISTICS, more))))
     done = subprocess.run(
-        [sys.executable, "-m", "locust", "-f", f"{LOCUSTFILE},{STATISTICS}", "--headless", "--only-summary"]
+        [sys.executable, "-m", "locust", "-f", files, "--headless", "--only-summary"]
         + ["--host", address, *options],
         env=os.environ | {"STATISTICS": str(written)},
         capture_output=True,
@@ -168,6 +170,32 @@ def test_open_loop_counts_latency_from_the_intended_start(tmp_path: Path) -> Non
     report = (tmp_path / "report.html").read_text()
     assert report.count("<svg") >= 6
     assert "broken: latency_p99_ms" in report
+
+
+LATE = """
+import gevent
+from open_loop import OpenLoop
+
+start = OpenLoop._start
+
+
+def late(*arguments):
+    gevent.sleep(3)
+    start(*arguments)
+
+
+OpenLoop._start = late
+"""
+
+
+def test_what_a_busy_machine_sends_after_the_end_is_waited_for_too(tmp_path: Path) -> None:
+    late = tmp_path / "late.py"
+    late.write_text(LATE)
+    constant = ("--arrivals", "constant", "--rate", "20", "-t", "1s")
+    with asgi_server(service()) as address:
+        run = load(address, tmp_path, "ShortChat", *constant, more=late)
+    assert run.count("POST short chat") == run.count("start short chat") > 0
+    assert run.failures("POST short chat") == 0
 
 
 def test_refusals_are_their_own_statistic_and_each_key_has_its_rows(tmp_path: Path) -> None:
