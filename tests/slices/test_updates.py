@@ -62,12 +62,14 @@ def test_without_a_spare_slice_an_old_one_makes_room(running: Service) -> None:
     running.cluster.kill_slice(spare)
     shape = running.cluster.status()[0].shape
     before = replicas(running)
-    with load(running) as wrong:
-        running.deploy(engine={"max_model_len": 8192, "max_num_seqs": 64})
-        entries = until_replaced(running, before)
-    assert {entry.slice for entry in entries} == used
-    assert wrong == []
-    running.cluster.add_slice(shape)
+    try:
+        with load(running) as wrong:
+            running.deploy(engine={"max_model_len": 8192, "max_num_seqs": 64})
+            entries = until_replaced(running, before)
+        assert {entry.slice for entry in entries} == used
+        assert wrong == []
+    finally:
+        running.cluster.add_slice(shape)
 
 
 def test_an_engine_that_does_not_start_stops_the_roll_and_the_old_ones_serve_on(running: Service) -> None:
