@@ -243,7 +243,7 @@ class RouterCore:
         yield
         self._rates.observe(entries, demands, now_s)
         yield
-        self.admission.others(demands, self.name)
+        yield from self.admission.others(demands, self.name)
         if self.neighbours:
             self.neighbours.settle(demands)
         others = [suspicions for router, suspicions in snapshot.suspicions.items() if router != self.name]

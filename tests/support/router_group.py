@@ -114,7 +114,7 @@ class RouterGroup:
         alive, forgotten = self.liveness[name].routers(self.store.values(), self.now_s)
         for demand in forgotten:
             self.store.pop(demand.router, None)
-        router.others(alive, name)
+        list(router.others(alive, name))
         router.refresh()
         self.beats += 1
         record = Demand(name, MODEL, **router.counts(MODEL), keys=router.key_uses(), beat=self.beats)

@@ -5,7 +5,9 @@ longest unused of them go where there are too many.
 """
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from serving.errors import ServingError
 from serving.router.admission.meter import Meter
@@ -18,6 +20,9 @@ _MOST_BEARERS = 10_000  # whose use is remembered
 # Keys that nobody has used yet, of which other routers are told in one beat: each costs every router tens of microseconds in each
 # of the next twenty beats. A key that is used is told of at once.
 _NEW_A_BEAT = 50
+_A_STEP = 50  # keys that a beat looks at before requests go on
+
+_T = TypeVar("_T")
 
 
 class Accounts:
@@ -83,23 +88,18 @@ class Accounts:
         self._bearers[key.name] = account  # the latest stands last
         return account
 
-    def others(self, demands: Sequence[Demand], router: str, now_s: float, at_s: float) -> None:
-        """Take over what the other routers say of keys; `router` is this one. Once a beat."""
-        by_key: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
-        for other in demands:
-            for key, use in other.keys.items():
-                by_key[key][other.router] = KeyUse.of(use)
-        self._router, self._told = router, by_key
-        self._other_routers = frozenset(other.router for other in demands)
-        for key, uses in by_key.items():
-            account = self._by_id.get(key)
-            if account and account.is_news(uses):
-                account.wake(now_s)
-                self._used[key] = account
-        self._used = {key: account for key, account in self._used.items() if not account.rests(now_s)}
+    def others(self, demands: Sequence[Demand], router: str, now_s: float, at_s: float) -> Iterator[None]:
+        """Take over what the other routers say of keys; `router` is this one. Once a beat, in steps between which requests may go on."""
+        self._router = router
+        yield from self._hear(demands, now_s)
         self._introduce(now_s)
-        for account in self._used.values():
-            self._share(account, now_s, at_s)
+        for used in _groups(list(self._used.items())):
+            for key, account in used:
+                if not account.rests(now_s):
+                    self._share(account, now_s, at_s)
+                elif self._used.get(key) is account:
+                    del self._used[key]
+            yield
 
     def lost(self, now_s: float) -> None:
         """Other routers may have taken this one for gone, and its part of all limits."""
@@ -122,6 +122,23 @@ class Accounts:
         if changed:
             self._set(now_s)
         return changed
+
+    def _hear(self, demands: Sequence[Demand], now_s: float) -> Iterator[None]:
+        by_key: defaultdict[str, dict[str, KeyUse]] = defaultdict(dict)
+        for other in demands:
+            for keys in _groups(other.keys.items()):
+                for key, use in keys:
+                    by_key[key][other.router] = KeyUse.of(use)
+                yield
+        self._told = by_key
+        self._other_routers = frozenset(other.router for other in demands)
+        for told in _groups(by_key.items()):
+            for key, uses in told:
+                account = self._by_id.get(key)
+                if account and account.is_news(uses):
+                    account.wake(now_s)
+                    self._used[key] = account
+            yield
 
     def _share(self, account: Account, now_s: float, at_s: float) -> None:
         uses = self._told.get(account.key.id, {})
@@ -171,3 +188,9 @@ class Accounts:
             account = self._new.popleft()
             if self._by_id.get(account.key.id) is account:
                 self._knows(account, now_s)
+
+
+def _groups(items: Iterable[_T]) -> Iterator[list[_T]]:
+    rest = iter(items)
+    while group := list(islice(rest, _A_STEP)):
+        yield group

@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from serving.batches.lines import FREE_SEATS
@@ -240,8 +240,11 @@ class AdmissionController:
         """The budgets of a visitor's key, and what of them is used."""
         return visit.account.budget.state(self.calendar()) if visit.account.budget else {}
 
-    def others(self, demands: Iterable[Demand], router: str) -> None:
-        """Take over what the other routers say, from the live demands in the store; `router` is this one. Once a beat."""
+    def others(self, demands: Iterable[Demand], router: str) -> Iterator[None]:
+        """Take over what the other routers say, from the live demands in the store; `router` is this one.
+
+        Once a beat, in steps between which requests may go on.
+        """
         now_s, at_s = self._clock(), self.calendar()
         self._others = [other for other in demands if other.router != router]
         self._lost_s = math.inf
@@ -256,7 +259,7 @@ class AdmissionController:
             # What only fills is no reason to lease a seat that another router's requests wait for.
             taken, wanted = self._queue.seats_needed(model), self._queue.seats_wanted(model)
             lease.beat(capacity(self._table.entries(model), self._most[model]), router, taken, wanted, books)
-        self._accounts.others(self._others, router, now_s, at_s)
+        yield from self._accounts.others(self._others, router, now_s, at_s)
 
     def key_uses(self) -> dict[str, Sequence[float]]:
         """What limited keys that are used have in this router, for the other routers; by the beginning of a key's hash."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from support.simulated_engine import small_plan
 from serving.config import RouterSpec
 from serving.router.admission.accounts import Accounts
 from serving.router.admission.controller import AdmissionController
+from serving.router.admission.shares import KeyUse
 from serving.router.http.auth import Key, KeyFile, new
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import Demand
@@ -49,10 +50,13 @@ class Router:
 
     def beat(self, *others: "Router") -> set[str]:
         """Of which keys it tells the others now."""
+        list(self.begin_beat(*others))
+        return set(self.accounts.uses(self.now_s))
+
+    def begin_beat(self, *others: "Router") -> Iterator[None]:
         said = [Demand(other.name, "llama", keys=other.accounts.uses(self.now_s)) for other in others]
         self.now_s += BEAT_S
-        self.accounts.others(said, self.name, self.now_s, self.now_s)
-        return set(self.accounts.uses(self.now_s))
+        return self.accounts.others(said, self.name, self.now_s, self.now_s)
 
 
 def test_of_many_keys_that_nobody_uses_others_are_told_by_and_by() -> None:
@@ -91,6 +95,36 @@ def test_of_keys_that_are_read_anew_only_those_are_told_of_that_changed() -> Non
     assert one.accounts.refresh(one.now_s)
     assert set(one.accounts.uses(one.now_s)) == {changed.id, rolled.id, used.id, came.id}
     assert one.accounts.of(changed, one.now_s, 0.0).key.concurrency == 5
+
+
+def test_requests_go_on_while_a_beat_looks_at_many_keys() -> None:
+    """With 2,000 keys in use each beat held them up for a tenth of a second."""
+    keys = [key(f"key {number}", requests_per_minute=60) for number in range(400)]
+    one, two = Router("one", keys), Router("two", keys)
+    for every in keys:
+        two.accounts.arriving([(b"authorization", f"Bearer {every.name}".encode())], 0.0, 0.0).arrive(0.0)
+    steps = 0
+    for _ in one.begin_beat(two):
+        one.accounts.arriving([(b"authorization", f"Bearer {keys[steps].name}".encode())], one.now_s, 0.0)
+        steps += 1
+    assert steps >= 3 * len(keys) / 50
+    # Each of them knows of the request at the other router.
+    levels = {use.requests_left for use in map(KeyUse.of, one.accounts.uses(one.now_s).values())}
+    assert len(one.accounts.uses(one.now_s)) == len(keys)
+    assert max(levels) < 60
+
+
+def test_what_changes_between_the_steps_of_a_beat_stays_changed() -> None:
+    keys = [key(f"key {number}") for number in range(200)]
+    one, two = Router("one", keys), Router("two", keys)
+    for every in keys:
+        two.accounts.arriving([(b"authorization", f"Bearer {every.name}".encode())], 0.0, 0.0)
+    steps = one.begin_beat(two)
+    next(steps)
+    one.keys.have(keys[:100])
+    assert one.accounts.refresh(one.now_s)
+    list(steps)
+    assert set(one.accounts.uses(one.now_s)) == {every.id for every in keys[:100]}
 
 
 async def test_a_changed_file_is_parsed_beside_the_event_loop(tmp_path: Path) -> None:

@@ -425,7 +425,7 @@ def test_routers_share_a_key_s_limit(tmp_path: Path) -> None:
     other = Demand("b", MODEL, keys={id_of(keys): KeyUse(open=1, leased=1)})
     with fronted(keys) as front:
         for _ in range(2):
-            front.gate.others([other, Demand("me", MODEL)], "me")
+            list(front.gate.others([other, Demand("me", MODEL)], "me"))
         with ThreadPoolExecutor(1) as pool:
             call = pool.submit(front.post, key, hold=True)
             until(lambda: front.count("in_flight") == 1, "one runs")
