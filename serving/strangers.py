@@ -12,24 +12,34 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from serving import secret
 
 _WITHIN_S = 15.0  # as at the front door
+_READ_S = 1.0  # a busy process takes connections faster than it reads what has come with them
 _MOST = 1024
+_AT_ONCE = 8  # times as many where all have just come
 _MOST_HEAD_BYTES = 64 << 10
 
 
 class Strangers:
-    """Those of one port. Each is cut off after `within_s`; of more than `most` the oldest goes."""
+    """Those of one port. Each is cut off after `within_s`.
 
-    def __init__(self, within_s: float = _WITHIN_S, most: int = _MOST) -> None:
+    Of more than `most` the oldest go once each has been there for `read_s`, at eight times as many at once.
+    """
+
+    def __init__(self, within_s: float = _WITHIN_S, most: int = _MOST, read_s: float = _READ_S) -> None:
         self._within_s = within_s
         self._most = most
+        self._read_s = read_s
         self._timers: dict[asyncio.Transport, asyncio.TimerHandle] = {}  # the oldest first
 
     def came(self, transport: asyncio.Transport) -> None:
-        if len(self._timers) >= self._most:
-            oldest = next(iter(self._timers))
+        loop = asyncio.get_running_loop()
+        while len(self._timers) >= self._most:
+            oldest, timer = next(iter(self._timers.items()))
+            came_s = timer.when() - self._within_s
+            if loop.time() - came_s < self._read_s and len(self._timers) < self._most * _AT_ONCE:
+                break
             self.left(oldest)
             oldest.abort()
-        self._timers[transport] = asyncio.get_running_loop().call_later(self._within_s, transport.abort)
+        self._timers[transport] = loop.call_later(self._within_s, transport.abort)
 
     def left(self, transport: asyncio.Transport) -> None:
         """It is known now, or gone; a second call changes nothing."""

@@ -42,11 +42,26 @@ async def test_a_stranger_has_a_time_and_one_that_is_known_has_none() -> None:
 
 @pytest.mark.unit
 async def test_of_too_many_strangers_the_oldest_goes() -> None:
-    strangers, wires = Strangers(most=2), [Wire() for _ in range(4)]
+    strangers, wires = Strangers(most=2, read_s=0), [Wire() for _ in range(4)]
     for wire in wires:
         strangers.came(wire)  # type: ignore[arg-type]
     assert [wire.aborted for wire in wires] == [True, True, False, False]
     for wire in wires:
+        strangers.left(wire)  # type: ignore[arg-type]
+
+
+@pytest.mark.unit
+async def test_of_many_that_came_at_once_none_goes_before_it_was_read() -> None:
+    """A busy process takes a thousand connections before it reads the first one's head."""
+    strangers, wires = Strangers(most=2, read_s=PATIENCE_S), [Wire() for _ in range(18)]
+    for wire in wires:
+        strangers.came(wire)  # type: ignore[arg-type]
+    assert [wire.aborted for wire in wires] == [True] * 2 + [False] * 16
+    strangers._read_s = 0
+    last = Wire()
+    strangers.came(last)  # type: ignore[arg-type]
+    assert [wire.aborted for wire in wires] == [True] * 17 + [False]
+    for wire in (*wires, last):
         strangers.left(wire)  # type: ignore[arg-type]
 
 

@@ -11,6 +11,9 @@ Serve waits an hour for a silent client, and takes 4,096 connections: whoever op
 headers have to come within seconds, and a client that neither sends nor reads is cut off. No single address takes more than
 half of the door. Only the host itself reads the statistics, and only its own user reaches the admin socket. TLS ends here.
 
+Serve has HAProxy take a router for gone after three connections in a row that it does not take, or two checks of its health: a crowd
+without keys did that to a router that was only busy, and everybody got a 503. Here only checks tell, and it takes six.
+
 HAProxy would speak HTTP/2 with whoever begins to, also without TLS: a hundred requests on each connection that it counts. And each
 method that a stranger makes up would be a series of Serve's metrics for good.
 """
@@ -49,6 +52,8 @@ _FILES_A_CONNECTION = (
 _OTHER_FILES = 512
 _HEADERS_S = 15
 _SILENT_S = 60  # as `router.body_timeout_s`; it does not run while the client waits for an answer
+_FALL = 6  # with Serve's pauses between them a router that refuses is gone after some seconds
+_MARK_DOWN = re.compile(r" observe layer4 error-limit \d+ on-error mark-down")
 _APPLICATION = re.compile(r"^\s*use_backend ", re.MULTILINE)
 _NOT_FOUND = re.compile(r"http-request return status 404 .*")
 _ERROR_FILE = re.compile(r"errorfile 503 (\S+)")
@@ -57,11 +62,12 @@ _DOOR = re.compile(r"^(frontend http_frontend\n\s*bind \S+)$(?!\n\s*stick-table)
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the door waits for a client, and how many it takes."""
+    """How long the door waits for a client, how many it takes, and after how many failed checks a router is gone."""
 
     connections: int
     headers_s: float = _HEADERS_S
     silent_s: float = _SILENT_S
+    fall: int = _FALL
 
 
 def main() -> None:
@@ -107,6 +113,8 @@ def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str
         (r"^(listen stats\n\s*bind )\*?:", r"\g<1>127.0.0.1:"),
     ):
         text = re.sub(pattern, replacement, text, count=1, flags=re.MULTILINE)
+    text = _MARK_DOWN.sub("", text)
+    text = re.sub(r"^(\s*default-server .*\bfall) \d+", rf"\g<1> {limits.fall}", text, flags=re.MULTILINE)
     tls = f" ssl crt {certificate} ssl-min-ver TLSv1.2 alpn http/1.1" if certificate else ""
     half, most = limits.connections // 2, limits.connections // 2
     refusal = json.dumps(json.dumps(_NO_METHOD.openai_body()))
@@ -139,7 +147,8 @@ def _limits(variables: Mapping[str, str]) -> Limits:
     )
     connections = int(variables.get("RAY_SERVE_HAPROXY_MAXCONN") or max(64, min(_MOST_CONNECTIONS, able)))
     silent_s = float(variables.get("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S") or _SILENT_S)
-    return Limits(connections, silent_s=silent_s)
+    fall = int(variables.get("RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL") or _FALL)
+    return Limits(connections, silent_s=silent_s, fall=fall)
 
 
 def _certificate(folder: Path, variables: Mapping[str, str]) -> Path | None:

@@ -1,6 +1,8 @@
 """The front door: the real HAProxy, started as Serve starts it, on the config that Serve writes."""
 
 import asyncio
+import csv
+import io
 import os
 import socket
 import ssl
@@ -198,6 +200,31 @@ def test_a_client_that_reads_nothing_is_cut_off(tmp_path: Path) -> None:
         servers.stop()
 
 
+def test_a_router_that_is_only_busy_is_not_taken_for_gone(tmp_path: Path, router: str) -> None:
+    """Serve's config takes one for gone after three connections in a row that it refuses: a crowd made it do so."""
+    door = Door(tmp_path, [backend(router)])
+    written = door.config.read_text()
+    port = port_of(router)
+    for line in ("observe layer4 error-limit 3 on-error mark-down", "fall 2 rise 2"):
+        assert line in written
+    refusing = socket.socket()
+    refusing.bind(("127.0.0.1", 0))  # without listening: who connects is refused
+    config = written.replace(f"127.0.0.1:{port}", f"127.0.0.1:{refusing.getsockname()[1]}")
+    door.config.write_text(config.replace("check observe", f"check port {port} observe"))
+    with refusing, limited(door, Limits(connections=40)):
+        until(lambda: stats_of(door)["check_status"] == "L7OK", "a check of the router's health")
+        for _ in range(8):
+            assert http.get(f"{door.address}/").is_server_error
+        assert stats_of(door)["status"].startswith("UP")
+
+
+def stats_of(door: Door) -> dict[str, str]:
+    """What HAProxy says of the router."""
+    table = http.get(f"http://127.0.0.1:{door.stats}/stats;csv").text
+    rows = csv.DictReader(io.StringIO(table.removeprefix("# ")))
+    return next(row for row in rows if row["svname"] == "router")
+
+
 def test_methods_that_strangers_make_up_reach_no_router_and_no_log(tmp_path: Path, router: str) -> None:
     """Serve's collector of metrics reads the log: each method would be series of its own, for good."""
     door = Door(tmp_path, [backend(router)])
@@ -307,10 +334,16 @@ def test_a_corrected_config_stays_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_operators_own_limits_stand(tmp_path: Path) -> None:
-    door = Door(tmp_path)
+    door = Door(tmp_path, [backend(free_address())])
     haproxy.correct(
-        door.config, {"RAY_SERVE_HAPROXY_MAXCONN": "77", "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "900"}
+        door.config,
+        {
+            "RAY_SERVE_HAPROXY_MAXCONN": "77",
+            "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "900",
+            "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "3",
+        },
     )
     text = door.config.read_text()
+    assert " fall 3 " in text
     assert "    maxconn 77\n" in text
     assert "    timeout client 900000ms\n" in text

@@ -36,6 +36,7 @@ _CONTENT_LENGTH = b"content-length"
 _OF_BODY = (_CONTENT_LENGTH, b"transfer-encoding")
 _UPGRADE = b"upgrade"
 _HTTP_2 = b"h2c"  # HTTP/2 without TLS
+_HEALTH = "/-/healthz"  # Serve's own path: HAProxy takes a router that does not answer it for gone
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Relay:
     `prefix` stands before the paths of the routes. A request with one of the headers `left_out` goes to the ASGI app. `began`
     and `ended` hear of every request; `ended` gets the path, the seconds that it took, and what it was ended by, if not by its
     answer. `strangers` are the connections without a whole head yet. While `leaving`, connections end with their answers: clients come
-    back elsewhere before the port is closed. Where many requests come at once they begin in turn, by `whose` they are.
+    back elsewhere before the port is closed. Where many requests come at once they begin in turn, by `whose` they are, and questions
+    for the router's health beside them.
     """
 
     answer: Callable[[Request, Downstream], Awaitable[None]]
@@ -196,9 +198,11 @@ class Door(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         """Answer a request whose turn it is on this connection."""
         self._turn = cycle
-        self.relay.starts.put(
-            partial(self._begin, cycle, app), partial(self.relay.whose, cycle.scope["headers"])
-        )
+        self.relay.starts.put(partial(self._begin, cycle, app), partial(self._owner, cycle.scope))
+
+    def _owner(self, scope: Mapping[str, Any]) -> str:
+        """Whose turn a request takes. One that is relayed has no path before it begins."""
+        return _HEALTH if scope.get("path") == _HEALTH else self.relay.whose(scope["headers"])
 
     def _begin(self, cycle: Any, app: Any) -> None:
         if self.transport.is_closing():

@@ -586,9 +586,11 @@ async def said(
     return answers, closed
 
 
-async def connected(door: partial[Door]) -> HttpToolsProtocol:
+async def connected(door: partial[Door], app: Any = None) -> HttpToolsProtocol:
     """A connection without a client."""
-    config = uvicorn.Config(None, http=door, access_log=False, log_config=None)  # type: ignore[arg-type]  # as above
+    config = uvicorn.Config(app, http=door, access_log=False, log_config=None)  # type: ignore[arg-type]  # as above
+    if app:
+        config.load()
     connection = door(
         config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
     )
@@ -622,6 +624,38 @@ async def test_of_many_requests_at_once_those_of_another_key_wait_for_few(*, gon
     assert len(began) == len(connections) - len(lost)
     for connection in connections:
         connection.connection_lost(None)
+
+
+async def test_a_health_check_waits_for_no_crowd_without_a_key() -> None:
+    """HAProxy takes a router that does not answer it for gone."""
+    began: list[str] = []
+
+    async def answer(_request: Request, client: Downstream) -> None:
+        began.append("of the crowd")
+        client.start(200, [(b"content-length", b"0")])
+        client.end()
+
+    async def app(scope: Scope, _receive: Receive, send: Send) -> None:
+        began.append(scope["path"])
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+
+    door = partial(Door, Relay(answer))
+    connections = [await connected(door, app) for _ in range(101)]
+    requests = [post(b"hello"), b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"] * 50
+    check = b"GET /-/healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+    for connection, request in zip(connections, [*requests, check], strict=True):
+        connection.data_received(request)
+    async with asyncio.timeout(PATIENCE_S):
+        while len(began) < len(connections):  # noqa: ASYNC110  turn by turn
+            await asyncio.sleep(0)
+    assert began.index("/-/healthz") < 10
+    assert (began.count("of the crowd"), began.count("/v1/models")) == (50, 50)
+    await asyncio.sleep(0)
+    for connection in connections:
+        connection.connection_lost(None)
+        if connection.timeout_keep_alive_task:
+            connection.timeout_keep_alive_task.cancel()
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
