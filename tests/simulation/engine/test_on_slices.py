@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 3"
 
 SLICES = 3
-MOST_MEMORY = 250e6
+MOST_MEMORY = 180e6  # its own: how many pages of shared libraries count is the kernel's choice
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_a_replica_is_small_and_holds_no_other_engine(running: Service) -> None:
         (process,) = (
             one for one in running.cluster.processes(entry.slice, 0) if _listens(one, entry.address)
         )
-        used = process.memory_info().rss
+        used = process.memory_full_info().uss
         print(f"{entry.slice}: {used / 1e6:.0f} MB")
         assert used < MOST_MEMORY
         loaded = {Path(each.path).name for each in process.memory_maps()}
