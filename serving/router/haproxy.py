@@ -8,8 +8,8 @@ HAProxy also answers by itself without a router: 404 in plain text before it kno
 where a router broke off. OpenAI's clients take a 404 as final, but they should come again.
 
 Serve waits an hour for a silent client, and takes 4,096 connections: whoever opened so many closed the door. Here a request's
-headers have to come within seconds, and a client that neither sends nor reads is cut off. No single address takes more than
-half of the door. Only the host itself reads the statistics, and only its own user reaches the admin socket. TLS ends here.
+headers have to come within seconds, and a client that neither sends nor reads is cut off. The fuller the door, the fewer connections an
+address may have: a few addresses can't take all of it. An IPv6 network of one subscriber counts as an address. Only the host itself reads the statistics, and only its own user reaches the admin socket. TLS ends here.
 
 Serve has HAProxy take a router for gone after three connections in a row that it does not take, or two checks of its health: a crowd
 without keys did that to a router that was only busy, and everybody got a 503. Here only checks tell, and it takes six.
@@ -50,6 +50,9 @@ _FILES_A_CONNECTION = (
     2.5  # the client's, the router's, and two of a pipe for every fourth; HAProxy refuses to start with less
 )
 _OTHER_FILES = 512
+# Once more than the first share of the door is taken, no address gets more than the second. Those who come through one or two
+# proxies have three quarters of it.
+_SHARES = ((1 / 2, 1 / 2), (3 / 4, 1 / 8), (7 / 8, 1 / 64))
 _HEADERS_S = 15
 _SILENT_S = 60  # as `router.body_timeout_s`; it does not run while the client waits for an answer
 _FALL = 6  # with Serve's pauses between them a router that refuses is gone after some seconds
@@ -116,13 +119,17 @@ def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str
     text = _MARK_DOWN.sub("", text)
     text = re.sub(r"^(\s*default-server .*\bfall) \d+", rf"\g<1> {limits.fall}", text, flags=re.MULTILINE)
     tls = f" ssl crt {certificate} ssl-min-ver TLSv1.2 alpn http/1.1" if certificate else ""
-    half, most = limits.connections // 2, limits.connections // 2
+    rejects = "".join(
+        f"    tcp-request connection reject if {{ fe_conn gt {int(taken * limits.connections)} }} "
+        f"{{ sc0_conn_cur gt {max(1, int(most * limits.connections))} }}\n"
+        for taken, most in _SHARES
+    )
     refusal = json.dumps(json.dumps(_NO_METHOD.openai_body()))
     door = (
         f"{tls}\n"
         "    stick-table type ipv6 size 100k expire 10s store conn_cur\n"
-        "    tcp-request connection track-sc0 src\n"
-        f"    tcp-request connection reject if {{ fe_conn gt {half} }} {{ sc0_conn_cur gt {most} }}\n"
+        "    tcp-request connection track-sc0 src,ipmask(32,64)\n"
+        f"{rejects}"
         "    option disable-h2-upgrade\n"
         f"    acl known_method method {_METHODS}\n"
         "    http-request set-log-level silent unless known_method\n"

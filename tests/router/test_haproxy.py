@@ -4,6 +4,7 @@ import asyncio
 import csv
 import io
 import os
+import re
 import socket
 import ssl
 import subprocess
@@ -49,13 +50,14 @@ def three_ports() -> Sequence[int]:
 class Door:
     """Serve's config for one door, and where it listens."""
 
-    def __init__(self, folder: Path, backends: Sequence[BackendConfig] = ()) -> None:
+    def __init__(self, folder: Path, backends: Sequence[BackendConfig] = (), host: str = "0.0.0.0") -> None:
+        self.host = "127.0.0.1" if host == "0.0.0.0" else host
         self.port, self.metrics, self.stats = three_ports()
         self.address = f"http://127.0.0.1:{self.port}"
         self.config = folder / "haproxy.cfg"
         self.socket = folder / "admin.sock"
         serve = HAProxyConfig(
-            http_options=HTTPOptions(host="0.0.0.0", port=self.port),
+            http_options=HTTPOptions(host=host, port=self.port),
             is_head=True,
             has_received_routes=True,
             has_received_servers=True,
@@ -81,16 +83,16 @@ def running(door: Door, command: Sequence[str], **variables: str) -> Iterator[ps
     environment = {**os.environ, **variables}
     with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=environment) as started:
         try:
-            until(lambda: started.poll() is not None or listens(door.port), "HAProxy")
+            until(lambda: started.poll() is not None or listens(door), "HAProxy")
             assert started.poll() is None, started.stderr and started.stderr.read()
             yield psutil.Process(started.pid)
         finally:
             started.kill()
 
 
-def listens(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) == 0
+def listens(door: Door) -> bool:
+    with socket.socket(socket.AF_INET6 if ":" in door.host else socket.AF_INET) as probe:
+        return probe.connect_ex((door.host, door.port)) == 0
 
 
 def wrapped(door: Door, **variables: str) -> Any:
@@ -155,6 +157,32 @@ def test_silent_sockets_do_not_close_the_door(tmp_path: Path, router: str) -> No
         for host in range(2, 202):
             connect(other, f"127.0.0.{host}", open_sockets)
         assert http.get(f"{other.address}/", timeout=60).text == "answered"
+
+
+def test_a_few_addresses_do_not_close_the_door(tmp_path: Path, router: str) -> None:
+    door = Door(tmp_path, [backend(router)])
+    with limited(door, Limits(connections=128, headers_s=600, silent_s=600)), ExitStack() as open_sockets:
+        until(lambda: is_up(door), "the router's health check")
+        for host in range(2, 7):
+            for _ in range(150):
+                connect(door, f"127.0.0.{host}", open_sockets)
+        assert http.get(f"{door.address}/", timeout=60).text == "answered"
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
+def test_the_addresses_of_one_ipv6_network_count_as_one(tmp_path: Path) -> None:
+    door = Door(tmp_path, host="::1")
+    with wrapped(door), socket.create_connection(("::1", door.port)):
+        until(lambda: tracked(door), "HAProxy takes the connection")
+        assert tracked(door) == ["::"]
+
+
+def tracked(door: Door) -> list[str]:
+    """The addresses whose connections HAProxy counts."""
+    with socket.socket(socket.AF_UNIX) as admin:
+        admin.connect(str(door.socket))
+        admin.sendall(b"show table http_frontend\n")
+        return re.findall(r"key=(\S+)", admin.makefile().read())
 
 
 def connect(door: Door, source: str, stack: ExitStack) -> None:
