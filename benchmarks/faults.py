@@ -147,6 +147,11 @@ def _kill_controller(trial: SimulatedService, _: SliceRecord) -> None:
     controllers(trial.cluster)[0].kill()
 
 
+def _kill_haproxy(trial: SimulatedService, _: SliceRecord) -> None:
+    for process in called("haproxy -dS", trial.cluster.processes()):
+        process.kill()
+
+
 FAULTS = (
     Fault("nothing", "for comparison", takes_slice=False),
     Fault("engine", "an engine's process dies", _kill_engine),
@@ -181,6 +186,7 @@ FAULTS = (
     ),
     Fault("controller", "SIGKILL to the Serve controller", _kill_controller, takes_slice=False),
     Fault("router", "SIGKILL to one of two routers", _kill_router, takes_slice=False),
+    Fault("haproxy", "SIGKILL to HAProxy", _kill_haproxy, takes_slice=False),
     Fault(
         "head",
         "the head is gone and started again, its control store on disk",

@@ -60,6 +60,8 @@ def of_serve(ports: Ports, haproxy: Path) -> dict[str, str]:
         "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "serving-haproxy"),
         # Serve kills a proxy that is not there after three times as long, by default 5 s. On two busy cores one is imported in 15 s.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "20",
+        # As the image has it (Dockerfile).
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
         # Two simulations' proxies would share a fallback port, and each answer the other's clients.
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(ports.fallback_http),
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(ports.fallback_grpc),

@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 from support import quick_http as http
 from support.leases import Leases
-from support.service import MODEL, Service, service
+from support.service import MODEL, Service, called, service
 
 from serving.router.http.auth import new
 from serving.simulation.ports import free_port
@@ -269,3 +270,22 @@ def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
         lambda: len(running.records().demands) == ROUTERS,
         "what the lost one had written to be taken off the board",
     )
+
+
+@pytest.mark.parametrize("name", ["haproxy -dS", "ray::HAProxyManager"])
+def test_haproxy_and_what_keeps_it_come_back_beside_the_same_routers_and_slices(
+    running: Service, keys: dict[str, str], name: str
+) -> None:
+    running.until(lambda: ask(running, keys["free"]).is_success, "the door")
+    routers, slices = set(live_routers(running)), {entry.replica for entry in running.serving()}
+    victims = called(name, running.cluster.processes())
+    assert victims
+    for victim in victims:
+        victim.kill()
+    psutil.wait_procs(victims)
+    began_s = time.monotonic()
+    assert ask(running, keys["free"], address=DIRECT).is_success
+    running.until(lambda: ask(running, keys["free"]).is_success, "the door")
+    print(f"{name}: answered {time.monotonic() - began_s:.1f} s after its end")
+    assert set(live_routers(running)) == routers
+    assert {entry.replica for entry in running.serving()} == slices
