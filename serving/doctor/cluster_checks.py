@@ -18,6 +18,8 @@ from serving.tpu import POOL_LABEL, Slice, pool_label, serves_pool
 _GUIDE = "docs/guides/gke.md"
 _REFUSED = "InvalidAuthToken"  # as Ray says that a caller has not the cluster's token
 _STRANGER = "give this command the cluster's token: RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH; a head has it"
+_HAPROXY = "RAY_SERVE_HAPROXY_BINARY_PATH"
+_LOOKS_AFTER = "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"
 _NOBODY = "start the cluster, or name another with --address or RAY_ADDRESS"
 
 
@@ -237,6 +239,27 @@ def control_store(facts: Facts) -> list[Finding]:
     ]
 
 
+def door(facts: Facts) -> list[Finding]:
+    if not isinstance(facts.head, HostFacts):
+        return [not_looked_at(facts.head)]
+    findings = []
+    if not facts.head.environment.get(_HAPROXY, "").endswith("serving-haproxy"):
+        findings.append(
+            warning(
+                "HAProxy runs as Serve sets it up: silent sockets close the door for an hour, and engines work on for clients that hang up",
+                f"set {_HAPROXY} in the head's environment, as the image does, to where `serving-haproxy` is",
+            )
+        )
+    if _LOOKS_AFTER not in facts.head.environment:
+        findings.append(
+            warning(
+                "Serve looks after HAProxy every 10 s: one that dies is back after half a minute",
+                f"set {_LOOKS_AFTER}=1 in the head's environment, as the image does",
+            )
+        )
+    return findings or [ok("HAProxy runs with this service's limits, and is started anew within seconds")]
+
+
 def endpoints(facts: Facts) -> list[Finding]:
     if isinstance(facts.endpoints, str):
         return [not_looked_at(facts.endpoints)]
@@ -324,6 +347,7 @@ CLUSTER: Sequence[Check] = (
     Check("slices", "Every slice that has joined has all its hosts, with all their chips.", slices),
     Check("pools", "There are as many whole slices as `replicas.min` asks for.", pools),
     Check("control store", "Ray's control store outlives the head.", control_store),
+    Check("door", "HAProxy on the head has this service's limits, and is looked after every second.", door),
     Check("pods", "The pods of head, slices and Redis run in Kubernetes, and why not.", pods),
     Check("nodes", "The pods of a slice are on nodes of one node pool.", nodes),
     Check("endpoints", "The Service in Kubernetes leads to the head, and nowhere else.", endpoints),

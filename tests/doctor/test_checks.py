@@ -78,6 +78,11 @@ def without(variable: str) -> Facts:
     )
 
 
+def on_a_head_without(variable: str) -> Facts:
+    environment = {name: value for name, value in head().environment.items() if name != variable}
+    return replace(healthy(), head=replace(head(), environment=environment))
+
+
 def record(**changes: Any) -> SliceRecord:
     plan = llama()
     fields: dict[str, Any] = {
@@ -294,6 +299,18 @@ FAULTS: dict[str, tuple[str, Callable[[], Facts], str, Verdict]] = {
         "control store",
         lambda: replace(healthy(), head=replace(head(), environment={})),
         "in the head's memory",
+        Verdict.WARNING,
+    ),
+    "Serve's own HAProxy": (
+        "door",
+        lambda: on_a_head_without("RAY_SERVE_HAPROXY_BINARY_PATH"),
+        "silent sockets close the door",
+        Verdict.WARNING,
+    ),
+    "a door that is seldom looked after": (
+        "door",
+        lambda: on_a_head_without("RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S"),
+        "every 10 s",
         Verdict.WARNING,
     ),
     "an image that can't be pulled": (

@@ -52,9 +52,13 @@ def told(worker: int, name: str = "a") -> HostFacts:
 
 
 def head() -> HostFacts:
-    return replace(
-        told(0), devices=(), environment={"RAY_AUTH_MODE": "token", "RAY_REDIS_ADDRESS": "llama-redis:6379"}
-    )
+    environment = {
+        "RAY_AUTH_MODE": "token",
+        "RAY_REDIS_ADDRESS": "llama-redis:6379",
+        "RAY_SERVE_HAPROXY_BINARY_PATH": "/usr/local/bin/serving-haproxy",
+        "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    }
+    return replace(told(0), devices=(), environment=environment)
 
 
 def as_rendered(**found: Any) -> Deployed:
