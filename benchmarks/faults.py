@@ -20,6 +20,7 @@ from serving import secret
 from serving.cli.simulated_service import SimulatedService
 from serving.simulation import processes
 from serving.simulation.cluster import SimulatedCluster
+from serving.simulation.processes import called
 from serving.state.records import SliceRecord
 
 NOTICE_S = 5
@@ -204,15 +205,6 @@ FAULTS = (
 SIMULATED_ONLY = ("errors", "poison", "corrupt")
 VLLM_ONLY = ("first-worker", "far-worker")  # the simulated engine is one process
 NAMESPACES_ONLY = ("cable",)
-
-
-def called(name: str, candidates: list[psutil.Process]) -> list[psutil.Process]:
-    found = []
-    for process in candidates:
-        with contextlib.suppress(psutil.Error):  # it has ended since
-            if name in " ".join(process.cmdline()):
-                found.append(process)
-    return found
 
 
 def routers(cluster: SimulatedCluster) -> list[psutil.Process]:

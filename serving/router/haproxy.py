@@ -9,7 +9,8 @@ where a router broke off. OpenAI's clients take a 404 as final, but they should 
 
 Serve waits an hour for a silent client, and takes 4,096 connections: whoever opened so many closed the door. Here a request's
 headers have to come within seconds, and a client that neither sends nor reads is cut off. The fuller the door, the fewer connections an
-address may have: a few addresses can't take all of it. An IPv6 network of one subscriber counts as an address. Only the host itself reads the statistics, and only its own user reaches the admin socket. TLS ends here.
+address may have: a few addresses can't take all of it. An IPv6 network of one subscriber counts as an address. Only the host itself
+reads the statistics, and only its own user reaches the admin socket. TLS ends here.
 
 Serve has HAProxy take a router for gone after three connections in a row that it does not take, or two checks of its health: a crowd
 without keys did that to a router that was only busy, and everybody got a 503. Here only checks tell, and it takes six.

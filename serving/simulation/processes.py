@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -66,6 +66,16 @@ def name(process: psutil.Process) -> str:
         return process.name()
     except psutil.Error:
         return ""
+
+
+def called(title: str, candidates: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those with a text in their command line, which for workers is Ray's title."""
+    found = []
+    for process in candidates:
+        with contextlib.suppress(psutil.Error):  # it has ended since
+            if title in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def listening(process: psutil.Process) -> set[tuple[str, int]]:

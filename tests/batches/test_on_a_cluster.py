@@ -9,7 +9,9 @@ import openai
 import pytest
 from support.batches import line
 from support.leases import Leases
-from support.service import MODEL, Service, called, service
+from support.service import MODEL, Service, service
+
+from serving.simulation.processes import called
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 2"

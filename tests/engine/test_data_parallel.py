@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from support.leases import Leases
-from support.service import Service, called, service
+from support.service import Service, service
 
+from serving.simulation.processes import called
 from serving.slices.preflight import chip_holders
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -13,7 +13,7 @@ import httpx
 import pytest
 from support import quick_http as http
 from support.leases import Leases
-from support.service import MODEL, Service, called, two_replicas
+from support.service import MODEL, Service, two_replicas
 
 from serving import secret
 from serving.config import FailoverSpec, RouterSpec
@@ -21,6 +21,7 @@ from serving.engine import known_faults
 from serving.router.core import RouterCore, Served
 from serving.router.http.auth import KeyFile
 from serving.router.store_loop import StoreLoop
+from serving.simulation.processes import called
 from serving.state.records import SliceRecord, SliceState
 
 pytestmark = pytest.mark.engine

@@ -14,10 +14,11 @@ import pytest
 from support import quick_http as http
 from support.leases import Leases
 from support.reference import answers, greedy
-from support.service import MODEL, ROOT, Service, called, two_replicas
+from support.service import MODEL, ROOT, Service, two_replicas
 
 from serving.simulation import stand_in
 from serving.simulation.cluster import cache_directory
+from serving.simulation.processes import called
 from serving.state.records import SliceState
 
 pytestmark = pytest.mark.engine

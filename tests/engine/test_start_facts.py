@@ -4,11 +4,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.leases import Leases
-from support.service import PRECOMPILE_WORKERS, called, two_replicas
+from support.service import PRECOMPILE_WORKERS, two_replicas
 
 from serving.doctor.facts import Facts
 from serving.doctor.findings import Verdict
 from serving.doctor.start_checks import START
+from serving.simulation.processes import called
 from serving.state.records import FIRST_REQUESTS, StartRecord
 
 pytestmark = [pytest.mark.engine, pytest.mark.slow]

@@ -12,10 +12,12 @@ import psutil
 import pytest
 from support import quick_http as http
 from support.leases import Leases
-from support.service import MODEL, Service, called, service
+from support.servers import PATIENCE_S
+from support.service import MODEL, Service, service
 
 from serving.router.http.auth import new
 from serving.simulation.ports import free_port
+from serving.simulation.processes import called
 from serving.state.records import Demand
 from serving.timings import TIMINGS
 
@@ -231,11 +233,7 @@ def test_routers_that_are_replaced_lose_neither_a_request_nor_a_stream(
 def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     running: Service, keys: dict[str, str]
 ) -> None:
-    routers = [
-        process
-        for process in running.cluster.processes()
-        if f"ServeReplica:{running.application}:router" in " ".join(process.cmdline())
-    ]
+    routers = called(f"ServeReplica:{running.application}:router", running.cluster.processes())
     assert len(routers) == ROUTERS
     slices = {entry.replica for entry in running.serving()}
     killed = threading.Event()
@@ -282,7 +280,7 @@ def test_haproxy_and_what_keeps_it_come_back_beside_the_same_routers_and_slices(
     assert victims
     for victim in victims:
         victim.kill()
-    psutil.wait_procs(victims)
+    psutil.wait_procs(victims, timeout=PATIENCE_S)
     began_s = time.monotonic()
     assert ask(running, keys["free"], address=DIRECT).is_success
     running.until(lambda: ask(running, keys["free"]).is_success, "the door")

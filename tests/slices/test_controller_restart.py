@@ -3,8 +3,9 @@
 import psutil
 import pytest
 from support.leases import Leases
-from support.service import Service, called, service
+from support.service import Service, service
 
+from serving.simulation.processes import called
 from serving.state.records import SliceState
 
 pytestmark = pytest.mark.cluster

@@ -4,7 +4,9 @@ import httpx
 import psutil
 import pytest
 from support.leases import Leases
-from support.service import Service, called, service
+from support.service import Service, service
+
+from serving.simulation.processes import called
 
 pytestmark = pytest.mark.cluster
 BORROWS = "two hosts, 2"

@@ -198,10 +198,6 @@ def two_replicas(leases: Leases) -> Service:
     return running
 
 
-def called(name: str, processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [process for process in processes if name in " ".join(process.cmdline())]
-
-
 def leftovers(simulation: str) -> list[str]:
     """Processes of a simulation that are still there, by command line."""
     found = []
