@@ -11,13 +11,14 @@ import jiter
 from serving.errors import BadRequestError
 
 # The parser holds Python's lock, and with it the event loop, from a text's beginning to its end: most of these alone take it 5
-# to 15 ms, the most names of 400 letters each 45 ms. 128 tools and a conversation of a million tokens stay below all of them.
+# to 15 ms. 128 tools and a conversation of a million tokens stay below all of them.
 # A list or object takes 56 bytes and more, a number 32: at most 4 MiB and 8 MiB of one text.
 _MOST_CONTAINERS = 1 << 16
 _MOST_VALUES = 1 << 18  # a prompt of so many tokens, as numbers
 _MOST_TEXTS = 1 << 16
-# Of objects: each is looked for among those before it.
+# Of objects: each is looked for among those before it, by all of its letters.
 _MOST_NAMES = 1 << 15
+_MOST_NAME_BYTES = 1 << 20
 # Beside texts and blanks, 16 for each value.
 _MOST_BARE_BYTES = 4 << 20
 # What takes more digits than a machine's integer is read and written digit by digit: 160,000 numbers of 25 digits take 80 ms to write.
@@ -73,7 +74,7 @@ def _check_opening(text: bytes) -> None:
 
 def _too_many_values(text: bytes, what: str) -> BadRequestError | None:
     """Count a text's values without making them, piece by piece: no call holds other threads up for long."""
-    containers = values = texts = names = bare = long = letters = escapes = not_ascii = 0
+    containers = values = texts = names = name_bytes = bare = long = letters = escapes = not_ascii = 0
     within, at = False, 0  # a text
     while at < len(text):
         piece = text[at : at + _PIECE_BYTES]
@@ -91,6 +92,12 @@ def _too_many_values(text: bytes, what: str) -> BadRequestError | None:
             piece = piece.replace(b'\\"', b"")
         parts = piece.split(b'"')
         outside = b"".join(parts[within::2])
+        if b":" in outside:
+            name_bytes += sum(
+                len(text)
+                for text, after in zip(parts[1 - within :: 2], parts[2 - within :: 2], strict=False)
+                if after.lstrip().startswith(b":")
+            )
         within ^= len(parts) % 2 == 0
         containers += outside.count(b"[") + outside.count(b"{")
         values += outside.count(b",")
@@ -103,6 +110,7 @@ def _too_many_values(text: bytes, what: str) -> BadRequestError | None:
             (values, _MOST_VALUES, "values"),
             (texts, _MOST_TEXTS, "texts"),
             (names, _MOST_NAMES, "names in its objects"),
+            (name_bytes, _MOST_NAME_BYTES, "bytes of names in its objects"),
             (bare, _MOST_BARE_BYTES, "bytes of numbers and signs"),
             (long, _MOST_LONG, "numbers of 19 digits, longer ones counted as several"),
             (letters, _MOST_UNICODE_ESCAPES, "escaped letters"),

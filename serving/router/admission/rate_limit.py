@@ -6,6 +6,7 @@ hears of them again it takes no more than its share (`serving.router.admission.s
 """
 
 import math
+import random
 from collections import deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -157,7 +158,8 @@ class Refusals:
         """Count one; the time to wait before its answer. Nothing for who is refused now and then."""
         self._rate = self._rate * math.exp(-max(0.0, now_s - self._at_s) / _REFUSALS_S) + 1 / _REFUSALS_S
         self._at_s = now_s
-        return min(_LONGEST_DELAY_S, max(0.0, self._rate - _FREE_REFUSALS_PER_S) * _DELAY_S)
+        delay_s = min(_LONGEST_DELAY_S, max(0.0, self._rate - _FREE_REFUSALS_PER_S) * _DELAY_S)
+        return delay_s * random.uniform(0.5, 1.5)  # who came at once does not come back at once
 
 
 @dataclass

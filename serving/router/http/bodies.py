@@ -24,7 +24,7 @@ _DROPPED = 4
 _MOST_DROPPED_BYTES = 1 << 18
 # To take a megabyte off its connection keeps the event loop for a millisecond. What a key's connections send beyond this pace
 # waits there, so that the loop has time for others; the beginning of each body and so many seconds' worth do not wait.
-_BYTES_PER_S = 64 << 20
+_BYTES_PER_S = 32 << 20
 _AHEAD_S = 0.01
 _UNPACED_BYTES = 1 << 16
 _MOST_PACED = 1000  # keys whose pace is remembered; beyond those, only while they wait

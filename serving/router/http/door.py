@@ -6,6 +6,7 @@ buffers, keep-alive and shutdown are uvicorn's: an Exchange takes the place of u
 
 import asyncio
 import logging
+import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -31,6 +32,9 @@ _MOST_UNREAD_BYTES = 64 << 10  # of a head that is not whole yet
 # Of a whole one, whose last piece may be long. A slice cuts connections with heads of 64 KiB, to which the router adds its own.
 _MOST_HEAD_BYTES = 60 << 10
 _TOO_LONG = "The request's headers or trailers are too long."
+# Of an answer, that its client's host has no room for yet. The kernel itself takes 4 MB of each answer that nobody reads: ten thousand events
+# are relayed for nobody, and the slow reader is noticed only then.
+_MOST_UNSENT_BYTES = 64 << 10
 _JOINED_BYTES = 64 << 10  # a longer piece is not copied behind the head
 _CONTENT_LENGTH = b"content-length"
 _OF_BODY = (_CONTENT_LENGTH, b"transfer-encoding")
@@ -87,6 +91,8 @@ class Door(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         super().connection_made(transport)
+        if connection := transport.get_extra_info("socket"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
         self.relay.strangers.came(transport)
 
     def data_received(self, data: bytes) -> None:

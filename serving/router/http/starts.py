@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 
 # In a turn. The door takes more connections than that: the rest waits here, by key, and not in the kernel's queue.
-_MOST = 4
+_MOST = 2
 
 
 class Starts:

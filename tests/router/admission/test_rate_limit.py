@@ -129,3 +129,9 @@ def test_refusals_are_kept_back_the_longer_the_more_there_are() -> None:
         due[due.index(now_s)] = now_s + 0.001 + flood.delay_s(now_s)
     assert answers / (min(due) - 5) < 300
     assert flood.delay_s(min(due) + 60) == 0.0
+
+
+def test_who_is_refused_at_once_is_not_answered_at_once() -> None:
+    flood = Refusals()
+    delays = [flood.delay_s(0.0) for _ in range(2000)][-200:]  # each as long as they get
+    assert max(delays) - min(delays) > 1

@@ -382,14 +382,17 @@ def test_a_request_that_breaks_off_at_any_byte_leaves_nothing(doors: Doors) -> N
 
 def test_a_slow_client_holds_the_answer_up_and_nothing_grows(doors: Doors) -> None:
     doors.echo.written = doors.echo.pauses = 0
-    with socket.create_connection(doors.door, timeout=PATIENCE_S) as client:
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        client.settimeout(PATIENCE_S)
+        client.connect(doors.door)
         client.sendall(post(b"flood"))
         until(lambda: doors.echo.pauses, "it is held up")
         before = -1
         while before != doors.echo.written:
             before = doors.echo.written
             threading.Event().wait(0.1)
-        assert before < 50 * len(BIG)
+        assert before < 3 * len(BIG)  # the kernel itself would take four
         size = 0
         while piece := client.recv(1 << 20):
             size += len(piece)

@@ -10,6 +10,7 @@ import pytest
 
 from serving.bounded_json import SMALL_BYTES
 from serving.errors import BadRequestError
+from serving.router.http.auth import ANYONE
 from serving.router.http.parsing import Parsing
 from serving.router.http.validation import parse
 
@@ -85,6 +86,33 @@ async def test_a_key_s_next_body_waits_for_a_multiple_of_what_the_last_one_took(
     assert not had.is_set()
     second.cancel()
     await asyncio.wait([second])
+
+
+def refused(_: bytes) -> dict[str, Any]:
+    raise BadRequestError(str(sum(range(100_000))))
+
+
+def empty(_: bytes) -> dict[str, Any]:
+    return {}
+
+
+async def test_a_key_s_next_body_waits_longer_after_one_that_was_refused() -> None:
+    parsing = Parsing(pauses=0, after_refusal=1e9)
+    assert await fields(parsing, body(1), "a", empty) == {}
+    with pytest.raises(BadRequestError):
+        await fields(parsing, body(2), "a", refused)
+    third = asyncio.create_task(fields(parsing, body(3), "a", empty))
+    assert await fields(parsing, body(4), "b", empty) == {}  # another key does not wait
+    assert not third.done()
+    third.cancel()
+    await asyncio.wait([third])
+
+
+async def test_where_there_are_no_keys_a_refused_body_holds_up_nobody_else_s() -> None:
+    parsing = Parsing(pauses=0, after_refusal=1e9)
+    with pytest.raises(BadRequestError):
+        await fields(parsing, body(1), ANYONE.name, refused)
+    assert await fields(parsing, body(2), ANYONE.name, empty) == {}
 
 
 async def test_a_client_that_goes_leaves_the_turn_to_the_next() -> None:

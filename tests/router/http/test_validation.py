@@ -72,6 +72,11 @@ def checked(path: str, plan: Any = PLAN, **fields: Any) -> Any:
             id="names",
         ),
         pytest.param(
+            b'{"a":{' + b",".join(b'"%s%d" :0' % (b"x" * 400, at) for at in range(3_000)) + b"}}",
+            "more than 1048576 bytes of names",
+            id="long names",
+        ),
+        pytest.param(
             b'{"a":[' + b",".join([b"1" * 18] * 240_000) + b"]}",
             "bytes of numbers and signs",
             id="numbers of many bytes",
@@ -101,7 +106,7 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_parsed(body: bytes, s
 
 @given(st.lists(st.text('[]{},"\\\\:a', max_size=200), max_size=30), st.integers(1, 50))
 def test_signs_within_texts_are_no_values_wherever_the_body_is_cut(parts: list[str], times: int) -> None:
-    fields = {"metadata": ["x" * 70_000, *parts * times]}
+    fields = {"metadata": ["x" * 70_000, *parts * times, "x" * 1_000_000]}
     assert parse(json.dumps(fields).encode()) == fields
 
 
