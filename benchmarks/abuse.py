@@ -141,6 +141,24 @@ def large(value: bytes, size: int) -> bytes:
     return head + value * (size // len(value)) + b"0]}"
 
 
+async def pipelined(port: int, key: str, statuses: Counter[int]) -> None:
+    """Thousands of small requests at once, good and without a key, one behind the other."""
+    requests = whole(key, b"{}") + b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 20
+    async with connected(port) as (reader, writer):
+        writer.write(requests * 200)
+        while line := await reader.readline():
+            if line.startswith(b"HTTP/1.1 "):
+                statuses[int(line.split()[1])] += 1
+
+
+def tiny_chunks(key: str) -> bytes:
+    return head(key, None) + b"1\r\n \r\n" * 200_000 + b"0\r\n\r\n"
+
+
+def many_headers(key: str) -> bytes:
+    return head(key, 2)[:-2] + b"a:\r\n" * 14_000 + b"\r\n{}"
+
+
 ATTACKS: dict[str, Attack] = {
     "silent": silent,
     "slow bodies": slow,
@@ -155,6 +173,9 @@ ATTACKS: dict[str, Attack] = {
         lambda key: whole(key, chat(n=10**6)),
         lambda key: whole(key, chat(), "/v1//chat/completions/"),
     ),
+    "tiny chunks": sends(tiny_chunks),
+    "many headers": sends(many_headers),
+    "pipelined": pipelined,
     "no key": sends(lambda _: whole("", chat(max_tokens=1)), lambda _: whole("sk-wrong", chat(max_tokens=1))),
     "unread streams": unread,
 }

@@ -53,7 +53,9 @@ async def routing(upstream: Peer, *, keys: Path | None = None, log: Path | None 
     outputs = Outputs(log=RequestLog(log) if log else None)
     core = RouterCore(Served(plans), KeyFile(keys), no_metrics, outputs=outputs)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    door: Any = partial(Door, Relay(core.relay, whose=core.admission.whose))
+    door: Any = partial(
+        Door, Relay(core.relay, whose=core.admission.whose, delay_s=core.admission.delay_of_stranger_s)
+    )
     app = core.app()
     process.settle()
     server = uvicorn.Server(uvicorn.Config(app, http=door, log_level="critical", timeout_graceful_shutdown=1))

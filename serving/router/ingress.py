@@ -18,6 +18,7 @@ from serving.metrics.scrape import Scraper
 from serving.router import direct_door, process, serve_door
 from serving.router.core import Outputs, RouterCore, Served
 from serving.router.http.auth import KeyFile
+from serving.router.http.door import Relay
 from serving.router.http.oidc import Oidc
 from serving.router.store_loop import StoreLoop
 from serving.router.telemetry.audit_log import AuditLog
@@ -97,7 +98,9 @@ class Router:
         if spec.door is Doors.DIRECT:
             shared = direct_door.bind(await asyncio.to_thread(placement.http_host), spec.direct_port)
             self._closing.callback(shared.close)
-        serve_door.install(self._core.relay, shared, self._core.admission.whose)
+        admission = self._core.admission
+        relay = Relay(self._core.relay, whose=admission.whose, delay_s=admission.delay_of_stranger_s)
+        serve_door.install(relay, shared)
         if not keys.ring.required:
             await asyncio.to_thread(_warn_if_public)
 

@@ -15,17 +15,15 @@ and where the service has Serve do something for each request (its timeout, its 
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import ray
-from starlette.requests import Request
 
 from serving.errors import ConfigError
 from serving.router.direct_door import share
 from serving.router.http.door import Door, Relay
-from serving.router.http.downstream import Downstream, Headers
 
 logger = logging.getLogger("ray.serve")
 
@@ -36,13 +34,12 @@ _SERVES_OWN = frozenset((b"x-request-timeout-seconds",))
 
 
 def install(
-    answer: Callable[[Request, Downstream], Awaitable[None]],
+    relay: Relay,
     shared: socket.socket | None = None,
-    whose: Callable[[Headers], str] = lambda _headers: "",
 ) -> None:
-    """Have the server that Serve is about to start in this process answer relayed requests by `answer`.
+    """Have the server that Serve is about to start in this process answer relayed requests as `relay` does, and tell Serve of them.
 
-    `whose`: their key, by their headers. It listens on `shared` too, where there is one (serving.router.direct_door). Raises ConfigError where Ray can't have it so.
+    It listens on `shared` too, where there is one (serving.router.direct_door). Raises ConfigError where Ray can't have it so.
     """
     from ray.serve._private import replica  # noqa: PLC0415  a replica has it loaded, and others need no Serve
 
@@ -62,25 +59,19 @@ def install(
         if shared:
             share(server, shared, lambda: getattr(owner, "_shutting_down", False))
         try:
-            relay = _relay(replica, owner, options, answer, whose)
+            told = _telling(relay, replica, owner, options)
         except AttributeError as error:
             _warn(str(error))
         else:
-            if relay:
+            if told:
                 # The server's task has not yet begun, and so not read it.
-                server.config.http = partial(Door, relay)
+                server.config.http = partial(Door, told)
         return task, server
 
     setattr(replica, _START, start_with_door)
 
 
-def _relay(
-    module: Any,
-    owner: Any,
-    options: Any,
-    answer: Callable[[Request, Downstream], Awaitable[None]],
-    whose: Callable[[Headers], str],
-) -> Relay | None:
+def _telling(relay: Relay, module: Any, owner: Any, options: Any) -> Relay | None:
     """`owner` is Serve's replica. None where Serve has to see every request; raises AttributeError where Ray has not what this needs."""
     if options.middlewares or options.request_timeout_s or module.is_tracing_enabled():
         logger.info("every request goes through Serve: it has a timeout, middlewares or tracing of Serve's")
@@ -109,14 +100,13 @@ def _relay(
             exception_type=type(error).__name__ if error else None,
         )
 
-    return Relay(
-        answer,
-        prefix,
-        _SERVES_OWN,
-        partial(begins, metadata),
-        ended,
+    return replace(
+        relay,
+        prefix=prefix,
+        left_out=_SERVES_OWN,
+        began=partial(begins, metadata),
+        ended=ended,
         leaving=lambda: bool(owner._shutting_down),  # noqa: SLF001
-        whose=whose,
     )
 
 

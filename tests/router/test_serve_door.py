@@ -17,6 +17,7 @@ from support.servers import PATIENCE_S
 
 from serving.errors import ConfigError
 from serving.router import direct_door, serve_door
+from serving.router.http.door import Relay
 from serving.router.http.downstream import Downstream
 from serving.simulation.ports import free_port
 
@@ -82,7 +83,7 @@ async def started(
     one: Replica, answer: Answer, shared: socket.socket | None = None, **options: Any
 ) -> tuple[asyncio.Task[None], Any, str]:
     """Serve's server of a replica whose user's class has installed the door."""
-    serve_door.install(answer, shared)
+    serve_door.install(Relay(answer), shared)
     address = f"http://127.0.0.1:{free_port()}"
     made = HTTPOptions(host="127.0.0.1", port=int(address.rpartition(":")[2]), **options)
     task, server = await replica.start_asgi_http_server(
@@ -213,7 +214,7 @@ def test_a_ray_without_the_function_is_named(
 ) -> None:
     monkeypatch.delattr(replica, "start_asgi_http_server")
     with caplog.at_level(logging.WARNING, "ray.serve"):
-        serve_door.install(SimpleNamespace)  # type: ignore[arg-type]  # never called
+        serve_door.install(Relay(SimpleNamespace))  # type: ignore[arg-type]  # never called
     assert "has no start_asgi_http_server" in caplog.text
 
 

@@ -148,7 +148,11 @@ class AdmissionController:
 
     async def hold_up_strangers(self) -> None:
         """The same for all who have shown no key, or have asked for nothing that there is."""
-        await asyncio.sleep(self._strangers.delay_s(self._clock()))
+        await asyncio.sleep(self.delay_of_stranger_s())
+
+    def delay_of_stranger_s(self) -> float:
+        """Count one more refusal of nobody's key; the time to keep it back."""
+        return self._strangers.delay_s(self._clock())
 
     def refused(self, visit: Visit, *, body_is_over: bool) -> RefusedError:
         """The answer to a request that may not come now."""

@@ -17,11 +17,12 @@ from typing import Any
 
 import httptools
 from starlette.requests import Request
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 from serving.router.http import sse
 from serving.router.http.downstream import Downstream, Headers, Source
 from serving.router.http.envelope import ID_HEADER, Shape, id_headers, with_id
+from serving.router.http.feeding import Feeder, PacedProtocol
 from serving.router.http.routes import ROUTES, Dialect, dialect_of
 from serving.router.http.starts import Starts
 from serving.strangers import Strangers
@@ -31,6 +32,13 @@ logger = logging.getLogger("ray.serve")
 _MOST_UNREAD_BYTES = 64 << 10  # of a head that is not whole yet
 # Of a whole one, whose last piece may be long. A slice cuts connections with heads of 64 KiB, to which the router adds its own.
 _MOST_HEAD_BYTES = 60 << 10
+_CALLS_OF_HEAD = 32  # what a request costs beside its headers, in calls of the parser
+_MOST_HEADERS = 256  # each costs a microsecond: 15,000 fit a head
+_TOO_MANY = "The request has more than 256 headers."
+# Of a body, beyond which they have to have a few bytes each.
+_MOST_CHUNKS = 1024
+_LEAST_CHUNK_BYTES = 16
+_TOO_SMALL = "The body's chunks are too small: send more of it in each."
 _TOO_LONG = "The request's headers or trailers are too long."
 # Of an answer, that its client's host has no room for yet. The kernel itself takes 4 MB of each answer that nobody reads: ten thousand events
 # are relayed for nobody, and the slow reader is noticed only then.
@@ -51,7 +59,7 @@ class Relay:
     and `ended` hear of every request; `ended` gets the path, the seconds that it took, and what it was ended by, if not by its
     answer. `strangers` are the connections without a whole head yet. While `leaving`, connections end with their answers: clients come
     back elsewhere before the port is closed. Where many requests come at once they begin in turn, by `whose` they are, and questions
-    for the router's health beside them.
+    for the router's health beside them. Who sends what is no request hears of it after `delay_s`.
     """
 
     answer: Callable[[Request, Downstream], Awaitable[None]]
@@ -63,20 +71,24 @@ class Relay:
     leaving: Callable[[], bool] = lambda: False
     whose: Callable[[Headers], str] = lambda _headers: ""
     starts: Starts = field(default_factory=Starts)
+    feeder: Feeder = field(default_factory=Feeder)
+    delay_s: Callable[[], float] = lambda: 0.0
     paths: Mapping[bytes, str] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "paths", {(self.prefix + path).encode(): path for path in ROUTES})
 
 
-class Door(HttpToolsProtocol):
+class Door(PacedProtocol):
     """One connection. `functools.partial(Door, relay)` is uvicorn's option `http`."""
 
     cycle: Any  # uvicorn's own cycle, or an Exchange
 
     def __init__(self, relay: Relay, **uvicorns: Any) -> None:
-        super().__init__(**uvicorns)
+        super().__init__(relay.feeder, **uvicorns)
         self.relay = relay
+        self._refused = False
+        self._headers = self._chunks = self._chunk_bytes = 0  # of this request
         self.answering: Exchange | None = None
         self._turn: Any = None  # the cycle or Exchange that is answered now; later ones wait in the pipeline
         self._in_head = False
@@ -95,18 +107,22 @@ class Door(HttpToolsProtocol):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _MOST_UNSENT_BYTES)
         self.relay.strangers.came(transport)
 
-    def data_received(self, data: bytes) -> None:
+    @property
+    def is_over(self) -> bool:
+        return self._refused or super().is_over
+
+    def feed(self, data: bytes) -> None:
         self._came_on = False
-        super().data_received(data)
+        super().feed(data)
         rest = memoryview(data)
         while self._head_end is not None:
             rest, self._head_end = rest[self._head_end :], None
             head = self._head_without_upgrade()
             self.parser = httptools.HttpRequestParser(self)
             self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn's
-            super().data_received(head)
+            super().feed(head)
             if rest:
-                super().data_received(rest)  # type: ignore[arg-type]  # httptools takes both
+                super().feed(rest)  # type: ignore[arg-type]  # httptools takes both
         if not self._came_on:  # a piece with the end of another message is not this head's
             self._unread_bytes += len(data)
             if self._unread_bytes > _MOST_UNREAD_BYTES:
@@ -136,11 +152,18 @@ class Door(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self._in_head, self._head_bytes, self._unread_bytes, self._left_out = True, 0, 0, False
+        self._headers = self._chunks = self._chunk_bytes = self.body_left = 0
         self._passes_upgrade_by = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        self.calls += 1
         if not self._in_head:
             return  # a trailer, which comes after the request was taken for what its head says
+        self._headers += 1
+        if self._headers > _MOST_HEADERS:
+            if self._headers == _MOST_HEADERS + 1:
+                self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_MANY)
+            return
         self._head_bytes += len(name) + len(value) + 4  # with the signs around them
         name = name.lower()
         if not value.isascii() and not _is_text(value) and name not in _OF_BODY:
@@ -152,8 +175,11 @@ class Door(HttpToolsProtocol):
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
+        self.calls += _CALLS_OF_HEAD
         self._in_head = False
         self.relay.strangers.left(self.transport)
+        if self.is_over:
+            return
         self._moved()
         upgrades = self.parser.should_upgrade()
         if upgrades and self._asks_for_http_2():
@@ -162,6 +188,7 @@ class Door(HttpToolsProtocol):
         if self._head_bytes + len(self.url) > _MOST_HEAD_BYTES:
             self._refuse(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, _TOO_LONG)
             return
+        self.body_left = _length(self.headers)
         path, _, query = self.url.partition(b"?")
         route = self.relay.paths.get(path)
         if b"#" in query or self.parser.get_method() != b"POST":
@@ -186,14 +213,24 @@ class Door(HttpToolsProtocol):
             self.pipeline.appendleft((exchange, None))  # type: ignore[arg-type]  # see _start_asgi_task
 
     def on_body(self, body: bytes) -> None:
+        self.calls += 1
         self._moved()
-        if not self.transport.is_closing():  # a refused request has no cycle
-            super().on_body(body)
+        if self.is_over:
+            return  # a refused request has no cycle
+        if self.body_left:
+            self.body_left -= len(body)
+        else:
+            self._chunks += 1
+            self._chunk_bytes += len(body)
+            if self._chunks > _MOST_CHUNKS and self._chunk_bytes < _LEAST_CHUNK_BYTES * self._chunks:
+                self._refuse(HTTPStatus.BAD_REQUEST, _TOO_SMALL)
+                return
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._moved()
         # There is no cycle where the connection's first request was refused.
-        if self.cycle and not self._passes_upgrade_by:
+        if self.cycle and not self.is_over and not self._passes_upgrade_by:
             super().on_message_complete()
             if not self.pipeline:
                 # A long last piece of a body pauses the reading, and nobody asks for more: a client that goes would not be seen.
@@ -211,7 +248,7 @@ class Door(HttpToolsProtocol):
         return _HEALTH if scope.get("path") == _HEALTH else self.relay.whose(scope["headers"])
 
     def _begin(self, cycle: Any, app: Any) -> None:
-        if self.transport.is_closing():
+        if self.is_over:
             return  # it has gone while it waited
         if isinstance(cycle, Exchange):
             cycle.begin()
@@ -219,7 +256,7 @@ class Door(HttpToolsProtocol):
             super()._start_asgi_task(cycle, app)
 
     def handle_websocket_upgrade(self) -> None:
-        if not self.transport.is_closing():  # a refused request has no scope
+        if not self.is_over:  # a refused request has no scope
             super().handle_websocket_upgrade()
 
     def _unsupported_upgrade_warning(self) -> None:
@@ -250,16 +287,39 @@ class Door(HttpToolsProtocol):
         self._came_on, self._unread_bytes = True, 0
 
     def _refuse(self, status: HTTPStatus, why: str) -> None:
-        """Answer what is no request, and close. Not in the middle of another answer, which has to look cut."""
-        if self._turn and self._turn.response_started and not self._turn.response_complete:
-            self.transport.abort()
-        elif not self.transport.is_closing():
+        """Answer what is no request, and close: at once, or later where many are refused. Not in the middle of another answer, which has
+        to look cut.
+        """
+        if self.is_over:
+            return
+        asked = self._turn if self._turn and not self._turn.response_complete else None
+        delay_s = self.relay.delay_s()
+        if delay_s and not (asked and asked.response_started):
+            self._refused = True
+            self.hold()
+            self.loop.call_later(delay_s, self._close, status, why, asked)
+        else:
+            self._close(status, why, asked)
+
+    def _close(self, status: HTTPStatus, why: str, asked: Any) -> None:
+        """`asked`: the request that was being answered when this was refused, whose answer may have begun since."""
+        if self.transport.is_closing():
+            return
+        if asked and asked.response_started:
+            if not asked.response_complete:
+                self.transport.abort()
+        else:
             body = why.encode()
             head = (
                 b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             )
             self.transport.write(STATUS_LINE[status] + head % len(body) + body)
-            self.transport.close()
+        self.transport.close()
+
+
+def _length(headers: Headers) -> int:
+    """The bytes of a body of a known length, 0 of any other. The parser has refused two lengths, and what is no number."""
+    return next((int(value) for name, value in headers if name == _CONTENT_LENGTH and value.isdigit()), 0)
 
 
 def _is_text(value: bytes) -> bool:
