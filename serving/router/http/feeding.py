@@ -12,8 +12,9 @@ from typing import Any
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-# Most requests with their heads; of chunks of one byte, as many as take a third of a millisecond.
+# The head of most requests; of chunks of one byte, as many as take a third of a millisecond.
 _PIECE_BYTES = 1 << 10
+_SMALL_BYTES = 2 << 10  # most requests
 # A piece of few calls is followed by one of twice its size, up to this.
 _FEW_CALLS = 16
 _LARGEST_BYTES = 64 << 10
@@ -27,19 +28,30 @@ class Feeder:
 
     def __init__(self, most_calls: int = _MOST_CALLS) -> None:
         self._most_calls = most_calls
-        self._calls = 0  # in this turn
-        self._is_due = False  # whether the next turn is waited for
+        self._calls = 0  # in this turn, and in those before it that had few
+        self._is_due = False  # whether the next turn is counted
         self._new: deque[PacedProtocol] = deque()
         self._long: deque[PacedProtocol] = deque()
 
+    @property
+    def is_free(self) -> bool:
+        """Whether what has just come may be parsed at once."""
+        return self._calls < self._most_calls and not self._new
+
     def put(self, connection: "PacedProtocol") -> None:
         """Have a connection's next piece parsed in this turn of the loop or a later one, and what follows in others."""
-        if self._calls < self._most_calls and not self._new:
+        if self.is_free:
             self._feed(connection)
         else:
             self._new.append(connection)
-        if not self._is_due:
-            self._await_turn()
+        self.spend(0)
+
+    def spend(self, calls: int) -> None:
+        """So many calls have been made. A loop with little to do has its turns uncounted: to count each cost a request 5% more CPU."""
+        self._calls += calls
+        if not self._is_due and (self._long or self._new or 2 * self._calls >= self._most_calls):
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._turn)
 
     def _feed(self, connection: "PacedProtocol") -> None:
         try:
@@ -48,18 +60,14 @@ class Feeder:
         finally:
             self._calls += 1 + connection.calls
 
-    def _await_turn(self) -> None:
-        self._is_due = True
-        asyncio.get_running_loop().call_soon(self._turn)
-
     def _turn(self) -> None:
-        if not self._calls:
-            self._is_due = False
-            return
         self._calls = 0
-        self._await_turn()  # also where one of them fails
-        while self._calls < self._most_calls and (queue := self._new or self._long):
-            self._feed(queue.popleft())
+        self._is_due = False
+        try:
+            while self._calls < self._most_calls and (queue := self._new or self._long):
+                self._feed(queue.popleft())
+        finally:
+            self.spend(0)
 
 
 class Flow(FlowControl):
@@ -108,6 +116,10 @@ class PacedProtocol(HttpToolsProtocol):
             self._unfed = memoryview(bytes(self._unfed) + data)
         elif len(data) <= self.body_left:
             self.feed(data)
+        elif len(data) <= _SMALL_BYTES and self._feeder.is_free:
+            self.calls = 1
+            self.feed(data)
+            self._feeder.spend(self.calls)
         else:
             self._unfed = memoryview(data)
             self._feeder.put(self)
