@@ -33,7 +33,12 @@ async def test_few_begin_in_a_turn_and_all_in_the_end() -> None:
 
 async def test_who_comes_last_with_one_request_waits_for_no_crowd() -> None:
     turns = await begun(Starts(most=4), "a" * 200 + "b")
-    assert turns[:2] == ["aaaa", "abaa"]
+    assert turns[:3] == ["aaaa", "ab", "aa"]
+
+
+async def test_turns_are_shorter_while_a_crowd_waits() -> None:
+    turns = await begun(Starts(most=4), "a" * 80)
+    assert [len(turn) for turn in turns] == [4] + [2] * 6 + [4] * 16
 
 
 async def test_owners_begin_in_turn() -> None:
