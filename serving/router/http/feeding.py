@@ -167,9 +167,9 @@ class PacedProtocol(HttpToolsProtocol):
         return bytes(piece)
 
     def _go_on(self) -> None:
-        """Read on, unless uvicorn waits: for its app to take the body, or for an answer."""
+        """Read on, unless uvicorn waits: for its app to take a body of which more is to come, or for an answer."""
         if self.flow.held and not self.is_over:
             self.flow.held = False
             cycle: Any = self.cycle  # none before the first request
-            if not self.pipeline and not (cycle and len(cycle.body) > HIGH_WATER_LIMIT):
+            if not self.pipeline and not (cycle and cycle.more_body and len(cycle.body) > HIGH_WATER_LIMIT):
                 self.flow.resume_reading()

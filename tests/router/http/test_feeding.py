@@ -176,6 +176,25 @@ async def test_a_body_in_ordinary_chunks_is_read_as_it_was_sent(size: int) -> No
     over(wire)
 
 
+async def test_while_a_request_with_a_body_in_chunks_is_answered_its_connection_is_read() -> None:
+    """Else nobody would see its client go."""
+    going = asyncio.Event()
+
+    async def answer(request: Request, _: Downstream) -> None:
+        await request.body()
+        going.set()
+        await asyncio.Event().wait()
+
+    wire = await connected(Relay(answer))
+    wire.send(CHUNKED)
+    for _ in range(10):
+        await asyncio.sleep(0)  # it waits for its body
+    wire.send(b"%x\r\n%b\r\n0\r\n\r\n" % (200_000, b" " * 200_000))
+    await until(wire, going.is_set)
+    assert not wire.paused
+    over(wire)
+
+
 async def test_a_long_body_behind_another_request_is_read_as_it_was_sent() -> None:
     body = bytes(range(256)) * 4000
     answers = Answers()
