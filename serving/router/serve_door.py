@@ -33,10 +33,7 @@ _START = "start_asgi_http_server"
 _SERVES_OWN = frozenset((b"x-request-timeout-seconds",))
 
 
-def install(
-    relay: Relay,
-    shared: socket.socket | None = None,
-) -> None:
+def install(relay: Relay, shared: socket.socket | None = None) -> None:
     """Have the server that Serve is about to start in this process answer relayed requests as `relay` does, and tell Serve of them.
 
     It listens on `shared` too, where there is one (serving.router.direct_door). Raises ConfigError where Ray can't have it so.

@@ -29,7 +29,7 @@ _RESTS_S = 10.0
 _REFUSALS_S = 2.0
 _FREE_REFUSALS_PER_S = 50.0
 _DELAY_S = 0.005
-_LONGEST_DELAY_S = 2.0
+_LONGEST_DELAY_S = 2.0  # on average
 
 
 class Bucket:

@@ -34,7 +34,7 @@ _MOST_UNREAD_BYTES = 64 << 10  # of a head that is not whole yet
 _MOST_HEAD_BYTES = 60 << 10
 _CALLS_OF_HEAD = 32  # what a request costs beside its headers, in calls of the parser
 _MOST_HEADERS = 256  # each costs a microsecond: 15,000 fit a head
-_TOO_MANY = "The request has more than 256 headers."
+_TOO_MANY = f"The request has more than {_MOST_HEADERS} headers."
 # Of a body, beyond which they have to have a few bytes each.
 _MOST_CHUNKS = 1024
 _LEAST_CHUNK_BYTES = 16

@@ -18,7 +18,7 @@ _SMALL_BYTES = 2 << 10  # most requests
 # A piece of few calls is followed by one of twice its size, up to this.
 _FEW_CALLS = 16
 _LARGEST_BYTES = 64 << 10
-# In a turn of the loop, of all connections, each some microsecond: the heads of a hundred requests, or three pieces of tiny chunks.
+# In a turn of the loop, of all connections, each some microsecond: the heads of some 25 requests, or six pieces of tiny chunks.
 _MOST_CALLS = 1024
 _NOTHING = memoryview(b"")
 

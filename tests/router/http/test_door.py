@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 from support.servers import PATIENCE_S, asgi_server, until
+from support.wire import Wire
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
@@ -535,36 +536,6 @@ def test_no_answer_lands_in_another(doors: Doors, queued: bytes) -> None:
                 answer += piece
     assert answer.count(b"HTTP/1.1 ") == 1
     assert not answer.endswith(b"0\r\n\r\n")
-
-
-class Wire(asyncio.Transport):
-    """A transport to nowhere, which keeps what is written."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.sent = b""
-        self.closed = False
-        self.paused = False
-
-    def write(self, data: Any) -> None:
-        self.sent += data
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.sent += b"".join(list_of_data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
-    def resume_reading(self) -> None:
-        self.paused = False
 
 
 async def said(

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import uvicorn
 from starlette.requests import Request
+from support.servers import PATIENCE_S
+from support.wire import Wire
 from uvicorn.server import ServerState
 
 from serving.router.http.door import Door, Relay
@@ -14,19 +16,15 @@ from serving.router.http.downstream import Downstream
 
 pytestmark = pytest.mark.unit
 
-PATIENCE_S = 60
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
 CHUNKED = HEAD + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
-class Wire(asyncio.Transport):
-    """A client that sends what it is given while it is read, by 256 KiB as the kernel gives them, and keeps what it hears."""
+class Client(Wire):
+    """Sends what it is given while it is read, by 256 KiB as the kernel gives them."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.heard = b""
-        self.closed = False
-        self.paused = False
         self.to_send = b""
         self.door: Any = None
 
@@ -40,25 +38,8 @@ class Wire(asyncio.Transport):
             self.door.data_received(piece)
             asyncio.get_running_loop().call_soon(self._send)
 
-    def write(self, data: Any) -> None:
-        self.heard += data
-
-    def writelines(self, list_of_data: Any) -> None:
-        self.heard += b"".join(list_of_data)
-
-    def close(self) -> None:
-        self.closed = True
-
-    abort = close
-
-    def is_closing(self) -> bool:
-        return self.closed
-
-    def pause_reading(self) -> None:
-        self.paused = True
-
     def resume_reading(self) -> None:
-        self.paused = False
+        super().resume_reading()
         asyncio.get_running_loop().call_soon(self._send)
 
 
@@ -77,9 +58,9 @@ class Answers:
         client.end()
 
 
-async def connected(relay: Relay) -> Wire:
+async def connected(relay: Relay) -> Client:
     config = uvicorn.Config(None, http=partial(Door, relay), access_log=False, log_config=None)  # type: ignore[arg-type]  # no app is asked
-    wire = Wire()
+    wire = Client()
     wire.door = Door(
         relay, config=config, server_state=ServerState(), app_state={}, _loop=asyncio.get_running_loop()
     )
@@ -87,13 +68,13 @@ async def connected(relay: Relay) -> Wire:
     return wire
 
 
-async def until(wire: Wire, condition: Any) -> None:
+async def until(wire: Client, condition: Any) -> None:
     async with asyncio.timeout(PATIENCE_S):
         while not condition() and not wire.closed:  # noqa: ASYNC110  turn by turn
             await asyncio.sleep(0)
 
 
-def over(*wires: Wire) -> None:
+def over(*wires: Client) -> None:
     for wire in wires:
         wire.door.connection_lost(None)
         if wire.door.timeout_keep_alive_task:
@@ -114,7 +95,7 @@ async def test_pipelined_requests_are_parsed_as_those_before_them_are_answered()
 
     await until(wire, is_over)
     assert answers.sizes == [2] * 10_000
-    assert wire.heard.count(b"HTTP/1.1 200 OK") == 10_000
+    assert wire.sent.count(b"HTTP/1.1 200 OK") == 10_000
     assert waiting < 64
     over(wire)
 
@@ -134,7 +115,7 @@ async def test_a_client_that_has_sent_much_waits_for_those_that_have_just_come()
     def is_answered() -> bool:
         nonlocal turns
         turns += 1
-        return bool(one.heard)
+        return bool(one.sent)
 
     await until(one, is_answered)
     assert answers.sizes == [5]
@@ -157,8 +138,8 @@ async def test_what_is_made_to_cost_is_refused_where_that_is_seen(sent: bytes, s
     wire = await connected(Relay(answers, delay_s=lambda: next(delays)))
     wire.send(sent)
     await until(wire, lambda: False)
-    assert wire.heard.startswith(b"HTTP/1.1 " + status)
-    assert wire.heard.count(b"HTTP/1.1 ") == 1
+    assert wire.sent.startswith(b"HTTP/1.1 " + status)
+    assert wire.sent.count(b"HTTP/1.1 ") == 1
     assert not answers.sizes
     over(wire)
 
