@@ -21,6 +21,7 @@ _GEMMA3 = {
 _COHERE = {"vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 _RW = {"multi_query": True, "max_position_embeddings": 2048, "tie_word_embeddings": True}
 _QWEN3_5 = {"full_attention_interval": 4, "attn_output_gate": True, "head_dim": 256}
+_LAGUNA = {"head_dim": 128, "max_position_embeddings": 131072, "mlp_only_layers": [0]}
 
 # Architectures this reader was checked on, with the keys their config.json may leave to transformers' defaults.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -120,6 +121,13 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "TeleChat3ForCausalLM": {},
     "TeleFLMForCausalLM": {},
     "DbrxForCausalLM": {},
+    "DeciLMForCausalLM": {},
+    "LagunaForCausalLM": _LAGUNA,
+    "MiniCPM3ForCausalLM": {"tie_word_embeddings": True},
+    "OuroForCausalLM": {"total_ut_steps": 4},
+    "PanguUltraMoEForCausalLM": {},
+    "Plamo3ForCausalLM": {"tie_word_embeddings": True},
+    "Step3TextForCausalLM": {},
     "BertModel": {},
     "Gemma3TextModel": _GEMMA3 | {"vocab_size": 262144},
     "ModernBertModel": {},
@@ -176,6 +184,8 @@ _CHATGLM_NAMES = {
 # Mappings of a config.json beside each other that together hold a decoder's sizes.
 PARTS = {"DbrxForCausalLM": ("attn_config", "ffn_config")}
 _SHARED_EXPERTS = {"n_shared_experts": "num_shared_experts"}
+# Whose keys and values are projected by way of a compressed vector, and cached in full.
+WHOLE_CACHE = ("MiniCPM3ForCausalLM",)
 # Keys that a family names its own way: this reader's name -> the family's.
 OWN_NAMES: dict[str, dict[str, str]] = {
     "AfmoeForCausalLM": {
@@ -225,6 +235,7 @@ OWN_NAMES: dict[str, dict[str, str]] = {
         "shared_expert_intermediate_size": "moe_shared_expert_intermediate_size",
         **_SHARED_EXPERTS,
     },
+    "Plamo3ForCausalLM": {"sliding_window": "window_size"},
     "RWForCausalLM": {
         "num_attention_heads": "n_head",
         "num_hidden_layers": "n_layer",
@@ -232,6 +243,13 @@ OWN_NAMES: dict[str, dict[str, str]] = {
     },
     "SarvamMLAForCausalLM": _SHARED_EXPERTS,
     "SarvamMoEForCausalLM": _SHARED_EXPERTS,
+    "Step3TextForCausalLM": {
+        "max_position_embeddings": "max_position_embedding",
+        "num_experts": "moe_num_experts",
+        "num_experts_per_tok": "moe_top_k",
+        "num_key_value_heads": "num_attention_groups",
+        "shared_expert_intermediate_size": "share_expert_dim",
+    },
     "TeleChat2ForCausalLM": {
         "intermediate_size": "ffn_hidden_size",
         "num_attention_heads": "n_head",
@@ -308,6 +326,22 @@ NOT_ON_TPU: dict[str, str] = {
     **dict.fromkeys(
         ("Cohere2MoeForCausalLM", "InternS1ProForConditionalGeneration", "PhiMoEForCausalLM"), _NO_ROUTING
     ),
+    "HrmTextForCausalLM": (
+        "its prompts attend both ways, by a mark of vLLM's that tpu-inference 0.26's attention does not read (flash_attn.py): "
+        "answers would be wrong"
+    ),
+    "IQuestLoopCoderForCausalLM": (
+        "its second round reads the first one's cache without keys of its own, which tpu-inference 0.26's attention can't "
+        "(flash_attn.py)"
+    ),
+    **dict.fromkeys(
+        ("InklingForCausalLM", "InklingForConditionalGeneration", "MiniMaxM3SparseForCausalLM"),
+        "vLLM 0.26 has it for GPUs alone (vllm/models), and tpu-inference 0.26 has no model of its own",
+    ),
+    "Step3p5ForCausalLM": (
+        "some of its experts clip their activations (swiglustep), which tpu-inference 0.26's kernels for experts refuse "
+        "(gmm_v2.py, apply_act_fn)"
+    ),
     "ArcticForCausalLM": (
         "its experts run by vLLM's kernels for GPUs (arctic.py, fused_experts), not by the layer that tpu-inference has its own for"
     ),
@@ -330,31 +364,17 @@ NOT_ON_TPU: dict[str, str] = {
     ),
 }
 
-_NO_LOOPS = "it runs its layers several times a token, each time with a cache of its own"
 # Other decoders of vLLM 0.26, whose bytes this reader can't count, with the reason. Nobody has shown one of them on a TPU.
 NOT_COUNTED: dict[str, str] = {
-    **dict.fromkeys(("HrmTextForCausalLM", "IQuestLoopCoderForCausalLM", "OuroForCausalLM"), _NO_LOOPS),
-    "DeciLMForCausalLM": "its layers differ in heads and widths, and some have no attention",
-    **dict.fromkeys(
-        ("DeepseekV4ForCausalLM", "MiniMaxM3SparseForCausalLM"),
-        "its sparse attention keeps a cache of its own",
+    "DeepseekV4ForCausalLM": (
+        "its caches are of several kinds in one; tpu-inference 0.26 calls its model of it experimental (models/vllm/experimental)"
     ),
     "Gemma3nForCausalLM": "it mixes several residual streams, by layers that no other family has",
     **dict.fromkeys(
         ("HCXVisionForCausalLM", "HCXVisionV2ForCausalLM"), "its encoder is a model of another family"
     ),
-    **dict.fromkeys(
-        ("InklingForCausalLM", "InklingForConditionalGeneration"),
-        "its attention keeps states besides the cache",
-    ),
-    "LagunaForCausalLM": "its layers differ in attention heads",
     "Llama4ForCausalLM": "no checkpoint without an encoder is published, and tpu-inference's own model of this name is another",
-    "MiniCPM3ForCausalLM": "it caches keys and values of latent attention in full",
     "MistralLarge3ForCausalLM": "its sizes are in params.json, which this plan does not read",
-    "PanguUltraMoEForCausalLM": "its latent attention stands between norms of its own",
-    "Plamo3ForCausalLM": "its layers' windows are named its own way",
-    "Step3TextForCausalLM": "its queries come through a projection and a norm of their own",
-    "Step3p5ForCausalLM": "its layers differ in heads",
 }
 
 # Implemented in JAX by tpu-inference 0.26, and not among those for which it prefers vLLM's implementation; of all others it
@@ -391,6 +411,7 @@ EMBEDDINGS_AS_HEADS = (
     "MiMoForCausalLM",
     "OPTForCausalLM",
     "Olmo3ForCausalLM",
+    "OuroForCausalLM",
     "Param2MoEForCausalLM",
     "Qwen2ForCausalLM",
     "Qwen2VLForConditionalGeneration",

@@ -58,7 +58,10 @@ def read_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: in
     Layers that keep none read another layer's.
     """
     layers = sum(
-        _layer_bytes(shape, kind, sizes, layout) * kind.count * min(length, kind.window or length)
+        _layer_bytes(shape, kind, sizes, layout)
+        * kind.count
+        * shape.rounds
+        * min(length, kind.window or length)
         for kind in shape.attention
     )
     return layers * _stage(shape, layout) + _draft_bytes(sizes, layout) * length

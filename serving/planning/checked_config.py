@@ -43,6 +43,15 @@ class Keys:
             raise PlanError(f"config.json of {self._where}: {key} is {value!r}, not a list")
         return list(value)
 
+    def numbers(self, key: str) -> list[int]:
+        """A list of numbers of at least 1; empty where there is none."""
+        values = self.entries(key)
+        if odd := [value for value in values if type(value) is not int or not 1 <= value <= MOST]:
+            raise PlanError(
+                f"config.json of {self._where}: {key} has {odd[0]!r}, not a number of at least 1 and at most {MOST}"
+            )
+        return values
+
     def within(self, key: str) -> "Keys | None":
         """The mapping under a key; None where there is none."""
         value = self.get(key)

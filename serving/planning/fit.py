@@ -324,7 +324,7 @@ def _workspace(shape: ModelShape, sizes: EngineSizes, slice_: Slice, layout: Lay
     tokens, item = sizes.batched_tokens, 4 if sizes.weight_format == "float32" else 2
     stream = _STREAMS * tokens * shape.hidden_size * item
     widest = max((width for _, width in shape.mlp_widths), default=0)
-    heads = 3 * shape.num_attention_heads * shape.head_dim / layout.head_shards
+    heads = 3 * max(shape.head_counts) * shape.head_dim / layout.head_shards
     rows = 0.0
     if experts := shape.experts:
         widest = max(widest, experts.shared_width)

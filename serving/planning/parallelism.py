@@ -84,10 +84,15 @@ def _as_asked(slice_: Slice, parallel: ParallelSpec) -> tuple[Layout, str]:
 def _default(shape: ModelShape, slice_: Slice) -> tuple[Layout, str]:
     heads = f"{shape.num_attention_heads} attention heads"
     whole, host = slice_.devices, slice_.devices_per_host
-    if shape.num_attention_heads % whole and not shape.num_attention_heads % host:
+    if _divide(shape, host) and not _divide(shape, whole):
         why = f"pipeline={slice_.hosts}, one stage a host: {heads} do not divide by {whole} devices, by {host} they do"
         return Layout(host, pipeline=slice_.hosts), why
     return Layout(whole), f"tensor={whole}: {heads} over every device of {slice_}"
+
+
+def _divide(shape: ModelShape, devices: int) -> bool:
+    """Whether every layer's attention heads divide by so many devices."""
+    return all(heads % devices == 0 for heads in shape.head_counts)
 
 
 def _attention_shared(model: _Model, layout: Layout, devices: int | None) -> tuple[Layout, str]:
@@ -146,8 +151,9 @@ def _problems(model: _Model, slice_: Slice, layout: Layout) -> list[str]:
         problems.append(f"data={data} needs a slice of one host; set replicas for more slices")
     cut = tensor * layout.expert
     name = f"tensor={tensor}" + (f" x expert={layout.expert}" if layout.expert > 1 else "")
-    if cut < 1 or shape.num_attention_heads % cut:
-        problems.append(f"{shape.num_attention_heads} attention heads do not divide by {name}")
+    if cut < 1 or not _divide(shape, cut):
+        odd = next(heads for heads in shape.head_counts if cut < 1 or heads % cut)
+        problems.append(f"{odd} attention heads do not divide by {name}")
     kv_heads = shape.num_key_value_heads
     if cut and kv_heads % cut and cut % kv_heads:
         problems.append(f"{kv_heads} KV heads neither divide by {name} nor it by them")

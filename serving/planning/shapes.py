@@ -20,10 +20,12 @@ from serving.planning.architectures import (
     NO_ALIBI,
     OWN_NAMES,
     PARTS,
+    WHOLE_CACHE,
     WITHOUT_GATES,
     counted,
     drafts_in_jax,
 )
+from serving.planning.blocks import Block, blocks
 from serving.planning.checked_config import MOST, Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
@@ -38,12 +40,15 @@ _GEMMA4_POSITIONS = 10240  # of each axis of a picture, unless vision_config say
 class AttentionLayers:
     """Layers that attend alike; `cached` of them keep keys and values, the rest read another layer's.
 
+    Where a token passes the layers several times, each time has a cache of its own.
+
     They look `window` tokens back, None for all; `chunked` layers look back to a multiple of the window.
     `keys_are_values`: one projection serves both.
     """
 
     count: int
     cached: int
+    heads: int
     kv_heads: int
     head_dim: int
     window: int | None = None
@@ -112,6 +117,11 @@ class ModelShape:
     dtype: str
     position_rows: int = 0  # of tables beside the embedding: learned positions and kinds of tokens
     latent: LatentAttention | None = None
+    low_rank: LatentAttention | None = (
+        None  # projections of MLA, whether it caches the vector or whole keys and values
+    )
+    query_rank: int = 0  # width that queries are projected to first; 0: they are not
+    rounds: int = 1  # times that a token passes all layers
     linear: LinearAttention | None = None
     experts: Experts | None = None
     gated_attention: bool = False
@@ -129,6 +139,11 @@ class ModelShape:
     def mlp_matrices(self) -> int:
         """Of a dense MLP: up and down, and a gate."""
         return 2 if self.architecture in WITHOUT_GATES else 3
+
+    @property
+    def head_counts(self) -> tuple[int, ...]:
+        """Numbers of attention heads, the model's own first; some families give their layers several."""
+        return tuple(dict.fromkeys((self.num_attention_heads, *(kind.heads for kind in self.attention))))
 
     @property
     def encodes(self) -> bool:
@@ -183,6 +198,12 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
             f"config.json of {where}: num_attention_heads, {heads}, is no multiple of num_key_value_heads, {kv_heads}"
         )
     head_dim = text.number("head_dim", max(hidden // heads, 1))
+    latent = low_rank = _latent(text, hidden // heads)
+    if latent and architecture in WHOLE_CACHE:
+        head_dim, latent = latent.nope_dim + latent.rope_dim, None
+    listed = blocks(text, layers, heads)
+    if listed:
+        kv_heads = max((block.kv_heads for block in listed), default=0) or kv_heads
     kinds = _kinds(text, layers, where)
     towers = {
         name: _tower(tower, name, hidden, architecture)
@@ -200,15 +221,29 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         head_dim=head_dim,
         vocab_size=text.number("vocab_size"),
         max_position_embeddings=_positions(text, architecture),
-        attention=_attention(text, kinds, kv_heads, head_dim, caches=not _is_encoder(text, architecture)),
-        mlp_widths=_mlp_widths(text, architecture, layers, experts),
+        attention=_attention(
+            text,
+            kinds,
+            _heads(text, listed, layers, heads, kv_heads),
+            head_dim,
+            caches=not _is_encoder(text, architecture),
+        ),
+        mlp_widths=(
+            tuple(
+                (count, width) for width, count in Counter(block.width for block in listed).items() if width
+            )
+            or _mlp_widths(text, architecture, layers, experts)
+        ),
         tied_embeddings=bool(text.get("tie_word_embeddings")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
         position_rows=_position_rows(text, architecture),
-        latent=_latent(text),
+        latent=latent,
+        low_rank=low_rank,
+        query_rank=text.number("share_q_dim", 0, least=0),
+        rounds=_rounds(text),
         linear=_linear(text, kinds),
         experts=experts,
-        gated_attention=bool(text.get("attn_output_gate")),
+        gated_attention=bool(text.get("attn_output_gate")) or text.get("gating") == "per-element",
         per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
         tower_params=sum(towers.values()),
         audio_params=towers.get("audio_config", 0),
@@ -318,12 +353,17 @@ def _every(layers: int, interval: int, kind: str) -> list[str]:
 
 
 def _attention(
-    text: Keys, kinds: list[str], kv_heads: int, head_dim: int, *, caches: bool
+    text: Keys, kinds: list[str], heads: list[tuple[int, int]], head_dim: int, *, caches: bool
 ) -> tuple[AttentionLayers, ...]:
-    owners = Counter(kinds[: len(kinds) - text.number("num_kv_shared_layers", 0, least=0)] if caches else ())
+    """`heads`: of each layer, its attention heads and KV heads."""
+    layers = list(zip(kinds, heads, strict=True))
+    rounds = _rounds(text)
+    owners = Counter(
+        layers[: len(layers) - text.number("num_kv_shared_layers", 0, least=0)] if caches else ()
+    )
     groups = []
-    for kind, count in Counter(kinds).items():
-        if kind == "linear_attention":
+    for (kind, (queries, kv_heads)), count in Counter(layers).items():
+        if kind == "linear_attention" or not kv_heads:
             continue
         full = kind == "full_attention"
         window = (
@@ -334,7 +374,8 @@ def _attention(
         groups.append(
             AttentionLayers(
                 count=count,
-                cached=owners[kind],
+                cached=rounds * owners[kind, (queries, kv_heads)],
+                heads=queries,
                 kv_heads=text.number("num_global_key_value_heads", kv_heads) if full else kv_heads,
                 head_dim=text.number("global_head_dim", head_dim) if full else head_dim,
                 window=window,
@@ -345,7 +386,23 @@ def _attention(
     return tuple(groups)
 
 
-def _latent(text: Keys) -> LatentAttention | None:
+def _rounds(text: Keys) -> int:
+    return text.number("total_ut_steps", 1)
+
+
+def _heads(text: Keys, listed: list[Block], layers: int, heads: int, kv_heads: int) -> list[tuple[int, int]]:
+    """Attention heads and KV heads of each layer."""
+    if listed:
+        return [(heads, block.kv_heads) for block in listed]
+    of_layers = text.numbers("num_attention_heads_per_layer") or [heads] * layers
+    if len(of_layers) != layers:
+        raise PlanError(
+            f"config.json of {text.where}: num_attention_heads_per_layer has {len(of_layers)} layers, num_hidden_layers is {layers}"
+        )
+    return [(own, kv_heads) for own in of_layers]
+
+
+def _latent(text: Keys, value_dim: int) -> LatentAttention | None:
     if not text.get("kv_lora_rank"):
         return None
     return LatentAttention(
@@ -353,7 +410,7 @@ def _latent(text: Keys) -> LatentAttention | None:
         kv_rank=text.number("kv_lora_rank"),
         nope_dim=text.number("qk_nope_head_dim"),
         rope_dim=text.number("qk_rope_head_dim"),
-        value_dim=text.number("v_head_dim"),
+        value_dim=text.number("v_head_dim", value_dim),
     )
 
 
@@ -383,11 +440,10 @@ def _experts(text: Keys, layers: int) -> Experts | None:
         shared = width
     step = text.number("interleave_moe_layer_step", text.get("decoder_sparse_step", 1))
     dense = _layers_without_experts(text)
-    if dense > layers // step:
+    if not 0 <= dense <= layers // step:
         raise PlanError(
-            f"config.json of {text.where}: {dense} layers without experts (first_k_dense_replace, mlp_only_layers, mlp_layer_types or "
-            "is_moe_layer) are more than "
-            f"the {layers // step} that could have them"
+            f"config.json of {text.where}: {dense} layers without experts (first_k_dense_replace, mlp_only_layers, mlp_layer_types, "
+            f"is_moe_layer or moe_layers_enum), where {layers // step} could have them"
         )
     count = text.number(key)
     return Experts(
@@ -405,6 +461,8 @@ def _layers_without_experts(text: Keys) -> int:
         return kinds.count("dense")
     if have_experts := text.entries("is_moe_layer"):
         return have_experts.count(False)
+    if isinstance(with_experts := text.get("moe_layers_enum"), str):  # their numbers, with commas between
+        return text.number("num_hidden_layers") - len(with_experts.split(","))
     return text.number("first_k_dense_replace", 0, least=0) + len(text.entries("mlp_only_layers"))
 
 

@@ -248,11 +248,12 @@ def step(
     written = max(decodes, 1.0)
     products_s = sum(_product_s(engine, group, padded, written) for group in groups) / devices
     read = sum(_read_bytes(shape, group, decodes + prompt_tokens) for group in groups)
+    passed = shape.layers * shape.rounds
     links_s = collectives = 0.0
     if layout.width > 1:
         moved = 2 * (layout.width - 1) / layout.width * padded * shape.hidden_size * 2
-        links_s = shape.layers * _ALL_REDUCES_A_LAYER * moved / (row.ici_bytes_per_s / row.devices_per_chip)
-        collectives = shape.layers * _ALL_REDUCES_A_LAYER * math.log2(layout.width) / 3
+        links_s = passed * _ALL_REDUCES_A_LAYER * moved / (row.ici_bytes_per_s / row.devices_per_chip)
+        collectives = passed * _ALL_REDUCES_A_LAYER * math.log2(layout.width) / 3
     expert_layers = rows_s = groups_s = 0.0
     if experts := shape.experts:
         expert_layers = float(experts.layers)
@@ -262,8 +263,8 @@ def step(
         groups_s = _groups_s(engine, groups, decodes + prompt_tokens, one_device)
     return Parts(
         steps=1.0,
-        layers=float(shape.layers + _LINEAR_KERNELS * (shape.linear.count if shape.linear else 0)),
-        layers_by_vllm=float(shape.layers) if sizes.by_vllm else 0.0,
+        layers=float(passed + _LINEAR_KERNELS * (shape.linear.count if shape.linear else 0)),
+        layers_by_vllm=float(passed) if sizes.by_vllm else 0.0,
         expert_layers=expert_layers,
         collectives=collectives,
         answers=decodes,
@@ -401,10 +402,10 @@ def _attend_s(engine: Engine, tokens: float, context: int) -> float:
     """Scores and weighted sums of a prompt's tokens over `context` others each, on one device at peak."""
     shape, layout, row = engine.shape, engine.layout, engine.slice.hardware
     attended = sum(
-        kind.count * _attended_dim(shape, kind) * min(context, kind.window or context)
+        kind.count * kind.heads * _attended_dim(shape, kind) * min(context, kind.window or context)
         for kind in shape.attention
     )
-    flops = 4 * tokens * attended * shape.num_attention_heads
+    flops = 4 * tokens * attended * shape.rounds
     return flops / (row.bf16_flops / row.devices_per_chip) / (layout.width * layout.pipeline)
 
 

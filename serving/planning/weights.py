@@ -63,7 +63,7 @@ class TensorGroup:
 
 def tensor_groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> tuple[TensorGroup, ...]:
     """Every weight once, in groups that are stored and cut alike; empty groups are left out."""
-    return tuple(group for group in _groups(shape, sizes, layout) if group.params)
+    return tuple(_in_rounds(group, shape) for group in _groups(shape, sizes, layout) if group.params)
 
 
 def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Layout) -> int:
@@ -91,6 +91,11 @@ def checkpoint_params(shape: ModelShape) -> int:
     tables = 2 * shape.vocab_size * shape.hidden_size if shape.drafts_have_tables else 0
     loaded = sum(group.params for group in tensor_groups(shape, sizes, Layout(1)))
     return loaded + shape.drafts * (_draft_layer(shape) + tables)
+
+
+def _in_rounds(group: TensorGroup, shape: ModelShape) -> TensorGroup:
+    """Weights that work on a token once each time it passes the layers."""
+    return replace(group, active=group.active * shape.rounds) if group.layered else group
 
 
 def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[TensorGroup]:
@@ -182,7 +187,7 @@ def _draft_layer(shape: ModelShape) -> int:
     """Parameters of a layer for multi-token prediction: one of the model's, and two squares that join its inputs."""
     hidden = shape.hidden_size
     cut, whole = _attention(shape)
-    attending = shape.layers if shape.latent else sum(kind.count for kind in shape.attention)
+    attending = shape.layers if shape.low_rank else sum(kind.count for kind in shape.attention)
     width = shape.mlp_widths[-1][1] if shape.mlp_widths else 0
     if (experts := shape.experts) and shape.architecture not in DENSE_DRAFTS:
         width = experts.width * experts.count + experts.shared_width
@@ -191,12 +196,13 @@ def _draft_layer(shape: ModelShape) -> int:
 
 def _attention(shape: ModelShape) -> tuple[int, int]:
     """Parameters cut by heads, and those of keys and values, copied where heads are too few."""
-    if shape.latent:
-        return _latent(shape, shape.latent)
-    hidden, heads = shape.hidden_size, shape.num_attention_heads
-    queries = 2 if shape.gated_attention else 1
-    cut = sum(kind.count * (queries + 1) * hidden * heads * kind.head_dim for kind in shape.attention)
-    return cut, sum(hidden * columns for _, columns in _kv_columns(shape))
+    if compressed := shape.low_rank:
+        return _latent(shape, compressed)
+    hidden = shape.hidden_size
+    queries = (2 if shape.gated_attention else 1) * (shape.query_rank or hidden)
+    cut = sum(kind.count * (queries + hidden) * kind.heads * kind.head_dim for kind in shape.attention)
+    whole = sum(hidden * columns for _, columns in _kv_columns(shape))
+    return cut, whole + hidden * shape.query_rank * shape.layers
 
 
 def _kv_columns(shape: ModelShape) -> list[tuple[int, int]]:
@@ -230,7 +236,7 @@ def _linear(shape: ModelShape) -> int:
 
 def _kv_copies(shape: ModelShape, layout: Layout) -> float:
     """Latent projections lie on every device; KV heads are copied until every device has one."""
-    if shape.latent:
+    if shape.low_rank:
         return layout.width
     projections = _kv_columns(shape)
     held = sum(columns * max(1, layout.head_shards // heads) for heads, columns in projections)
@@ -301,12 +307,12 @@ def _adapters(shape: ModelShape, rank: int) -> tuple[int, int]:
     tpu-inference 0.26 cuts the outer halves of query, key, value, gate and up, and nothing else
     (layers/vllm/process_weights/cleanup_sharding.py).
     """
-    hidden, heads = shape.hidden_size, shape.num_attention_heads
+    hidden = shape.hidden_size
     matrices = shape.mlp_matrices
-    cut = sum(kind.count * (heads + 2 * kind.kv_heads) * kind.head_dim for kind in shape.attention) + sum(
-        layers * (matrices - 1) * width for layers, width in shape.mlp_widths
-    )
-    whole = sum(kind.count * (4 * hidden + heads * kind.head_dim) for kind in shape.attention) + sum(
+    cut = sum(
+        kind.count * (kind.heads + 2 * kind.kv_heads) * kind.head_dim for kind in shape.attention
+    ) + sum(layers * (matrices - 1) * width for layers, width in shape.mlp_widths)
+    whole = sum(kind.count * (4 * hidden + kind.heads * kind.head_dim) for kind in shape.attention) + sum(
         layers * (matrices * hidden + width) for layers, width in shape.mlp_widths
     )
     return rank * cut, rank * whole

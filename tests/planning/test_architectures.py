@@ -176,6 +176,7 @@ def test_experts_that_vllm_s_models_choose_by_a_function_of_their_own_are_known(
         name
         for name in {*ARCHITECTURES, *NOT_ON_TPU}
         if modules[name] != "transformers"
+        and not modules[name].startswith("vllm.models.")
         and "custom_routing_function=" in source("vllm", f"model_executor/models/{modules[name]}.py")
     }
     # The multimodal wrappers have their decoders from gemma4.py and llama4.py.
@@ -190,11 +191,17 @@ def test_experts_that_vllm_s_models_choose_by_a_function_of_their_own_are_known(
 
 
 def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
-    by_a_class_of_the_checkpoint = {"ExaoneForCausalLM", "GPT2LMHeadModel", "GPTJForCausalLM"}
-    # RWConfig gives Falcon the names of today, Sarvam's MoE is Bailing's, Afmoe's class makes layer_types of its interval.
+    by_a_class_of_the_checkpoint = {
+        "ExaoneForCausalLM",
+        "GPT2LMHeadModel",
+        "GPTJForCausalLM",
+        "Plamo3ForCausalLM",  # vLLM reads what this class makes of window_size
+    }
+    # RWConfig gives Falcon the names of today, Step 3's gives what its model does not read, Sarvam's MoE is Bailing's, Afmoe's class makes layer_types of its interval.
     elsewhere = {
         "AfmoeForCausalLM": source("transformers", "models/afmoe/configuration_afmoe.py"),
         "RWForCausalLM": source("vllm", "transformers_utils/configs/falcon.py"),
+        "Step3TextForCausalLM": source("vllm", "transformers_utils/configs/step3_vl.py"),
         "SarvamMoEForCausalLM": source("vllm", "model_executor/models/bailing_moe.py"),
     }
     for architecture, names in OWN_NAMES.items():
@@ -221,6 +228,45 @@ def test_names_of_a_family_s_own_are_read_by_its_model_in_vllm() -> None:
 def test_what_runs_by_kernels_of_gpus_takes_them_itself(architecture: str, of_gpus: str) -> None:
     assert of_gpus in source("vllm", f"model_executor/models/{registered()[architecture]}.py")
     assert architecture in NOT_ON_TPU
+
+
+@pytest.mark.parametrize(
+    ("architecture", "takes", "module", "lacks"),
+    [
+        ("HrmTextForCausalLM", "PrefillPrefixLMAttention(", "layers/vllm/backends/flash_attn.py", "causal"),
+        (
+            "IQuestLoopCoderForCausalLM",
+            "global_attn(q, None, None)",
+            "layers/vllm/backends/flash_attn.py",
+            "key is None",
+        ),
+        ("Step3p5ForCausalLM", 'activation = "swiglustep"', "kernels/megablox/gmm_v2.py", "swiglustep"),
+    ],
+)
+def test_what_a_model_asks_of_the_engine_is_not_there(
+    architecture: str, takes: str, module: str, lacks: str
+) -> None:
+    assert takes in source("vllm", f"model_executor/models/{registered()[architecture]}.py")
+    assert lacks not in source("tpu_inference", module)
+    assert architecture in NOT_ON_TPU
+
+
+@pytest.mark.parametrize("family", ["inkling", "minimax_m3"])
+def test_what_vllm_has_for_gpus_alone_has_no_model_of_tpu_inference(family: str) -> None:
+    packages = {
+        name: Path(spec.origin).parent
+        for name in ("vllm", "tpu_inference")
+        if (spec := importlib.util.find_spec(name)) and spec.origin
+    }
+    folders = {path.name for path in (packages["vllm"] / "models" / family).iterdir() if path.is_dir()}
+    assert folders - {"__pycache__"} <= {"amd", "common", "nvidia"}
+    models = packages["tpu_inference"] / "models"
+    assert not [path for path in models.rglob("*.py") if family in path.read_text().lower()]
+    assert [
+        name
+        for name, module in registered().items()
+        if module == f"vllm.models.{family}" and name in NOT_ON_TPU
+    ]
 
 
 def test_models_whose_mlp_has_no_gate_are_those_of_vllm() -> None:

@@ -7,9 +7,11 @@ import pytest
 from serving.config import ModelSpec
 from serving.errors import ConfigError, PlanError
 from serving.planning import plan
+from serving.planning.cache import token_bytes
 from serving.planning.engine_sizes import engine_sizes
-from serving.planning.shapes import read_config
-from serving.planning.weights import checkpoint_params
+from serving.planning.layout import Layout
+from serving.planning.shapes import ModelShape, read_config
+from serving.planning.weights import checkpoint_params, tensor_groups
 
 pytestmark = pytest.mark.unit
 
@@ -222,6 +224,69 @@ AXK1 = (
         "q_lora_rank": 1536,
     }
 )
+OURO = dense(2048, 5632, 48, 16, 16, 49152) | {"total_ut_steps": 4}
+PANGU_ULTRA = (
+    dense(7680, 18432, 61, 128, 128, 153600)
+    | LATENT
+    | {
+        "first_k_dense_replace": 3,
+        "moe_intermediate_size": 2048,
+        "n_routed_experts": 256,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 8,
+        "q_lora_rank": 1536,
+    }
+)
+PLAMO3 = dense(4096, 13312, 32, 32, 4, 100000) | {
+    "head_dim": 128,
+    "sliding_window_pattern": 8,
+    "window_size": 2048,
+}
+STEP3 = {
+    "head_dim": 256,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "max_position_embedding": 65536,
+    "moe_intermediate_size": 5120,
+    "moe_layers_enum": ",".join(map(str, range(4, 60))),
+    "moe_num_experts": 48,
+    "moe_top_k": 3,
+    "num_attention_groups": 1,
+    "num_attention_heads": 64,
+    "num_hidden_layers": 61,
+    "share_expert_dim": 5120,
+    "share_q_dim": 2048,
+    "vocab_size": 128815,
+}
+LAGUNA = dense(2048, 8192, 40, 48, 8, 100352) | {
+    "layer_types": (["full_attention"] + ["sliding_attention"] * 3) * 10,
+    "moe_intermediate_size": 512,
+    "num_attention_heads_per_layer": ([48] + [64] * 3) * 10,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "shared_expert_intermediate_size": 512,
+    "sliding_window": 512,
+}
+MINICPM3 = dense(2560, 6400, 62, 40, 40, 73448) | {
+    "kv_lora_rank": 256,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+}
+
+
+def searched(layer: int) -> dict[str, Any]:
+    """A layer of a searched architecture: of each eight, two have no attention and one has no MLP."""
+    if layer % 4 == 1:
+        return {"attention": {"no_op": True, "n_heads_in_group": None}, "ffn": {"ffn_mult": 1.3125}}
+    if layer % 8 == 2:
+        return {"attention": {"n_heads_in_group": 16}, "ffn": {"intermediate_size": 7168}}
+    mlp = {"no_op": True} if layer % 8 == 6 else {"ffn_mult": 5.25, "no_op": False}
+    return {"attention": {"no_op": False, "n_heads_in_group": 8}, "ffn": mlp}
+
+
+NEMOTRON = dense(8192, 28672, 80, 64, 8, 128256) | {"block_configs": [searched(layer) for layer in range(80)]}
+del NEMOTRON["intermediate_size"], NEMOTRON["num_key_value_heads"]
 
 FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
     # The parameters of vLLM 0.26's own class of this config, made on torch's meta device; AXK1's by its model card.
@@ -242,8 +307,15 @@ FAMILIES: dict[str, tuple[dict[str, Any], float]] = {
     "RWForCausalLM": (RW, 6.922),
     "StableLMEpochForCausalLM": (dense(2560, 6912, 32, 32, 32, 50304), 2.795),
     "TeleChat2ForCausalLM": (TELECHAT2, 7.617),
+    "DeciLMForCausalLM": (NEMOTRON, 44.549),
+    "OuroForCausalLM": (OURO, 2.668),
+    "PanguUltraMoEForCausalLM": (PANGU_ULTRA, 719.094),
+    "Plamo3ForCausalLM": (PLAMO3, 6.853),
+    "Step3TextForCausalLM": (STEP3, 316.295),
     "TeleFLMForCausalLM": (dense(8192, 21824, 64, 64, 64, 80000), 52.818),
     # Of transformers' classes.
+    "LagunaForCausalLM": (LAGUNA, 33.443),
+    "MiniCPM3ForCausalLM": (MINICPM3, 4.074),
     "ApertusForCausalLM": (dense(4096, 21504, 32, 32, 8, 131072), 8.053),
     "ArceeForCausalLM": (dense(2560, 18432, 36, 20, 4, 128004), 4.619),
     "BailingMoeV2ForCausalLM": (LING_MINI, 16.26),
@@ -423,3 +495,81 @@ def test_a_missing_width_is_asked_for_by_its_own_name() -> None:
         PlanError, match=r"has no intermediate_size; give it as engine\.hf_overrides\.intermediate_size"
     ):
         read_config({"architectures": ["LlamaForCausalLM"], **config}, where="model")
+
+
+def shape_like(architecture: str, **changes: Any) -> ModelShape:
+    return read_config(
+        {"architectures": [architecture], **FAMILIES[architecture][0], **changes}, architecture
+    )
+
+
+def held(shape: ModelShape) -> tuple[float, float]:
+    """Bytes of a token's cache on one device, and the weights that work on a token."""
+    sizes, layout = engine_sizes({}, shape), Layout(1)
+    groups = tensor_groups(shape, sizes, layout)
+    return token_bytes(shape, sizes, layout), sum(group.active for group in groups if group.layered)
+
+
+def test_each_time_that_a_token_passes_the_layers_has_its_own_cache_and_work() -> None:
+    (once, work), (four, more) = (
+        held(shape_like("OuroForCausalLM", total_ut_steps=1)),
+        held(shape_like("OuroForCausalLM")),
+    )
+    assert once == 48 * 2 * 16 * 128 * 2
+    assert (four, more) == (4 * once, 4 * work)
+
+
+def test_keys_and_values_of_minicpm3_are_cached_in_full() -> None:
+    """Heads of 96 take whole lanes of 128 (vLLM's minicpm3.py pads values to the keys' width)."""
+    assert held(shape_like("MiniCPM3ForCausalLM"))[0] == 62 * 2 * 40 * 128 * 2
+
+
+def test_layers_without_attention_cache_nothing_and_others_their_own_heads() -> None:
+    assert held(shape_like("DeciLMForCausalLM"))[0] == (50 * 8 + 10 * 4) * 2 * 128 * 2
+
+
+def test_every_layer_s_heads_divide_by_the_devices() -> None:
+    heads = ([64] + [72] * 3) * 10
+    config = LAGUNA | {"num_attention_heads_per_layer": heads}
+    sixteen = {"slice": {"generation": "v6e", "topology": "4x4"}, "parallel": {"tensor": 16}}
+    with pytest.raises(PlanError, match="72 attention heads do not divide by tensor=16"):
+        plan(spec(config, "LagunaForCausalLM", **sixteen))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "says"),
+    [
+        (
+            "LagunaForCausalLM",
+            {"num_attention_heads_per_layer": [48]},
+            "per_layer has 1 layers, num_hidden_layers is 40",
+        ),
+        ("LagunaForCausalLM", {"num_attention_heads_per_layer": [0] * 40}, "per_layer has 0, not a number"),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [searched(0)]},
+            "block_configs has 1 layers, num_hidden_layers is 80",
+        ),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [{"ffn": {}}] * 80},
+            r"\(block 0\): a block has attention and ffn",
+        ),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [searched(0) | {"attention": {"replace_with_linear": True}}] * 80},
+            "replace_with_linear is set, which vLLM 0.26 does not read",
+        ),
+        (
+            "DeciLMForCausalLM",
+            {"block_configs": [searched(0) | {"ffn": {"ffn_mult": "2"}}] * 80},
+            "ffn_mult is '2'",
+        ),
+        ("DeciLMForCausalLM", {"block_configs": [7] * 80}, "is 7, not a mapping"),
+        ("OuroForCausalLM", {"total_ut_steps": 0}, "total_ut_steps is 0"),
+        ("Step3TextForCausalLM", {"moe_layers_enum": ",".join("9" * 70)}, "-9 layers without experts"),
+    ],
+)
+def test_odd_layers_are_refused(architecture: str, changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(PlanError, match=says):
+        shape_like(architecture, **changes)

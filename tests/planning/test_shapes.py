@@ -126,7 +126,7 @@ def test_key_value_heads_that_attention_heads_are_no_multiple_of_are_refused(hea
         ("LlamForCausalLM", "did you mean LlamaForCausalLM?"),
         ("Qwen3MoEForCausalLM", "did you mean Qwen3MoeForCausalLM?"),
         ("MyOwnForCausalLM", None),
-        ("OuroForCausalLM", None),
+        ("Gemma3nForCausalLM", None),
         ("Qwen4ForCausalLM", None),
     ],
 )

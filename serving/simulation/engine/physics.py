@@ -107,4 +107,4 @@ def _bucket(tokens: int) -> int:
 
 def _pair_flops(shape: ModelShape) -> int:
     """Operations of one token looking back at one other: a product with its key and one with its value."""
-    return sum(4 * kind.count * shape.num_attention_heads * kind.head_dim for kind in shape.attention)
+    return shape.rounds * sum(4 * kind.count * kind.heads * kind.head_dim for kind in shape.attention)
