@@ -28,9 +28,9 @@ test: test-quick test-cluster
 test-quick: install
 	$(BIN)/python -m pytest -n 3 --dist worksteal -m "not cluster and not engine and not slow" $(ARGS)
 
-# One after the other, for these run on the one simulated cluster.
+# Those that borrow the one simulated cluster run one after the other, the rest beside them.
 test-cluster: install
-	$(BIN)/python -m pytest -m "(cluster or engine) and not slow" $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(cluster or engine) and not slow" $(ARGS)
 
 # Two at a time, for these wait more than they work; each worker has its cluster.
 test-slow: install

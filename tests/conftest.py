@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
-from support.tiers import NEEDS, can_match
+from support.tiers import NEEDS, BorrowersFirst, can_match
 
 if TYPE_CHECKING:
     from support.leases import Leases
@@ -94,6 +94,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if collection_path.suffix != ".py" or not collection_path.name.startswith("test_"):
         return None
     return None if can_match(config.getoption("markexpr"), collection_path.read_text()) else True
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> BorrowersFirst | None:
+    return BorrowersFirst(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)

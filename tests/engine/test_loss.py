@@ -35,7 +35,7 @@ def running(leases: Leases) -> Service:
 
 def stream(running: Service, number: int) -> dict[str, Any]:
     """What a client has of a long streamed greedy answer, however it ends: two of completions, two of chat."""
-    fields = {"model": MODEL, "max_tokens": 240, "stream": True, "ignore_eos": True, "temperature": 0}
+    fields = {"model": MODEL, "max_tokens": 150, "stream": True, "ignore_eos": True, "temperature": 0}
     fields["stream_options"] = {"include_usage": True}
     if number < 2:
         path = "/v1/completions"

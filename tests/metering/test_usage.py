@@ -209,7 +209,7 @@ def test_dollars_of_a_month_are_a_budget_too(tmp_path: Path, upstream: str) -> N
 
 def test_a_budget_holds_over_routers_and_over_their_restarts(tmp_path: Path, upstream: str) -> None:
     """One that is used up within seconds, by short requests: it holds but for what is used between two flushes."""
-    most = 1500
+    most = 900
     keys, (key,) = key_file(tmp_path / "keys.yaml", {"tokens_per_day": most})
 
     def ask_briefly(address: str) -> Any:

@@ -241,7 +241,7 @@ def test_a_router_that_is_only_busy_is_not_taken_for_gone(tmp_path: Path, router
     door.config.write_text(config.replace("check observe", f"check port {port} observe"))
     with refusing, limited(door, Limits(connections=40)):
         until(lambda: stats_of(door)["check_status"] == "L7OK", "a check of the router's health")
-        for _ in range(8):
+        for _ in range(4):  # three had Serve's config take it for gone, two did not
             assert http.get(f"{door.address}/").is_server_error
         assert stats_of(door)["status"].startswith("UP")
 

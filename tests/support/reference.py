@@ -7,7 +7,7 @@ from pathlib import Path
 from support.service import Service
 
 PROMPT_LENGTHS = (3, 9, 17, 40, 90, 130)
-TOKENS = 32
+TOKENS = 24
 
 
 def prompts() -> list[list[int]]:
