@@ -1,10 +1,6 @@
 """The real engine tells what its prefix cache drops, and a router forgets that it sent it there."""
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,7 +9,7 @@ from typing import Any
 
 import pytest
 from support import quick_http as http
-from support.one_engine import MODEL
+from support.one_engine import MODEL, address_of, started
 from support.recorded import COMPLETIONS, ask
 
 from serving.router.scheduling.slice_table import SliceTable
@@ -38,30 +34,18 @@ class Engine:
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[Engine]:
-    script = Path(__file__).parents[1] / "support" / "one_engine.py"
-    with (
-        tempfile.TemporaryDirectory(dir="/tmp") as folder,  # a socket's path has a hundred letters at most
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"TMPDIR": folder},
-        ) as process,
-    ):
+    with started() as (process, folder):
+        address = address_of(process)
         asks, answers = process.stdin, process.stdout
         assert asks
         assert answers
-        port = next(line.split()[1] for line in answers if line.startswith("port "))
 
         def load() -> dict[str, Any]:
             print(file=asks, flush=True)
             found: dict[str, Any] = next(json.loads(line) for line in answers if line.startswith("{"))
             return found
 
-        yield Engine(f"http://127.0.0.1:{port}", Path(folder), load)
-        asks.close()
-        assert process.wait(30) == 0
+        yield Engine(address, folder, load)
 
 
 def prompt(number: int) -> list[int]:

@@ -1,9 +1,7 @@
 """The ledger of `serving compile` against the list that a real engine compiles at its start."""
 
-import json
 import re
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support import one_engine
 from support.one_engine import MODEL, SPEC
 
 from serving.compiler import processes
@@ -44,13 +43,8 @@ class Engine:
 @contextmanager
 def started(skips: str) -> Iterator[Engine]:
     """A real engine; `skips`: SKIP_JAX_PRECOMPILE."""
-    changed = json.dumps({"engine_env": {"SKIP_JAX_PRECOMPILE": skips}})
-    command = [sys.executable, str(ROOT / "tests" / "support" / "one_engine.py"), "{}", changed]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with one_engine.started(changed={"engine_env": {"SKIP_JAX_PRECOMPILE": skips}}) as (process, _):
         yield Engine(process)
-        assert process.stdin
-        process.stdin.close()
-        assert process.wait(60) == 0
 
 
 @pytest.fixture(scope="module")

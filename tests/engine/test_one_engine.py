@@ -3,20 +3,15 @@
 Greedy, a continued answer is what it would have been.
 """
 
-import contextlib
 import json
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from support import quick_http as http
-from support.one_engine import MODEL
+from support.one_engine import MODEL, address_of, started
 from support.otlp import Collector, collecting, said
 from support.recorded import CHAT, COMPLETIONS, ask, events_of
 from support.servers import until
@@ -41,21 +36,11 @@ ASKS: dict[str, InferenceRequest] = {
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[tuple[str, Collector]]:
-    command = [sys.executable, str(Path(__file__).parents[1] / "support" / "one_engine.py")]
-    with contextlib.ExitStack() as stack:
-        collector, endpoint = stack.enter_context(collecting())
-        environment = os.environ | {"OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "OTEL_BSP_SCHEDULE_DELAY": "200"}
-        engine = stack.enter_context(
-            subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-            )
-        )
-        assert engine.stdin
-        assert engine.stdout
-        port = next(line.split()[1] for line in engine.stdout if line.startswith("port "))
-        yield f"http://127.0.0.1:{port}", collector
-        engine.stdin.close()
-        assert engine.wait(30) == 0
+    with (
+        collecting() as (collector, endpoint),
+        started(OTEL_EXPORTER_OTLP_ENDPOINT=endpoint, OTEL_BSP_SCHEDULE_DELAY="200") as (engine, _),
+    ):
+        yield address_of(engine), collector
 
 
 @pytest.fixture

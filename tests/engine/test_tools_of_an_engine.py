@@ -1,18 +1,15 @@
 """The real engine with a tool parser, without Ray: tools, and clients behind a router that stores responses."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
 from support import quick_http as http
 from support.fronts import router_before
-from support.one_engine import MODEL, SPEC
+from support.one_engine import MODEL, SPEC, address_of, started
 
 from serving.config import ModelSpec, RouterSpec
 from serving.planning import plan
@@ -38,15 +35,8 @@ ADD = {
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    script = Path(__file__).parents[1] / "support" / "one_engine.py"
-    command = [sys.executable, str(script), json.dumps({"tool_call_parser": "llama3_json"})]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
-        assert engine.stdin
-        assert engine.stdout
-        port = next(line.split()[1] for line in engine.stdout if line.startswith("port "))
-        yield f"http://127.0.0.1:{port}"
-        engine.stdin.close()
-        assert engine.wait(30) == 0
+    with started({"tool_call_parser": "llama3_json"}) as (engine, _):
+        yield address_of(engine)
 
 
 def ask(address: str, **fields: Any) -> Any:

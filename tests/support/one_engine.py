@@ -9,7 +9,12 @@ import asyncio
 import dataclasses
 import json
 import os
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from serving.config import ModelSpec
@@ -29,6 +34,35 @@ SPEC: dict[str, Any] = {
     "slice": {"generation": "v6e", "topology": "1x1"},
     "engine": {"max_model_len": 2048},
 }
+
+
+@contextmanager
+def started(
+    options: Mapping[str, Any] | None = None, changed: Mapping[str, Any] | None = None, **environment: str
+) -> Iterator[tuple["subprocess.Popen[str]", Path]]:
+    """The script's process, and the folder for what its engine leaves; both end with the block."""
+    command = [sys.executable, __file__, json.dumps(options or {}), json.dumps(changed or {})]
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,  # a socket's path has a hundred letters at most
+        subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"TMPDIR": folder} | environment,
+        ) as engine,
+    ):
+        yield engine, Path(folder)
+        assert engine.stdin
+        engine.stdin.close()
+        assert engine.wait(60) == 0
+
+
+def address_of(engine: "subprocess.Popen[str]") -> str:
+    """Where it listens, once it is up."""
+    assert engine.stdout
+    port = next(line.split()[1] for line in engine.stdout if line.startswith("port "))
+    return f"http://127.0.0.1:{port}"
 
 
 async def main(found: Plan) -> None:
