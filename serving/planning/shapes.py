@@ -117,9 +117,7 @@ class ModelShape:
     dtype: str
     position_rows: int = 0  # of tables beside the embedding: learned positions and kinds of tokens
     latent: LatentAttention | None = None
-    low_rank: LatentAttention | None = (
-        None  # projections of MLA, whether it caches the vector or whole keys and values
-    )
+    low_rank: LatentAttention | None = None  # MLA's projections, also where whole keys and values are cached
     query_rank: int = 0  # width that queries are projected to first; 0: they are not
     rounds: int = 1  # times that a token passes all layers
     linear: LinearAttention | None = None

@@ -233,8 +233,12 @@ def test_routers_that_are_replaced_lose_neither_a_request_nor_a_stream(
 def test_a_router_that_dies_takes_its_own_connections_with_it_and_nothing_else(
     running: Service, keys: dict[str, str]
 ) -> None:
-    routers = called(f"ServeReplica:{running.application}:router", running.cluster.processes())
-    assert len(routers) == ROUTERS
+    def all_routers() -> list[psutil.Process]:
+        """None that was replaced before, and lingers."""
+        found = called(f"ServeReplica:{running.application}:router", running.cluster.processes())
+        return found if len(found) == ROUTERS else []
+
+    routers = running.until(all_routers, "as many routers as the YAML has")
     slices = {entry.replica for entry in running.serving()}
     killed = threading.Event()
     asked = [0] * USERS

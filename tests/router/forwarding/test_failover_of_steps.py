@@ -40,8 +40,10 @@ def message(address: str, at_event: Any = lambda _: None, key: str = "x", **more
     """What Anthropic's client makes of a stream; `at_event` is called with the number of events so far."""
     import anthropic  # it takes two seconds
 
-    client = anthropic.Anthropic(api_key=key, base_url=address, max_retries=0)
-    with client.messages.stream(model=MODEL, max_tokens=LONG, messages=TALK, **more) as stream:
+    with (
+        anthropic.Anthropic(api_key=key, base_url=address, max_retries=0) as client,
+        client.messages.stream(model=MODEL, max_tokens=LONG, messages=TALK, **more) as stream,
+    ):
         text = ""
         for number, event in enumerate(stream):
             at_event(number)
@@ -53,11 +55,13 @@ def message(address: str, at_event: Any = lambda _: None, key: str = "x", **more
 
 def response(address: str, at_event: Any = lambda _: None, key: str = "x") -> dict[str, Any]:
     """What OpenAI's client makes of a stream: every event is numbered, and of one response and one item."""
-    client = openai.OpenAI(api_key=key, base_url=f"{address}/v1", max_retries=0)
     numbers, names, items = [], set(), set()
     text = ""
     body = {"ignore_eos": True}
-    with client.responses.stream(model=MODEL, input=STORY, max_output_tokens=LONG, extra_body=body) as stream:
+    with (
+        openai.OpenAI(api_key=key, base_url=f"{address}/v1", max_retries=0) as client,
+        client.responses.stream(model=MODEL, input=STORY, max_output_tokens=LONG, extra_body=body) as stream,
+    ):
         for number, event in enumerate(stream):
             at_event(number)
             numbers.append(event.sequence_number)
