@@ -232,7 +232,7 @@ def raw(running: Front, *pieces: bytes, pause_s: float = 0.0, close: bool = Fals
     host, port = running.address.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
         for piece in pieces:
-            with suppress(BrokenPipeError):  # it is answered and let go already
+            with suppress(ConnectionError):  # it is answered and let go already, maybe with bytes unread
                 connection.sendall(piece)
             time.sleep(pause_s)
         if close:
