@@ -57,19 +57,7 @@ def test_modules_that_borrow_the_cluster_run_on_one_worker_and_first(tmp_path: P
         borrows = "  # leases: Leases" if name in "yz" else ""
         (tmp_path / f"test_{name}.py").write_text(writes.format(count=count, borrows=borrows, name=name))
     subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-n",
-            "2",
-            "--dist",
-            "loadfile",
-            "--rootdir",
-            tmp_path,
-            tmp_path,
-        ],
+        [sys.executable, "-m", "pytest", "-n", "2", "--dist=loadfile", f"--rootdir={tmp_path}", tmp_path],
         env=os.environ | {"PYTHONPATH": str(TESTS)},
         check=True,
         timeout=300,

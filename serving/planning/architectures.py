@@ -21,7 +21,6 @@ _GEMMA3 = {
 _COHERE = {"vocab_size": 256000, "max_position_embeddings": 8192, "tie_word_embeddings": True}
 _RW = {"multi_query": True, "max_position_embeddings": 2048, "tie_word_embeddings": True}
 _QWEN3_5 = {"full_attention_interval": 4, "attn_output_gate": True, "head_dim": 256}
-_LAGUNA = {"head_dim": 128, "max_position_embeddings": 131072, "mlp_only_layers": [0]}
 
 # Architectures this reader was checked on, with the keys their config.json may leave to transformers' defaults.
 ARCHITECTURES: dict[str, dict[str, Any]] = {
@@ -122,7 +121,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     "TeleFLMForCausalLM": {},
     "DbrxForCausalLM": {},
     "DeciLMForCausalLM": {},
-    "LagunaForCausalLM": _LAGUNA,
+    "LagunaForCausalLM": {"head_dim": 128, "max_position_embeddings": 131072, "mlp_only_layers": [0]},
     "MiniCPM3ForCausalLM": {"tie_word_embeddings": True},
     "OuroForCausalLM": {"total_ut_steps": 4},
     "PanguUltraMoEForCausalLM": {},

@@ -3,6 +3,7 @@
 Source: vLLM 0.26's nemotron_nas.py.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from serving.errors import PlanError
@@ -21,12 +22,14 @@ class Block:
 
 def blocks(text: Keys, layers: int, heads: int) -> list[Block]:
     """The layers of a config that lists them, else none; raises PlanError."""
-    listed = text.entries("block_configs")
-    if listed and len(listed) != layers:
-        raise PlanError(
-            f"config.json of {text.where}: block_configs has {len(listed)} layers, num_hidden_layers is {layers}"
-        )
+    listed = text.entries("block_configs", layers)
     return [_block(text, Keys(block, f"{text.where} (block {n})"), heads) for n, block in enumerate(listed)]
+
+
+def widths(listed: list[Block]) -> tuple[tuple[int, int], ...]:
+    """(layers, width) of their MLPs."""
+    found = Counter(block.width for block in listed if block.width)
+    return tuple((count, width) for width, count in found.items())
 
 
 def _block(text: Keys, block: Keys, heads: int) -> Block:

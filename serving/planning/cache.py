@@ -58,10 +58,7 @@ def read_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout, length: in
     Layers that keep none read another layer's.
     """
     layers = sum(
-        _layer_bytes(shape, kind, sizes, layout)
-        * kind.count
-        * shape.rounds
-        * min(length, kind.window or length)
+        _layer_bytes(shape, kind, sizes, layout) * kind.count * min(length, kind.window or length)
         for kind in shape.attention
     )
     return layers * _stage(shape, layout) + _draft_bytes(sizes, layout) * length
@@ -124,6 +121,11 @@ def _draft_bytes(sizes: EngineSizes, layout: Layout) -> float:
 
 
 def _layer_bytes(shape: ModelShape, kind: AttentionLayers, sizes: EngineSizes, layout: Layout) -> float:
+    """Bytes of one token in a layer, which has a cache for each time that the token passes it."""
+    return shape.rounds * _bytes_of_a_round(shape, kind, sizes, layout)
+
+
+def _bytes_of_a_round(shape: ModelShape, kind: AttentionLayers, sizes: EngineSizes, layout: Layout) -> float:
     size = sizes.cache_itemsize
     packing = _SUBLANE_BYTES // size
     if shape.latent:  # one vector a token, whole on every device that attends to the token

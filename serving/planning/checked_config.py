@@ -37,15 +37,20 @@ class Keys:
             raise PlanError(f"config.json of {self._where}: {key} is {value}, more than {most}")
         return value
 
-    def entries(self, key: str) -> list[Any]:
+    def entries(self, key: str, layers: int | None = None) -> list[Any]:
+        """A list; empty where there is none, else with an entry for each of so many layers."""
         value = self.get(key, [])
         if not isinstance(value, list | tuple):
             raise PlanError(f"config.json of {self._where}: {key} is {value!r}, not a list")
+        if value and layers is not None and len(value) != layers:
+            raise PlanError(
+                f"config.json of {self._where}: {key} has {len(value)} layers, num_hidden_layers is {layers}"
+            )
         return list(value)
 
-    def numbers(self, key: str) -> list[int]:
-        """A list of numbers of at least 1; empty where there is none."""
-        values = self.entries(key)
+    def numbers(self, key: str, layers: int) -> list[int]:
+        """As `entries`, of numbers of at least 1."""
+        values = self.entries(key, layers)
         if odd := [value for value in values if type(value) is not int or not 1 <= value <= MOST]:
             raise PlanError(
                 f"config.json of {self._where}: {key} has {odd[0]!r}, not a number of at least 1 and at most {MOST}"

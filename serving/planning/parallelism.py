@@ -82,17 +82,18 @@ def _as_asked(slice_: Slice, parallel: ParallelSpec) -> tuple[Layout, str]:
 
 
 def _default(shape: ModelShape, slice_: Slice) -> tuple[Layout, str]:
-    heads = f"{shape.num_attention_heads} attention heads"
     whole, host = slice_.devices, slice_.devices_per_host
-    if _divide(shape, host) and not _divide(shape, whole):
-        why = f"pipeline={slice_.hosts}, one stage a host: {heads} do not divide by {whole} devices, by {host} they do"
+    if (odd := _undivided(shape, whole)) and not _undivided(shape, host):
+        why = f"pipeline={slice_.hosts}, one stage a host: {odd[0]} attention heads do not divide by {whole} devices, by {host} they do"
         return Layout(host, pipeline=slice_.hosts), why
-    return Layout(whole), f"tensor={whole}: {heads} over every device of {slice_}"
+    return Layout(
+        whole
+    ), f"tensor={whole}: {shape.num_attention_heads} attention heads over every device of {slice_}"
 
 
-def _divide(shape: ModelShape, devices: int) -> bool:
-    """Whether every layer's attention heads divide by so many devices."""
-    return all(heads % devices == 0 for heads in shape.head_counts)
+def _undivided(shape: ModelShape, devices: int) -> list[int]:
+    """Numbers of a layer's attention heads that do not divide by so many devices."""
+    return [heads for heads in shape.head_counts if devices < 1 or heads % devices]
 
 
 def _attention_shared(model: _Model, layout: Layout, devices: int | None) -> tuple[Layout, str]:
@@ -151,9 +152,8 @@ def _problems(model: _Model, slice_: Slice, layout: Layout) -> list[str]:
         problems.append(f"data={data} needs a slice of one host; set replicas for more slices")
     cut = tensor * layout.expert
     name = f"tensor={tensor}" + (f" x expert={layout.expert}" if layout.expert > 1 else "")
-    if cut < 1 or not _divide(shape, cut):
-        odd = next(heads for heads in shape.head_counts if cut < 1 or heads % cut)
-        problems.append(f"{odd} attention heads do not divide by {name}")
+    if odd := _undivided(shape, cut):
+        problems.append(f"{odd[0]} attention heads do not divide by {name}")
     kv_heads = shape.num_key_value_heads
     if cut and kv_heads % cut and cut % kv_heads:
         problems.append(f"{kv_heads} KV heads neither divide by {name} nor it by them")

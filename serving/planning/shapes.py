@@ -25,7 +25,7 @@ from serving.planning.architectures import (
     counted,
     drafts_in_jax,
 )
-from serving.planning.blocks import Block, blocks
+from serving.planning.blocks import Block, blocks, widths
 from serving.planning.checked_config import MOST, Keys, missing
 from serving.planning.checkpoints import Hub, config_of, no_hub
 from serving.planning.quantization import Quantization, read_quantization
@@ -39,8 +39,6 @@ _GEMMA4_POSITIONS = 10240  # of each axis of a picture, unless vision_config say
 @dataclass(frozen=True)
 class AttentionLayers:
     """Layers that attend alike; `cached` of them keep keys and values, the rest read another layer's.
-
-    Where a token passes the layers several times, each time has a cache of its own.
 
     They look `window` tokens back, None for all; `chunked` layers look back to a multiple of the window.
     `keys_are_values`: one projection serves both.
@@ -116,8 +114,7 @@ class ModelShape:
     tied_embeddings: bool
     dtype: str
     position_rows: int = 0  # of tables beside the embedding: learned positions and kinds of tokens
-    latent: LatentAttention | None = None
-    low_rank: LatentAttention | None = None  # MLA's projections, also where whole keys and values are cached
+    low_rank: LatentAttention | None = None  # keys and values are projected by way of one vector
     query_rank: int = 0  # width that queries are projected to first; 0: they are not
     rounds: int = 1  # times that a token passes all layers
     linear: LinearAttention | None = None
@@ -137,6 +134,11 @@ class ModelShape:
     def mlp_matrices(self) -> int:
         """Of a dense MLP: up and down, and a gate."""
         return 2 if self.architecture in WITHOUT_GATES else 3
+
+    @property
+    def latent(self) -> LatentAttention | None:
+        """The vector that a token's keys and values are cached as; None where they are cached in full."""
+        return None if self.architecture in WHOLE_CACHE else self.low_rank
 
     @property
     def head_counts(self) -> tuple[int, ...]:
@@ -196,12 +198,12 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
             f"config.json of {where}: num_attention_heads, {heads}, is no multiple of num_key_value_heads, {kv_heads}"
         )
     head_dim = text.number("head_dim", max(hidden // heads, 1))
-    latent = low_rank = _latent(text, hidden // heads)
-    if latent and architecture in WHOLE_CACHE:
-        head_dim, latent = latent.nope_dim + latent.rope_dim, None
+    low_rank = _low_rank(text, hidden // heads)
+    if low_rank and architecture in WHOLE_CACHE:
+        head_dim = low_rank.nope_dim + low_rank.rope_dim
     listed = blocks(text, layers, heads)
     if listed:
-        kv_heads = max((block.kv_heads for block in listed), default=0) or kv_heads
+        kv_heads = max(block.kv_heads for block in listed) or kv_heads
     kinds = _kinds(text, layers, where)
     towers = {
         name: _tower(tower, name, hidden, architecture)
@@ -226,19 +228,13 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
             head_dim,
             caches=not _is_encoder(text, architecture),
         ),
-        mlp_widths=(
-            tuple(
-                (count, width) for width, count in Counter(block.width for block in listed).items() if width
-            )
-            or _mlp_widths(text, architecture, layers, experts)
-        ),
+        mlp_widths=widths(listed) if listed else _mlp_widths(text, architecture, layers, experts),
         tied_embeddings=bool(text.get("tie_word_embeddings")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
         position_rows=_position_rows(text, architecture),
-        latent=latent,
         low_rank=low_rank,
         query_rank=text.number("share_q_dim", 0, least=0),
-        rounds=_rounds(text),
+        rounds=text.number("total_ut_steps", 1),
         linear=_linear(text, kinds),
         experts=experts,
         gated_attention=bool(text.get("attn_output_gate")) or text.get("gating") == "per-element",
@@ -355,7 +351,6 @@ def _attention(
 ) -> tuple[AttentionLayers, ...]:
     """`heads`: of each layer, its attention heads and KV heads."""
     layers = list(zip(kinds, heads, strict=True))
-    rounds = _rounds(text)
     owners = Counter(
         layers[: len(layers) - text.number("num_kv_shared_layers", 0, least=0)] if caches else ()
     )
@@ -372,7 +367,7 @@ def _attention(
         groups.append(
             AttentionLayers(
                 count=count,
-                cached=rounds * owners[kind, (queries, kv_heads)],
+                cached=owners[kind, (queries, kv_heads)],
                 heads=queries,
                 kv_heads=text.number("num_global_key_value_heads", kv_heads) if full else kv_heads,
                 head_dim=text.number("global_head_dim", head_dim) if full else head_dim,
@@ -384,23 +379,15 @@ def _attention(
     return tuple(groups)
 
 
-def _rounds(text: Keys) -> int:
-    return text.number("total_ut_steps", 1)
-
-
 def _heads(text: Keys, listed: list[Block], layers: int, heads: int, kv_heads: int) -> list[tuple[int, int]]:
     """Attention heads and KV heads of each layer."""
     if listed:
         return [(heads, block.kv_heads) for block in listed]
-    of_layers = text.numbers("num_attention_heads_per_layer") or [heads] * layers
-    if len(of_layers) != layers:
-        raise PlanError(
-            f"config.json of {text.where}: num_attention_heads_per_layer has {len(of_layers)} layers, num_hidden_layers is {layers}"
-        )
+    of_layers = text.numbers("num_attention_heads_per_layer", layers) or [heads] * layers
     return [(own, kv_heads) for own in of_layers]
 
 
-def _latent(text: Keys, value_dim: int) -> LatentAttention | None:
+def _low_rank(text: Keys, value_dim: int) -> LatentAttention | None:
     if not text.get("kv_lora_rank"):
         return None
     return LatentAttention(

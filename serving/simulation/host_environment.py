@@ -49,6 +49,7 @@ def of_ray(directory: Path) -> dict[str, str]:
         "RAY_gcs_storage_path": str(directory / "gcs"),
         # Ray's own 10 s are for a fleet; here a person watches.
         "RAY_metrics_report_interval_ms": "2000",
+        # Else Ray starts workers for tasks of each driver; this service's have none.
         "RAY_prestart_worker_first_driver": "0",
         # At Ray's 15, other work on the machine starves an engine until it looks hung.
         "RAY_worker_niceness": "0",

@@ -29,12 +29,16 @@ from serving.planning.architectures import (
 pytestmark = pytest.mark.unit
 
 
-def source(package: str, module: str) -> str:
-    """A module's text; importing it takes half a minute."""
+def folder(package: str) -> Path:
     spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None
-    return (Path(spec.origin).parent / module).read_text()
+    return Path(spec.origin).parent
+
+
+def source(package: str, module: str) -> str:
+    """A module's text; importing it takes half a minute."""
+    return (folder(package) / module).read_text()
 
 
 def registered(table: str | None = None) -> dict[str, str]:
@@ -253,14 +257,9 @@ def test_what_a_model_asks_of_the_engine_is_not_there(
 
 @pytest.mark.parametrize("family", ["inkling", "minimax_m3"])
 def test_what_vllm_has_for_gpus_alone_has_no_model_of_tpu_inference(family: str) -> None:
-    packages = {
-        name: Path(spec.origin).parent
-        for name in ("vllm", "tpu_inference")
-        if (spec := importlib.util.find_spec(name)) and spec.origin
-    }
-    folders = {path.name for path in (packages["vllm"] / "models" / family).iterdir() if path.is_dir()}
+    folders = {path.name for path in (folder("vllm") / "models" / family).iterdir() if path.is_dir()}
     assert folders - {"__pycache__"} <= {"amd", "common", "nvidia"}
-    models = packages["tpu_inference"] / "models"
+    models = folder("tpu_inference") / "models"
     assert not [path for path in models.rglob("*.py") if family in path.read_text().lower()]
     assert [
         name

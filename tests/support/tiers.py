@@ -1,7 +1,9 @@
 """Which modules of tests a marker expression leaves anything of, and which of them run one after the other."""
 
 import re
+from functools import cache
 from itertools import chain, combinations
+from pathlib import Path
 
 from _pytest.mark.expression import Expression
 from xdist.scheduler import LoadFileScheduling
@@ -9,8 +11,6 @@ from xdist.scheduler import LoadFileScheduling
 # What a test needs. Every test has one of them.
 NEEDS = ("unit", "http", "cluster", "engine", "browser")
 _MARKER = re.compile(rf"\bmark\.({'|'.join(NEEDS)}|slow)\b")
-
-
 _ONE_CLUSTER = "modules that borrow the one cluster"
 
 
@@ -27,9 +27,9 @@ def can_match(expression: str, module: str) -> bool:
     return any(selects.evaluate(lambda name, some=some, **_: name in some) for some in of_a_test)
 
 
-def borrows(module: str) -> bool:
-    """Whether tests of the module, given as text, borrow the run's cluster."""
-    return "leases: Leases" in module
+@cache
+def _borrows(module: Path) -> bool:
+    return "leases: Leases" in module.read_text()
 
 
 class BorrowersFirst(LoadFileScheduling):
@@ -37,7 +37,7 @@ class BorrowersFirst(LoadFileScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         module = self.config.rootpath / super()._split_scope(nodeid)
-        return _ONE_CLUSTER if borrows(module.read_text()) else str(module)
+        return _ONE_CLUSTER if _borrows(module) else str(module)
 
     def _assign_work_unit(self, node: object) -> None:
         if _ONE_CLUSTER in self.workqueue:
