@@ -845,6 +845,11 @@ _COMPILER: tuple[Name, ...] = (
     Name("tpu_inference.runner.compilation_manager:CompilationManager", "lists an engine's programs"),
     Name("tpu_inference.runner.tpu_runner:CompilationManager", "lists an engine's programs"),
     Name(
+        "tpu_inference.runner.compilation_manager",
+        "names the program that takes a list of pictures' embeddings",
+        line="input_embeddings_merger",
+    ),
+    Name(
         "tpu_inference.distributed.jax_parallel_state:GroupCoordinator",
         "says which stage of a pipeline is compiled, as the module's global _PP",
     ),

@@ -29,6 +29,8 @@ from tpu_inference.runner import compilation_manager, kv_cache, kv_cache_manager
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from vllm.model_executor.models import registry
 
+# It takes a list of pictures' embeddings, which tpu-inference's models lay side by side before their jitted function takes them.
+_MERGER = "input_embeddings_merger"
 # As tpu_info names the chips: tpu-inference chooses the format of fp8 caches by it.
 _CHIP_NAMES = {"v4": "V4", "v5e": "V5E", "v5p": "V5P", "v6e": "V6E", "v7x": "V7X"}
 
@@ -242,7 +244,7 @@ def install_torch() -> None:
     )
     from vllm.utils.torch_utils import set_default_torch_dtype  # noqa: PLC0415
 
-    def t2j(tensor: Any, *, use_dlpack: bool = False) -> Any:  # noqa: ARG001
+    def t2j(tensor: Any, use_dlpack: bool = False) -> Any:  # noqa: ARG001  its own signature
         return jnp.zeros(tuple(tensor.shape), utils.to_jax_dtype(tensor.dtype))
 
     def model_of(vllm_config: Any, model_config: Any) -> Any:
@@ -300,6 +302,10 @@ def _stand_in_torchvision() -> None:
         sys.modules.setdefault(name, module)
 
 
+def _described(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if isinstance(value, jax.Array) else value
+
+
 @contextmanager
 def recorded(calls: list[tuple[Any, ...]]) -> Iterator[None]:
     """Within, a runner's `capture_model` notes (name, function, arguments, keywords, bucket) and compiles nothing."""
@@ -310,10 +316,12 @@ def recorded(calls: list[tuple[Any, ...]]) -> Iterator[None]:
             return jax.ShapeDtypeStruct(shape, utils.to_jax_dtype(dtype), sharding=sharding)
 
         def _run_compilation(self, name: str, fn: Any, *args: Any, **options: Any) -> None:
-            keywords = dict(options.pop("call_kwargs", {}))
+            keywords = {name: _described(value) for name, value in options.pop("call_kwargs", {}).items()}
             if hasattr(fn, "lower") and "shared_attention_metadata" in options:
                 # vLLM's models take it; the warm-up call passes it where this one does not.
                 keywords["shared_attention_metadata"] = options.pop("shared_attention_metadata")
+            if name == _MERGER and not hasattr(fn, "lower"):
+                fn = jax.jit(fn)
             bucket = {key: int(value) for key, value in options.items() if isinstance(value, (int, bool))}
             for switch in ("aot", "compile_only"):
                 bucket.pop(switch, None)

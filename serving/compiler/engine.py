@@ -27,7 +27,7 @@ from serving.tpu import Slice
 
 _LIBTPU_NAMES = {"v7x": "tpu7x"}
 _WORKER = re.compile(r"^worker\d+ ")
-_DETAIL = re.compile(r" \[.*\]$")
+_DETAIL = re.compile(r" (\[|GridTHW\().*$")  # what the bucket says too
 
 
 @dataclass(frozen=True)
@@ -102,6 +102,8 @@ def build(
         available = (share - weights - RESIDENT_BYTES) * len(devices)
         cache = get_kv_cache_configs(config, [runner.get_kv_cache_spec()], [available])[0]
         runner.initialize_kv_cache(cache)
+        if encode := runner.precompile_vision_encoder_fn:
+            runner.precompile_vision_encoder_fn = functools.partial(_with_pictures_here, encode)
         runner.compilation_manager.capture_model()
     calls = tuple(
         Call(Program(_name(name), bucket), *_jitted(function, arguments, keywords))
@@ -118,6 +120,12 @@ def build(
         seconds=round(time.monotonic() - began, 1),
     )
     return Engine(built, calls, runner)
+
+
+def _with_pictures_here(precompile: Any, run: Any) -> None:
+    """Pictures that an encoder's programs are listed with are arrays, not descriptions: they lie on this machine's CPU."""
+    with jax.set_mesh(jax.make_mesh((1,), ("cpu",))):
+        precompile(run)
 
 
 def _be_alone(parallel: Any, address: str) -> None:
@@ -152,13 +160,19 @@ def _name(name: str) -> str:
 def _jitted(
     function: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]
 ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-    """The jitted function of what the runner calls, which may be a partial or a plain function around it."""
+    """The jitted function of what the runner calls, which may be a partial or a plain function around it.
+
+    What has none within the engine runs operation by operation, as vLLM's models do around their encoders and where they put pictures
+    among text; here it is one program.
+    """
     while isinstance(function, functools.partial):
         arguments, keywords = function.args + arguments, {**function.keywords, **keywords}
         function = function.func
     if not hasattr(function, "lower"):
         held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
         jitted = [value for value in held if hasattr(value, "lower")]
-        if len(jitted) == 1:
-            function = jitted[0]
+        sizes = [
+            name for name, value in keywords.items() if isinstance(value, tuple)
+        ]  # of pictures, which shape the program
+        function = jitted[0] if len(jitted) == 1 else jax.jit(function, static_argnames=sizes)
     return function, arguments, keywords

@@ -183,7 +183,12 @@ _QWEN35_397B: _Config = {
     "vision_config": {"hidden_size": 1152, "intermediate_size": 4304, "depth": 27, "out_hidden_size": 4096},
 }
 
-_SIGLIP = {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27}
+_SIGLIP: _Config = {
+    "hidden_size": 1152,
+    "intermediate_size": 4304,
+    "num_hidden_layers": 27,
+    "num_attention_heads": 16,
+}
 _GEMMA3_27B: _Config = {
     "architectures": ["Gemma3ForConditionalGeneration"],
     "torch_dtype": "bfloat16",
@@ -210,7 +215,10 @@ _GEMMA4_TEXT: _Config = {
     "tie_word_embeddings": True,
     "dtype": "bfloat16",
 }
-_GEMMA4: _Config = {"architectures": ["Gemma4ForConditionalGeneration"], "vision_config": _SIGLIP}
+_GEMMA4: _Config = {
+    "architectures": ["Gemma4ForConditionalGeneration"],
+    "vision_config": _SIGLIP | {"num_key_value_heads": 16, "head_dim": 72},
+}
 _GEMMA4_31B = _GEMMA4 | {
     "text_config": _GEMMA4_TEXT
     | {
@@ -557,7 +565,7 @@ _QWEN3_VL: _Config = {
 _QWEN3_VL_8B: _Config = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
     "tie_word_embeddings": False,
-    "vision_config": _QWEN3_VL | {"deepstack_visual_indexes": [8, 16, 24]},
+    "vision_config": _QWEN3_VL | {"deepstack_visual_indexes": [8, 16, 24], "out_hidden_size": 4096},
     "text_config": {
         key: value for key, value in _QWEN3_8B.items() if key not in ("architectures", "tie_word_embeddings")
     }

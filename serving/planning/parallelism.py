@@ -15,7 +15,7 @@ from serving.planning.cache import rows_of_heads
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
-from serving.planning.weights import experts_lie_whole
+from serving.planning.weights import experts_lie_whole, uneven
 from serving.tpu import Slice
 
 # Kernels that lay tokens beside one another on the lanes count KV heads otherwise; both variables have to be set.
@@ -45,13 +45,15 @@ def derive(
     on_lanes = all((environment or {}).get(name, "").lower() in ("1", "true") for name in _ON_LANES)
     model = _Model(shape, sizes, rows_of_heads(shape, sizes, on_lanes=on_lanes))
     asked = any(value for name, value in vars(parallel).items() if name != "attention_data")
-    layout, why = _as_asked(slice_, parallel) if asked else _default(shape, slice_)
+    layout, why = _as_asked(slice_, parallel) if asked else _default(model, slice_)
     if problems := _problems(model, slice_, layout):
         raise PlanError(f"{'; '.join(problems)}; {_what_works(model, slice_)}")
     wanted = parallel.attention_data or (AUTO if shape.latent else None)
     if wanted is not None:
         layout, shared = _attention_shared(model, layout, None if wanted == AUTO else int(wanted))
         why = f"{why}; {shared}"
+    if problems := uneven(shape, model.sizes, layout):
+        raise PlanError(f"{'; '.join(problems)}; {_what_works(model, slice_)}")
     return layout, (why, *_notes(model, slice_, layout))
 
 
@@ -81,19 +83,27 @@ def _as_asked(slice_: Slice, parallel: ParallelSpec) -> tuple[Layout, str]:
     )
 
 
-def _default(shape: ModelShape, slice_: Slice) -> tuple[Layout, str]:
-    whole, host = slice_.devices, slice_.devices_per_host
-    if (odd := _undivided(shape, whole)) and not _undivided(shape, host):
-        why = f"pipeline={slice_.hosts}, one stage a host: {odd[0]} attention heads do not divide by {whole} devices, by {host} they do"
-        return Layout(host, pipeline=slice_.hosts), why
-    return Layout(
-        whole
-    ), f"tensor={whole}: {shape.num_attention_heads} attention heads over every device of {slice_}"
+def _default(model: _Model, slice_: Slice) -> tuple[Layout, str]:
+    heads, whole = model.shape.num_attention_heads, Layout(slice_.devices)
+    staged = Layout(slice_.devices_per_host, pipeline=slice_.hosts)
+    if (odd := _odd(model, whole)) and not _odd(model, staged):
+        why = f"pipeline={slice_.hosts}, one stage a host: {odd[0]}, but all of it by {staged.tensor}"
+        return staged, why
+    return whole, f"tensor={whole.tensor}: {heads} attention heads over every device of {slice_}"
 
 
 def _undivided(shape: ModelShape, devices: int) -> list[int]:
     """Numbers of a layer's attention heads that do not divide by so many devices."""
     return [heads for heads in shape.head_counts if devices < 1 or heads % devices]
+
+
+def _odd(model: _Model, layout: Layout) -> list[str]:
+    """What the devices of a stage can't be given equal parts of."""
+    heads = [
+        f"{heads} attention heads do not divide by {layout.tensor} devices"
+        for heads in _undivided(model.shape, layout.tensor)
+    ]
+    return heads or uneven(model.shape, model.sizes, layout)
 
 
 def _attention_shared(model: _Model, layout: Layout, devices: int | None) -> tuple[Layout, str]:
@@ -213,22 +223,22 @@ def _context_problems(model: _Model, layout: Layout) -> list[str]:
 
 
 def _what_works(model: _Model, slice_: Slice) -> str:
+    staged = [Layout(slice_.devices // stages, pipeline=stages) for stages in sorted({1, slice_.hosts})]
     works = [
-        f"tensor={slice_.devices // pipeline} pipeline={pipeline}"
-        for pipeline in sorted({1, slice_.hosts})
-        if not _problems(model, slice_, Layout(slice_.devices // pipeline, pipeline=pipeline))
+        f"tensor={layout.tensor} pipeline={layout.pipeline}"
+        for layout in staged
+        if _works(model, slice_, layout)
     ]
-    works = (
-        works
-        or [
-            f"tensor={slice_.devices // data} data={data}"
-            for data in COPIES
-            if not slice_.devices % data
-            and not model.sizes.lora_rank
-            and not _problems(model, slice_, Layout(slice_.devices // data, data=data))
+    if not works and not model.sizes.lora_rank:
+        copied = (Layout(slice_.devices // data, data=data) for data in COPIES if not slice_.devices % data)
+        works = [
+            f"tensor={layout.tensor} data={layout.data}" for layout in copied if _works(model, slice_, layout)
         ][:1]
-    )
     return f"on {slice_} {' or '.join(works)} works" if works else f"no layout of it works on {slice_}"
+
+
+def _works(model: _Model, slice_: Slice, layout: Layout) -> bool:
+    return not _problems(model, slice_, layout) and not _odd(model, layout)
 
 
 def _notes(model: _Model, slice_: Slice, layout: Layout) -> list[str]:

@@ -33,6 +33,8 @@ from serving.planning.quantization import Quantization, read_quantization
 _TOWERS = ("vision_config", "audio_config")
 _MOST_LAYERS = 10_000
 _KINDS = {"full_attention", "sliding_attention", "chunked_attention", "linear_attention"}  # of layer_types
+_QWEN_VL = ("Qwen2_5_VL", "Qwen3VL", "Qwen3_5")
+_GEMMA4_ENCODER_HEADS = 12  # unless vision_config says otherwise
 _GEMMA4_POSITIONS = 10240  # of each axis of a picture, unless vision_config says otherwise
 
 
@@ -123,6 +125,9 @@ class ModelShape:
     per_layer_embedding: int = 0  # width each layer adds to the embedding (Gemma 3n, Gemma 4 E models)
     tower_params: int = 0
     audio_params: int = 0  # of them, the audio tower's
+    encoder_sizes: tuple[
+        tuple[str, int], ...
+    ] = ()  # of the picture encoder, by key: what devices get equal parts of
     quantization: Quantization | None = None
     scores: bool = False
     drafts: int = 0
@@ -241,6 +246,7 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         per_layer_embedding=text.number("hidden_size_per_layer_input", 0, least=0),
         tower_params=sum(towers.values()),
         audio_params=towers.get("audio_config", 0),
+        encoder_sizes=_encoder_sizes(wrapper.within("vision_config"), architecture),
         quantization=read_quantization(
             text.get("quantization_config", text.get("compression_config")), where
         ),
@@ -499,6 +505,17 @@ def _tower(tower: Keys, name: str, hidden: int, architecture: str) -> int:
         return encoder + mergers * merged * (merged + hidden) + positions * width
     positions = 2 * tower.number("position_embedding_size", _GEMMA4_POSITIONS) if gemma4 else 0
     return encoder + width * (hidden + positions)
+
+
+def _encoder_sizes(tower: Keys | None, architecture: str) -> tuple[tuple[str, int], ...]:
+    """What the engine cuts of encoders whose sizes do not all divide by every number of devices that plans have."""
+    gemma4 = architecture == "Gemma4ForConditionalGeneration"
+    if tower is None or not (gemma4 or architecture.startswith(_QWEN_VL)):
+        return ()
+    sizes = {key: tower.number(key) for key in ("hidden_size", "intermediate_size")}
+    if gemma4:
+        sizes["num_attention_heads"] = tower.number("num_attention_heads", _GEMMA4_ENCODER_HEADS)
+    return tuple(sizes.items())
 
 
 def _projections(embedder: Keys, name: str, hidden: int) -> int:

@@ -23,6 +23,8 @@ _WHOLE_HEADS = (
 )
 # And these cut the embedding over the mesh's axis `model` alone; the others cut it over every device.
 _EMBEDDINGS_BY_MODEL_AXIS = (*_WHOLE_HEADS, "Gemma4ForConditionalGeneration")
+# And these pad the vocabulary to whole parts for every device, as vLLM's do.
+_PADDED_VOCABULARIES = ("Qwen3ForCausalLM",)
 # Lanes that the first product of experts is padded to on every device (layers/common/process_weights/moe_weights.py), and the
 # blocks that both sides of mxfp4 experts are padded to, with a float32 scale each (layers/vllm/quantization/mxfp4.py).
 _EXPERT_LANES = 128
@@ -287,6 +289,39 @@ def experts_lie_whole(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> 
     if shape.architecture == "DeepseekV3ForCausalLM" and not sizes.by_vllm:
         return layout.expert > 1
     return sizes.expert_parallel
+
+
+def uneven(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> list[str]:
+    """What the engine would cut over devices that it does not divide by, which ends its start while it loads (JAX's IndivisibleError)."""
+    over_all = _cuts_mlp_over_all(shape, sizes)
+    cuts = [
+        ("intermediate_size", width, layout.width if over_all else layout.head_shards)
+        for _, width in shape.mlp_widths
+    ]
+    if not sizes.by_vllm and shape.architecture not in _PADDED_VOCABULARIES:
+        cuts.append(("vocab_size", shape.vocab_size, layout.width // _embedding_copies(shape, sizes, layout)))
+    odd = [
+        f"its {key}, {size}, does not divide by {devices} devices"
+        for key, size, devices in cuts
+        if size % devices
+    ]
+    return odd + _uneven_encoder(shape, sizes, layout)
+
+
+def _uneven_encoder(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> list[str]:
+    gemma4 = shape.architecture == "Gemma4ForConditionalGeneration"
+    # vLLM's Gemma 4 has transformers' own encoder, of which every device has all.
+    if not sizes.towers or sizes.whole_towers or (gemma4 and sizes.by_vllm):
+        return []
+    devices = layout.width // _tower_copies(sizes, layout)
+    remedy = (
+        "; engine.additional_config: {mm-encoder-tp-mode: data} leaves the encoder whole" if gemma4 else ""
+    )
+    return [
+        f"its vision_config.{key}, {size}, does not divide by {devices} devices{remedy}"
+        for key, size in shape.encoder_sizes
+        if size % devices
+    ]
 
 
 def _aligned(size: int, multiple: int) -> int:

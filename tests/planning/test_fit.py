@@ -729,7 +729,12 @@ def test_gemma_4_s_experts_are_padded_on_every_device() -> None:
     assert not any("enable_expert_parallel has no effect" in reason for reason in apart.reasons)
     with pytest.raises(PlanError, match=r"experts of width 704 do not divide by 128 devices"):
         plan(
-            spec(gemma, "v7x 4x4x4", {**SHORT, "hf_overrides": {"text_config": {"num_attention_heads": 128}}})
+            spec(
+                gemma,
+                "v7x 4x4x4",
+                {**SHORT, "hf_overrides": {"text_config": {"num_attention_heads": 128}}},
+                parallel={"tensor": 128},
+            )
         )
 
 

@@ -1,4 +1,5 @@
 import pickle
+import re
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def test_tensor_parallelism_takes_every_device_of_the_slice(
 def test_a_pipeline_of_hosts_where_the_heads_do_not_divide_by_the_slice() -> None:
     found = plan(spec(LLAMA_8B, "v6e", "8x8"))
     assert (found.tensor, found.pipeline) == (4, 16)
-    assert "32 attention heads do not divide by 64 devices, by 4 they do" in found.reasons[0]
+    assert "32 attention heads do not divide by 64 devices, but all of it by 4" in found.reasons[0]
 
 
 def test_the_user_may_ask_for_a_pipeline() -> None:
@@ -115,6 +116,64 @@ def test_parallelism_that_does_not_fill_the_slice_is_refused(
         plan(spec(LLAMA_8B, "v6e", "4x4", parallel=parallel))
     for words in [*says, "tensor=16 pipeline=1 or tensor=4 pipeline=4 works"]:
         assert words in refusal.value.message
+
+
+# Each ended as its engine was built by `serving compile`, before plans refused it: JAX's IndivisibleError, or a reshape of vLLM's.
+QWEN25_VL_3B = {
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 36,
+}
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "says"),
+    [
+        ("google/gemma-4-E4B-it", {}, "vision_config.num_attention_heads, 12, does not divide by 8 devices"),
+        (
+            "Qwen/Qwen2.5-VL-7B-Instruct",
+            {"hf_overrides": QWEN25_VL_3B},
+            "vision_config.intermediate_size, 3420, does not divide by 8 devices",
+        ),
+        (
+            "Qwen/Qwen2.5-VL-7B-Instruct",
+            {"hf_overrides": QWEN25_VL_3B, "model_impl": "vllm"},
+            "vision_config.intermediate_size, 3420, does not divide by 8 devices",
+        ),
+        (LLAMA_8B, {"hf_overrides": {"vocab_size": 128258}}, "vocab_size, 128258, does not divide by 8"),
+        (LLAMA_8B, {"hf_overrides": {"intermediate_size": 14340}}, "intermediate_size, 14340, does not"),
+    ],
+)
+def test_sizes_that_devices_can_not_share_evenly_are_refused(
+    model: str, engine: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(PlanError, match=says) as refusal:
+        plan(spec(model, "v6e", "2x4", slice={"hosts": 1}, engine={"max_model_len": 4096, **engine}))
+    assert re.search(r"tensor=[24] data=[24] works", refusal.value.message)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine"),
+    [
+        # An encoder that every device has whole, or that is not loaded; a vocabulary that is padded.
+        ("google/gemma-4-E4B-it", {"additional_config": {"mm-encoder-tp-mode": "data"}}),
+        ("google/gemma-4-E4B-it", {"model_impl": "vllm"}),
+        ("google/gemma-4-E4B-it", {"language_model_only": True}),
+        ("google/gemma-4-31B-it", {}),
+        (LLAMA_8B, {"hf_overrides": {"vocab_size": 128258}, "model_impl": "vllm"}),
+        ("Qwen/Qwen3-8B", {"hf_overrides": {"vocab_size": 151938}}),
+    ],
+)
+def test_sizes_that_the_engine_does_not_cut_may_be_odd(model: str, engine: dict[str, Any]) -> None:
+    found = plan(spec(model, "v6e", "2x4", slice={"hosts": 1}, engine={"max_model_len": 4096, **engine}))
+    assert found.tensor == 8
+
+
+def test_an_encoder_that_the_slice_can_not_share_is_cut_over_the_devices_of_a_host() -> None:
+    found = plan(spec("Qwen/Qwen3-VL-8B-Instruct", "v6e", "4x8"))
+    assert (found.tensor, found.pipeline) == (4, 8)
+    assert "vision_config.intermediate_size, 4304, does not divide by 32 devices" in found.reasons[0]
 
 
 def test_heads_that_can_not_be_cut_are_refused() -> None:
