@@ -835,6 +835,7 @@ _COMPILER: tuple[Name, ...] = (
             "tpu_inference.layers.common.utils:cpu_mesh_context",
             "tpu_inference.layers.vllm.process_weights.cleanup_sharding:_tensor_is_in_cpu",
             "tpu_inference.models.common.model_loader:_get_nnx_model",
+            "tpu_inference.models.vllm.experimental.qwen3_vl_patcher:_convert_to_torchax_tensor",
             "tpu_inference.runner.kv_cache:_get_kv_cache_allocator",
         )
     ),

@@ -234,10 +234,11 @@ def install_torch() -> None:
     _stand_in_torchvision()
     registry._run_in_subprocess = lambda inspect: inspect()  # noqa: SLF001  another process has no stand-in
     from torchax import tensor as torchax_tensor  # noqa: PLC0415
-    from torchax.interop import jax_view  # noqa: PLC0415
+    from torchax.interop import jax_view, torch_view  # noqa: PLC0415
     from torchax.ops import mappings  # noqa: PLC0415
     from tpu_inference.layers.vllm.process_weights import cleanup_sharding  # noqa: PLC0415
     from tpu_inference.models.vllm import vllm_model_wrapper as wrapper  # noqa: PLC0415
+    from tpu_inference.models.vllm.experimental import qwen3_vl_patcher  # noqa: PLC0415
     from vllm.model_executor.model_loader.utils import (  # noqa: PLC0415
         initialize_model,
         process_weights_after_loading,
@@ -246,6 +247,10 @@ def install_torch() -> None:
 
     def t2j(tensor: Any, use_dlpack: bool = False) -> Any:  # noqa: ARG001  its own signature
         return jnp.zeros(tuple(tensor.shape), utils.to_jax_dtype(tensor.dtype))
+
+    def placeholder(tensor: Any) -> Any:
+        """What Qwen3-VL adds to layers where a step has no pictures: buffers of torch's, which an engine has on its CPU."""
+        return torch_view(t2j(tensor)) if type(tensor) is torch.Tensor else converted(tensor)
 
     def model_of(vllm_config: Any, model_config: Any) -> Any:
         with set_default_torch_dtype(model_config.dtype):
@@ -290,6 +295,8 @@ def install_torch() -> None:
     _replace(mappings.t2j, t2j)
     mappings.t2j = t2j
     _replace(utils.t2j, t2j)
+    converted = qwen3_vl_patcher._convert_to_torchax_tensor  # noqa: SLF001
+    qwen3_vl_patcher._convert_to_torchax_tensor = placeholder  # noqa: SLF001
     wrapper.vllm_get_model = model_of
     wrapper.VllmModelWrapper.load_weights = load_weights
 

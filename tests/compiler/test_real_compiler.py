@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,38 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": False,
     "torch_dtype": "bfloat16",
 }
+TEXT: dict[str, Any] = {
+    name: value for name, value in CONFIG.items() if name not in ("architectures", "model_type")
+}
+PICTURES: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
+# One by tpu-inference's implementation, one by vLLM's.
+WITH_ENCODERS: dict[str, dict[str, Any]] = {
+    "flax_nnx": {
+        "architectures": ["Gemma4ForConditionalGeneration"],
+        "text_config": TEXT
+        | {
+            "hidden_size_per_layer_input": 0,
+            "global_head_dim": 256,
+            "sliding_window": 128,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "tie_word_embeddings": True,
+        },
+        "vision_config": PICTURES
+        | {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 64},
+    },
+    "vllm": {
+        "architectures": ["Qwen3VLForConditionalGeneration"],
+        "text_config": TEXT | {"rope_scaling": {"rope_type": "default", "mrope_section": [24, 20, 20]}},
+        "vision_config": PICTURES
+        | {
+            "depth": 1,
+            "num_heads": 4,
+            "out_hidden_size": 1024,
+            "deepstack_visual_indexes": [0],
+            "spatial_merge_size": 2,
+        },
+    },
+}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,10 +72,17 @@ def libtpu() -> None:
     subprocess.run(["lock/install-libtpu.sh"], cwd=ROOT, check=True, timeout=600)
 
 
-def deployment(folder: Path, generation: str, topology: str, pipeline: int = 1, **engine: object) -> str:
+def deployment(
+    folder: Path,
+    generation: str,
+    topology: str,
+    pipeline: int = 1,
+    config: Mapping[str, Any] = CONFIG,
+    **engine: object,
+) -> str:
     checkpoint = folder / "checkpoint"
     checkpoint.mkdir()
-    (checkpoint / "config.json").write_text(json.dumps(CONFIG))
+    (checkpoint / "config.json").write_text(json.dumps(config))
     model: dict[str, Any] = {
         "name": "small",
         "model": str(checkpoint),
@@ -94,6 +134,22 @@ def test_a_small_model_compiles_for_a_slice(
     assert all(0.99 * taken < step["argument_bytes"] < 1.01 * taken for step in steps)
     assert stage["ledger"]["backbone"]["buckets"]["num_tokens"] == [16, 32]
     assert answer["needs_bytes"] > stage["weight_bytes"] + stage["cache_bytes"]
+
+
+@pytest.mark.parametrize("implementation", WITH_ENCODERS)
+def test_a_model_with_an_encoder_compiles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], implementation: str
+) -> None:
+    file = deployment(tmp_path, "v6e", "1x1", config=WITH_ENCODERS[implementation])
+    status = main(["compile", file, "--json"])
+    printed = capsys.readouterr()
+    (answer,) = json.loads(printed.out)
+    assert (status, answer["unbuildable"]) == (0, []), printed.err
+    (stage,) = answer["stages"]
+    assert stage["implementation"] == implementation
+    names = {program["name"] for program in stage["programs"]}
+    assert {"input_embeddings_merger", "backbone with embeds"} <= names
+    assert ("vllm embed_multimodal" in names) == (implementation == "vllm")
 
 
 @pytest.mark.parametrize("engine", [{}, {"model_impl": "vllm"}], ids=["flax_nnx", "vllm"])
