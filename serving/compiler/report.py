@@ -85,7 +85,7 @@ def code_bytes(stage: Stage) -> int:
     """Code of all programs at start, at most: of each, that of the smallest compiled program of its name whose buckets are no smaller.
 
     It does not lie in HBM at once. The runtime gives loaded programs up for buffers (openxla.org/xla/errors/error_0101), and Qwen3.5 397B,
-    whose programs have 47 GiB of code, runs where 9.5 are left.
+    whose programs have 32 GiB of code, runs where 9.5 are left.
     """
     known = {entry.index: entry.code_bytes for entry in stage.compiled if entry.outcome == "compiled"}
     compiled = [(stage.built.programs[index], size) for index, size in known.items()]
