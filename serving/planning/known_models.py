@@ -576,7 +576,7 @@ _QWEN3_VL_30B = _QWEN3_VL_8B | {
     "text_config": {
         key: value for key, value in _QWEN3_30B.items() if key not in ("architectures", "tie_word_embeddings")
     }
-    | {"max_position_embeddings": 262144},
+    | {"max_position_embeddings": 262144, "norm_topk_prob": True},
 }
 _GATED_DELTA_NET: _Config = {
     "head_dim": 256,

@@ -5,6 +5,7 @@ host; copies of the model in a slice share one host; heads are cut evenly; KV he
 of attention data parallelism follows its `ShardingConfigManager.from_vllm_config` (layers/common/sharding.py) step by step.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -15,7 +16,7 @@ from serving.planning.cache import rows_of_heads
 from serving.planning.engine_sizes import EngineSizes
 from serving.planning.layout import Layout
 from serving.planning.shapes import ModelShape
-from serving.planning.weights import experts_lie_whole, uneven
+from serving.planning.weights import MXFP4_BLOCK, experts_lie_whole, uneven
 from serving.tpu import Slice
 
 # Kernels that lay tokens beside one another on the lanes count KV heads otherwise; both variables have to be set.
@@ -179,14 +180,18 @@ def _expert_problems(model: _Model, layout: Layout) -> list[str]:
         cut = layout.width
     if experts and cut > 1 and experts.count % cut:
         return [f"{experts.count} experts do not divide by the {cut} devices that they are cut over"]
+    if not experts or experts_lie_whole(model.shape, model.sizes, layout):
+        return []
+    width = f"experts of width {experts.width}"
     quantization = model.sizes.quantization
-    padded = quantization is not None and quantization.format == "mxfp4"
-    whole = padded or experts_lie_whole(model.shape, model.sizes, layout)
-    if experts and not whole and experts.width % layout.width:
-        return [
-            f"experts of width {experts.width} do not divide by {layout.width} devices; set engine.enable_expert_parallel: true"
-        ]
-    return []
+    if quantization and quantization.format == "mxfp4":  # padded to whole blocks, which have a scale each
+        blocks = math.ceil(experts.width / MXFP4_BLOCK)
+        odd = blocks % layout.width != 0
+        width = f"{width}, {blocks} blocks of {MXFP4_BLOCK} in MXFP4,"
+    else:
+        odd = experts.width % layout.width != 0
+    remedy = "set engine.enable_expert_parallel: true"
+    return [f"{width} do not divide by {layout.width} devices; {remedy}"] if odd else []
 
 
 def _context_problems(model: _Model, layout: Layout) -> list[str]:

@@ -28,7 +28,7 @@ _PADDED_VOCABULARIES = ("Qwen3ForCausalLM",)
 # Lanes that the first product of experts is padded to on every device (layers/common/process_weights/moe_weights.py), and the
 # blocks that both sides of mxfp4 experts are padded to, with a float32 scale each (layers/vllm/quantization/mxfp4.py).
 _EXPERT_LANES = 128
-_MXFP4_BLOCK = 512
+MXFP4_BLOCK = 512
 _LAST_STAGE = ("output head", "draft")
 # Norms, biases, tokenizer and configs beside the weights that a plan counts.
 _BESIDE_WEIGHTS = 1.05
@@ -270,13 +270,13 @@ def _expert_padding(shape: ModelShape, width: int, sizes: EngineSizes, layout: L
     first, second = 2 * _aligned(width, _EXPERT_LANES * shards), width
     if sizes.expert_format or not sizes.quantization or sizes.quantization.format != "mxfp4":
         return (first + second) / (3 * width)
-    second = _aligned(width, _MXFP4_BLOCK)
-    per_weight = (0.5 + 4 / _MXFP4_BLOCK) / bytes_per_weight("mxfp4")
+    second = _aligned(width, MXFP4_BLOCK)
+    per_weight = (0.5 + 4 / MXFP4_BLOCK) / bytes_per_weight("mxfp4")
     return (
         per_weight
         * (first + second)
         / (3 * width)
-        * _aligned(shape.hidden_size, _MXFP4_BLOCK)
+        * _aligned(shape.hidden_size, MXFP4_BLOCK)
         / shape.hidden_size
     )
 

@@ -294,7 +294,7 @@ def prefill(tokens: int, utilization: float) -> dict[str, Any]:
 @pytest.mark.parametrize("hosts", [1, 2])
 def test_what_the_engines_own_tests_can_not_hold_is_refused(model: str, hosts: int) -> None:
     with pytest.raises(PlanError, match="does not fit v6e 2x4") as refusal:
-        plan(spec(model, f"v6e 2x4 {hosts}", SHORT))
+        plan(spec(model, f"v6e 2x4 {hosts}", {**SHORT, "enable_expert_parallel": True}))
     assert "as it is it fits" in refusal.value.message
 
 
@@ -333,7 +333,8 @@ def test_a_recipe_on_half_its_slice(model: str, slice_: str, engine: dict[str, A
         ("Qwen/Qwen3-32B", FP8, {"v6e": "2x2", "v7x": "1x1x1"}),
         ("meta-llama/Llama-3.3-70B-Instruct", {}, {"v6e": "2x4"}),
         ("meta-llama/Llama-3.3-70B-Instruct", FP8, {"v6e": "2x2", "v7x": "1x1x1"}),
-        ("openai/gpt-oss-120b", {}, {"v6e": "4x4", "v7x": "1x1x1"}),
+        ("openai/gpt-oss-120b", {}, {"v5p": "2x2x1", "v7x": "1x1x1"}),
+        ("openai/gpt-oss-120b", {"enable_expert_parallel": True}, {"v6e": "4x4", "v7x": "1x1x1"}),
         ("meta-llama/Llama-4-Scout-17B-16E-Instruct", {}, {"v6e": "2x4"}),
         ("Qwen/Qwen3-235B-A22B", {}, {"v7x": "2x2x1"}),
         ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", {}, {"v6e": "4x8", "v7x": "2x2x2"}),
@@ -519,7 +520,7 @@ def deployed(name: str) -> ModelSpec:
 
 
 def test_copies_of_a_model_in_one_slice_hold_more_requests_of_fewer_tokens() -> None:
-    engine = {"max_model_len": 8192, "kv_cache_dtype": "fp8"}
+    engine = {"max_model_len": 8192, "kv_cache_dtype": "fp8", "enable_expert_parallel": True}
     whole = plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", engine))
     copies = plan(spec("openai/gpt-oss-120b", "v7x 2x2x1", engine, parallel={"tensor": 2, "data": 4}))
     assert (copies.tensor, copies.data, copies.most_sequences) == (2, 4, 4 * whole.most_sequences)
@@ -736,6 +737,16 @@ def test_gemma_4_s_experts_are_padded_on_every_device() -> None:
                 parallel={"tensor": 128},
             )
         )
+
+
+def test_experts_in_mxfp4_are_cut_by_whole_blocks() -> None:
+    """Of width 2,880 they have 6 blocks, with a scale each: tpu-inference's loader ends where devices can't share them."""
+    with pytest.raises(
+        PlanError, match="2880, 6 blocks of 512 in MXFP4, do not divide by 4 devices; set engine"
+    ):
+        plan(spec("openai/gpt-oss-20b", "v6e 2x2", SHORT))
+    assert plan(spec("openai/gpt-oss-20b", "v6e 2x2", {**SHORT, "enable_expert_parallel": True})).tensor == 4
+    assert plan(spec("openai/gpt-oss-20b", "v7x 1x1x1", SHORT)).tensor == 2
 
 
 def test_towers_are_counted_unless_they_are_not_loaded() -> None:
