@@ -29,6 +29,7 @@ from tpu_inference.models.jax.utils.qwix import qwix_utils
 from tpu_inference.platforms.tpu_platform import TpuPlatform
 from tpu_inference.runner import compilation_manager, kv_cache, kv_cache_manager, tpu_runner
 from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
+from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedTextConfig
 from vllm.model_executor.models import registry
 
 # It takes a list of pictures' embeddings, which tpu-inference's models lay side by side before their jitted function takes them.
@@ -61,7 +62,8 @@ def install(devices: list[Any], generation: str) -> None:
     kv_cache._get_kv_cache_allocator = _cache_allocator  # noqa: SLF001
     vars(kv_cache_manager)["jax"] = _JaxOfStates()
     model_loader._get_nnx_model = _nnx_model  # noqa: SLF001
-    Gemma4TextConfig.__post_init__ = _flat(Gemma4TextConfig.__post_init__)
+    for config in (Gemma4TextConfig, Gemma4UnifiedTextConfig):
+        config.__post_init__ = _flat(config.__post_init__)
 
 
 def _flat(original: Callable[..., None]) -> Callable[..., None]:
