@@ -829,11 +829,6 @@ _COMPILER: tuple[Name, ...] = (
         ("hbm_usage_gb", "t2j", "to_jax_dtype"),
         "asks devices, or converts arrays; descriptions have neither",
     ),
-    *_members(
-        "tpu_inference.layers.common.process_weights.moe_weights",
-        ("_process_quantized_moe_weights_impl", "_get_moe_weight_shardings"),
-        "quantizes experts anew, and says where they lie then",
-    ),
     *(
         Name(path, "is replaced: arrays have a shape and no bytes")
         for path in (

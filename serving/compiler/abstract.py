@@ -6,7 +6,6 @@ tpu-inference 0.26 and JAX 0.10; docs/contributing/upstream.md lists them. A pro
 else.
 """
 
-import dataclasses
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,7 +21,6 @@ from jax.experimental.layout import Format
 from jax.sharding import NamedSharding, PartitionSpec
 from tpu_inference import utils
 from tpu_inference.layers.common import utils as layer_utils
-from tpu_inference.layers.common.process_weights import moe_weights
 from tpu_inference.models.common import model_loader
 from tpu_inference.models.jax.utils import weight_utils
 from tpu_inference.models.jax.utils.qwix import qwix_utils
@@ -32,9 +30,10 @@ from transformers.models.gemma4.configuration_gemma4 import Gemma4TextConfig
 from transformers.models.gemma4_unified.configuration_gemma4_unified import Gemma4UnifiedTextConfig
 from vllm.model_executor.models import registry
 
+from serving.errors import CompileError
+
 # It takes a list of pictures' embeddings, which tpu-inference's models lay side by side before their jitted function takes them.
 _MERGER = "input_embeddings_merger"
-_QUANTIZE_EXPERTS = moe_weights._process_quantized_moe_weights_impl  # noqa: SLF001
 # As tpu_info names the chips: tpu-inference chooses the format of fp8 caches by it.
 _CHIP_NAMES = {"v4": "V4", "v5e": "V5E", "v5p": "V5P", "v6e": "V6E", "v7x": "V7X"}
 
@@ -135,18 +134,6 @@ class _Placed:
         spec = shardings if isinstance(shardings, PartitionSpec) else PartitionSpec(*(shardings or ()))
         return self.put(array, NamedSharding(mesh or self._mesh, spec))
 
-    def quantized_experts(self, *, moe_backend: Any, mesh: Any, **options: Any) -> Any:
-        """Stands for the jitted function that quantises experts anew, which puts them where it makes them."""
-        made = _QUANTIZE_EXPERTS(moe_backend=moe_backend, mesh=mesh, **options)
-        where = moe_weights._get_moe_weight_shardings(made, moe_backend, mesh)  # noqa: SLF001
-        fields = {field.name: getattr(made, field.name) for field in dataclasses.fields(made)}
-        return type(made)(
-            **{
-                name: None if value is None else self.put(value, getattr(where, name))
-                for name, value in fields.items()
-            }
-        )
-
     def of(self, leaf: Any) -> Any:
         """The sharding of a leaf; None where it was not put anywhere."""
         return self._where.get(id(leaf), (None, None))[1]
@@ -159,7 +146,6 @@ def _loading(placed: _Placed) -> Iterator[None]:
         (layer_utils.general_device_put, placed.put),
         (layer_utils.cpu_mesh_context, nullcontext),
         (weight_utils.shard_put, placed.shard_put),
-        (_QUANTIZE_EXPERTS, placed.quantized_experts),
     )
     for original, replacement in replacements:
         _replace(original, replacement)
@@ -218,7 +204,13 @@ def _nnx_model(model_class: Any, vllm_config: Any, rng: Any, mesh: Any, **_optio
             leaves, (getattr(spec, "value", spec) for spec in specs), shardings, strict=True
         )
     ]
-    return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, sharded))
+    made = nnx.merge(graph, jax.tree_util.tree_unflatten(tree, sharded))
+    if hasattr(getattr(made, "model", None), "initialize_cache"):
+        raise CompileError(
+            "DeepSeek by tpu-inference's own implementation takes its latent projections apart, and makes its rotary table, while it "
+            "reads a checkpoint, which this command does not; set engine.model_impl: vllm"
+        )
+    return made
 
 
 def _spec(leaf: Any, spec: Any) -> PartitionSpec:
