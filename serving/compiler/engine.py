@@ -171,8 +171,6 @@ def _jitted(
     if not hasattr(function, "lower"):
         held = [cell.cell_contents for cell in getattr(function, "__closure__", None) or ()]
         jitted = [value for value in held if hasattr(value, "lower")]
-        sizes = [
-            name for name, value in keywords.items() if isinstance(value, tuple)
-        ]  # of pictures, which shape the program
-        function = jitted[0] if len(jitted) == 1 else jax.jit(function, static_argnames=sizes)
+        grids = [name for name, value in keywords.items() if isinstance(value, tuple)]  # pictures' sizes
+        function = jitted[0] if len(jitted) == 1 else jax.jit(function, static_argnames=grids)
     return function, arguments, keywords

@@ -210,6 +210,7 @@ _GEMMA3_27B: _Config = {
 _GEMMA4_TEXT: _Config = {
     "head_dim": 256,
     "global_head_dim": 512,
+    "hidden_size_per_layer_input": 0,
     "vocab_size": 262144,
     "max_position_embeddings": 262144,
     "tie_word_embeddings": True,

@@ -125,9 +125,7 @@ class ModelShape:
     per_layer_embedding: int = 0  # width each layer adds to the embedding (Gemma 3n, Gemma 4 E models)
     tower_params: int = 0
     audio_params: int = 0  # of them, the audio tower's
-    encoder_sizes: tuple[
-        tuple[str, int], ...
-    ] = ()  # of the picture encoder, by key: what devices get equal parts of
+    encoder_sizes: tuple[tuple[str, int], ...] = ()  # by key of vision_config: what devices share evenly
     quantization: Quantization | None = None
     scores: bool = False
     drafts: int = 0
