@@ -88,14 +88,16 @@ def power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
-def programs(found: Buckets, *, grammars: bool = True) -> int:
-    """How many programs a text model without drafts has at these buckets (CompilationManager.capture_model)."""
+def programs(found: Buckets, *, grammars: bool = True, pictures: bool = False) -> int:
+    """How many programs a model without drafts has at these buckets (CompilationManager.capture_model), but those of an encoder."""
     tokens, requests = found.tokens, found.requests
     sizes = sorted({*tokens, *requests})
     substitutes = len(sizes) * (len(sizes) + len(requests))
     selects = sum(request <= token for token, request in product(tokens, requests))
     samples = 4 * len(requests)  # greedy or not, with logprobs or not
     by_token = (len(found.attention) + 1) * len(tokens)  # steps, prompt logprobs
+    if pictures:  # steps of embeddings, and what makes these of text with pictures and without
+        by_token += (len(found.attention) + 2) * len(tokens)
     by_request = (2 + grammars) * len(requests)  # logits, logprobs, grammars
     return by_token + by_request + samples + substitutes + selects
 
@@ -140,7 +142,7 @@ def test_a_kept_ledger_has_the_engine_s_own_buckets(planned: Plan, entry: dict[s
     copies = separate_batches(planned.layout)
     sizes = planned.sizes
     found = buckets(sizes.batched_tokens, sizes.sequences, copies, sizes.cache_itemsize, planned.environment)
-    expected = programs(found, grammars=copies == 1)
+    expected = programs(found, grammars=copies == 1, pictures=sizes.towers)
     print(entry["programs_at_start"], expected)
     of_steps = {
         program["bucket"]["num_tokens"] for program in entry["programs"] if program["name"] == "backbone"
