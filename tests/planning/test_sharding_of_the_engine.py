@@ -100,6 +100,7 @@ def asked(model: str, cache: str, **parallel: Any) -> ModelSpec:
         "kv_cache_dtype": cache,
         "max_num_seqs": 1 if parallel.get("prefill_context", 1) > 1 else 16,
         "max_num_batched_tokens": 512,
+        "enable_expert_parallel": model.startswith("openai"),  # its experts have six blocks to cut
     }
     return ModelSpec.model_validate(
         {
