@@ -167,6 +167,11 @@ def _replace(original: Any, replacement: Any) -> None:
 
 def _nnx_model(model_class: Any, vllm_config: Any, rng: Any, mesh: Any, **_options: Any) -> Any:
     """A model of tpu-inference's own in JAX: its parameters as the loader leaves them, without a checkpoint."""
+    if model_class.__name__ == "DeepseekV3ForCausalLM":
+        raise CompileError(
+            "DeepSeek by tpu-inference's own implementation takes its latent projections apart, and makes its rotary table, while it "
+            "reads a checkpoint, which this command does not; set engine.model_impl: vllm"
+        )
     placed = _Placed(mesh)
     shardings: list[Any] = []
 
@@ -204,13 +209,7 @@ def _nnx_model(model_class: Any, vllm_config: Any, rng: Any, mesh: Any, **_optio
             leaves, (getattr(spec, "value", spec) for spec in specs), shardings, strict=True
         )
     ]
-    made = nnx.merge(graph, jax.tree_util.tree_unflatten(tree, sharded))
-    if hasattr(getattr(made, "model", None), "initialize_cache"):
-        raise CompileError(
-            "DeepSeek by tpu-inference's own implementation takes its latent projections apart, and makes its rotary table, while it "
-            "reads a checkpoint, which this command does not; set engine.model_impl: vllm"
-        )
-    return made
+    return nnx.merge(graph, jax.tree_util.tree_unflatten(tree, sharded))
 
 
 def _spec(leaf: Any, spec: Any) -> PartitionSpec:
@@ -319,10 +318,6 @@ def _stand_in_torchvision() -> None:
         sys.modules.setdefault(name, module)
 
 
-def _described(value: Any) -> Any:
-    return jax.ShapeDtypeStruct(value.shape, value.dtype) if isinstance(value, jax.Array) else value
-
-
 @contextmanager
 def recorded(calls: list[tuple[Any, ...]]) -> Iterator[None]:
     """Within, a runner's `capture_model` notes (name, function, arguments, keywords, bucket) and compiles nothing."""
@@ -333,7 +328,10 @@ def recorded(calls: list[tuple[Any, ...]]) -> Iterator[None]:
             return jax.ShapeDtypeStruct(shape, utils.to_jax_dtype(dtype), sharding=sharding)
 
         def _run_compilation(self, name: str, fn: Any, *args: Any, **options: Any) -> None:
-            keywords = {name: _described(value) for name, value in options.pop("call_kwargs", {}).items()}
+            keywords = {
+                key: described(value, None) if isinstance(value, jax.Array) else value
+                for key, value in options.pop("call_kwargs", {}).items()
+            }
             if hasattr(fn, "lower") and "shared_attention_metadata" in options:
                 # vLLM's models take it; the warm-up call passes it where this one does not.
                 keywords["shared_attention_metadata"] = options.pop("shared_attention_metadata")

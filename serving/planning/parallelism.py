@@ -182,16 +182,14 @@ def _expert_problems(model: _Model, layout: Layout) -> list[str]:
         return [f"{experts.count} experts do not divide by the {cut} devices that they are cut over"]
     if not experts or experts_lie_whole(model.shape, model.sizes, layout):
         return []
-    width = f"experts of width {experts.width}"
+    parts, name = experts.width, f"experts of width {experts.width}"
     quantization = model.sizes.quantization
     if quantization and quantization.format == "mxfp4":  # padded to whole blocks, which have a scale each
-        blocks = math.ceil(experts.width / MXFP4_BLOCK)
-        odd = blocks % layout.width != 0
-        width = f"{width}, {blocks} blocks of {MXFP4_BLOCK} in MXFP4,"
-    else:
-        odd = experts.width % layout.width != 0
-    remedy = "set engine.enable_expert_parallel: true"
-    return [f"{width} do not divide by {layout.width} devices; {remedy}"] if odd else []
+        parts = math.ceil(experts.width / MXFP4_BLOCK)
+        name = f"{name}, {parts} blocks of {MXFP4_BLOCK} in MXFP4,"
+    if parts % layout.width:
+        return [f"{name} do not divide by {layout.width} devices; set engine.enable_expert_parallel: true"]
+    return []
 
 
 def _context_problems(model: _Model, layout: Layout) -> list[str]:
@@ -243,7 +241,7 @@ def _what_works(model: _Model, slice_: Slice) -> str:
 
 
 def _works(model: _Model, slice_: Slice, layout: Layout) -> bool:
-    return not _problems(model, slice_, layout) and not _odd(model, layout)
+    return not _problems(model, slice_, layout) and not uneven(model.shape, model.sizes, layout)
 
 
 def _notes(model: _Model, slice_: Slice, layout: Layout) -> list[str]:

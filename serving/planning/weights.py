@@ -294,32 +294,25 @@ def experts_lie_whole(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> 
 def uneven(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> list[str]:
     """What the engine would cut over devices that it does not divide by, which ends its start while it loads (JAX's IndivisibleError)."""
     over_all = _cuts_mlp_over_all(shape, sizes)
-    cuts = [
-        ("intermediate_size", width, layout.width if over_all else layout.head_shards)
-        for _, width in shape.mlp_widths
-    ]
-    if not sizes.by_vllm and shape.architecture not in _PADDED_VOCABULARIES:
-        cuts.append(("vocab_size", shape.vocab_size, layout.width // _embedding_copies(shape, sizes, layout)))
-    odd = [
-        f"its {key}, {size}, does not divide by {devices} devices"
-        for key, size, devices in cuts
-        if size % devices
-    ]
-    return odd + _uneven_encoder(shape, sizes, layout)
-
-
-def _uneven_encoder(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> list[str]:
     gemma4 = shape.architecture == "Gemma4ForConditionalGeneration"
-    # vLLM's Gemma 4 has transformers' own encoder, of which every device has all.
-    if not sizes.towers or sizes.whole_towers or (gemma4 and sizes.by_vllm):
-        return []
-    devices = layout.width // _tower_copies(sizes, layout)
     remedy = (
         "; engine.additional_config: {mm-encoder-tp-mode: data} leaves the encoder whole" if gemma4 else ""
     )
+    cuts = [
+        ("intermediate_size", width, layout.width if over_all else layout.head_shards, "")
+        for _, width in shape.mlp_widths
+    ]
+    if not sizes.by_vllm and shape.architecture not in _PADDED_VOCABULARIES:
+        shards = layout.width // _embedding_copies(shape, sizes, layout)
+        cuts.append(("vocab_size", shape.vocab_size, shards, ""))
+    if sizes.towers and not (
+        gemma4 and sizes.by_vllm
+    ):  # vLLM's has transformers' encoder, whole on every device
+        shards = layout.width // _tower_copies(sizes, layout)
+        cuts += [(f"vision_config.{key}", size, shards, remedy) for key, size in shape.encoder_sizes]
     return [
-        f"its vision_config.{key}, {size}, does not divide by {devices} devices{remedy}"
-        for key, size in shape.encoder_sizes
+        f"its {key}, {size}, does not divide by {devices} devices{mended}"
+        for key, size, devices, mended in cuts
         if size % devices
     ]
 
