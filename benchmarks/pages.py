@@ -9,3 +9,9 @@ def put(text: str, name: str, report: str) -> str:
     if not found or not found_end:
         raise ValueError(f"there is no {begin.strip()} ... {end} to put the report between")
     return f"{before}{begin}\n{report.strip()}\n\n{end}{after}"
+
+
+def between(text: str, name: str) -> str:
+    """What is between the marks of this name; raises ValueError as `put` does."""
+    put(text, name, "")
+    return text.partition(f"<!-- bench: {name} -->\n")[2].partition(f"<!-- /bench: {name} -->")[0]

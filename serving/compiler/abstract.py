@@ -107,7 +107,7 @@ class _Placed:
     """Where a model that is loaded while JAX traces puts its weights: tracers to their shardings."""
 
     def __init__(self, mesh: Any) -> None:
-        self._mesh = mesh
+        self.mesh = mesh
         self._where: dict[int, tuple[Any, Any]] = {}  # the tracer too, or its id would be another's
 
     def put(
@@ -132,7 +132,7 @@ class _Placed:
         if isinstance(shardings, NamedSharding):
             return self.put(array, shardings)
         spec = shardings if isinstance(shardings, PartitionSpec) else PartitionSpec(*(shardings or ()))
-        return self.put(array, NamedSharding(mesh or self._mesh, spec))
+        return self.put(array, NamedSharding(mesh or self.mesh, spec))
 
     def of(self, leaf: Any) -> Any:
         """The sharding of a leaf; None where it was not put anywhere."""
@@ -149,9 +149,12 @@ def _loading(placed: _Placed) -> Iterator[None]:
     )
     for original, replacement in replacements:
         _replace(original, replacement)
+    get_mesh = jax.sharding.get_mesh
+    jax.sharding.get_mesh = lambda: placed.mesh  # which JAX does not tell while it traces
     try:
         yield
     finally:
+        jax.sharding.get_mesh = get_mesh
         for original, replacement in replacements:
             _replace(replacement, original)
 
@@ -236,6 +239,7 @@ def _fill(model: Any) -> None:
             experts, inputs, outputs = parameter.get_value().shape
             weights = jnp.zeros((experts, outputs, inputs), parameter.get_value().dtype)
             parameter._weights_to_load[:] = jnp.vsplit(weights, experts)  # noqa: SLF001
+            parameter.set_value(weights)
 
 
 def install_torch() -> None:

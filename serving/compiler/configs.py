@@ -18,6 +18,7 @@ _TYPES = {
     "Glm4MoeLiteForCausalLM": "glm4_moe_lite",
     "GptOssForCausalLM": "gpt_oss",
     "GraniteForCausalLM": "granite",
+    "KimiK25ForConditionalGeneration": "kimi_k25",
     "Llama4ForConditionalGeneration": "llama4",
     "LlamaForCausalLM": "llama",
     "MiniMaxM2ForCausalLM": "minimax_m2",

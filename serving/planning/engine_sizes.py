@@ -69,7 +69,7 @@ class EngineSizes:
     expert_format: str | None
     loads_full_size: bool  # weights lie in HBM at full size before they are quantised
     towers: bool
-    whole_towers: bool  # each device holds the encoders whole and works on pictures of its own
+    whole_towers: bool  # each device of tpu-inference's own models holds the encoders whole and works on pictures of its own
     lora_rank: int  # summed over the adapters held at once; 0 without
     draft: ModelShape | None  # the draft model of speculative decoding
     draft_layers: int  # of the checkpoint's own, loaded to draft tokens (MTP)
@@ -151,7 +151,7 @@ def engine_sizes(
         loads_full_size=quantization is not shape.quantization
         and not _nested(engine, "quantization", "qwix").get("use_abstract_model"),
         towers=towers,
-        whole_towers=not by_vllm and _nested(engine).get("mm-encoder-tp-mode") == "data",
+        whole_towers=_nested(engine).get("mm-encoder-tp-mode") == "data",
         lora_rank=_whole(engine, "max_loras", 1) * _whole(engine, "max_lora_rank", _DEFAULT_LORA_RANK)
         if engine.get("enable_lora")
         else 0,

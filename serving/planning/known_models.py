@@ -163,6 +163,7 @@ _QWEN35_397B: _Config = {
         "num_attention_heads": 32,
         "num_key_value_heads": 2,
         "head_dim": 256,
+        "partial_rotary_factor": 0.25,
         "attn_output_gate": True,
         "full_attention_interval": 4,
         "linear_num_key_heads": 16,
@@ -239,6 +240,7 @@ _GEMMA4_26B = _GEMMA4 | {
     | {
         "hidden_size": 2816,
         "intermediate_size": 2112,
+        "enable_moe_block": True,
         "moe_intermediate_size": 704,
         "num_experts": 128,
         "top_k_experts": 8,
@@ -374,7 +376,19 @@ _KIMI_K2: _Config = {
         "max_position_embeddings": 262144,
         "quantization_config": {
             "quant_method": "compressed-tensors",
-            "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, "type": "int"}}},
+            "format": "pack-quantized",
+            "config_groups": {
+                "group_0": {
+                    "targets": ["Linear"],
+                    "weights": {
+                        "num_bits": 4,
+                        "group_size": 32,
+                        "type": "int",
+                        "strategy": "group",
+                        "symmetric": True,
+                    },
+                }
+            },
             "ignore": [
                 "re:.*self_attn.*",
                 "re:.*shared_experts.*",
@@ -581,6 +595,7 @@ _QWEN3_VL_30B = _QWEN3_VL_8B | {
 }
 _GATED_DELTA_NET: _Config = {
     "head_dim": 256,
+    "partial_rotary_factor": 0.25,
     "linear_num_key_heads": 16,
     "linear_num_value_heads": 32,
     "linear_key_head_dim": 128,
@@ -676,6 +691,7 @@ _GEMMA3_12B = _GEMMA3_4B | {
 
 _GLM45: _Config = {
     "architectures": ["Glm4MoeForCausalLM"],
+    "partial_rotary_factor": 0.5,
     "hidden_size": 5120,
     "intermediate_size": 12288,
     "moe_intermediate_size": 1536,
@@ -726,6 +742,8 @@ _GLM47_FLASH: _Config = {
 }
 _MINIMAX_M2: _Config = {
     "architectures": ["MiniMaxM2ForCausalLM"],
+    "rotary_dim": 64,
+    "scoring_func": "sigmoid",
     "hidden_size": 3072,
     "intermediate_size": 1536,
     "num_hidden_layers": 62,
@@ -760,6 +778,7 @@ _PHI4_MINI = _PHI4 | {
     "num_key_value_heads": 8,
     "vocab_size": 200064,
     "max_position_embeddings": 131072,
+    "partial_rotary_factor": 0.75,
     "tie_word_embeddings": True,
 }
 _SEED_OSS_36B: _Config = {

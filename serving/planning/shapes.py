@@ -5,7 +5,7 @@ it did not read would be memory it did not count.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -118,6 +118,7 @@ class ModelShape:
     position_rows: int = 0  # of tables beside the embedding: learned positions and kinds of tokens
     low_rank: LatentAttention | None = None  # keys and values are projected by way of one vector
     query_rank: int = 0  # width that queries are projected to first; 0: they are not
+    rotary_columns: int = 0  # of all tables that have a row of sines and cosines for each position
     rounds: int = 1  # times that a token passes all layers
     linear: LinearAttention | None = None
     experts: Experts | None = None
@@ -215,6 +216,13 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         and not architecture.endswith("ForCausalLM")  # a decoder alone, whatever else the checkpoint has
     }
     experts = _experts(text, layers)
+    attention = _attention(
+        text,
+        kinds,
+        _heads(text, listed, layers, heads, kv_heads),
+        head_dim,
+        caches=not _is_encoder(text, architecture),
+    )
     return ModelShape(
         architecture=architecture,
         hidden_size=hidden,
@@ -224,19 +232,14 @@ def read_config(config: Mapping[str, Any], where: str) -> ModelShape:
         head_dim=head_dim,
         vocab_size=text.number("vocab_size"),
         max_position_embeddings=_positions(text, architecture),
-        attention=_attention(
-            text,
-            kinds,
-            _heads(text, listed, layers, heads, kv_heads),
-            head_dim,
-            caches=not _is_encoder(text, architecture),
-        ),
+        attention=attention,
         mlp_widths=widths(listed) if listed else _mlp_widths(text, architecture, layers, experts),
         tied_embeddings=bool(text.get("tie_word_embeddings")),
         dtype=str(text.get("dtype") or text.get("torch_dtype") or "bfloat16"),
         position_rows=_position_rows(text, architecture),
         low_rank=low_rank,
         query_rank=text.number("share_q_dim", 0, least=0),
+        rotary_columns=low_rank.rope_dim if low_rank else _rotary_columns(text, attention, architecture),
         rounds=text.number("total_ut_steps", 1),
         linear=_linear(text, kinds),
         experts=experts,
@@ -316,6 +319,22 @@ def _ropes(text: Keys) -> list[Mapping[str, Any]]:
         return []
     nested = [value for value in rope.values() if isinstance(value, Mapping)]
     return nested or [rope]
+
+
+def _rotary_columns(text: Keys, attention: Iterable[AttentionLayers], architecture: str) -> int:
+    """As vLLM 0.26 makes its tables (get_rope and its config.py): one for each width of a head, or for each kind of layer."""
+    ropes = _ropes(text)
+    widths = {kind.head_dim for kind in attention}
+    apart = len(ropes) > 1 or architecture.startswith("Gemma3")
+    tables = 2 if apart and len(widths) == 1 else 1
+    given = [rope.get("partial_rotary_factor") for rope in ropes]
+    given += [text.get(key) for key in ("partial_rotary_factor", "rotary_pct", "rotary_emb_fraction")]
+    if (turning := text.number("rotary_dim", 0, least=0)) and widths:  # MiniMax's
+        given.append(turning / max(widths))
+    share: float = max((part for part in given if isinstance(part, float) and 0 < part < 1), default=1.0)
+    if any(_kind(rope) == "proportional" for rope in ropes):  # of columns that turn by nothing, too
+        share = 1.0
+    return round(tables * sum(widths) * share)
 
 
 def _kind(rope: Mapping[str, Any]) -> str:

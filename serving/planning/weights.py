@@ -23,12 +23,21 @@ _WHOLE_HEADS = (
 )
 # And these cut the embedding over the mesh's axis `model` alone; the others cut it over every device.
 _EMBEDDINGS_BY_MODEL_AXIS = (*_WHOLE_HEADS, "Gemma4ForConditionalGeneration")
+# Of vLLM's models these have encoders that torchax leaves whole on every device, all or this share: transformers' own (gemma4_mm.py),
+# or linear layers without a quant_config (mllama4.py; siglip.py for MLPs of 4,304; what follows the first one of gemma4_unified.py).
+_WHOLE_TOWERS_BY_VLLM = {
+    "Gemma4ForConditionalGeneration": 1.0,
+    "Llama4ForConditionalGeneration": 1.0,
+    "Gemma3ForConditionalGeneration": 0.65,
+    "Gemma4UnifiedForConditionalGeneration": 0.5,
+}
 # And these pad the vocabulary to whole parts for every device, as vLLM's do.
 _PADDED_VOCABULARIES = ("Qwen3ForCausalLM",)
 # Lanes that the first product of experts is padded to on every device (layers/common/process_weights/moe_weights.py), and the
 # blocks that both sides of mxfp4 experts are padded to, with a float32 scale each (layers/vllm/quantization/mxfp4.py).
 _EXPERT_LANES = 128
 MXFP4_BLOCK = 512
+_PRECISE_ROTARY_TABLES = ("GptOssForCausalLM",)  # vLLM's gpt_oss.py asks for float32
 _LAST_STAGE = ("output head", "draft")
 # Norms, biases, tokenizer and configs beside the weights that a plan counts.
 _BESIDE_WEIGHTS = 1.05
@@ -48,6 +57,7 @@ class TensorGroup:
     copies: float = 1  # a mean where some of these weights are copied and others are cut
     layered: bool = True
     padding: float = 1.0  # bytes that lie on devices for each that is counted
+    made: bool = False  # in no checkpoint: the engine makes it at start, or has it of another one
 
     @property
     def held_bytes(self) -> float:
@@ -80,18 +90,17 @@ def device_bytes(groups: tuple[TensorGroup, ...], shape: ModelShape, layout: Lay
 
 def checkpoint_bytes(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
     """Bytes of the checkpoint's files, in their own format: the engine may quantise as it loads."""
-    stored = replace(sizes, quantization=shape.quantization, expert_format=None)
+    stored = replace(sizes, quantization=shape.quantization, expert_format=None, by_vllm=False)
     groups = tensor_groups(shape, stored, layout)
-    return math.ceil(
-        sum(group.bytes for group in groups if not group.name.startswith("LoRA")) * _BESIDE_WEIGHTS
-    )
+    return math.ceil(sum(group.bytes for group in groups if not group.made) * _BESIDE_WEIGHTS)
 
 
 def checkpoint_params(shape: ModelShape) -> int:
     """All parameters of a checkpoint: the model's, its encoders', and the layers that only draft tokens."""
     sizes = engine_sizes({}, shape)
     tables = 2 * shape.vocab_size * shape.hidden_size if shape.drafts_have_tables else 0
-    loaded = sum(group.params for group in tensor_groups(shape, sizes, Layout(1)))
+    groups = tensor_groups(shape, sizes, Layout(1))
+    loaded = sum(group.params for group in groups if not group.made)
     return loaded + shape.drafts * (_draft_layer(shape) + tables)
 
 
@@ -131,7 +140,11 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     )
     cut, whole = _attention(shape)
     copies = layout.attention_copies
-    yield TensorGroup("attention", cut, cut, stored("self_attn.q_proj"), copies)
+    # Of latent attention vLLM's keeps the way out of the latent vector in the cache's format (custom_ops/mla_attention.py).
+    apart = _expansions(shape) if sizes.by_vllm else 0
+    yield TensorGroup("attention", cut - apart, cut - apart, stored("self_attn.q_proj"), copies)
+    kept = "fp8" if sizes.cache_itemsize == 1 else "float32"
+    yield TensorGroup("latent expansions", apart, apart, kept, copies)
     yield TensorGroup(
         "key/value projections", whole, whole, stored("self_attn.k_proj"), _kv_copies(shape, layout)
     )
@@ -157,22 +170,19 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
         )
         yield TensorGroup("routers", router, router, full_size, layout.width)
     if width := shape.per_layer_embedding:
-        inputs = shape.vocab_size * width * shape.layers
-        mixing = 3 * shape.hidden_size * width * shape.layers
-        yield TensorGroup(
-            "per-layer embeddings",
-            inputs + mixing,
-            mixing + width * shape.layers,
-            full_size,
-            _embedding_copies(shape, sizes, layout),
+        row, mixed = width * shape.layers, shape.hidden_size * width * shape.layers
+        looked_up = shape.vocab_size * row + mixed
+        lookups, projections = (
+            (1, layout.width) if sizes.by_vllm else (_embedding_copies(shape, sizes, layout),) * 2
         )
+        yield TensorGroup("per-layer embeddings", looked_up, row + mixed, full_size, lookups)
+        yield TensorGroup("per-layer projections", 2 * mixed, 2 * mixed, full_size, projections)
+    if sizes.by_vllm and not shape.position_rows:
+        turns = shape.max_position_embeddings * shape.rotary_columns
+        precise = "float32" if shape.architecture in _PRECISE_ROTARY_TABLES else full_size
+        yield TensorGroup("rotary tables", turns, 0, precise, layout.width, layered=False, made=True)
     if sizes.towers:
-        others, audio = shape.tower_params - shape.audio_params, shape.audio_params
-        copies = _tower_copies(sizes, layout)
-        yield TensorGroup("multimodal towers", others, 0, full_size, copies, layered=False)
-        # tpu-inference 0.26's own Gemma 4 leaves it in the checkpoint (models/jax/gemma4_mm.py, load_weights).
-        held = 0.0 if shape.architecture in JAX_MODELS and not sizes.by_vllm else 1.0
-        yield TensorGroup("audio tower", audio, 0, full_size, copies, layered=False, padding=held)
+        yield from _towers(shape, sizes, layout)
     if sizes.draft:
         plain = replace(sizes, quantization=sizes.draft.quantization, draft=None, lora_rank=0)
         for group in _groups(sizes.draft, plain, layout):
@@ -181,8 +191,17 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
         drafting = sizes.draft_layers * _draft_layer(shape)
         yield TensorGroup("draft layers", drafting, drafting, stored("mlp.gate_proj"), layered=False)
     cut, whole = _adapters(shape, sizes.lora_rank)
-    yield TensorGroup("LoRA adapters", cut, cut, full_size)
-    yield TensorGroup("LoRA adapters held whole", whole, whole, full_size, layout.width)
+    yield TensorGroup("LoRA adapters", cut, cut, full_size, made=True)
+    yield TensorGroup("LoRA adapters held whole", whole, whole, full_size, layout.width, made=True)
+
+
+def _towers(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[TensorGroup]:
+    others, audio = shape.tower_params - shape.audio_params, shape.audio_params
+    copies = _tower_copies(shape, sizes, layout)
+    yield TensorGroup("multimodal towers", others, 0, sizes.weight_format, copies, layered=False)
+    # tpu-inference 0.26's own Gemma 4 leaves it in the checkpoint (models/jax/gemma4_mm.py, load_weights).
+    held = 0.0 if shape.architecture in JAX_MODELS and not sizes.by_vllm else 1.0
+    yield TensorGroup("audio tower", audio, 0, sizes.weight_format, copies, layered=False, padding=held)
 
 
 def _draft_layer(shape: ModelShape) -> int:
@@ -228,6 +247,12 @@ def _latent(shape: ModelShape, latent: LatentAttention) -> tuple[int, int]:
     return cut * shape.layers, whole * shape.layers
 
 
+def _expansions(shape: ModelShape) -> int:
+    if not (latent := shape.latent):
+        return 0
+    return shape.layers * latent.kv_rank * shape.num_attention_heads * (latent.nope_dim + latent.value_dim)
+
+
 def _linear(shape: ModelShape) -> int:
     if not (linear := shape.linear):
         return 0
@@ -253,11 +278,12 @@ def _embedding_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> 
     return layout.width // layout.mesh["model"] if by_axis else 1
 
 
-def _tower_copies(sizes: EngineSizes, layout: Layout) -> int:
+def _tower_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> float:
     """Encoders are cut as heads are, over the axis `model` (gemma4_mm.py and qwen2_5_vl.py) or as vLLM's linear layers."""
-    if sizes.whole_towers:
-        return layout.width
-    return layout.attention_copies if sizes.by_vllm else layout.width // layout.mesh["model"]
+    if sizes.by_vllm:
+        whole = _WHOLE_TOWERS_BY_VLLM.get(shape.architecture, 0.0)
+        return whole * layout.width + (1 - whole) * layout.attention_copies
+    return layout.width if sizes.whole_towers else layout.width // layout.mesh["model"]
 
 
 def _head_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
@@ -271,6 +297,7 @@ def _expert_padding(shape: ModelShape, width: int, sizes: EngineSizes, layout: L
     if sizes.expert_format or not sizes.quantization or sizes.quantization.format != "mxfp4":
         return (first + second) / (3 * width)
     second = _aligned(width, MXFP4_BLOCK)
+    first = 2 * _aligned(second, _EXPERT_LANES * shards)
     per_weight = (0.5 + 4 / MXFP4_BLOCK) / bytes_per_weight("mxfp4")
     return (
         per_weight
@@ -305,10 +332,8 @@ def uneven(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> list[str]:
     if not sizes.by_vllm and shape.architecture not in _PADDED_VOCABULARIES:
         shards = layout.width // _embedding_copies(shape, sizes, layout)
         cuts.append(("vocab_size", shape.vocab_size, shards, ""))
-    if sizes.towers and not (
-        gemma4 and sizes.by_vllm
-    ):  # vLLM's has transformers' encoder, whole on every device
-        shards = layout.width // _tower_copies(sizes, layout)
+    if sizes.towers:
+        shards = int(layout.width / _tower_copies(shape, sizes, layout))
         cuts += [(f"vision_config.{key}", size, shards, remedy) for key, size in shape.encoder_sizes]
     return [
         f"its {key}, {size}, does not divide by {devices} devices{mended}"

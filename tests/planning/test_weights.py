@@ -112,7 +112,7 @@ PUBLISHED_GB = {
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_parameters_are_those_of_the_model_card(model: str) -> None:
     shape = shape_of(model)
-    groups = tensor_groups(shape, engine_sizes({}, shape), Layout(1))
+    groups = [group for group in tensor_groups(shape, engine_sizes({}, shape), Layout(1)) if not group.made]
     total, active = PUBLISHED[model]
     assert sum(group.params for group in groups) / 1e9 == pytest.approx(total, rel=0.01)
     assert sum(group.active for group in groups) / 1e9 == pytest.approx(active, rel=0.08)
