@@ -91,6 +91,12 @@ def test_every_layer_adds_weights_cache_and_code_and_takes_the_buffers_of_the_la
     assert (whole.temporary_bytes, whole.code_bytes) == (depth(3).temporary_bytes, 4 + 80)
 
 
+def test_layers_that_take_less_code_than_fewer_of_them_are_not_counted_down() -> None:
+    """A step of Gemma 4 26B on v6e 2x2 at two depths; the rest of the way down would have been less than nothing."""
+    shallow, deep = Compiled(3, "compiled", code_bytes=60), Compiled(3, "compiled", code_bytes=40)
+    assert extended(shallow, deep, depths=(6, 18), layers=30).code_bytes == 40
+
+
 def test_what_is_needed_has_the_program_that_runs_and_not_the_code_of_all() -> None:
     small = Compiled(0, "compiled", temporary_bytes=3, code_bytes=5)
     large = Compiled(3, "compiled", temporary_bytes=30, code_bytes=50)
