@@ -53,7 +53,7 @@ def summary(plan: Plan, prices: Prices) -> dict[str, Any]:
         "reasons": list(plan.reasons),
         "parameters": {
             "checkpoint": checkpoint_params(plan.shape),
-            "total": sum(group.params for group in fit.groups),
+            "total": sum(group.params for group in fit.groups if not group.made),
             "active": sum(group.active for group in fit.groups),
             "groups": [
                 {"name": group.name, "params": group.params, "format": group.format, "bytes": group.bytes}

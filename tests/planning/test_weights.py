@@ -251,3 +251,12 @@ def test_they_are_on_the_largest_too(slice_: Slice, model: str, cache: str) -> N
 def test_pages_are_those_of_tpu_inference_s_attention(length: int, sequences: int, page: int) -> None:
     assert page_tokens(length, sequences) == page
     assert page_tokens(length, sequences, latent=True) == 1024
+
+
+def test_what_the_engine_makes_at_start_is_no_parameter() -> None:
+    """Llama 4 Scout has a row of sines and cosines for each of ten million positions."""
+    shape = shape_of("meta-llama/Llama-4-Scout-17B-16E-Instruct")
+    groups = tensor_groups(shape, engine_sizes({}, shape), Layout(8))
+    (tables,) = (group for group in groups if group.made)
+    assert tables.held_bytes == 8 * tables.bytes == 8 * 10_485_760 * 128 * 2
+    assert sum(group.params for group in groups if not group.made) == checkpoint_params(shape)
