@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.pages import between, put
 from serving.compiler import libtpu, processes
 from serving.compiler.records import Job
-from serving.config import ModelSpec
+from serving.config import IMPORT_PATH, ModelSpec
 from serving.errors import ServingError
 from serving.planning import Plan
 from serving.planning.known_models import CONFIGS
@@ -56,19 +56,19 @@ class Build:
         return f"| {self.spec.model} | {implementation} | {slice_.generation} {slice_.topology} |"
 
 
-def builds(models: list[str]) -> Iterator[Build]:
-    """Those that plans accept; of builds that hold the same weights, as a model's and its Instruct's do, the first."""
+def builds() -> Iterator[Build]:
+    """Those of known models that plans accept; of builds that hold the same weights, as a model's and its Instruct's do, the first."""
     seen: set[tuple[str, float]] = set()
-    for model in models:
+    for model in CONFIGS:
         for build in _builds(model):
-            held = build.key.removeprefix(f"| {model} "), sum(_loaded(build.plan))
+            held = build.key.removeprefix(f"| {model} "), _loaded(build.plan)
             if held not in seen:
                 seen.add(held)
                 yield build
 
 
-def _loaded(found: Plan) -> Iterator[float]:
-    return (group.held_bytes for group in found.fit.groups if group.name != "rotary tables")
+def _loaded(found: Plan) -> float:
+    return sum(group.held_bytes for group in found.fit.groups if not group.made)
 
 
 def _builds(model: str) -> Iterator[Build]:
@@ -104,7 +104,7 @@ def laid_out(build: Build, folder: Path, running: processes.Running) -> str:
     application = {
         "name": "a",
         "route_prefix": "/",
-        "import_path": "serving.app:build",
+        "import_path": IMPORT_PATH,
         "args": {"models": [build.spec.model_dump(mode="json", exclude_unset=True)]},
     }
     file.write_text(json.dumps({"applications": [application]}))
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--docs", action="store_true", help="put the rows into docs/benchmarks/plans.md")
     options = parser.parse_args()
-    every = [*builds([*CONFIGS])]
+    every = [*builds()]
     wanted = [build for build in every if options.only in build.spec.model]
     held = kept(between(PAGE.read_text(), "builds"))
     running = processes.Running()

@@ -3,15 +3,20 @@
 
 def put(text: str, name: str, report: str) -> str:
     """A text with what is between the marks of this name replaced; raises ValueError where there are no such marks."""
-    begin, end = f"<!-- bench: {name} -->\n", f"<!-- /bench: {name} -->"
-    before, found, rest = text.partition(begin)
-    _, found_end, after = rest.partition(end)
-    if not found or not found_end:
-        raise ValueError(f"there is no {begin.strip()} ... {end} to put the report between")
-    return f"{before}{begin}\n{report.strip()}\n\n{end}{after}"
+    before, _, after = _parted(text, name)
+    return f"{before}\n{report.strip()}\n\n{after}"
 
 
 def between(text: str, name: str) -> str:
-    """What is between the marks of this name; raises ValueError as `put` does."""
-    put(text, name, "")
-    return text.partition(f"<!-- bench: {name} -->\n")[2].partition(f"<!-- /bench: {name} -->")[0]
+    """What is between the marks of this name; raises ValueError where there are no such marks."""
+    return _parted(text, name)[1]
+
+
+def _parted(text: str, name: str) -> tuple[str, str, str]:
+    """The text as far as the first mark, what is between the two, and the text from the second on."""
+    begin, end = f"<!-- bench: {name} -->\n", f"<!-- /bench: {name} -->"
+    before, found, rest = text.partition(begin)
+    middle, found_end, after = rest.partition(end)
+    if not found or not found_end:
+        raise ValueError(f"there is no {begin.strip()} ... {end} to put the report between")
+    return before + begin, middle, end + after

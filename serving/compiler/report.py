@@ -134,8 +134,8 @@ def extended(shallow: Compiled, deep: Compiled, *, depths: tuple[int, int], laye
     """A step at full depth from two that are less deep, at least: every layer adds the same weights, cache and code.
 
     Code of 1, 3 and all 32 layers of Llama 3.1 8B on v6e 2x4 is 2.7, 6.3 and 55.9 MiB. Where more layers took less, as of Gemma 4 26B on
-    v6e 2x2, all of them are given the deeper one's. Temporaries and seconds stay those of the deeper
-    one, for the next layer takes the buffers of the last: those three take 1.3, 3.2 and 20.0 MiB.
+    v6e 2x2, all of them are given the deeper one's. Temporaries and seconds stay those of the deeper one, for the next layer takes the
+    buffers of the last: those three take 1.3, 3.2 and 20.0 MiB.
     """
     if shallow.outcome != "compiled" or deep.outcome != "compiled":
         return deep if deep.outcome != "compiled" else shallow

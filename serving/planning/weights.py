@@ -141,7 +141,7 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     cut, whole = _attention(shape)
     copies = layout.attention_copies
     # Of latent attention vLLM's keeps the way out of the latent vector in the cache's format (custom_ops/mla_attention.py).
-    apart = _expansions(shape) if sizes.by_vllm else 0
+    apart = _expansions(shape, shape.latent) if shape.latent and sizes.by_vllm else 0
     yield TensorGroup("attention", cut - apart, cut - apart, stored("self_attn.q_proj"), copies)
     kept = "fp8" if sizes.cache_itemsize == 1 else "float32"
     yield TensorGroup("latent expansions", apart, apart, kept, copies)
@@ -169,14 +169,8 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
             "shared experts", shared, shared, stored("mlp.shared_experts.gate_proj"), cut_by_heads
         )
         yield TensorGroup("routers", router, router, full_size, layout.width)
-    if width := shape.per_layer_embedding:
-        row, mixed = width * shape.layers, shape.hidden_size * width * shape.layers
-        looked_up = shape.vocab_size * row + mixed
-        lookups, projections = (
-            (1, layout.width) if sizes.by_vllm else (_embedding_copies(shape, sizes, layout),) * 2
-        )
-        yield TensorGroup("per-layer embeddings", looked_up, row + mixed, full_size, lookups)
-        yield TensorGroup("per-layer projections", 2 * mixed, 2 * mixed, full_size, projections)
+    if shape.per_layer_embedding:
+        yield from _per_layer(shape, sizes, layout)
     if sizes.by_vllm and not shape.position_rows:
         turns = shape.max_position_embeddings * shape.rotary_columns
         precise = "float32" if shape.architecture in _PRECISE_ROTARY_TABLES else full_size
@@ -193,6 +187,16 @@ def _groups(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[T
     cut, whole = _adapters(shape, sizes.lora_rank)
     yield TensorGroup("LoRA adapters", cut, cut, full_size, made=True)
     yield TensorGroup("LoRA adapters held whole", whole, whole, full_size, layout.width, made=True)
+
+
+def _per_layer(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[TensorGroup]:
+    row = shape.per_layer_embedding * shape.layers
+    mixed = shape.hidden_size * row
+    lookups = 1 if sizes.by_vllm else _embedding_copies(shape, sizes, layout)
+    projections = layout.width if sizes.by_vllm else lookups
+    full_size = sizes.weight_format
+    yield TensorGroup("per-layer embeddings", shape.vocab_size * row + mixed, row + mixed, full_size, lookups)
+    yield TensorGroup("per-layer projections", 2 * mixed, 2 * mixed, full_size, projections)
 
 
 def _towers(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> Iterator[TensorGroup]:
@@ -241,15 +245,13 @@ def _latent(shape: ModelShape, latent: LatentAttention) -> tuple[int, int]:
     hidden, heads = shape.hidden_size, shape.num_attention_heads
     query_dim = heads * (latent.nope_dim + latent.rope_dim)
     query_in = latent.query_rank or hidden
-    cut = query_in * query_dim + latent.kv_rank * heads * (latent.nope_dim + latent.value_dim)
-    cut += heads * latent.value_dim * hidden
+    cut = query_in * query_dim + heads * latent.value_dim * hidden
     whole = hidden * (latent.query_rank + latent.kv_rank + latent.rope_dim)
-    return cut * shape.layers, whole * shape.layers
+    return cut * shape.layers + _expansions(shape, latent), whole * shape.layers
 
 
-def _expansions(shape: ModelShape) -> int:
-    if not (latent := shape.latent):
-        return 0
+def _expansions(shape: ModelShape, latent: LatentAttention) -> int:
+    """Parameters of the way from the latent vector to every head's keys and values."""
     return shape.layers * latent.kv_rank * shape.num_attention_heads * (latent.nope_dim + latent.value_dim)
 
 
@@ -293,19 +295,14 @@ def _head_copies(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> int:
 def _expert_padding(shape: ModelShape, width: int, sizes: EngineSizes, layout: Layout) -> float:
     """Two of an expert's three matrices are padded to whole lanes, by each device where they are cut over all."""
     shards = 1 if experts_lie_whole(shape, sizes, layout) else layout.width
-    first, second = 2 * _aligned(width, _EXPERT_LANES * shards), width
-    if sizes.expert_format or not sizes.quantization or sizes.quantization.format != "mxfp4":
-        return (first + second) / (3 * width)
-    second = _aligned(width, MXFP4_BLOCK)
+    in_blocks = not sizes.expert_format and sizes.quantization and sizes.quantization.format == "mxfp4"
+    second = _aligned(width, MXFP4_BLOCK) if in_blocks else width
     first = 2 * _aligned(second, _EXPERT_LANES * shards)
+    if not in_blocks:
+        return (first + second) / (3 * width)
     per_weight = (0.5 + 4 / MXFP4_BLOCK) / bytes_per_weight("mxfp4")
-    return (
-        per_weight
-        * (first + second)
-        / (3 * width)
-        * _aligned(shape.hidden_size, MXFP4_BLOCK)
-        / shape.hidden_size
-    )
+    rows = _aligned(shape.hidden_size, MXFP4_BLOCK)
+    return per_weight * (first + second) / (3 * width) * rows / shape.hidden_size
 
 
 def experts_lie_whole(shape: ModelShape, sizes: EngineSizes, layout: Layout) -> bool:
