@@ -12,6 +12,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from serving.compiler.records import BACKBONE
 from serving.planning.fit import gib
 
 _MOST_SIZES = 12  # of a bucket that are shown one by one
@@ -71,6 +72,8 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
         of = f"stage {stage['stage']} of {document['pipeline']}: " if document["pipeline"] > 1 else ""
         console.print(_programs(of, stage["programs"], quick=document["asked"]["quick"]))
         for program in stage["programs"]:
+            if program["name"].startswith(BACKBONE) and program["outcome"] == "compiled":
+                console.print(f"  {_name(program)}: {_schedule(program['schedule'])}", highlight=False)
             if program["outcome"] != "compiled":
                 console.print(
                     f"  {_name(program)}: {program['outcome']}: {program['reason']}",
@@ -96,7 +99,7 @@ def _programs(of: str, programs: Sequence[Mapping[str, Any]], *, quick: bool) ->
     how = "steps of a few layers: temporaries are at least these" if quick else "all layers"
     table = Table(title=f"{of}programs, bytes a device ({how})", title_justify="left", box=box.SIMPLE_HEAD)
     table.add_column("program")  # folded where a terminal is narrow, and no figure is
-    for column in ("arguments", "outputs", "temporaries", "code", "s"):
+    for column in ("arguments", "outputs", "temporaries", "code", "cycles", "s"):
         table.add_column(column, justify="right", no_wrap=True)
     for program in programs:
         if program["outcome"] != "compiled":
@@ -108,9 +111,25 @@ def _programs(of: str, programs: Sequence[Mapping[str, Any]], *, quick: bool) ->
             _size(program["output_bytes"] - program["aliased_bytes"]),
             _size(program["temporary_bytes"]),
             _size(program["code_bytes"]),
+            f"{_cycles(program['schedule']) / 1e6:.1f}M",
             f"{program['lower_s'] + program['compile_s']:.0f}",
         )
     return table
+
+
+def _cycles(schedule: Mapping[str, Any]) -> int:
+    return sum(schedule[f"{kind}_cycles"] for kind in ("product", "move", "other"))
+
+
+def _schedule(schedule: Mapping[str, Any]) -> str:
+    """Where the cycles go that the compiler estimates, and what it estimates none for."""
+    total = max(1, _cycles(schedule))
+    shares = ", ".join(
+        f"{schedule[f'{kind}_cycles'] / total:.0%} {words}"
+        for kind, words in (("product", "matrix products"), ("move", "copies"), ("other", "the rest"))
+    )
+    without = ", ".join(f"{count} {name}" for name, count in schedule["unestimated"].items())
+    return f"{shares} of the cycles" + (f"; none are known of {without}" if without else "")
 
 
 def _hbm(lines: Sequence[Mapping[str, Any]]) -> Table:

@@ -101,7 +101,7 @@ def run(job: Job, log: Path, on_event: OnEvent, *, limit_s: float, running: Runn
                         began = event["program"]
                         on_event((began, event["event"]))
                     case "done":
-                        entry = Compiled(**event["program"])
+                        entry = Compiled.of(event["program"])
                         compiled.append(entry)
                         began = None
                         on_event((entry.index, f"{entry.outcome} in {entry.lower_s + entry.compile_s:.0f} s"))

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from serving.compiler.schedule import Schedule
+
 Outcome = Literal["compiled", "refused", "not lowered", "timed out", "died"]
 BACKBONE = "backbone"
 
@@ -99,6 +101,11 @@ class Compiled:
     resident_bytes: int = 0
     lower_s: float = 0.0
     compile_s: float = 0.0
+    schedule: Schedule = field(default_factory=Schedule)
+
+    @classmethod
+    def of(cls, data: Mapping[str, Any]) -> "Compiled":
+        return cls(**{**data, "schedule": Schedule(**data["schedule"])})
 
     @property
     def extra_bytes(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from serving.compiler.records import BACKBONE, Compiled, Program, Stage, ledger
+from serving.compiler.schedule import Schedule
 from serving.planning import Plan
 from serving.planning.fit import RESIDENT_BYTES
 from serving.tpu.generations import GIB
@@ -131,7 +132,7 @@ def _kind(name: str) -> str:
 
 
 def extended(shallow: Compiled, deep: Compiled, *, depths: tuple[int, int], layers: int) -> Compiled:
-    """A step at full depth from two that are less deep, at least: every layer adds the same weights, cache and code.
+    """A step at full depth from two that are less deep, at least: every layer adds the same weights, cache, code and cycles.
 
     Code of 1, 3 and all 32 layers of Llama 3.1 8B on v6e 2x4 is 2.7, 6.3 and 55.9 MiB. Where more layers took less, as of Gemma 4 26B on
     v6e 2x2, all of them are given the deeper one's. Temporaries and seconds stay those of the deeper one, for the next layer takes the
@@ -140,16 +141,24 @@ def extended(shallow: Compiled, deep: Compiled, *, depths: tuple[int, int], laye
     if shallow.outcome != "compiled" or deep.outcome != "compiled":
         return deep if deep.outcome != "compiled" else shallow
     share = (layers - depths[0]) / (depths[1] - depths[0])
-    sizes = {
-        name: round(
-            max(
-                getattr(deep, name),
-                getattr(shallow, name) + share * (getattr(deep, name) - getattr(shallow, name)),
-            )
-        )
+
+    def of_all(few: int, more: int) -> int:
+        return round(max(more, few + share * (more - few)))
+
+    sizes: dict[str, Any] = {
+        name: of_all(getattr(shallow, name), getattr(deep, name))
         for name in ("argument_bytes", "output_bytes", "aliased_bytes", "code_bytes", "resident_bytes")
     }
-    return replace(deep, **sizes)
+    few, more = shallow.schedule, deep.schedule
+    schedule = Schedule(
+        product_cycles=of_all(few.product_cycles, more.product_cycles),
+        move_cycles=of_all(few.move_cycles, more.move_cycles),
+        other_cycles=of_all(few.other_cycles, more.other_cycles),
+        unestimated={
+            name: of_all(few.unestimated.get(name, 0), count) for name, count in more.unestimated.items()
+        },
+    )
+    return replace(deep, **sizes, schedule=schedule)
 
 
 def failures(stages: Sequence[Stage]) -> list[tuple[Program, Compiled]]:

@@ -25,6 +25,7 @@ from typing import Any, TextIO
 from serving import environment, hub
 from serving.compiler.configs import checkpoint_config
 from serving.compiler.records import Compiled, Job, chosen
+from serving.compiler.schedule import schedule
 from serving.config import load
 from serving.engine.parent_death import die_with
 from serving.errors import CompileError, ServingError
@@ -122,6 +123,7 @@ def _compiled(built: Any, index: int, report: Report) -> Compiled:
             compiled = lowered.compile()
         except Exception as error:  # noqa: BLE001  XLA's errors have several types
             return Compiled(index, "refused", reason=_reason(error), lower_s=round(lower_s, 1))
+    compiled_s = time.monotonic() - began - lower_s
     memory = compiled.memory_analysis()
     return Compiled(
         index,
@@ -133,7 +135,8 @@ def _compiled(built: Any, index: int, report: Report) -> Compiled:
         code_bytes=memory.generated_code_size_in_bytes,
         resident_bytes=built.resident_bytes(call),
         lower_s=round(lower_s, 1),
-        compile_s=round(time.monotonic() - began - lower_s, 1),
+        compile_s=round(compiled_s, 1),
+        schedule=schedule(compiled.as_text()),
     )
 
 

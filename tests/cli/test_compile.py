@@ -15,6 +15,7 @@ from serving.compiler import libtpu
 from serving.compiler.compile import Answer
 from serving.compiler.records import Built, Compiled, Program, Stage
 from serving.compiler.report import Asked, document, hbm
+from serving.compiler.schedule import Schedule
 from serving.config import load
 from serving.errors import CompileError
 from serving.planning import Plan
@@ -50,6 +51,7 @@ STEP = Compiled(
     temporary_bytes=GIB // 8,
     code_bytes=GIB // 64,
     compile_s=45.0,
+    schedule=Schedule(36_000_000, 8_000_000, 4_800_000, {"all-reduce": 65, "RPAd": 32}),
 )
 
 
@@ -75,6 +77,15 @@ def test_the_table_sets_the_compiler_beside_the_plan() -> None:
     assert "16.0 GiB" in text
     assert "the engine compiles 3 programs at start" in text
     assert "tokens 16 512; reqs 256" in text
+    assert "48.8M" in text
+
+
+def test_a_step_s_cycles_are_told_by_what_they_are_spent_on() -> None:
+    text = printed(STEP)
+    assert (
+        "backbone tokens=512 reqs=256: 74% matrix products, 16% copies, 10% the rest of the cycles; none are known of 65 all-reduce, 32 RPAd"
+        in text
+    )
 
 
 def test_a_refusal_stands_in_the_compiler_s_words() -> None:

@@ -132,6 +132,13 @@ def test_a_small_model_compiles_for_a_slice(
     head = CONFIG["vocab_size"] * CONFIG["hidden_size"] * 2 // devices  # which a step does not take
     taken = stage["weight_bytes"] - head + stage["cache_bytes"]
     assert all(0.99 * taken < step["argument_bytes"] < 1.01 * taken for step in steps)
+    for cycles in (step["schedule"] for step in steps):
+        assert cycles["product_cycles"] > 10_000
+        # Attention's kernel of a layer, for decodes and for the rest, and where devices add up: the embedding, and twice a layer.
+        counts = cycles["unestimated"]
+        layers = CONFIG["num_hidden_layers"]
+        assert sum(counts[name] for name in counts if name.startswith("RPA")) == 2 * layers, counts
+        assert counts["all-reduce"] == 2 * layers + 1, counts
     assert stage["ledger"]["backbone"]["buckets"]["num_tokens"] == [16, 32]
     assert answer["needs_bytes"] > stage["weight_bytes"] + stage["cache_bytes"]
 

@@ -7,6 +7,7 @@ from serving.compiler.compile import Wish, compile_plan
 from serving.compiler.configs import checkpoint_config, quick_layers
 from serving.compiler.records import Built, Compiled, Job, Program, Stage, chosen, ledger
 from serving.compiler.report import available_bytes, code_bytes, extended, hbm
+from serving.compiler.schedule import Schedule
 from serving.config import ModelSpec
 from serving.errors import CompileError
 from serving.planning.fit import RESIDENT_BYTES
@@ -84,11 +85,13 @@ def test_every_layer_adds_weights_cache_and_code_and_takes_the_buffers_of_the_la
             temporary_bytes=2 * layers,
             code_bytes=4 + layers,
             resident_bytes=6 * layers,
+            schedule=Schedule(50 * layers, 5 * layers, 3 + layers, {"all-reduce": 1 + 2 * layers}),
         )
 
     whole = extended(depth(1), depth(3), depths=(1, 3), layers=80)
     assert (whole.argument_bytes, whole.resident_bytes) == (100 + 7 * 80, 6 * 80)
     assert (whole.temporary_bytes, whole.code_bytes) == (depth(3).temporary_bytes, 4 + 80)
+    assert whole.schedule == Schedule(50 * 80, 5 * 80, 3 + 80, {"all-reduce": 1 + 2 * 80})
 
 
 def test_layers_that_take_less_code_than_fewer_of_them_are_not_counted_down() -> None:
