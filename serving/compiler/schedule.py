@@ -1,7 +1,7 @@
 """The cycles that the compiler estimates for a program, read from the text of the compiled module. Nothing has run.
 
 The compiler writes an estimate (`estimated_cycles` of an instruction's `backend_config`) at what it schedules itself: fusions, copies,
-what is computed element by element. Kernels, collectives and loops have none; they are counted by name.
+what is computed element by element. Kernels, collectives, loops and copies that run beside other work have none; they are counted by name.
 """
 
 import re
@@ -35,6 +35,7 @@ _MOVES = frozenset(
     }
 )
 _COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+_COPY_AHEAD = "copy-start"
 _OTHERS_WITHOUT = frozenset({"async", "call", "conditional", "sort", "while"})
 
 
@@ -42,8 +43,9 @@ _OTHERS_WITHOUT = frozenset({"async", "call", "conditional", "sort", "while"})
 class Schedule:
     """Estimated cycles of one device, and how often what has no estimate is started.
 
-    `product_cycles` are of fusions with a matrix product, which wait for their weights too; `move_cycles` of what computes nothing:
-    copies to other layouts, slices. `unestimated` has Pallas kernels, collectives, sorts and loops, whose inside is not counted either.
+    `product_cycles` are of fusions with a matrix product, which wait for their weights too unless those were copied ahead to the chip's own
+    memory; `move_cycles` of what computes nothing: copies to other layouts, slices. `unestimated` has Pallas kernels, collectives, copies
+    ahead, sorts and loops, whose inside is not counted either.
     """
 
     product_cycles: int = 0
@@ -102,6 +104,8 @@ def _kind(opcodes: Iterator[str]) -> str:
 
 def _without_estimate(instruction: _Instruction) -> str | None:
     """The name of what takes time and has no estimate. The end of what runs beside others (`-done`) is no other start."""
+    if instruction.opcode == _COPY_AHEAD:
+        return _COPY_AHEAD
     opcode = instruction.opcode.removesuffix("-start")
     if opcode in _COLLECTIVES or opcode in _OTHERS_WITHOUT:
         return opcode

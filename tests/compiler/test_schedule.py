@@ -76,6 +76,7 @@ def test_what_has_no_estimate_is_counted_by_name_and_a_loop_s_inside_by_no_one()
         "RPAd-p_32-bq_1_1": 2,
         "all-gather": 1,
         "all-reduce": 1,
+        "copy-start": 1,
         "while": 1,
     }
 

@@ -179,6 +179,7 @@ ROWS: dict[str, RunBy | Here | ByCI | InPart] = {
     ),
     r"python -m pytest -m browser -s": RunBy("test_the_page_paints_and_says_when"),
     r"python -m benchmarks\.compiled": RunBy("test_the_page_of_plans_shows_what_is_kept"),
+    r"python -m benchmarks\.cycles": RunBy("test_the_page_of_plans_shows_what_is_kept"),
     r"python -m benchmarks\.builds --docs": InPart(
         MINUTES, "test_planned_weights_are_within_one_percent_of_what_the_engine_lays_out"
     ),

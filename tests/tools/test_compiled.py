@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 import benchmarks.compiled
+import benchmarks.cycles
 from serving.compiler.libtpu import VERSION
 from serving.config import load
 from serving.planning.compiled import ENGINE, KEPT, result_of
@@ -127,6 +128,7 @@ def test_the_figures_are_those_of_the_versions_that_the_image_runs() -> None:
 
 def test_the_page_of_plans_shows_what_is_kept() -> None:
     assert benchmarks.compiled.table() in benchmarks.compiled.PAGE.read_text()
+    assert benchmarks.cycles.table() in benchmarks.cycles.PAGE.read_text()
 
 
 def test_what_is_kept_names_versions_and_command() -> None:
