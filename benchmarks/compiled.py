@@ -4,10 +4,10 @@ python -m benchmarks.compiled           # the table
 python -m benchmarks.compiled --docs    # write it into docs/benchmarks/plans.md
 """
 
-import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.pages import put
+from benchmarks.pages import show
 from serving.config import load
 from serving.planning import Plan
 from serving.planning.compiled import entries
@@ -22,15 +22,22 @@ HEAD = (
 )
 
 
+def deployed() -> Iterator[tuple[str, Plan]]:
+    """Every pool of deployments/ as it is planned without the compiler, and its file's name."""
+    for path in sorted((ROOT / "deployments").glob("*.yaml")):
+        for service in load(path).services.values():
+            for model in service.models:
+                for pool in model.per_pool():
+                    yield path.stem, plan(pool, estimated=True)
+
+
 def table() -> str:
     """Every pool of deployments/: the plan's estimate and the compiler's figure, or why there is none."""
     lines, reasons = [*HEAD], []
-    for path in sorted((ROOT / "deployments").glob("*.yaml")):
-        for service in load(path).services.values():
-            for pool in (pool for model in service.models for pool in model.per_pool()):
-                line, reason = _row(path.stem, plan(pool, estimated=True))
-                lines.append(line)
-                reasons += [f"- {path.stem}: {reason}"] if reason else []
+    for file, planned in deployed():
+        line, reason = _row(file, planned)
+        lines.append(line)
+        reasons += [f"- {file}: {reason}"] if reason else []
     return "\n".join([*lines, *(["", "Not compiled, or not whole:", "", *reasons] if reasons else [])])
 
 
@@ -71,15 +78,5 @@ def _gib(size: int | None) -> str:
     return "-" if size is None else f"{size / GIB:.2f}"
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/benchmarks/plans.md")
-    options = parser.parse_args()
-    report = table()
-    print(report)
-    if options.docs:
-        PAGE.write_text(put(PAGE.read_text(), "compiled", report))
-
-
 if __name__ == "__main__":
-    main()
+    show(__doc__, table(), PAGE, "compiled")

@@ -4,21 +4,16 @@ python -m benchmarks.cycles           # the table
 python -m benchmarks.cycles --docs    # write it into docs/benchmarks/plans.md
 """
 
-import argparse
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import put
-from serving.config import load
+from benchmarks.compiled import PAGE, deployed
+from benchmarks.pages import show
 from serving.planning import Plan
 from serving.planning.compiled import entries
-from serving.planning.plan import plan
 from serving.planning.speed import COSTS, PARTS, Engine, step
 
-ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "benchmarks" / "plans.md"
 HEAD = (
     "| file | slice | tokens | products | copies | rest | sum, ms | planned, ms | off by | no estimate of |",
     "|---|---|---|---|---|---|---|---|---|---|",
@@ -32,15 +27,7 @@ _SCHEDULED = frozenset({"layers", "weights_s", "products_s"})
 
 def table() -> str:
     """A row for every step of a dense model of deployments/ whose cycles are kept."""
-    rows = [
-        row
-        for path in sorted((ROOT / "deployments").glob("*.yaml"))
-        for service in load(path).services.values()
-        for model in service.models
-        for pool in model.per_pool()
-        for row in _rows(path.stem, plan(pool, estimated=True))
-    ]
-    return "\n".join([*HEAD, *rows])
+    return "\n".join([*HEAD, *(row for file, planned in deployed() for row in _rows(file, planned))])
 
 
 def _rows(file: str, planned: Plan) -> Iterator[str]:
@@ -86,15 +73,5 @@ def _without(unestimated: dict[str, Any]) -> str:
     return ", ".join(f"{count} {name}" for name, count in {"attention": kernels, **others}.items() if count)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--docs", action="store_true", help="write the table into docs/benchmarks/plans.md")
-    options = parser.parse_args()
-    report = table()
-    print(report)
-    if options.docs:
-        PAGE.write_text(put(PAGE.read_text(), "cycles", report))
-
-
 if __name__ == "__main__":
-    main()
+    show(__doc__, table(), PAGE, "cycles")

@@ -1,5 +1,20 @@
 """Reports in pages of docs/benchmarks, each between marks with its name."""
 
+import argparse
+from pathlib import Path
+
+
+def show(about: str, report: str, page: Path, name: str) -> None:
+    """The command of a benchmark that takes no option of its own: prints the report, and with --docs puts it into its page."""
+    parser = argparse.ArgumentParser(description=about.splitlines()[0])
+    parser.add_argument(
+        "--docs", action="store_true", help=f"write the table into docs/benchmarks/{page.name}"
+    )
+    options = parser.parse_args()
+    print(report)
+    if options.docs:
+        page.write_text(put(page.read_text(), name, report))
+
 
 def put(text: str, name: str, report: str) -> str:
     """A text with what is between the marks of this name replaced; raises ValueError where there are no such marks."""

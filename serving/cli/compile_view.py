@@ -72,8 +72,6 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
         of = f"stage {stage['stage']} of {document['pipeline']}: " if document["pipeline"] > 1 else ""
         console.print(_programs(of, stage["programs"], quick=document["asked"]["quick"]))
         for program in stage["programs"]:
-            if program["name"].startswith(BACKBONE) and program["outcome"] == "compiled":
-                console.print(f"  {_name(program)}: {_schedule(program['schedule'])}", highlight=False)
             if program["outcome"] != "compiled":
                 console.print(
                     f"  {_name(program)}: {program['outcome']}: {program['reason']}",
@@ -81,6 +79,8 @@ def show(console: Console, document: Mapping[str, Any]) -> None:
                     highlight=False,
                     soft_wrap=True,
                 )
+            elif program["name"].startswith(BACKBONE):
+                console.print(f"  {_name(program)}: {_schedule(program['schedule'])}", highlight=False)
         console.print(_ledger(of, stage["ledger"]))
     if document["device_hbm"]:
         console.print(_hbm(document["device_hbm"]))

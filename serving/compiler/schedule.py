@@ -34,9 +34,22 @@ _MOVES = frozenset(
         "tuple",
     }
 )
-_COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
-_COPY_AHEAD = "copy-start"
-_OTHERS_WITHOUT = frozenset({"async", "call", "conditional", "sort", "while"})
+# With or without `-start` behind it. A copy that is not started beside other work has an estimate.
+_WITHOUT_ESTIMATE = frozenset(
+    {
+        "all-gather",
+        "all-reduce",
+        "all-to-all",
+        "async",
+        "call",
+        "collective-permute",
+        "conditional",
+        "copy-start",
+        "reduce-scatter",
+        "sort",
+        "while",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -104,9 +117,7 @@ def _kind(opcodes: Iterator[str]) -> str:
 
 def _without_estimate(instruction: _Instruction) -> str | None:
     """The name of what takes time and has no estimate. The end of what runs beside others (`-done`) is no other start."""
-    if instruction.opcode == _COPY_AHEAD:
-        return _COPY_AHEAD
-    opcode = instruction.opcode.removesuffix("-start")
-    if opcode in _COLLECTIVES or opcode in _OTHERS_WITHOUT:
-        return opcode
+    for opcode in (instruction.opcode, instruction.opcode.removesuffix("-start")):
+        if opcode in _WITHOUT_ESTIMATE:
+            return opcode
     return _NUMBER.sub("", instruction.name) if _KERNEL in instruction.line else None
