@@ -32,7 +32,7 @@ test-quick: install
 test-cluster: install
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m "(cluster or engine) and not slow" $(ARGS)
 
-# Two at a time, for these wait more than they work; each worker has its cluster.
+# Two at a time; each worker has its cluster. A compile, which takes little more than a core, is among them.
 test-slow: install
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "slow and not engine" $(ARGS)
 

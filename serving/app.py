@@ -10,7 +10,6 @@ from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
 from serving import hub
-from serving.batches.replica import StoreReplica
 from serving.config import ServiceConfig, parse
 from serving.engine.replica import SliceReplica
 from serving.errors import ServingError
@@ -90,6 +89,8 @@ def _store(config: ServiceConfig, plans: list[Plan]) -> Application | None:
     """The one process that opens the database; none where the YAML has no place for it."""
     if config.store is None:
         return None
+    from serving.batches.replica import StoreReplica  # noqa: PLC0415  it loads SQLAlchemy; builds without a store take half the time
+
     models = sorted({name for plan in plans for name in (plan.model.name, *plan.adapters)})
     most_line_bytes = config.router.max_body_bytes
     made_with = [

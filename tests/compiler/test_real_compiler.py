@@ -17,7 +17,7 @@ from serving.compiler.report import available_bytes
 from serving.config import IMPORT_PATH
 from serving.tpu.generations import GIB
 
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = [pytest.mark.compiler, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

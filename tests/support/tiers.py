@@ -9,7 +9,7 @@ from _pytest.mark.expression import Expression
 from xdist.scheduler import LoadFileScheduling
 
 # What a test needs. Every test has one of them.
-NEEDS = ("unit", "http", "cluster", "engine", "browser")
+NEEDS = ("unit", "http", "cluster", "engine", "compiler", "browser")
 _MARKER = re.compile(rf"\bmark\.({'|'.join(NEEDS)}|slow)\b")
 _ONE_CLUSTER = "modules that borrow the one cluster"
 
