@@ -1,8 +1,12 @@
 """Why a process hangs: the stacks of its threads and the last lines of its logs, asked from outside.
 
-A process that registered writes the stack of every thread on a signal. faulthandler's handler is C and needs no GIL, so it answers
-from a call that never returns too. The stacks go into an anonymous file of the process (memfd), which ends with it; whoever asks
-reads them through /proc. A process that has not registered gets no signal: it would die of it.
+A process that registered has a thread that writes the stack of every thread for each byte that comes through its pipe. It holds the
+GIL while it writes, so no frame changes meanwhile. Where it gets no turn, a call in C keeps the GIL, and a signal follows:
+faulthandler's handler needs no GIL. It comes second, for it ends a process whose other threads run Python: on frames that change as
+it reads them, one signal in twenty was a segmentation fault.
+
+The stacks go into an anonymous file of the process (memfd), which ends with it; whoever asks reads them, and opens the pipe, through
+/proc. A process that has not registered gets no signal: it would die of it.
 """
 
 import asyncio
@@ -11,13 +15,16 @@ import faulthandler
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping
+from io import FileIO
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 SIGNAL = signal.SIGUSR2  # neither Ray, vLLM, tpu-inference, JAX nor uvicorn's server uses it
+_TURN_S = 1.0  # in which a thread gets the GIL, also where others of a busy machine want it
 _LOOK_S = 0.02
 _QUIET_LOOKS = 3  # without growth after which a process has written all
 _MOST_BYTES = 128 << 10  # of one process's stacks
@@ -34,29 +41,41 @@ _STATES = {
     "Z": "has ended",
 }
 
-_files: dict[int, Any] = {}  # by pid: a fork has its own
+_files: dict[int, FileIO] = {}  # by pid: a fork has its own
 
 
 def register() -> None:
-    """Have this process, and what it forks, write its stacks on SIGNAL."""
+    """Have this process, and what it forks, write its stacks when it is asked."""
     if sys.platform != "linux" or os.getpid() in _files:
         return
     if not _files:
         os.register_at_fork(after_in_child=register)
-    file = _files[os.getpid()] = os.fdopen(os.memfd_create(_name(os.getpid())), "wb", 0)
+    asked, _ = os.pipe()  # the other end stays open, or the thread would read an end
+    file = _files[os.getpid()] = FileIO(os.memfd_create(f"{_name(os.getpid())}{asked}"), "w")
     faulthandler.register(SIGNAL, file)
+    threading.Thread(target=_answer, args=(asked, file), name="stacks", daemon=True).start()
+
+
+def _answer(asked: int, file: FileIO) -> None:
+    while os.read(asked, 1):
+        faulthandler.dump_traceback(file)
 
 
 def read(processes: Mapping[int, str], within_s: float) -> str:
     """The stacks of these processes of this host (name by pid), and the last lines of their logs; blocks."""
+    began_s = time.monotonic()
     before = {pid: _asked(pid) for pid in processes}
-    _wait_until_quiet(before, time.monotonic() + within_s)
+    _wait_until_quiet(before, began_s + min(_TURN_S, within_s))
+    silent = {pid: length for pid, length in before.items() if length is not None and _length(pid) == length}
+    for pid in silent:
+        _signal(pid)
+    _wait_until_quiet(silent, began_s + within_s)
     of_processes = [_told(pid, name, before[pid]) for pid, name in processes.items()]
     return "\n\n".join([*of_processes, *(f"== {path}\n{last_lines(path)}" for path in _logs(processes))])
 
 
 def is_registered(pid: int) -> bool:
-    return _file(pid) is not None
+    return _registered(pid) is not None
 
 
 def tasks(loop: asyncio.AbstractEventLoop) -> str:
@@ -87,16 +106,17 @@ def write_report(folder: Path, name: str, text: str, at: float) -> Path:
 
 
 def _name(pid: int) -> str:
-    return f"tpu-serving-stacks-{pid}"
+    return f"tpu-serving-stacks-{pid}-"
 
 
-def _file(pid: int) -> Path | None:
-    """The anonymous file of a process that has registered, where its handler is in place."""
+def _registered(pid: int) -> tuple[Path, Path] | None:
+    """The anonymous file of a process that has registered, and its pipe, which the file's name tells; where its handler is in place."""
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                if f"memfd:{_name(pid)} " in f"{descriptor.readlink()} ":
-                    return descriptor if _catches(pid) else None
+                _, found, pipe = str(descriptor.readlink()).partition(f"memfd:{_name(pid)}")
+                if found:
+                    return (descriptor, descriptor.with_name(pipe.split()[0])) if _catches(pid) else None
     return None
 
 
@@ -115,15 +135,26 @@ def _status(pid: int, key: str) -> list[str]:
 
 
 def _asked(pid: int) -> int | None:
-    """Signal a process; returns the length of its file before, None where it has no handler."""
-    file = _file(pid)
-    if file is None:
+    """Ask a process for its stacks; returns the length of its file before, None where it has not registered."""
+    registered = _registered(pid)
+    if registered is None:
         return None
+    file, pipe = registered
     with contextlib.suppress(OSError):
         length = file.stat().st_size
-        os.kill(pid, SIGNAL)
+        ask = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        try:
+            os.write(ask, b".")
+        finally:
+            os.close(ask)
         return length
     return None
+
+
+def _signal(pid: int) -> None:
+    if is_registered(pid):
+        with contextlib.suppress(OSError):
+            os.kill(pid, SIGNAL)
 
 
 def _wait_until_quiet(before: Mapping[int, int | None], until_s: float) -> None:
@@ -141,9 +172,9 @@ def _wait_until_quiet(before: Mapping[int, int | None], until_s: float) -> None:
 
 
 def _length(pid: int) -> int | None:
-    file = _file(pid)
+    registered = _registered(pid)
     with contextlib.suppress(OSError):
-        return file.stat().st_size if file else None
+        return registered[0].stat().st_size if registered else None
     return None
 
 
@@ -154,8 +185,8 @@ def _told(pid: int, name: str, before: int | None) -> str:
         return f"{head}: it has not registered, so it writes no stacks"
     text = b""
     with contextlib.suppress(OSError):
-        if file := _file(pid):
-            with file.open("rb") as stacks:
+        if registered := _registered(pid):
+            with registered[0].open("rb") as stacks:
                 stacks.seek(before)
                 text = stacks.read(_MOST_BYTES)
     return f"{head}\n{text.decode(errors='replace')}" if text else f"{head}: it wrote no stacks in time"

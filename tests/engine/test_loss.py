@@ -195,6 +195,11 @@ def test_a_killed_engine_is_noticed_at_once_and_so_is_a_worker_killed_while_the_
     )
     # Whoever sees it first: our watch, or EngineCore where it was just about to ask that worker.
     assert re.search("RayWorkerProc .* died|Engine core initialization failed", lost.reason)
+    # The next start need not wait for a minute of quarantine.
+    running.until(
+        lambda: any(failed.replica == second for failed in running.records().slice_failures), "its note"
+    )
+    running.release_slices()
     running.until_serving(2)
     assert running.groups() == ["CREATED", "CREATED"]
 

@@ -62,6 +62,11 @@ class Service:
     def entries(self) -> list[SliceRecord]:
         return self.store.slices(self.application)
 
+    def release_slices(self) -> None:
+        """Let every slice out of quarantine, as `serving slices release` does."""
+        for failures in self.records().slice_failures:
+            self.store.delete_slice_failures(failures)
+
     def serving(self) -> list[SliceRecord]:
         return [entry for entry in self.entries() if entry.serves]
 
@@ -188,12 +193,11 @@ PRECOMPILE_WORKERS = "3"  # a variable of `engine_env`, to be seen in the worker
 def two_replicas(leases: Leases) -> Service:
     """Two replicas of the real engine on two of three slices, kept for the next module that asks; both serve.
 
-    Deaths that an earlier borrower caused put no slice into quarantine: `serving slices release` does the same.
+    Deaths that an earlier borrower caused put no slice into quarantine.
     """
     changes = {"stall_s": STALL_S, "engine_env": {"NUM_PRECOMPILE_WORKERS": PRECOMPILE_WORKERS}}
     running = leases.keep("two replicas", partial(service, leases, slices=3, replicas=2, **changes))
-    for failures in running.records().slice_failures:
-        running.store.delete_slice_failures(failures)
+    running.release_slices()
     running.until_serving(2)
     return running
 
