@@ -1,9 +1,9 @@
 """Why a process hangs: the stacks of its threads and the last lines of its logs, asked from outside.
 
-A process that registered has a thread that writes the stack of every thread for each byte that comes through its pipe. It holds the
-GIL while it writes, so no frame changes meanwhile. Where it gets no turn, a call in C keeps the GIL, and a signal follows:
-faulthandler's handler needs no GIL. It comes second, for it ends a process whose other threads run Python: on frames that change as
-it reads them, one signal in twenty was a segmentation fault.
+A process that registered has a thread that is asked through a pipe and writes the stack of every thread. It holds the GIL while it
+writes, so no frame changes meanwhile. Where it gets no turn, a call in C keeps the GIL, and a signal follows: faulthandler's handler
+needs no GIL. It comes second, for it ends a process whose other threads run Python: on frames that change as it reads them, one signal
+in twenty was a segmentation fault.
 
 The stacks go into an anonymous file of the process (memfd), which ends with it; whoever asks reads them, and opens the pipe, through
 /proc. A process that has not registered gets no signal: it would die of it.
@@ -24,7 +24,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 SIGNAL = signal.SIGUSR2  # neither Ray, vLLM, tpu-inference, JAX nor uvicorn's server uses it
-_TURN_S = 1.0  # in which a thread gets the GIL, also where others of a busy machine want it
+_TURN_S = 1.0  # of Timings.stacks_s, in which a thread gets the GIL on a busy machine too
+_QUESTION_BYTES = 8  # the length of the file when it was asked
 _LOOK_S = 0.02
 _QUIET_LOOKS = 3  # without growth after which a process has written all
 _MOST_BYTES = 128 << 10  # of one process's stacks
@@ -57,8 +58,10 @@ def register() -> None:
 
 
 def _answer(asked: int, file: FileIO) -> None:
-    while os.read(asked, 1):
-        faulthandler.dump_traceback(file)
+    """Write the stacks whenever that is asked, unless they came meanwhile: by a signal, or for somebody else."""
+    while question := os.read(asked, _QUESTION_BYTES):
+        if os.fstat(file.fileno()).st_size == int.from_bytes(question):
+            faulthandler.dump_traceback(file)
 
 
 def read(processes: Mapping[int, str], within_s: float) -> str:
@@ -75,7 +78,7 @@ def read(processes: Mapping[int, str], within_s: float) -> str:
 
 
 def is_registered(pid: int) -> bool:
-    return _registered(pid) is not None
+    return _file(pid) is not None
 
 
 def tasks(loop: asyncio.AbstractEventLoop) -> str:
@@ -109,15 +112,20 @@ def _name(pid: int) -> str:
     return f"tpu-serving-stacks-{pid}-"
 
 
-def _registered(pid: int) -> tuple[Path, Path] | None:
-    """The anonymous file of a process that has registered, and its pipe, which the file's name tells; where its handler is in place."""
+def _file(pid: int) -> Path | None:
+    """The anonymous file of a process that has registered, where its handler is in place."""
     with contextlib.suppress(OSError):
         for descriptor in Path(f"/proc/{pid}/fd").iterdir():
             with contextlib.suppress(OSError):
-                _, found, pipe = str(descriptor.readlink()).partition(f"memfd:{_name(pid)}")
-                if found:
-                    return (descriptor, descriptor.with_name(pipe.split()[0])) if _catches(pid) else None
+                if f"memfd:{_name(pid)}" in str(descriptor.readlink()):
+                    return descriptor if _catches(pid) else None
     return None
+
+
+def _pipe(file: Path) -> Path:
+    """Where the process of this file is asked: the file's name ends with the pipe's number."""
+    name, *_ = file.readlink().name.split()
+    return file.with_name(name.rpartition("-")[2])
 
 
 def _catches(pid: int) -> bool:
@@ -136,17 +144,13 @@ def _status(pid: int, key: str) -> list[str]:
 
 def _asked(pid: int) -> int | None:
     """Ask a process for its stacks; returns the length of its file before, None where it has not registered."""
-    registered = _registered(pid)
-    if registered is None:
+    file = _file(pid)
+    if file is None:
         return None
-    file, pipe = registered
     with contextlib.suppress(OSError):
         length = file.stat().st_size
-        ask = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(ask, b".")
-        finally:
-            os.close(ask)
+        with FileIO(os.open(_pipe(file), os.O_WRONLY | os.O_NONBLOCK), "w") as pipe:
+            pipe.write(length.to_bytes(_QUESTION_BYTES))
         return length
     return None
 
@@ -172,9 +176,9 @@ def _wait_until_quiet(before: Mapping[int, int | None], until_s: float) -> None:
 
 
 def _length(pid: int) -> int | None:
-    registered = _registered(pid)
+    file = _file(pid)
     with contextlib.suppress(OSError):
-        return registered[0].stat().st_size if registered else None
+        return file.stat().st_size if file else None
     return None
 
 
@@ -185,8 +189,8 @@ def _told(pid: int, name: str, before: int | None) -> str:
         return f"{head}: it has not registered, so it writes no stacks"
     text = b""
     with contextlib.suppress(OSError):
-        if registered := _registered(pid):
-            with registered[0].open("rb") as stacks:
+        if file := _file(pid):
+            with file.open("rb") as stacks:
                 stacks.seek(before)
                 text = stacks.read(_MOST_BYTES)
     return f"{head}\n{text.decode(errors='replace')}" if text else f"{head}: it wrote no stacks in time"
