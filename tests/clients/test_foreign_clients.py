@@ -119,3 +119,21 @@ def test_guidellm(service: str, tokenizer: Path, tmp_path: Path) -> None:
     run(service, command, "run", "--disable-console", *arguments, folder=tmp_path)
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     assert (len(benchmark["requests"]["successful"]), benchmark["requests"]["errored"]) == (4, [])
+
+
+def test_inference_perf(service: str, tokenizer: Path, tmp_path: Path) -> None:
+    config = {
+        "server": {"type": "vllm", "model_name": MODEL, "base_url": service},
+        "api": {"type": "chat", "streaming": True},
+        "tokenizer": {"pretrained_model_name_or_path": str(tokenizer)},
+        "data": {"type": "mock"},  # others draw prompts that are not always of the length they should have
+        "load": {"stages": [{"rate": 4, "duration": 1}], "num_workers": 1},
+        "storage": {"local_storage": {"path": str(tmp_path)}},
+    }
+    (tmp_path / "config.yml").write_text(json.dumps(config))  # which is YAML too
+    command = python_of("inference-perf").with_name("inference-perf")
+    run(service, command, "--config_file", tmp_path / "config.yml", folder=tmp_path)
+    summary = json.loads((tmp_path / "summary_lifecycle_metrics.json").read_text())
+    answered, failed = summary["successes"], summary["failures"]
+    assert (answered["count"], failed["count"]) == (4, 0)
+    assert answered["output_tokens"]["total"] == 4 * 30  # what it asks for

@@ -6,6 +6,7 @@ needs it, and kept.
 
 import fcntl
 import hashlib
+import os
 import shutil
 import subprocess
 import sys
@@ -21,18 +22,22 @@ CACHE = Path("~/.cache/tpu-serving/clients").expanduser()
 UNTIL = "2026-11-20"
 PYTHON = {
     "guidellm": ("guidellm==0.8.1",),
+    "inference-perf": ("inference-perf==0.7.0",),
     "langchain": ("langchain-tests==1.1.9", "langchain-openai==1.7.3"),
     "litellm": ("litellm==1.106.2",),
     "llama-index": ("llama-index-llms-openai-like==0.8.1",),
 }
+WANTS = {"inference-perf": "3.12"}  # a client, to a Python other than this one
 NODE = ("openai@7.55.0", "ai@7.0.173", "@ai-sdk/openai-compatible@3.0.92")
 _INSTALL_S = 900
 
 
 def python_of(client: str) -> Path:
-    """The Python of a client's environment."""
+    """The Python of a client's environment. Skips where the machine has no Python of the version that the client wants."""
     packages = PYTHON[client]
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    if wanted := WANTS.get(client):
+        version = _interpreter(wanted)
     with _environment(client, packages, version) as (folder, missing):
         if missing:
             _installed(
@@ -59,6 +64,15 @@ def node_modules() -> Path:
                 [npm, "install", "--silent", f"--before={UNTIL}", "--prefix", folder, *NODE],
             )
     return folder
+
+
+def _interpreter(version: str) -> str:
+    command = [f"python{version}", "-c", "import sys; print(sys.executable)"]
+    chosen = {**os.environ, "PYENV_VERSION": version}  # where pyenv is what stands behind the name
+    try:
+        return subprocess.run(command, env=chosen, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip(f"no Python {version} here, which the client wants")
 
 
 @contextmanager
