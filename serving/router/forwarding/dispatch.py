@@ -107,6 +107,8 @@ class Dispatcher:
         self.gone: set[str] = set()  # replicas that were asked, and nobody listened
         self._hung: list[tuple[SliceRecord, Flight]] = []  # what clients that hung up left on slices
         self._verdicts: dict[str, asyncio.Task[None]] = {}
+        # Verdicts that are being found, and the requests that they may be about.
+        self._finding: dict[asyncio.Task[None], frozenset[str]] = {}
         self._dead: dict[str, float] = {}  # replicas that were found dead, and when
         self._left: dict[str, None] = {}  # replicas that went, or go, as planned
         self._streams: set[Stream] = set()
@@ -190,19 +192,23 @@ class Dispatcher:
             raise _poisonous_kind(request, wait_s)
         self.suspects.blame(fingerprint(request), kind, request.model, self.now())
 
-    def may_be_suspected(self, request: InferenceRequest) -> bool:
-        """Whether a death would make it a suspect, also once it has got tokens: a slice has died under it of late."""
-        return self.suspects.deaths(fingerprint(request)) > 0
+    def may_be_suspected(self, entry: SliceRecord, request: InferenceRequest) -> bool:
+        """Whether the death of this slice would make it a suspect, also once it has got tokens.
+
+        Another slice has died under it of late, or is being asked whether it has.
+        """
+        name, its_own = fingerprint(request), self._verdicts.get(entry.replica)
+        return self.suspects.deaths(name) > 0 or any(finding is not its_own for finding in self._about(name))
 
     async def judge(self, entry: SliceRecord, request: InferenceRequest, *, waits: bool = True) -> None:
         """After a slice broke off or failed on a request: if the slice is dead, whoever had just come there is suspected.
 
-        All requests of a slice have one verdict. `waits`: whether this one may be a suspect, and so waits for it. Raises
-        PoisonousRequestError where the request is found guilty.
+        All requests of a slice have one verdict. `waits`: whether this one may be a suspect, and so waits for it, and for those on
+        slices that it was on before. Raises PoisonousRequestError where the request is found guilty.
         """
         verdict = self._verdict(entry)
         if waits:
-            await asyncio.shield(verdict)
+            await asyncio.shield(asyncio.gather(verdict, *self._about(fingerprint(request))))
             self.refuse_guilty(request)
 
     def _verdict(self, entry: SliceRecord) -> asyncio.Task[None]:
@@ -210,9 +216,15 @@ class Dispatcher:
         if entry.replica not in self._verdicts:
             there = self._flights(entry.replica)
             since_s = self.now() - time.monotonic() + self.timing.worked_since_s(entry.replica)
-            finding = self._find_out(entry, there, since_s)
-            self._verdicts[entry.replica] = asyncio.create_task(finding)
+            finding = asyncio.create_task(self._find_out(entry, there, since_s))
+            self._verdicts[entry.replica] = finding
+            self._finding[finding] = frozenset(flight.name for flight in there)
+            finding.add_done_callback(self._finding.pop)
         return self._verdicts[entry.replica]
+
+    def _about(self, name: str) -> list[asyncio.Task[None]]:
+        """The verdicts that are being found on slices where this request was."""
+        return [finding for finding, names in self._finding.items() if name in names]
 
     async def _find_out(self, entry: SliceRecord, there: list[Flight], since_s: float) -> None:
         if not await self._is_dead(entry):

@@ -160,7 +160,7 @@ class Forwarding:
             return True
         try:
             if not stream.moving:
-                waits = not stream.heard_s or self._dispatcher.may_be_suspected(self._request)
+                waits = not stream.heard_s or self._dispatcher.may_be_suspected(entry, self._request)
                 await self._dispatcher.judge(entry, self._request, waits=waits)
         except (PoisonousRequestError, PoisonousKindError) as refused:
             self._end_with(refused)

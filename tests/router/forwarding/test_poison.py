@@ -1,5 +1,6 @@
 """A request that ends every engine it reaches, among others that do not: four simulated engines behind one router."""
 
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -84,11 +85,16 @@ def test_a_connection_that_a_living_slice_breaks_off_makes_nobody_a_suspect(flee
     assert len(dead(fleet)) == 2
 
 
+@pytest.mark.parametrize("late_s", [0.0, 0.5])
 def test_a_stream_that_ends_engines_once_it_has_a_token_takes_three(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, late_s: float
 ) -> None:
-    """It has a token on every slice, and a token clears whoever one slice died under."""
-    give, seen = Engine._hand_out, []
+    """It has a token on every slice, and a token clears whoever one slice died under. Slices say late that they are dead."""
+    give, probe, seen = Engine._hand_out, Engine.probe, []
+
+    async def late(engine: Engine) -> None:
+        await asyncio.sleep(late_s)
+        await probe(engine)
 
     def die_at_the_second_step(engine: Engine, step: Any, now_s: float) -> None:
         give(engine, step, now_s)
@@ -99,6 +105,7 @@ def test_a_stream_that_ends_engines_once_it_has_a_token_takes_three(
                 seen.append(request)
 
     monkeypatch.setattr(Engine, "_hand_out", die_at_the_second_step)
+    monkeypatch.setattr(Engine, "probe", late)
     with pair(FailoverSpec(wait_s=20), names="abcdef") as fleet:
         answer = fleet.post(
             COMPLETIONS, prompt="a poisonous prompt", max_tokens=600, ignore_eos=True, stream=True
