@@ -407,6 +407,27 @@ class NoRouterError(ServingError):
     code = "no_router_ready"
 
 
+class RouterLostError(ServingError):
+    """The front door's router broke the connection off before it answered: it was ended, or lost.
+
+    Whether the request was begun is not known. Ask again: other routers answer. If it lasts, the routers' logs say what
+    ends them.
+    """
+
+    status = HTTPStatus.BAD_GATEWAY
+    code = "router_lost"
+
+
+class RouterSilentError(ServingError):
+    """The front door's router answered nothing within `RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S`, which the operator set.
+
+    Ask again. Without that variable the front door waits for as long as its client does.
+    """
+
+    status = HTTPStatus.GATEWAY_TIMEOUT
+    code = "router_silent"
+
+
 class UnauthorizedError(ServingError):
     """The client shows no API key, or none of this service's.
 

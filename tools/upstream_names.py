@@ -781,7 +781,13 @@ _RAY = (
     ),
     *_lines(
         f"{_SERVE}haproxy_templates",
-        ("use_backend ", "http-request return status 404 ", "errorfile 503 "),
+        (
+            "use_backend ",
+            "http-request return status 404 ",
+            "errorfile 502 ",
+            "errorfile 503 ",
+            "errorfile 504 ",
+        ),
         "is a line of HAProxy's config that we change",
     ),
     Name("ray._private.state:state.get_draining_nodes", "tells which hosts are to go", ""),

