@@ -23,7 +23,7 @@ key of [the configuration](config.md).
 - **nothing**: no process hears of it.
 - **in place**: what runs takes it over; no request notices.
 - **scaling**: the number of slices may change, no slice restarts for it.
-- **routers**: new routers take over; old ones end once their answers have.
+- **routers**: new routers take over; old ones end once their answers have, 20 s after the largest `drain_s` at the latest.
 - **the store**: the process that keeps files, batches and usage starts anew; batches go on where they were.
 - **engines in waves**: slices change their engine as [`rollout`](../guides/yaml.md#change-a-running-service) says.
 - **another pool**: slices of the new pool come up, and those of the old one go as they serve.

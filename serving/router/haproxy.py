@@ -16,6 +16,10 @@ reads the statistics, and only its own user reaches the admin socket. TLS ends h
 Serve has HAProxy take a router for gone after three connections in a row that it does not take, or two checks of its health: a crowd
 without keys did that to a router that was only busy, and everybody got a 503. Here only checks tell, and it takes six.
 
+When routers change, Serve starts a new HAProxy in the place of the former one. That ends what it still has open after two minutes, so
+a longer stream was cut wherever a router came or went; and it left clients their idle connections, whose next request met only routers
+that had gone. Here its streams may end, and idle connections close while the routers that go still answer.
+
 HAProxy would speak HTTP/2 with whoever begins to, also without TLS: a hundred requests on each connection that it counts. And each
 method that a stranger makes up would be a series of Serve's metrics for good.
 """
@@ -63,6 +67,11 @@ _OTHER_FILES = 512
 _SHARES = ((1 / 2, 1 / 2), (3 / 4, 1 / 8), (7 / 8, 1 / 64))
 _HEADERS_S = 15
 _SILENT_S = 60  # as `router.body_timeout_s`; it does not run while the client waits for an answer
+# Of an HAProxy that another took the place of. Idle connections close in less than the 30 s that Serve gives a router that goes.
+_IDLE_CLOSED_S = 15
+_STREAMS_END_S = (
+    6 * 3600
+)  # 128,000 tokens at ten a second take less; a client that reads nothing is cut off long before
 _FALL = 6  # with Serve's pauses between them a router that refuses is gone after some seconds
 _MARK_DOWN = re.compile(r" observe layer4 error-limit \d+ on-error mark-down")
 _APPLICATION = re.compile(r"^\s*use_backend ", re.MULTILINE)
@@ -73,12 +82,17 @@ _DOOR = re.compile(r"^(frontend http_frontend\n\s*bind \S+)$(?!\n\s*stick-table)
 
 @dataclass(frozen=True)
 class Limits:
-    """How long the door waits for a client, how many it takes, and after how many failed checks a router is gone."""
+    """How long the door waits for a client, how many it takes, and after how many failed checks a router is gone.
+
+    `idle_closed_s` and `streams_end_s`: the longest that an HAProxy which another took the place of keeps connections, and streams.
+    """
 
     connections: int
     headers_s: float = _HEADERS_S
     silent_s: float = _SILENT_S
     fall: int = _FALL
+    idle_closed_s: float = _IDLE_CLOSED_S
+    streams_end_s: float = _STREAMS_END_S
 
 
 def main() -> None:
@@ -115,6 +129,10 @@ def corrected(text: str, limits: Limits, certificate: Path | None = None) -> str
         text = _NOT_FOUND.sub(lambda _: rule, text)
     for pattern, replacement in (
         (r"^(\s*)maxconn \d+$", rf"\g<1>maxconn {limits.connections}"),
+        (
+            r"^(\s*)hard-stop-after \d+s$(?:\n\s*#.*)*(?:\n\s*close-spread-time \d+s$)?",
+            rf"\g<1>hard-stop-after {_ms(limits.streams_end_s)}\n\g<1>close-spread-time {_ms(limits.idle_closed_s)}",
+        ),
         (r"^(\s*stats socket \S+ mode) \d+ ", r"\g<1> 600 "),
         (
             r"^(\s*)timeout client \d+s$",
@@ -164,7 +182,11 @@ def _limits(variables: Mapping[str, str]) -> Limits:
     connections = int(variables.get("RAY_SERVE_HAPROXY_MAXCONN") or max(64, min(_MOST_CONNECTIONS, able)))
     silent_s = float(variables.get("RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S") or _SILENT_S)
     fall = int(variables.get("RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL") or _FALL)
-    return Limits(connections, silent_s=silent_s, fall=fall)
+    idle_closed_s = float(variables.get("RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S") or _IDLE_CLOSED_S)
+    streams_end_s = float(variables.get("RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S") or _STREAMS_END_S)
+    return Limits(
+        connections, silent_s=silent_s, fall=fall, idle_closed_s=idle_closed_s, streams_end_s=streams_end_s
+    )
 
 
 def _certificate(folder: Path, variables: Mapping[str, str]) -> Path | None:

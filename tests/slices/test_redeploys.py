@@ -33,7 +33,7 @@ NOT_HERE = (
 @pytest.fixture
 def running(leases: Leases) -> Iterator[Service]:
     with service(
-        leases, slices=3, engine="simulated", slice=ONE_CHIP, replicas={"min": 2, "max": 2}
+        leases, slices=3, engine="simulated", slice=ONE_CHIP, replicas={"min": 2, "max": 2}, router_end_s=5
     ) as started:
         yield started
 

@@ -20,9 +20,8 @@ SURGE_S = 4
 @pytest.fixture(scope="module")
 def running(leases: Leases) -> Iterator[Service]:
     one_chip = {"generation": "v6e", "topology": "1x1"}
-    with service(
-        leases, slices=3, engine="simulated", slice=one_chip, replicas=2, surge_s=SURGE_S, stall_s=5
-    ) as started:
+    changes = {"slice": one_chip, "replicas": 2, "surge_s": SURGE_S, "stall_s": 5}
+    with service(leases, slices=3, engine="simulated", router_end_s=5, **changes) as started:
         yield started
 
 

@@ -27,7 +27,6 @@ ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "deployments" / "llama.yaml"
 MODEL = "llama-3.1-8b-instruct"
 # Serve lets a router that ends linger for 30 s, for load balancers that it does not know.
-QUICK_ROUTER_END = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "2"}
 FAILED = "Failed to update the deployments"
 # A wait ends a test that hangs and tells nothing of speed: on a machine with others' work Serve's worker that builds an
 # application was up after 27 s instead of 3.
@@ -158,16 +157,19 @@ def service(
     router: dict[str, Any] | None = None,
     budget: dict[str, Any] | None = None,
     store: str | None = None,
+    router_end_s: int = 2,
     **changes: Any,
 ) -> Iterator[Service]:
     """A YAML with `changes` to its first model, `router`, `budget` and `store` on borrowed simulated slices; all of it ends with the block.
 
-    `engine` is what runs on the slices, `options` what the YAML says under that key.
+    `engine` is what runs on the slices, `options` what the YAML says under that key. `router_end_s` is what Serve leaves HAProxy to part
+    from a router that goes, 30 s by itself: with two, clients of a busy machine met a router that had gone.
     """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
     application = raw["applications"][0]
-    application["runtime_env"]["env_vars"] |= {ENGINE: engine, STARTUP: startup, **QUICK_ROUTER_END}
-    raw["controller_options"]["runtime_env"]["env_vars"] |= QUICK_ROUTER_END
+    router_end = {"RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": str(router_end_s)}
+    application["runtime_env"]["env_vars"] |= {ENGINE: engine, STARTUP: startup, **router_end}
+    raw["controller_options"]["runtime_env"]["env_vars"] |= router_end
     arguments = application["args"]
     arguments["models"][0] |= changes | ({"engine": options} if options else {})
     arguments |= {"router": router or {}, "budget": budget or {}, "store": store}
