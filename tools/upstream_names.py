@@ -781,13 +781,7 @@ _RAY = (
     ),
     *_lines(
         f"{_SERVE}haproxy_templates",
-        (
-            "use_backend ",
-            "http-request return status 404 ",
-            "errorfile 502 ",
-            "errorfile 503 ",
-            "errorfile 504 ",
-        ),
+        ("use_backend ", "http-request return status 404 ", "errorfile ", "hard-stop-after "),
         "is a line of HAProxy's config that we change",
     ),
     Name("ray._private.state:state.get_draining_nodes", "tells which hosts are to go", ""),
