@@ -38,18 +38,44 @@ def slices_that_fit(
 
     `shares_attention`: with as much attention data parallelism as the heads allow.
     """
-    candidates = []
-    for slice_ in every_slice():
-        if slice_.chips > _MOST_CHIPS:
-            continue
-        layout = _layout(shape, sizes, slice_, AUTO if shares_attention else None)
-        if layout is None:
-            continue
-        fit = measure(shape, sizes, slice_, layout)
-        if not fit.problems:
-            price = slice_.chips * chip_hour(slice_.generation, prices)["on-demand"]
-            candidates.append(Candidate(slice_, layout, fit, price))
-    return sorted(candidates, key=lambda candidate: (candidate.per_hour, candidate.slice.hosts))
+    fitted = (
+        _fitted(shape, sizes, slice_, per_hour, shares_attention=shares_attention)
+        for slice_, per_hour in _offered(prices)
+    )
+    return [candidate for candidate in fitted if candidate]
+
+
+def _cheapest_by_generation(
+    shape: ModelShape, sizes: EngineSizes, prices: Prices | None, *, shares_attention: bool
+) -> list[Candidate]:
+    """As `slices_that_fit`, the first of each generation."""
+    found: dict[str, Candidate] = {}
+    for slice_, per_hour in _offered(prices):
+        if slice_.generation not in found and (
+            candidate := _fitted(shape, sizes, slice_, per_hour, shares_attention=shares_attention)
+        ):
+            found[slice_.generation] = candidate
+    return list(found.values())
+
+
+def _offered(prices: Prices | None) -> list[tuple[Slice, float]]:
+    """Slices up to 256 chips with their prices an hour on demand, cheapest first."""
+    offered = [
+        (slice_, slice_.chips * chip_hour(slice_.generation, prices)["on-demand"])
+        for slice_ in every_slice()
+        if slice_.chips <= _MOST_CHIPS
+    ]
+    return sorted(offered, key=lambda one: (one[1], one[0].hosts))
+
+
+def _fitted(
+    shape: ModelShape, sizes: EngineSizes, slice_: Slice, per_hour: float, *, shares_attention: bool
+) -> Candidate | None:
+    layout = _layout(shape, sizes, slice_, AUTO if shares_attention else None)
+    if layout is None:
+        return None
+    fit = measure(shape, sizes, slice_, layout)
+    return None if fit.problems else Candidate(slice_, layout, fit, per_hour)
 
 
 def _layout(
@@ -63,14 +89,6 @@ def _layout(
                 shape, sizes, slice_, ParallelSpec(data=data, attention_data=attention_data)
             )[0]
     return None
-
-
-def cheapest_by_generation(candidates: list[Candidate]) -> list[Candidate]:
-    """The first candidate of each generation, in the order given."""
-    first: dict[str, Candidate] = {}
-    for candidate in candidates:
-        first.setdefault(candidate.slice.generation, candidate)
-    return list(first.values())
 
 
 def advice(
@@ -93,7 +111,7 @@ def advice(
     if smaller := _smaller_format(shape, sizes, slice_, layout):
         ways.append(f"it fits here with {smaller}")
     shares = layout.attention_groups > 1
-    if others := cheapest_by_generation(slices_that_fit(shape, sizes, prices, shares_attention=shares)):
+    if others := _cheapest_by_generation(shape, sizes, prices, shares_attention=shares):
         listed = ", ".join(f"{candidate.slice} at ${candidate.per_hour:.2f}/h" for candidate in others)
         ways.append(f"as it is it fits {listed}")
     return "; ".join(ways) or f"it fits no slice of up to {_MOST_CHIPS} chips"

@@ -8,6 +8,7 @@ with a range: how far rates of families that the fit had not seen were off.
 
 import math
 from dataclasses import astuple, dataclass, fields
+from functools import cache
 
 from serving.planning.cache import read_bytes, state_bytes
 from serving.planning.engine_sizes import EngineSizes
@@ -282,8 +283,7 @@ def step(
 
 def spread(engine: Engine) -> float:
     """The factor by which a rate may be off: small where the prices were fitted to its like, large where to none of its generation."""
-    measured = [(published, shape_of(published.model)) for published in PUBLISHED]
-    here = [shape for published, shape in measured if published.slice.split()[0] == engine.slice.generation]
+    here = [_published(row.model) for row in PUBLISHED if row.slice.split()[0] == engine.slice.generation]
     if not here:
         return SPREAD_FAMILY * SPREAD_GENERATION
     alike = (engine.shape.architecture, engine.shape.experts is not None)
@@ -307,8 +307,13 @@ def measured_for(shape: ModelShape, sizes: EngineSizes, slice_: Slice) -> tuple[
         if not row.floor
         and row.slice.split()[:2] == [slice_.generation, slice_.topology]
         and row.quantized == (sizes.quantization is not None)
-        and _same_layers(shape_of(row.model), shape)
+        and _same_layers(_published(row.model), shape)
     )
+
+
+@cache
+def _published(model: str) -> ModelShape:
+    return shape_of(model)
 
 
 def _same_layers(model: ModelShape, other: ModelShape) -> bool:

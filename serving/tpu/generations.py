@@ -5,6 +5,7 @@ Counts are per chip unless the name says otherwise. Where sources disagree the c
 
 import math
 from dataclasses import dataclass, field
+from functools import cache
 
 GIB = 2**30
 _DOCS = "https://docs.cloud.google.com"
@@ -66,6 +67,7 @@ class Generation:
         return next((machine for machine in self.machines if machine.name == name), None)
 
 
+@cache
 def chips_of(topology: str) -> int:
     return math.prod(int(axis) for axis in topology.split("x"))
 

@@ -8,8 +8,8 @@ import difflib
 import hashlib
 import math
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from serving.errors import TopologyError
 from serving.tpu.generations import GENERATIONS, Generation, Machine, chips_of
@@ -161,12 +161,15 @@ def serves_pool(label: str, pool: str) -> bool:
     return label in ("", pool_label(pool))
 
 
-def every_slice() -> Iterator[Slice]:
+@cache
+def every_slice() -> tuple[Slice, ...]:
     """Every slice that is sold, generation by generation, the smaller first."""
-    for row in GENERATIONS.values():
-        for topology in row.topologies:
-            for machine, count in _options(row, topology):
-                yield Slice(generation=row.name, topology=topology, hosts=count, machine_type=machine.name)
+    return tuple(
+        Slice(generation=row.name, topology=topology, hosts=count, machine_type=machine.name)
+        for row in GENERATIONS.values()
+        for topology in row.topologies
+        for machine, count in _options(row, topology)
+    )
 
 
 def _generation(name: str) -> Generation:

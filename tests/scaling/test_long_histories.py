@@ -92,6 +92,7 @@ histories = st.lists(st.tuples(events, st.sampled_from([1, 7, 40])), min_size=1,
 
 
 @example(6, 4, [(("load", 0, 45.0), 80)])  # orders went to the other pool for a second and came back
+@pytest.mark.slow
 @examples(max_examples=4)
 @given(st.sampled_from([None, 3, 6]), st.sampled_from([4, 20]), histories)
 def test_after_any_history_the_needed_slices_serve_and_stay(

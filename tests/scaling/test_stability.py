@@ -13,7 +13,7 @@ from support.fleet_of import Fleet, pool, settings
 
 from serving.scaling.policy import Room, start
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 RATE = 10.0  # requests a second that a slice of these tests takes
 

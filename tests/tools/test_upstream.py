@@ -62,6 +62,7 @@ def changed(directory: Path, name: Name, before: Mapping[str, str], after: Mappi
     return compare([name], older, newer, {}, listed_in_full=())
 
 
+@pytest.mark.slow
 def test_every_name_of_the_table_is_installed_with_its_signature(packages: Library) -> None:
     assert compare(NAMES, packages, packages, {}) == []
 
@@ -301,6 +302,7 @@ def test_an_index_that_is_not_reached_is_told_from_a_version_that_is_missing(
         download("tpu_inference", "9.9", tmp_path)
 
 
+@pytest.mark.slow
 def test_the_command_prints_what_is_gone_and_ends_with_status_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from support.router_group import MODEL, RouterGroup, flood, router_group
+from support.tiers import at_length
 
 from serving.router.admission.queue import Ticket, Where
 
@@ -33,7 +34,7 @@ def events(some: RouterGroup, seed: int, from_s: float, until_s: float) -> None:
         some.at(when_s, happen)
 
 
-@pytest.mark.parametrize(("seed", "busy"), [(0, 2), (3, 2), (4, 2), (1, 99)])
+@pytest.mark.parametrize(("seed", "busy"), [(0, 2), *at_length((3, 2), (4, 2), (1, 99))])
 def test_whatever_happens_to_twenty_routers_they_overdraw_a_minute_by_a_twentieth_at_most(
     tmp_path: Path, seed: int, busy: int
 ) -> None:
@@ -45,7 +46,7 @@ def test_whatever_happens_to_twenty_routers_they_overdraw_a_minute_by_a_twentiet
     assert some.admitted_within(70, 120) >= 0.85 * 500
 
 
-@pytest.mark.parametrize(("seed", "busy"), [(0, 2), (2, 2), (1, 99)])
+@pytest.mark.parametrize(("seed", "busy"), [(0, 2), *at_length((2, 2), (1, 99))])
 def test_whatever_happens_to_twenty_routers_they_keep_to_requests_at_once(
     tmp_path: Path, seed: int, busy: int
 ) -> None:

@@ -72,6 +72,7 @@ def test_half_of_the_rows_are_held_out_and_each_names_its_source() -> None:
     assert all(row.source for row in PUBLISHED)
 
 
+@pytest.mark.slow
 def test_the_factors_are_what_a_fit_to_their_rows_gives() -> None:
     assert bench.fit_families(bench.measure([row for row in PUBLISHED if row.fits])) == FACTORS
 
