@@ -164,6 +164,7 @@ def looked_into(slices: dict[str, Slice], first: str, prompt: int) -> tuple[Wron
     return step, case
 
 
+@pytest.mark.slow
 def test_ten_thousand_answers_with_near_ties_accuse_nobody() -> None:
     slices = {name: Slice(seed) for seed, name in enumerate("abcd")}
     names, ties = list(slices), 0
