@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 
 from serving.config import Affinity, FailoverSpec
-from serving.router.forwarding import suspects
 from serving.router.forwarding.dispatch import Dispatcher
 from serving.router.forwarding.response import Forwarding
 from serving.router.http.downstream import Downstream
@@ -105,11 +104,6 @@ def pair(
         with httpx.Client(timeout=PATIENCE_S) as client:
             yield Pair(address, table, engines, client, app.state.relay)
         until(lambda: not any(map(table.in_flight, names)), "no request counted in flight")
-
-
-def longer_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A suspect's slice gets five seconds more, not one: on a busy machine it took longer to die, and a slice more was counted."""
-    monkeypatch.setattr(suspects, "_LONGER_S", 5.0)
 
 
 def deadly_prompts(monkeypatch: pytest.MonkeyPatch) -> list[Engine]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.two_engines import COMPLETIONS, Pair, deadly_prompts, hang_up, longer_trials, pair
+from support.two_engines import COMPLETIONS, Pair, deadly_prompts, hang_up, pair
 
 from serving.config import FailoverSpec
 from serving.errors import PoisonousKindError
@@ -25,7 +25,6 @@ from serving.router.http.protocol import InferenceRequest
 from serving.router.scheduling.slice_table import SliceTable
 from serving.state.records import Suspicion
 
-_longer_trials = pytest.fixture(autouse=True)(longer_trials)
 DIED = 10.0
 POISON = {"max_tokens": 4, "top_p": 0.5}
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import httpx
 import pytest
-from support.two_engines import COMPLETIONS, Pair, deadly_prompts, hang_up, longer_trials, pair
+from support.two_engines import COMPLETIONS, Pair, deadly_prompts, hang_up, pair
 
 from serving.config import FailoverSpec
 from serving.simulation.engine import tokenizer
 from serving.simulation.engine.engine import Engine
 
 pytestmark = pytest.mark.http
-_longer_trials = pytest.fixture(autouse=True)(longer_trials)
 
 POISON = {"prompt": "a poisonous prompt", "max_tokens": 4}
 
