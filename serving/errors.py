@@ -414,7 +414,7 @@ class RouterLostError(ServingError):
     ends them.
     """
 
-    status = HTTPStatus.BAD_GATEWAY
+    status = HTTPStatus.SERVICE_UNAVAILABLE
     code = "router_lost"
 
 

@@ -46,6 +46,7 @@ def test_only_what_may_pass_by_itself_is_a_503() -> None:
     assert again == {
         errors.NoSliceError,
         errors.NoRouterError,
+        errors.RouterLostError,
         errors.IssuerAwayError,
         errors.SliceLostError,
         errors.OverloadedError,

