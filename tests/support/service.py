@@ -26,7 +26,6 @@ from support.leases import Leases, Lent
 ROOT = Path(__file__).parents[2]
 LLAMA = ROOT / "deployments" / "llama.yaml"
 MODEL = "llama-3.1-8b-instruct"
-# Serve lets a router that ends linger for 30 s, for load balancers that it does not know.
 FAILED = "Failed to update the deployments"
 # A wait ends a test that hangs and tells nothing of speed: on a machine with others' work Serve's worker that builds an
 # application was up after 27 s instead of 3.

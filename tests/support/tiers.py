@@ -1,19 +1,16 @@
 """Which modules of tests a marker expression leaves anything of, and which of them run one after the other."""
 
 import re
-from collections.abc import Sequence
 from functools import cache
 from itertools import chain, combinations
 from pathlib import Path
-from typing import Any
 
-import pytest
 from _pytest.mark.expression import Expression
 from xdist.scheduler import LoadFileScheduling
 
 # What a test needs. Every test has one of them.
 NEEDS = ("unit", "http", "cluster", "engine", "compiler", "browser")
-_MARKER = re.compile(rf"\bmark\.({'|'.join(NEEDS)}|slow)\b|\b(at_length)\(")
+_MARKER = re.compile(rf"\bmark\.({'|'.join(NEEDS)}|slow)\b")
 _ONE_CLUSTER = "modules that borrow the one cluster"
 
 
@@ -22,17 +19,12 @@ def can_match(expression: str, module: str) -> bool:
 
     The others need not be imported, which takes longer than many tests.
     """
-    markers = sorted({marker or "slow" for marker, _ in _MARKER.findall(module)})
+    markers = sorted(set(_MARKER.findall(module)))
     if not expression or not markers:
         return True
     selects = Expression.compile(expression)
     of_a_test = chain.from_iterable(combinations(markers, count) for count in range(1, len(markers) + 1))
     return any(selects.evaluate(lambda name, some=some, **_: name in some) for some in of_a_test)
-
-
-def at_length(*cases: Sequence[object]) -> list[Any]:
-    """Cases of a `parametrize` that `make test` leaves to `make test-all`."""
-    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 @cache

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.router_group import MODEL, RouterGroup, flood, router_group
-from support.tiers import at_length
 
 from serving.router.admission.controller import AdmissionController
 from serving.router.admission.queue import Ticket, Where
@@ -84,7 +83,7 @@ def test_routers_agree_on_whose_turn_it_is_and_each_has_one() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "busy"),
-    [(30, 1), *at_length((30, 20), (600, 1), (600, 20))],
+    [(30, 1), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((30, 20), (600, 1), (600, 20)))],
 )
 def test_twenty_routers_let_a_minute_s_limit_through_and_no_more_than_a_twentieth_beyond(
     tmp_path: Path, limit: int, busy: int

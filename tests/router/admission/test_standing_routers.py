@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 from support.router_group import MODEL, RouterGroup, flood, router_group
-from support.tiers import at_length
 
 from serving.router.admission.queue import Ticket, Where
 
@@ -34,7 +33,10 @@ def events(some: RouterGroup, seed: int, from_s: float, until_s: float) -> None:
         some.at(when_s, happen)
 
 
-@pytest.mark.parametrize(("seed", "busy"), [(0, 2), *at_length((3, 2), (4, 2), (1, 99))])
+@pytest.mark.parametrize(
+    ("seed", "busy"),
+    [(0, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((3, 2), (4, 2), (1, 99)))],
+)
 def test_whatever_happens_to_twenty_routers_they_overdraw_a_minute_by_a_twentieth_at_most(
     tmp_path: Path, seed: int, busy: int
 ) -> None:
@@ -46,7 +48,9 @@ def test_whatever_happens_to_twenty_routers_they_overdraw_a_minute_by_a_twentiet
     assert some.admitted_within(70, 120) >= 0.85 * 500
 
 
-@pytest.mark.parametrize(("seed", "busy"), [(0, 2), *at_length((2, 2), (1, 99))])
+@pytest.mark.parametrize(
+    ("seed", "busy"), [(0, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((2, 2), (1, 99)))]
+)
 def test_whatever_happens_to_twenty_routers_they_keep_to_requests_at_once(
     tmp_path: Path, seed: int, busy: int
 ) -> None:
