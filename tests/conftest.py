@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+from support import authorities
 from support.tiers import NEEDS, BorrowersFirst, can_match
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ hypothesis.settings.load_profile("project")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
 # A package that vLLM's API server imports raises the root logger and its handlers to this level, pytest's too, for the rest of the run.
 os.environ["SAGEMAKER_CONTAINER_LOG_LEVEL"] = "WARNING"
+authorities.forget()
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterator
 import httpx
 import pytest
 from starlette.types import Receive, Scope, Send
-from support import quick_http as http
 from support.servers import asgi_server
 from support.simulated_engine import MODEL, serving
 
@@ -72,13 +71,13 @@ def entry(address: str) -> SliceRecord:
 @pytest.mark.parametrize(("method", "path"), ALL_PATHS)
 def test_nobody_without_the_secret_gets_past_a_slices_port(guarded: str, method: str, path: str) -> None:
     for shown in ({}, {"authorization": "Bearer wrong"}, {"authorization": SECRET}, {"x-api-key": SECRET}):
-        answer = http.request(
+        answer = httpx.request(
             method, guarded + path, headers=shown, json={"slow": 3} if method == "POST" else None
         )
         assert answer.status_code == 401
         assert answer.json()["error"]["code"] == "not_of_this_cluster"
         assert SECRET not in answer.text
-    assert http.request(method, guarded + path, headers=secret.headers(SECRET)).status_code != 401
+    assert httpx.request(method, guarded + path, headers=secret.headers(SECRET)).status_code != 401
 
 
 @pytest.mark.http

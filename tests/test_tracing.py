@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager, contextmanager
 import httpx
 import pytest
 from fastapi import FastAPI
-from support import quick_http as http
 from support import simulated_engine
 from support.otlp import Collector, collecting, said
 from support.servers import PATIENCE_S, asgi_server, free_address
@@ -75,7 +74,7 @@ def router(upstream: str, spans: RequestSpans | None) -> Iterator[str]:
 def ask(address: str, **headers: str) -> httpx.Response:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4, "stream": True}
     body["stream_options"] = {"include_usage": True}
-    return http.post(address + CHAT, json=body, headers=headers, timeout=PATIENCE_S)
+    return httpx.post(address + CHAT, json=body, headers=headers, timeout=PATIENCE_S)
 
 
 def test_one_trace_goes_from_the_client_through_the_router_to_the_engine(collector: Collector) -> None:

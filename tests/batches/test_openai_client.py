@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
-from support import quick_http as http
 from support.batches import batch_service, filling_router, folder, line, owner
 from support.servers import PATIENCE_S, until
 from support.simulated_engine import MODEL, serving
@@ -148,20 +148,20 @@ def test_a_part_of_a_file_can_be_asked_for_and_its_size(address: str) -> None:
         assert b"".join(answer.iter_bytes(7)) == text[10:]
     url, last = f"{address}/v1/files/{name}/content", len(text) - 1
     for asked, part in (("bytes=0-0", text[:1]), ("bytes=-5", text[-5:]), (f"bytes=5-{2 * last}", text[5:])):
-        answer = http.get(url, headers={"Range": asked})
+        answer = httpx.get(url, headers={"Range": asked})
         assert (answer.status_code, answer.content) == (206, part)
         start = text.index(part)
         assert answer.headers["content-range"] == f"bytes {start}-{start + len(part) - 1}/{len(text)}"
-    answer = http.get(url, headers={"Range": f"bytes={len(text)}-"})
+    answer = httpx.get(url, headers={"Range": f"bytes={len(text)}-"})
     assert (answer.status_code, answer.headers["content-range"]) == (416, f"bytes */{len(text)}")
     assert answer.json()["error"]["code"] == "range_not_satisfiable"
     for headers in ({"Range": "bytes=0-1,3-4"}, {"Range": "bytes=0-1", "If-Range": '"other"'}):
-        answer = http.get(url, headers=headers)
+        answer = httpx.get(url, headers=headers)
         assert (answer.status_code, answer.content) == (200, text)
-    answer = http.request("HEAD", url)
+    answer = httpx.request("HEAD", url)
     assert (answer.status_code, answer.content) == (200, b"")
     assert (answer.headers["content-length"], answer.headers["accept-ranges"]) == (str(len(text)), "bytes")
-    assert http.request("HEAD", f"{address}/v1/files/none/content").status_code == 404
+    assert httpx.request("HEAD", f"{address}/v1/files/none/content").status_code == 404
 
 
 def test_a_batch_that_is_cancelled_keeps_what_it_has(address: str) -> None:
@@ -273,9 +273,9 @@ def test_what_is_one_key_s_is_nobody_else_s(tmp_path: Path) -> None:
         with pytest.raises(openai.NotFoundError):
             second.files.retrieve(name, extra_headers=owner_s)
         port, token = keeper.place()
-        assert http.get(f"{port}/v1/files", headers=owner_s).status_code == 401
+        assert httpx.get(f"{port}/v1/files", headers=owner_s).status_code == 401
         shown = {**owner_s, "authorization": f"Bearer {token}"}
-        assert [entry["id"] for entry in http.get(f"{port}/v1/files", headers=shown).json()["data"]][
+        assert [entry["id"] for entry in httpx.get(f"{port}/v1/files", headers=shown).json()["data"]][
             -1
         ] == name
         assert second.files.list().data == []

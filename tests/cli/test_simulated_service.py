@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
-from support import quick_http as http
 from support.service import ROOT
 
 from serving.simulation.ports import free_port
@@ -73,11 +73,11 @@ def test_two_models_serve_under_load_and_ctrl_c_leaves_nothing(tmp_path: Path) -
             "Serve, slices and engines",
         ]
         assert "curl http" in text
-        models = {card["id"]: card for card in http.get(f"{address}/v1/models").json()["data"]}
+        models = {card["id"]: card for card in httpx.get(f"{address}/v1/models").json()["data"]}
         assert models["qwen3-4b"]["slice"] == "v6e 1x1 (1 host x 1 chip)"
         for model in ("llama-3.1-8b-instruct", "qwen3-4b"):
             fields = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}
-            answer = http.post(f"{address}/v1/chat/completions", json=fields, timeout=60)
+            answer = httpx.post(f"{address}/v1/chat/completions", json=fields, timeout=60)
             assert answer.json()["model"] == model, answer.text
         assert len(tagged(directory)) > 10
         load(address)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.one_engine import MODEL, address_of, started
 from support.recorded import COMPLETIONS, ask
 
@@ -29,7 +29,7 @@ class Engine:
 
     def read(self, prompt: list[int]) -> None:
         body = {"model": MODEL, "prompt": prompt, "max_tokens": 1, "temperature": 0}
-        http.post(self.address + COMPLETIONS, json=body, timeout=60).raise_for_status()
+        httpx.post(self.address + COMPLETIONS, json=body, timeout=60).raise_for_status()
 
 
 @pytest.fixture(scope="module")

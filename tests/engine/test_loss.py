@@ -11,7 +11,6 @@ from typing import Any
 
 import httpx
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, two_replicas
 
@@ -46,7 +45,7 @@ def stream(running: Service, number: int) -> dict[str, Any]:
             "messages": [{"role": "user", "content": f"stream {number}"}],
             "stop": ["a host is lost, "],
         }
-    with http.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
+    with httpx.stream("POST", f"{running.address}{path}", json=fields, timeout=120) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     found: dict[str, Any] = {"end": lines.pop(), "text": "", "tokens": [], "ids": set()}
     for event in map(json.loads, lines):

@@ -8,9 +8,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import psutil
 import pytest
-from support import quick_http as http
 from support.one_engine import MODEL, address_of, started
 from support.otlp import Collector, collecting, said
 from support.recorded import CHAT, COMPLETIONS, ask, events_of
@@ -52,7 +52,7 @@ def part(address: str, path: str, body: bytes, most: int | None) -> list[bytes]:
     """So many events of an answer; then its client hangs up."""
     events: list[bytes] = []
     headers = {"content-type": "application/json"}
-    with http.stream("POST", address + path, content=body, headers=headers, timeout=60) as answer:
+    with httpx.stream("POST", address + path, content=body, headers=headers, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         rest = b""
         for data in answer.iter_raw():
@@ -140,8 +140,8 @@ def test_a_stop_string_over_the_cut_is_found(address: str) -> None:
 def test_it_gives_the_logprobs_of_the_answer_s_tokens_alone(address: str, *, stream: bool) -> None:
     """tpu-inference 0.26 computes none for `logprobs` 0, and each such request got a 500."""
     asked = {**GREEDY, "max_tokens": 3, "stream": stream}
-    chat = http.post(address + CHAT, json={**asked, "messages": STORY, "logprobs": True}, timeout=60)
-    text = http.post(address + COMPLETIONS, json={**asked, "prompt": "A slice", "logprobs": 0}, timeout=60)
+    chat = httpx.post(address + CHAT, json={**asked, "messages": STORY, "logprobs": True}, timeout=60)
+    text = httpx.post(address + COMPLETIONS, json={**asked, "prompt": "A slice", "logprobs": 0}, timeout=60)
     if stream:
         chats, texts = (
             [json.loads(event[6:])["choices"][0]["logprobs"] for event in events_of(answer.content)[:-1]]
@@ -159,7 +159,7 @@ def test_it_gives_the_logprobs_of_the_answer_s_tokens_alone(address: str, *, str
 
 def test_ids_that_are_none_are_refused(address: str) -> None:
     fields = {**ASKS["chat"].fields, "vllm_xargs": {"continued_token_ids": ["x"]}}
-    answer = http.post(address + CHAT, json=fields)
+    answer = httpx.post(address + CHAT, json=fields)
     assert answer.status_code == 400
     assert "continued_token_ids" in answer.json()["error"]["message"]
 
@@ -169,7 +169,7 @@ def test_it_still_does_not_heed_the_parameters_that_are_said_to_have_no_effect(a
 
     def ids(**fields: Any) -> list[int]:
         asked = {**GREEDY, "prompt": "A slice is", "max_tokens": 8, "return_token_ids": True, **fields}
-        answer = http.post(f"{address}/v1/completions", json=asked, timeout=60)
+        answer = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
         found: list[int] = answer.json()["choices"][0]["token_ids"]
         return found
 
@@ -192,7 +192,7 @@ def test_its_span_is_a_child_of_who_asked(engine: tuple[str, Collector]) -> None
     trace, parent = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
     body = {"model": MODEL, "prompt": "A slice is", "max_tokens": 3, "ignore_eos": True}
     headers = {"traceparent": f"00-{trace}-{parent}-01"}
-    http.post(f"{address}{COMPLETIONS}", json=body, headers=headers, timeout=60).raise_for_status()
+    httpx.post(f"{address}{COMPLETIONS}", json=body, headers=headers, timeout=60).raise_for_status()
     until(lambda: [one for one in collector.spans if one.trace_id.hex() == trace], "the engine's span")
     (span,) = (one for one in collector.spans if one.trace_id.hex() == trace)
     assert (span.name, span.parent_span_id.hex()) == ("llm_request", parent)
@@ -212,7 +212,7 @@ def test_answers_that_it_is_stopped_in_the_middle_of_are_errors(address: str) ->
     begun = threading.Event()
 
     def read(path: str) -> None:
-        with http.stream("POST", address + path, json=asked[path], timeout=60) as answer:
+        with httpx.stream("POST", address + path, json=asked[path], timeout=60) as answer:
             got = b""
             for data in answer.iter_raw():
                 got += data

@@ -11,7 +11,6 @@ import httpx
 import openai
 import psutil
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.reference import answers, greedy
 from support.service import MODEL, ROOT, Service, two_replicas
@@ -184,7 +183,7 @@ def test_other_endpoints_of_the_engine_are_reached_by_model_name(running: Servic
 def test_bad_requests_get_an_error_that_openai_clients_parse(
     running: Service, method: str, path: str, content: bytes, status: int
 ) -> None:
-    answer = http.request(
+    answer = httpx.request(
         method,
         running.address + path,
         content=content,

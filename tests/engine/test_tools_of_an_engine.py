@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import httpx
 import openai
 import pytest
-from support import quick_http as http
 from support.fronts import router_before
 from support.one_engine import MODEL, SPEC, address_of, started
 
@@ -46,7 +46,7 @@ def ask(address: str, **fields: Any) -> Any:
         "tools": [ADD],
         "temperature": 0,
     }
-    answer = http.post(f"{address}{CHAT}", json={**asked, "max_tokens": 200, **fields}, timeout=60)
+    answer = httpx.post(f"{address}{CHAT}", json={**asked, "max_tokens": 200, **fields}, timeout=60)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]["message"]
 
@@ -70,7 +70,7 @@ def test_requests_with_grammars_side_by_side_keep_their_own(address: str) -> Non
         choices = [f"alpha {number} " * 2, f"beta {number} " * 2]
         fields = {"tools": None, "structured_outputs": {"choice": choices}, "temperature": 1}
         with_name = {"x-request-id": f"choice-{9 - number}"}  # the last to come is the first by its id
-        answer = http.post(
+        answer = httpx.post(
             f"{address}{CHAT}",
             json={
                 "model": MODEL,
@@ -100,7 +100,7 @@ MISTAKES: dict[str, dict[str, Any]] = {
 def test_a_client_s_mistake_is_a_400_and_no_failure_of_its_slice(
     service: str, path: str, streams: bool
 ) -> None:
-    answer = http.post(
+    answer = httpx.post(
         f"{service}{path}", json={"model": MODEL, "stream": streams, **MISTAKES[path]}, timeout=60
     )
     assert answer.status_code == 400, answer.text
@@ -122,7 +122,7 @@ def test_a_grammar_that_no_answer_can_follow_is_the_client_s_mistake(
     address: str, grammar: dict[str, Any]
 ) -> None:
     asked = {"model": MODEL, "prompt": "x", "max_tokens": 20, "structured_outputs": grammar}
-    answer = http.post(f"{address}/v1/completions", json=asked, timeout=60)
+    answer = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
     assert answer.status_code == 400, answer.text
     assert "No answer can follow the request's grammar" in answer.json()["error"]["message"]
 
@@ -131,7 +131,7 @@ def test_parameters_that_its_core_can_t_read_do_not_end_an_engine(service: str) 
     """`max_tokens` is worked out after vLLM has looked at `min_tokens`; the core then read no request any more."""
     for min_tokens, status in ((2046, 400), (10**6, 400), (2, 200)):
         sampling = {"min_tokens": min_tokens, "max_tokens": None if status == 400 else 4}
-        answer = http.post(
+        answer = httpx.post(
             f"{service}/inference/v1/generate",
             json={"model": MODEL, "token_ids": [1, 2, 3], "sampling_params": sampling},
             timeout=60,

@@ -1,7 +1,7 @@
 """Two engines serve; a third starts on a host whose chips compute with a wrong weight."""
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.service import service
 
@@ -19,7 +19,7 @@ def test_an_engine_with_a_wrong_weight_does_not_begin_to_serve(leases: Leases) -
         running.cluster.corrupt(third, 0)
         running.deploy(replicas=3)
         (quarantined,) = running.until(
-            lambda: http.get(f"{running.address}/status.json").json()["quarantined"], "a quarantine"
+            lambda: httpx.get(f"{running.address}/status.json").json()["quarantined"], "a quarantine"
         )
         assert quarantined["slice"] == third
         assert (

@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from support import quick_http as http
 from support.servers import PATIENCE_S, asgi_server, free_address, until
 
 from serving.simulation.ports import free_port
@@ -301,7 +300,7 @@ def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report(tmp_pa
         )
         try:
             until(lambda: any(row["goodput"] == "100" for row in shown(web_ui)), "figures in the tab")
-            page, report = (http.get(web_ui + path).text for path in ("/", "/stats/report"))
+            page, report = (httpx.get(web_ui + path).text for path in ("/", "/stats/report"))
         finally:
             locust.terminate()
             locust.wait(timeout=PATIENCE_S)
@@ -313,7 +312,7 @@ def test_the_web_ui_shows_inference_in_a_tab_of_its_own_and_in_its_report(tmp_pa
 def shown(web_ui: str) -> list[dict[str, str]]:
     """The rows of the tab, as the page asks for them."""
     try:
-        (table,) = http.get(f"{web_ui}/stats/requests").json()["extended_stats"]
+        (table,) = httpx.get(f"{web_ui}/stats/requests").json()["extended_stats"]
     except httpx.TransportError:
         return []
     assert table["key"] == "inference"

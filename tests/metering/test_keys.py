@@ -7,8 +7,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.batches import filling_router, folder, owner
 from support.servers import until
 from support.simulated_engine import MODEL, serving
@@ -216,7 +216,7 @@ def test_a_running_router_takes_up_keys_within_seconds(tmp_path: Path, upstream:
 
     def status(key: str) -> int:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 4}
-        return http.post(
+        return httpx.post(
             f"{address}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}
         ).status_code
 

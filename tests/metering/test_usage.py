@@ -8,13 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from support import quick_http as http
 from support.batches import filling_router, folder, line, owner
 from support.servers import asgi_server, until
 from support.simulated_engine import MODEL, serving
@@ -39,11 +39,11 @@ def client(address: str, key: str) -> openai.OpenAI:
 
 def ask(address: str, key: str, **fields: Any) -> Any:
     body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **fields}
-    return http.post(f"{address}{CHAT}", json=body, headers={"authorization": f"Bearer {key}"})
+    return httpx.post(f"{address}{CHAT}", json=body, headers={"authorization": f"Bearer {key}"})
 
 
 def usage(address: str, key: str, query: str = "") -> Any:
-    answer = http.get(f"{address}/v1/usage{query}", headers={"authorization": f"Bearer {key}"})
+    answer = httpx.get(f"{address}/v1/usage{query}", headers={"authorization": f"Bearer {key}"})
     assert answer.status_code == 200, answer.text
     return answer.json()
 
@@ -101,7 +101,7 @@ def test_no_key_keeps_another_s_usage_from_the_store(tmp_path: Path, path: str) 
     ):
         body = {"model": MODEL, "messages": [], "generate_response": {}, "prompt_tokens": 10**30}
         shown = {"authorization": f"Bearer {evil}"}
-        assert http.post(address + path, json=body, headers=shown).status_code == 200
+        assert httpx.post(address + path, json=body, headers=shown).status_code == 200
         ask(address, good)
         until(lambda: requests(address, good) == 1, "it is in the store")
         assert usage(address, evil)["data"][0]["prompt_tokens"] < 100
@@ -123,12 +123,12 @@ def test_days_that_are_asked_for(tmp_path: Path, upstream: str) -> None:
             ("start=2024-01-01&end=2026-01-01", "366 days"),
             ("from=2026-01-01", "'from' is neither"),  # it was this month's
         ):
-            answer = http.get(f"{address}/v1/usage?{query}", headers={"authorization": f"Bearer {key}"})
+            answer = httpx.get(f"{address}/v1/usage?{query}", headers={"authorization": f"Bearer {key}"})
             assert answer.status_code == 400
             assert says in answer.json()["error"]["message"]
-        assert http.get(f"{address}/v1/usage").status_code == 401
+        assert httpx.get(f"{address}/v1/usage").status_code == 401
         assert (
-            http.post(f"{address}/v1/usage", headers={"authorization": f"Bearer {key}"}).headers["allow"]
+            httpx.post(f"{address}/v1/usage", headers={"authorization": f"Bearer {key}"}).headers["allow"]
             == "GET"
         )
 
@@ -152,7 +152,7 @@ def test_a_budget_that_is_used_up_is_a_429_that_says_when_it_is_new(tmp_path: Pa
         assert state["budget"] == 60
         assert 60 <= state["used"] <= 60 + 50
         assert ask(address, other).status_code == 200
-        anthropic = http.post(
+        anthropic = httpx.post(
             f"{address}/v1/messages",
             json={"model": MODEL, "messages": [], "max_tokens": 1},
             headers={"x-api-key": key},
@@ -214,7 +214,7 @@ def test_a_budget_holds_over_routers_and_over_their_restarts(tmp_path: Path, ups
 
     def ask_briefly(address: str) -> Any:
         body = {"model": MODEL, "prompt": "hello", "max_tokens": 4}
-        return http.post(
+        return httpx.post(
             f"{address}/v1/completions", json=body, headers={"authorization": f"Bearer {key}"}
         ).json()
 
@@ -258,7 +258,7 @@ def test_usage_waits_in_the_router_while_the_store_is_away(tmp_path: Path, upstr
     with filling_router(place, upstream, keys=keys, graceful=False) as (address, _):
         for _ in range(3):
             assert ask(address, key).status_code == 200
-        away = http.get(f"{address}/v1/usage", headers={"authorization": f"Bearer {key}"})
+        away = httpx.get(f"{address}/v1/usage", headers={"authorization": f"Bearer {key}"})
         assert away.status_code == 503
         with owner(folder(tmp_path)) as keeper:
             places.append(keeper.place())
@@ -301,7 +301,7 @@ def test_lines_of_batches_count_and_wait_while_their_key_is_over_its_budget(
 
 def test_without_a_store_there_is_no_usage_and_there_are_no_budgets(tmp_path: Path, upstream: str) -> None:
     with filling_router(None, upstream) as (address, _):
-        answer = http.get(f"{address}/v1/usage")
+        answer = httpx.get(f"{address}/v1/usage")
         assert (answer.status_code, answer.json()["error"]["code"]) == (501, "no_store")
     path = tmp_path / "keys.yaml"
     _, line_ = new("limited", dollars_per_month=5)

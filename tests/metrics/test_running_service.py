@@ -8,10 +8,10 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
-from support import quick_http as http
 from support.leases import Leases
 from support.monitoring import MONITORING, QUERIES, RECORDED, exported, names, program
 from support.service import MODEL, Service, service
@@ -71,7 +71,7 @@ def traffic(running: Service) -> Iterator[None]:
 
 def page(running: Service) -> dict[str, Any]:
     """The families on /metrics by Prometheus's name of them."""
-    answer = http.get(f"{running.address}/metrics", timeout=10)
+    answer = httpx.get(f"{running.address}/metrics", timeout=10)
     assert answer.is_success
     return {
         family.name + ("_total" if family.type == "counter" else ""): family
@@ -117,7 +117,7 @@ def test_rays_own_agents_have_it_too(running: Service) -> None:
     rows = {name for name in TABLE if exported(name) and TABLE[name].kind is not Kind.HISTOGRAM}
 
     def missing() -> set[str]:
-        texts = [http.get(f"{address}/metrics", timeout=10).text for address in addresses]
+        texts = [httpx.get(f"{address}/metrics", timeout=10).text for address in addresses]
         lines = [line for text in texts for line in text.splitlines() if line.startswith("ray_tpu_")]
         return (
             rows
@@ -167,7 +167,7 @@ def prometheus(running: Service, tmp_path_factory: pytest.TempPathFactory) -> It
     )
     try:
         # Its port answers 503 in plain text until its store is open.
-        running.until(lambda: http.get(f"http://127.0.0.1:{port}/-/ready").is_success, "Prometheus")
+        running.until(lambda: httpx.get(f"http://127.0.0.1:{port}/-/ready").is_success, "Prometheus")
         yield f"http://127.0.0.1:{port}/api/v1"
     finally:
         started.send_signal(signal.SIGTERM)
@@ -184,7 +184,7 @@ def test_prometheus_answers_every_query_and_every_rule(running: Service, prometh
             ("$__rate_interval", "30s"),
         ):
             query = query.replace(variable, value)
-        answer = http.get(f"{prometheus}/query", params={"query": query}, timeout=10).json()
+        answer = httpx.get(f"{prometheus}/query", params={"query": query}, timeout=10).json()
         assert answer["status"] == "success", f"{query}: {answer}"
         return list(answer["data"]["result"])
 
@@ -202,7 +202,7 @@ def test_prometheus_answers_every_query_and_every_rule(running: Service, prometh
     for query in QUERIES:
         ask(query)
 
-    groups = http.get(f"{prometheus}/rules", timeout=10).json()["data"]["groups"]
+    groups = httpx.get(f"{prometheus}/rules", timeout=10).json()["data"]["groups"]
     rules = [rule for group in groups for rule in group["rules"]]
     assert {rule["health"] for rule in rules} == {"ok"}, [rule for rule in rules if rule["health"] != "ok"]
     assert {rule["name"] for rule in rules if rule["type"] == "recording"} == RECORDED
@@ -218,7 +218,7 @@ def test_a_request_leaves_one_line_without_its_words(running: Service) -> None:
         return [json.loads(line) for file in files for line in file.read_text().splitlines()]
 
     asked = "line-of-this-request"
-    http.post(
+    httpx.post(
         f"{running.address}{CHAT}",
         json={"model": MODEL, "messages": [{"role": "user", "content": "WORDS"}], "max_tokens": 4},
         headers={"x-request-id": asked},

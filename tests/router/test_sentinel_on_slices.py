@@ -1,7 +1,7 @@
 """Three simulated slices serve and one is spare; one of the three gives wrong tokens."""
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, service
 
@@ -39,7 +39,7 @@ def test_a_slice_that_gives_wrong_tokens_is_taken_out_and_left_for_a_diagnosis(l
         assert reason.startswith("it gave other tokens than slices ")
         found = running.until_serving(3)
         assert victim.slice not in {entry.slice for entry in found}
-        (quarantined,) = http.get(f"{running.address}/status.json").json()["quarantined"]
+        (quarantined,) = httpx.get(f"{running.address}/status.json").json()["quarantined"]
         assert quarantined["slice"] == victim.slice
         assert quarantined["for_s"] > 3000
         assert running.post("/v1/completions", prompt="x", max_tokens=2).json()["model"] == MODEL

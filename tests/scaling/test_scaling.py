@@ -9,7 +9,6 @@ from contextlib import contextmanager
 
 import httpx
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
@@ -48,7 +47,7 @@ def stream(running: Service) -> Iterator[None]:
     for one in running.serving():
         running.fault(one, slow=10)
     fields = {"model": MODEL, "prompt": "hello", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-    with http.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
+    with httpx.stream("POST", f"{running.address}/v1/completions", json=fields, timeout=60) as answer:
         assert answer.status_code == 200, answer.read()
         yield
 
@@ -103,7 +102,7 @@ def test_a_request_wakes_a_model_that_holds_no_slice_and_is_answered(leases: Lea
         cool_down_s=5,
         drain_s=1,
     ) as running:
-        running.until(lambda: http.get(f"{running.address}/v1/models", timeout=5).is_success, "the router")
+        running.until(lambda: httpx.get(f"{running.address}/v1/models", timeout=5).is_success, "the router")
         assert running.entries() == []
         asked = time.monotonic()
         answer = running.post("/v1/completions", timeout_s=150, prompt="hello", max_tokens=4)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
@@ -67,7 +66,7 @@ def running(leases: Leases, tmp_path: Path) -> Iterator[Service]:
 def ask(running: Service) -> httpx.Response:
     asked = {"model": MODEL, "prompt": "hello", "max_tokens": 1}
     shown = {"Authorization": f"Bearer {KEY}"}
-    return http.post(f"{running.address}/v1/completions", json=asked, headers=shown)
+    return httpx.post(f"{running.address}/v1/completions", json=asked, headers=shown)
 
 
 def neighbour(running: Service, script: str, *words: str, said: str = "") -> str:

@@ -5,8 +5,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.leases import Leases
 from support.service import Service, service
 
@@ -41,7 +41,7 @@ def test_a_slice_whose_chips_are_held_is_left_out_and_let_go_by_a_command(
         with held(running, spare) as holder:
             running.cluster.kill_slice(min(used))  # the spare is all that is left
             (quarantined,) = running.until(
-                lambda: http.get(f"{running.address}/status.json").json()["quarantined"], "a quarantine"
+                lambda: httpx.get(f"{running.address}/status.json").json()["quarantined"], "a quarantine"
             )
             assert quarantined["slice"] == spare
             assert quarantined["failures"] == 2
@@ -55,6 +55,6 @@ def test_a_slice_whose_chips_are_held_is_left_out_and_let_go_by_a_command(
         (host,) = running.cluster._slices[spare].ips
         assert capsys.readouterr().out.startswith(f"{spare}: released; 2 failures on {host}, ")
         assert spare in {entry.slice for entry in running.until_serving(2)}
-        assert http.get(f"{running.address}/status.json").json()["quarantined"] == []
+        assert httpx.get(f"{running.address}/status.json").json()["quarantined"] == []
         assert main(["slices", "release", spare, "--address", address]) == 1
         assert "no failure is known of slice" in capsys.readouterr().err

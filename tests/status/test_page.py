@@ -2,8 +2,8 @@ import json
 import re
 from collections.abc import Iterator
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.page_service import Shown, entry, shown
 
 from serving.status import page
@@ -21,23 +21,23 @@ def address() -> Iterator[str]:
 
 
 def test_the_page_is_smaller_than_150_kb(address: str) -> None:
-    sizes = {path: len(http.get(address + path).content) for path in page.PATHS}
+    sizes = {path: len(httpx.get(address + path).content) for path in page.PATHS}
     print(f"page: {sum(sizes.values())} bytes: {sizes}")
     assert sum(sizes.values()) < LIMIT_BYTES
 
 
 def test_whatever_the_page_names_is_served_here(address: str) -> None:
-    html = http.get(f"{address}/").text
+    html = httpx.get(f"{address}/").text
     named = re.findall(r'(?:src|href)="([^"#]+)"', html)
     scripts = [path for path in page.PATHS if path.endswith(".js")]
     for path in scripts:
-        named += [f"page/{one}" for one in re.findall(r'from "\./([^"]+)"', http.get(address + path).text)]
+        named += [f"page/{one}" for one in re.findall(r'from "\./([^"]+)"', httpx.get(address + path).text)]
     assert {f"/{one}" for one in named} == {*page.PATHS, "/status.json"} - {"/"}
 
 
 @pytest.mark.parametrize("path", page.PATHS)
 def test_nothing_but_this_service_may_be_run_loaded_or_asked(address: str, path: str) -> None:
-    answer = http.get(address + path)
+    answer = httpx.get(address + path)
     policy = dict(rule.strip().split(" ", 1) for rule in answer.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
     assert {policy[f"{what}-src"] for what in ("script", "style", "connect", "img")} == {"'self'"}
@@ -49,23 +49,23 @@ def test_nothing_but_this_service_may_be_run_loaded_or_asked(address: str, path:
 
 @pytest.mark.parametrize("path", page.PATHS)
 def test_what_a_browser_has_is_not_sent_again(address: str, path: str) -> None:
-    first = http.get(address + path)
-    again = http.get(address + path, headers={"if-none-match": f'W/"other", {first.headers["etag"]}'})
+    first = httpx.get(address + path)
+    again = httpx.get(address + path, headers={"if-none-match": f'W/"other", {first.headers["etag"]}'})
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["etag"] == first.headers["etag"]
-    assert http.get(address + path, headers={"if-none-match": '"old"'}).content == first.content
+    assert httpx.get(address + path, headers={"if-none-match": '"old"'}).content == first.content
 
 
 def test_the_page_takes_get_and_head_alone(address: str) -> None:
-    head = http.head(f"{address}/")
+    head = httpx.head(f"{address}/")
     assert (head.status_code, head.content) == (200, b"")
-    posted = http.post(f"{address}/", json={})
+    posted = httpx.post(f"{address}/", json={})
     assert (posted.status_code, posted.headers["allow"]) == (405, "GET, HEAD")
 
 
 def test_no_script_makes_markup_out_of_text(address: str) -> None:
     for path in (path for path in page.PATHS if path.endswith(".js")):
-        source = http.get(address + path).text
+        source = httpx.get(address + path).text
         assert not re.search(
             r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", source
         )
@@ -74,7 +74,7 @@ def test_no_script_makes_markup_out_of_text(address: str) -> None:
 def test_the_router_answers_with_the_document() -> None:
     service = Shown([LLAMA, "qwen"], [entry(LLAMA, 0)])
     with shown(service):
-        answer = http.get(f"{service.address}/status.json")
+        answer = httpx.get(f"{service.address}/status.json")
         assert answer.status_code == 200
         assert (answer.headers["content-type"], answer.headers["cache-control"]) == (
             "application/json",
@@ -82,7 +82,7 @@ def test_the_router_answers_with_the_document() -> None:
         )
         assert Status.model_validate_json(answer.content) == service.status()
         assert [model["name"] for model in answer.json()["models"]] == [LLAMA, "qwen"]
-        described = http.get(f"{service.address}/openapi.json").json()
+        described = httpx.get(f"{service.address}/openapi.json").json()
         assert "Status" in json.dumps(described["paths"]["/status.json"])
-        refused = http.post(f"{service.address}/status.json")
+        refused = httpx.post(f"{service.address}/status.json")
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")

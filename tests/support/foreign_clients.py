@@ -17,6 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from support import authorities
+
 CACHE = Path("~/.cache/tpu-serving/clients").expanduser()
 # What they bring with them is of this day.
 UNTIL = "2026-11-20"
@@ -94,10 +96,11 @@ def _environment(client: str, *what: object) -> Iterator[tuple[Path, bool]]:
 
 def _installed(index: str, command: list[str | Path]) -> None:
     """Run a command that loads packages. Skips where their index can't be reached, and fails for any other reason."""
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
-    if done.returncode:
-        try:
-            httpx.head(index, timeout=20, follow_redirects=True).raise_for_status()
-        except httpx.HTTPError as error:
-            pytest.skip(f"{index} can't be reached to install the client: {error}")
-        pytest.fail(f"{command} failed: {done.stdout}{done.stderr}")
+    with authorities.known():
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S, check=False)
+        if done.returncode:
+            try:
+                httpx.head(index, timeout=20, follow_redirects=True).raise_for_status()
+            except httpx.HTTPError as error:
+                pytest.skip(f"{index} can't be reached to install the client: {error}")
+            pytest.fail(f"{command} failed: {done.stdout}{done.stderr}")

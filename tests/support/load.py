@@ -7,7 +7,6 @@ from contextlib import contextmanager
 
 import httpx
 
-from support import quick_http as http
 from support.service import MODEL, Service
 
 
@@ -29,7 +28,7 @@ def load(running: Service) -> Iterator[list[str]]:
         while not over.is_set():
             asked_s = time.monotonic()
             try:
-                with http.stream(
+                with httpx.stream(
                     "POST", f"{running.address}/v1/completions", json=fields, timeout=30
                 ) as answer:
                     text = answer.read().decode()

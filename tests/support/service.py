@@ -20,7 +20,6 @@ from serving.planning import Plan, plan
 from serving.simulation.cluster import SimulatedCluster
 from serving.state.gcs import Store, show_token
 from serving.state.records import SliceRecord, Snapshot
-from support import quick_http as http
 from support.leases import Leases, Lent
 
 ROOT = Path(__file__).parents[2]
@@ -83,7 +82,7 @@ class Service:
         """Wait until as many slices serve and the front door knows it."""
 
         def there() -> list[SliceRecord]:
-            answer = http.get(f"{self.address}/v1/models", timeout=5)
+            answer = httpx.get(f"{self.address}/v1/models", timeout=5)
             ready = answer.is_success and answer.json()["data"][0].get(
                 "slices_ready", slices
             )  # a private status does not tell
@@ -128,10 +127,10 @@ class Service:
     def fault(self, victim: SliceRecord, **faults: Any) -> None:
         """Have a simulated engine fail."""
         shown = secret.headers(self.cluster.secret)
-        http.post(f"{victim.address}/simulator/faults", json=faults, headers=shown).raise_for_status()
+        httpx.post(f"{victim.address}/simulator/faults", json=faults, headers=shown).raise_for_status()
 
     def post(self, path: str, timeout_s: float = 120, **fields: Any) -> httpx.Response:
-        return http.post(f"{self.address}{path}", json={"model": MODEL, **fields}, timeout=timeout_s)
+        return httpx.post(f"{self.address}{path}", json={"model": MODEL, **fields}, timeout=timeout_s)
 
 
 def _tried(condition: Callable[[], Any]) -> Any:

@@ -24,7 +24,6 @@ from serving.simulation.engine.engine import Engine
 from serving.state.records import SliceRecord, SliceState, Snapshot
 from serving.status.document import Status, status
 from serving.status.rates import Rates
-from support import quick_http
 from support.doors import LateDoor
 from support.servers import asgi_server, until
 from support.simulated_engine import MODEL, serving, small_plan
@@ -89,7 +88,7 @@ class TwoPriorities:
     def slow(self, times: float) -> None:
         """Have the engines' steps take so many times as long."""
         for address, _ in self.engines:
-            quick_http.post(f"{address}/simulator/faults", json={"slow": times}).raise_for_status()
+            httpx.post(f"{address}/simulator/faults", json={"slow": times}).raise_for_status()
 
     def paused(self) -> int:
         return self.gate._queue._models[MODEL].paused

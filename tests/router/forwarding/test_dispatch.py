@@ -16,7 +16,6 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
-from support import quick_http as http
 from support.doors import LateDoor
 from support.servers import (
     PATIENCE_S,
@@ -85,7 +84,7 @@ class Front:
         return bool(relay._streams) if first else bool(relay._asking)
 
     def post(self, path: str = "/v1/chat/completions", **more: Any) -> httpx.Response:
-        return http.post(self.address + path, **({"content": b"{}"} | more))
+        return httpx.post(self.address + path, **({"content": b"{}"} | more))
 
     def idle(self) -> bool:
         return not any(self.table.in_flight(replica) for replica in "abc")
@@ -211,7 +210,7 @@ def test_an_event_arrives_before_the_next_one_is_made(front: Front, raw: RawServ
         writer.write(chunk(EVENTS[1]) + b"0\r\n\r\n")
 
     front.serve(raw.start(script))
-    with http.stream("POST", front.address, content=b"{}") as answer:
+    with httpx.stream("POST", front.address, content=b"{}") as answer:
         received = answer.iter_raw()
         assert next(received) == EVENTS[0]
         assert front.table.in_flight("a") == 1
@@ -240,7 +239,7 @@ def test_a_whole_answer_keeps_status_headers_and_bytes(front: Front, raw: RawSer
     body = gzip.compress(b'{"text": "x"}' * 1000)
     headers = [b"Content-Encoding: gzip", b"Content-Type: application/json", b"X-A: 1", b"X-A: 2"]
     front.serve(raw.start(answering(whole(body, *headers, status=status))))
-    with http.stream("POST", front.address, content=b"{}") as answer:
+    with httpx.stream("POST", front.address, content=b"{}") as answer:
         assert b"".join(answer.iter_raw()) == body
     assert answer.status_code == int(status.split()[0])
     assert answer.headers["content-encoding"] == "gzip"

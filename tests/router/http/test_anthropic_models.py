@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.fronts import front
 from support.simulated_engine import MODEL
 
@@ -74,7 +74,7 @@ def test_anthropic_s_client_lists_models_and_openai_s_still_does(address: str) -
     assert client(address).models.retrieve(MODEL).created_at.tzinfo is not None
     plain = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
     assert [model.object for model in plain.models.list()] == ["model"]
-    assert "request-id" not in http.get(f"{address}/v1/models").headers
+    assert "request-id" not in httpx.get(f"{address}/v1/models").headers
 
 
 @pytest.mark.http

@@ -17,7 +17,6 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
-from support import quick_http as http
 from support.doors import LateDoor
 from support.servers import asgi_server
 
@@ -126,7 +125,7 @@ def refused(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 def test_models_are_listed_with_what_serves_them(address: str) -> None:
-    listed = http.get(f"{address}/v1/models").json()
+    listed = httpx.get(f"{address}/v1/models").json()
     assert listed["object"] == "list"
     llama, qwen = listed["data"]
     assert (
@@ -145,7 +144,7 @@ def test_models_are_listed_with_what_serves_them(address: str) -> None:
         }.items()
     )
     assert (qwen["id"], qwen["slices_ready"], qwen["max_model_len"]) == (QWEN, 0, None)
-    assert http.get(f"{address}/v1/models/{LLAMA}").json() == llama
+    assert httpx.get(f"{address}/v1/models/{LLAMA}").json() == llama
 
 
 def test_the_openai_client_reads_models_and_errors(address: str) -> None:
@@ -163,17 +162,17 @@ def test_the_openai_client_reads_models_and_errors(address: str) -> None:
 
 def test_a_model_id_with_a_slash_is_one_id() -> None:
     with asgi_server(app_of([planned("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")], [])) as found:
-        assert http.get(f"{found}/v1/models/Qwen/Qwen3-8B").json()["id"] == "Qwen/Qwen3-8B"
+        assert httpx.get(f"{found}/v1/models/Qwen/Qwen3-8B").json()["id"] == "Qwen/Qwen3-8B"
 
 
 @pytest.mark.parametrize("path", [CHAT, "/v1/completions", "/tokenize", "/v1/audio/transcriptions"])
 def test_every_post_endpoint_of_the_engine_is_reached_by_model_name(address: str, path: str) -> None:
     body = json.dumps({"model": LLAMA, "anything": [1, None]})
-    assert http.post(address + path, content=body).json() == {"path": path, "body": body}
+    assert httpx.post(address + path, content=body).json() == {"path": path, "body": body}
 
 
 def test_a_form_is_routed_by_its_model_field(address: str) -> None:
-    answer = http.post(
+    answer = httpx.post(
         f"{address}/v1/audio/transcriptions", data={"model": LLAMA}, files={"file": ("a.wav", b"\0\xff")}
     )
     assert "\r\n\r\n\0\xff\r\n" in answer.json()["body"]
@@ -183,14 +182,14 @@ def test_no_two_speech_requests_have_one_id_at_an_engine(address: str) -> None:
     """vLLM ends all of an id when the client of one hangs up: also those of a retry, and of another key."""
     mine = {"x-request-id": "mine"}
     speech = [
-        http.post(
+        httpx.post(
             f"{address}/v1/audio/{kind}", data={"model": LLAMA}, files={"file": b"\0"}, headers=mine
         ).headers
         for kind in ("transcriptions", "transcriptions", "translations")
     ]
     assert all(headers["seen-id"].startswith("mine-") for headers in speech)
     assert len({headers["seen-id"] for headers in speech}) == 3
-    chat = http.post(address + CHAT, json={"model": LLAMA}, headers=mine).headers
+    chat = httpx.post(address + CHAT, json={"model": LLAMA}, headers=mine).headers
     assert chat["seen-id"] == "mine"
     assert {headers["x-request-id"] for headers in (*speech, chat)} == {"mine"}
 
@@ -198,19 +197,19 @@ def test_no_two_speech_requests_have_one_id_at_an_engine(address: str) -> None:
 def test_a_service_below_a_route_prefix_forwards_the_path_without_it(upstream: str) -> None:
     entry = SliceRecord("a", LLAMA, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
     with asgi_server(app_of(PLANS, [entry], prefix="/llm")) as found:
-        assert http.post(f"{found}/llm{CHAT}", json={"model": LLAMA}).json()["path"] == CHAT
-        assert http.get(f"{found}/llm/v1/models").is_success
-        answer = http.get(f"{found}/llm{CHAT}")
+        assert httpx.post(f"{found}/llm{CHAT}", json={"model": LLAMA}).json()["path"] == CHAT
+        assert httpx.get(f"{found}/llm/v1/models").is_success
+        answer = httpx.get(f"{found}/llm{CHAT}")
     assert CHAT in refused(answer, 405, "method_not_allowed")["message"]
 
 
 def test_health_is_bad_while_a_model_has_no_slice(address: str, upstream: str) -> None:
-    answer = http.get(f"{address}/health")
+    answer = httpx.get(f"{address}/health")
     assert QWEN in refused(answer, 503, "no_slice_ready")["message"]
     assert int(answer.headers["retry-after"]) > 0
     entry = SliceRecord("a", LLAMA, SliceState.SERVING, "serving", "v6e 2x4", address=upstream)
     with asgi_server(app_of(PLANS[:1], [entry])) as all_well:
-        assert http.get(f"{all_well}/health").status_code == 200
+        assert httpx.get(f"{all_well}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -234,7 +233,7 @@ def test_health_is_bad_while_a_model_has_no_slice(address: str, upstream: str) -
     ],
 )
 def test_a_body_that_can_not_be_read_is_a_400_that_says_why(address: str, body: bytes, says: str) -> None:
-    error = refused(http.post(address + CHAT, content=body), 400, "invalid_request")
+    error = refused(httpx.post(address + CHAT, content=body), 400, "invalid_request")
     assert says in error["message"]
     assert len(error["message"]) < 300
 
@@ -244,7 +243,7 @@ def test_a_body_that_can_not_be_read_is_a_400_that_says_why(address: str, body: 
 )
 def test_a_form_that_can_not_be_read_is_a_400(address: str, boundary: str) -> None:
     headers = {"content-type": f"multipart/form-data{boundary}"}
-    answer = http.post(f"{address}/v1/audio/transcriptions", content=b"no form", headers=headers)
+    answer = httpx.post(f"{address}/v1/audio/transcriptions", content=b"no form", headers=headers)
     refused(answer, 400, "invalid_request")
 
 
@@ -254,21 +253,21 @@ def test_a_form_that_can_not_be_read_is_a_400(address: str, boundary: str) -> No
 def test_a_model_that_is_not_served_is_a_404_that_lists_those_that_are(
     address: str, fields: dict[str, Any]
 ) -> None:
-    error = refused(http.post(address + CHAT, json=fields), 404, "model_not_found")
+    error = refused(httpx.post(address + CHAT, json=fields), 404, "model_not_found")
     assert error["param"] == "model"
     assert error["message"].endswith("Models served here: llama, qwen.")
 
 
 def test_an_unknown_model_is_not_found(address: str) -> None:
-    refused(http.get(f"{address}/v1/models/gpt-4"), 404, "model_not_found")
-    assert http.get(f"{address}/v1/models/").json() == http.get(f"{address}/v1/models").json()
+    refused(httpx.get(f"{address}/v1/models/gpt-4"), 404, "model_not_found")
+    assert httpx.get(f"{address}/v1/models/").json() == httpx.get(f"{address}/v1/models").json()
 
 
 @pytest.mark.parametrize(
     "path", ["/v1/models", f"/v1/models/{LLAMA}", "/health", "/metrics", "/status.json", "/"]
 )
 def test_head_gets_what_get_does_without_the_body(address: str, path: str) -> None:
-    head, got = (http.request(method, address + path) for method in ("HEAD", "GET"))
+    head, got = (httpx.request(method, address + path) for method in ("HEAD", "GET"))
     assert head.status_code == got.status_code < 504
     assert (head.headers.get("content-type"), head.content) == (got.headers.get("content-type"), b"")
 
@@ -289,7 +288,7 @@ def test_head_gets_what_get_does_without_the_body(address: str, path: str) -> No
 def test_a_wrong_method_is_answered_with_the_right_one(
     address: str, method: str, path: str, takes: str
 ) -> None:
-    answer = http.request(method, address + path, content=b'{"model": "llama"}')
+    answer = httpx.request(method, address + path, content=b'{"model": "llama"}')
     error = refused(answer, 405, "method_not_allowed")
     assert error["message"] == f"{path} takes {takes}, not {method}."
     assert answer.headers["allow"] == takes
@@ -308,7 +307,7 @@ def test_a_wrong_method_is_answered_with_the_right_one(
     ],
 )
 def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path: str) -> None:
-    error = refused(http.request(method, address + path), 404, "unknown_path")
+    error = refused(httpx.request(method, address + path), 404, "unknown_path")
     assert error["message"] == f"There is no {unquote(path)} here."
 
 
@@ -324,7 +323,7 @@ def test_a_path_that_is_not_served_is_not_found(address: str, method: str, path:
 def test_a_base_url_that_is_a_little_wrong_is_told_the_right_path(
     address: str, path: str, meant: str
 ) -> None:
-    error = refused(http.post(address + path, json={"model": LLAMA}), 404, "unknown_path")
+    error = refused(httpx.post(address + path, json={"model": LLAMA}), 404, "unknown_path")
     assert error["message"] == f"There is no {path} here; {meant} is."
 
 
@@ -384,16 +383,16 @@ def test_headers_that_steer_an_engine_stay_at_the_router() -> None:
 @pytest.mark.parametrize("encoding", ["gzip", "BR", "deflate", "identity, gzip"])
 def test_a_packed_body_is_refused_by_the_name_of_its_packing(address: str, encoding: str) -> None:
     packed = gzip.compress(json.dumps({"model": LLAMA}).encode() * 1000)
-    answer = http.post(address + CHAT, content=packed, headers={"content-encoding": encoding})
+    answer = httpx.post(address + CHAT, content=packed, headers={"content-encoding": encoding})
     says = refused(answer, 400, "invalid_request")["message"]
     assert repr(encoding) in says
     assert "identity" in says
 
 
 def test_a_form_goes_to_the_routes_that_take_one(address: str) -> None:
-    answer = http.post(address + CHAT, data={"model": LLAMA, "n": "100"}, files={"file": ("a", b"b")})
+    answer = httpx.post(address + CHAT, data={"model": LLAMA, "n": "100"}, files={"file": ("a", b"b")})
     assert "takes a JSON body" in refused(answer, 400, "invalid_request")["message"]
-    many = http.post(
+    many = httpx.post(
         f"{address}/v1/audio/transcriptions",
         data={"model": LLAMA, "n": "100000"},
         files={"file": ("a", b"b")},

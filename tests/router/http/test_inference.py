@@ -5,7 +5,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support import quick_http as http
 from support.fronts import router_before
 from support.servers import SSE_HEAD, RawServers, chunk
 from support.simulated_engine import MODEL, small_plan
@@ -40,7 +39,7 @@ def test_an_answer_that_the_router_itself_fails_on_did_not_go_well(
     asked = {"model": MODEL, "messages": [{"role": "user", "content": "x"}], "stream": True}
     with (
         router_before([small_plan()], [entry], RouterSpec(), log=log) as address,
-        http.stream("POST", address + path, json=asked, timeout=60) as answer,
+        httpx.stream("POST", address + path, json=asked, timeout=60) as answer,
     ):
         status, pieces = answer.status_code, answer.iter_raw()
         if begun:

@@ -1,7 +1,7 @@
 import json
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.fronts import front
 from support.simulated_engine import MODEL
 
@@ -83,7 +83,7 @@ def test_one_key_does_not_see_in_the_cache_what_another_has_asked(isolated: bool
     with front(key_file=ring, keys={"isolated_cache": isolated}) as running:
         cached = []
         for key, _ in (*made, made[1]):
-            answer = http.post(
+            answer = httpx.post(
                 f"{running.address}{PATH}", json=body, headers={"authorization": f"Bearer {key}"}
             )
             assert answer.is_success, answer.text
@@ -103,7 +103,7 @@ def test_a_router_expects_no_more_of_a_slice_than_its_key_finds_there(isolated: 
         blocks = []
         for key, _ in (*made, made[1]):
             headers = {"authorization": f"Bearer {key}"}
-            assert http.post(f"{running.address}{PATH}", json=body, headers=headers).is_success
+            assert httpx.post(f"{running.address}{PATH}", json=body, headers=headers).is_success
             blocks.append(sum(len(sent.names) for sent in running.table.everything()))
     first, second, again = blocks
     assert (second, again) == ((2 if isolated else 1) * first, second)

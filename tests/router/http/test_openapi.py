@@ -4,10 +4,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from support import fronts
-from support import quick_http as http
 from support.batches import filling_router, folder, owner
 from support.fronts import Front, front
 from support.servers import until
@@ -28,7 +28,7 @@ def running() -> Iterator[Front]:
 
 @pytest.mark.http
 def test_the_document_tells_of_every_route(running: Front) -> None:
-    made = http.get(f"{running.address}/openapi.json").json()
+    made = httpx.get(f"{running.address}/openapi.json").json()
     own = {
         "/v1/models",
         "/v1/models/{name}",
@@ -126,7 +126,7 @@ def test_pages_that_anybody_may_ask_for_are_not_made_for_each_request(
     monkeypatch.setattr(api, "_TOLD_AGAIN_S", 60)
     with front() as running:
         for path in ("/openapi.json", "/status.json"):
-            first, second = (http.get(running.address + path) for _ in range(2))
+            first, second = (httpx.get(running.address + path) for _ in range(2))
             assert first.status_code == second.status_code == 200
             assert first.headers["content-type"] == "application/json"
             assert first.content == second.content

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
-from support import quick_http as http
 from support.fronts import front, router_before
 from support.servers import asgi_server
 from support.simulated_engine import MODEL, small_plan
@@ -218,7 +218,7 @@ def test_a_response_is_nobody_else_s(tmp_path: Path) -> None:
 )
 def test_a_service_without_a_store_has_openai_s_own_error(method: str, path: str) -> None:
     with front() as running:
-        found = http.request(method, f"{running.address}/v1/responses/resp_1{path}")
+        found = httpx.request(method, f"{running.address}/v1/responses/resp_1{path}")
         assert found.status_code == 404
         error = found.json()["error"]
         assert (error["type"], error["code"]) == ("invalid_request_error", "response_not_found")
@@ -227,17 +227,17 @@ def test_a_service_without_a_store_has_openai_s_own_error(method: str, path: str
 
 def test_other_methods_and_paths_of_a_response_are_named() -> None:
     with front() as running:
-        found = http.put(f"{running.address}/v1/responses/resp_1")
+        found = httpx.put(f"{running.address}/v1/responses/resp_1")
         assert (found.status_code, found.headers["allow"]) == (405, "GET, DELETE")
-        assert http.get(f"{running.address}/v1/responses/resp_1/cancel").headers["allow"] == "POST"
+        assert httpx.get(f"{running.address}/v1/responses/resp_1/cancel").headers["allow"] == "POST"
         assert (
-            http.post(f"{running.address}/v1/responses/resp_1/other").json()["error"]["code"]
+            httpx.post(f"{running.address}/v1/responses/resp_1/other").json()["error"]["code"]
             == "unknown_path"
         )
         for missing in ("input_tokens", "compact"):
-            assert http.post(f"{running.address}/v1/responses/{missing}", json={}).status_code == 404
+            assert httpx.post(f"{running.address}/v1/responses/{missing}", json={}).status_code == 404
         assert (
-            http.get(f"{running.address}/v1/responses/resp_1", params={"stream": "true"}).status_code == 400
+            httpx.get(f"{running.address}/v1/responses/resp_1", params={"stream": "true"}).status_code == 400
         )
         with pytest.raises(openai.BadRequestError, match="stores no responses"):
             client(running.address).responses.create(model=MODEL, input="Two", previous_response_id="resp_1")

@@ -11,7 +11,6 @@ import jsonschema
 import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from support import quick_http as http
 from support.servers import PATIENCE_S, until
 from support.simulated_engine import MODEL, serving
 
@@ -50,11 +49,11 @@ def chat(client: openai.OpenAI, **fields: Any) -> Any:
 
 
 def post(address: str, path: str, **fields: Any) -> httpx.Response:
-    return http.post(f"{address}{path}", json=fields, timeout=PATIENCE_S)
+    return httpx.post(f"{address}{path}", json=fields, timeout=PATIENCE_S)
 
 
 def metric(address: str, name: str) -> float:
-    families = text_string_to_metric_families(http.get(f"{address}/metrics").text)
+    families = text_string_to_metric_families(httpx.get(f"{address}/metrics").text)
     return sum(s.value for family in families for s in family.samples if s.name == name)
 
 
@@ -201,7 +200,7 @@ def test_tokens_of_texts_and_conversations(address: str) -> None:
 def test_models_and_health(client: openai.OpenAI, address: str) -> None:
     card = client.models.list().data[0]
     assert (card.id, card.model_extra["max_model_len"], card.model_extra["simulated"]) == (MODEL, 2048, True)
-    assert http.get(f"{address}/health").status_code == 200
+    assert httpx.get(f"{address}/health").status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -274,10 +273,10 @@ def test_images_unknown_tools_and_contradictions_are_refused(address: str) -> No
 def test_bodies_that_are_no_json_and_paths_that_are_not_there(address: str) -> None:
     url = f"{address}/v1/completions"
     for raw, kind in ((b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")):
-        found = http.post(url, content=raw, headers={"content-type": kind})
+        found = httpx.post(url, content=raw, headers={"content-type": kind})
         assert (found.status_code, found.json()["error"]["type"]) == (400, "Bad Request")
-    assert http.get(f"{address}/nowhere").content == b'{"detail":"Not Found"}'
-    assert http.get(url).status_code == 405
+    assert httpx.get(f"{address}/nowhere").content == b'{"detail":"Not Found"}'
+    assert httpx.get(url).status_code == 405
 
 
 def test_metrics_go_by_vllms_names_and_count(client: openai.OpenAI, address: str) -> None:
@@ -300,13 +299,13 @@ def test_a_client_that_goes_away_leaves_nothing_behind(stream: bool) -> None:
     with serving(Factors()) as (address, engine):
         asked = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": stream}
         if stream:
-            with http.stream("POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE_S) as answer:
+            with httpx.stream("POST", f"{address}/v1/completions", json=asked, timeout=PATIENCE_S) as answer:
                 lines = answer.iter_lines()
                 next(lines)
                 assert engine.scheduler.running
         else:
             with pytest.raises(httpx.ReadTimeout):
-                http.post(f"{address}/v1/completions", json=asked, timeout=httpx.Timeout(PATIENCE_S, read=1))
+                httpx.post(f"{address}/v1/completions", json=asked, timeout=httpx.Timeout(PATIENCE_S, read=1))
         until(lambda: not engine.scheduler.running, "the request is cancelled")
         assert engine.scheduler.pool.usage == 0
 
@@ -330,7 +329,7 @@ def test_errors_and_refusals_on_demand(address: str) -> None:
     inject(address, error_rate=0.4, refuse=True)
     refused = post(address, "/v1/completions", prompt="x")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, 503)
-    assert http.delete(f"{address}/simulator/faults").json()["refuse"] is False
+    assert httpx.delete(f"{address}/simulator/faults").json()["refuse"] is False
     assert post(address, "/v1/completions", prompt="x").is_success
 
 
@@ -348,11 +347,11 @@ def test_errors_and_refusals_on_demand(address: str) -> None:
 def test_faults_that_are_none_are_refused_and_change_nothing(
     address: str, faults: dict[str, Any], words: str
 ) -> None:
-    before = http.get(f"{address}/simulator/faults").json()
+    before = httpx.get(f"{address}/simulator/faults").json()
     found = inject(address, **faults)
     assert found.status_code == 400
     assert words in found.json()["error"]["message"]
-    assert http.get(f"{address}/simulator/faults").json() == before
+    assert httpx.get(f"{address}/simulator/faults").json() == before
 
 
 def test_a_slow_engine_takes_as_many_times_as_long_and_a_stall_happens_once(address: str) -> None:
@@ -365,7 +364,7 @@ def test_a_slow_engine_takes_as_many_times_as_long_and_a_stall_happens_once(addr
     assert took_s() > 0.08  # no bound from above: a floor holds however busy the machine is
     inject(address, slow=1, stall_s=0.15)
     assert took_s() > 0.15
-    assert http.get(f"{address}/simulator/faults").json()["stall_s"] == 0
+    assert httpx.get(f"{address}/simulator/faults").json()["stall_s"] == 0
 
 
 def test_a_hanging_engine_answers_neither_requests_nor_probes_until_it_is_freed() -> None:
@@ -375,7 +374,7 @@ def test_a_hanging_engine_answers_neither_requests_nor_probes_until_it_is_freed(
         asking = threading.Thread(target=lambda: found.append(post(address, "/v1/completions", prompt="x")))
         asking.start()
         with pytest.raises(httpx.ReadTimeout):
-            http.get(f"{address}/health", timeout=0.2)
+            httpx.get(f"{address}/health", timeout=0.2)
         assert not found
         assert not engine.dead
         inject(address, hang=False)
@@ -387,7 +386,7 @@ def test_a_dying_engine_ends_its_requests_with_an_error_and_takes_no_more() -> N
     with serving(Factors()) as (address, _):
         url = f"{address}/v1/completions"
         asked = {"prompt": "x", "max_tokens": 2000, "ignore_eos": True, "stream": True}
-        with http.stream("POST", url, json=asked, timeout=PATIENCE_S) as answer:
+        with httpx.stream("POST", url, json=asked, timeout=PATIENCE_S) as answer:
             lines = answer.iter_lines()
             next(lines)
             inject(address, die=True)
@@ -395,4 +394,4 @@ def test_a_dying_engine_ends_its_requests_with_an_error_and_takes_no_more() -> N
         assert said[-1] == "data: [DONE]"
         assert json.loads(said[-2].removeprefix("data: "))["error"]["code"] == 500
         assert post(address, "/v1/completions", prompt="x").status_code == 500
-        assert http.get(f"{address}/health").status_code == 503
+        assert httpx.get(f"{address}/health").status_code == 503

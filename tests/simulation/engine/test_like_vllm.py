@@ -5,8 +5,8 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
-from support import quick_http as http
 from support.servers import PATIENCE_S
 from support.simulated_engine import serving
 
@@ -41,14 +41,14 @@ def address() -> Iterator[str]:
 
 
 def chunks(address: str, path: str, fields: dict[str, Any]) -> list[str]:
-    answer = http.post(f"{address}{path}", json={**fields, "stream": True}, timeout=PATIENCE_S)
+    answer = httpx.post(f"{address}{path}", json={**fields, "stream": True}, timeout=PATIENCE_S)
     events = answer.text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     return [event.removeprefix("data: ") for event in events[:-2]]
 
 
 def whole(address: str, path: str, fields: dict[str, Any]) -> str:
-    return json.dumps(http.post(f"{address}{path}", json=fields, timeout=PATIENCE_S).json())
+    return json.dumps(httpx.post(f"{address}{path}", json=fields, timeout=PATIENCE_S).json())
 
 
 def test_fields_of_a_response_s_request_have_vllm_s_types() -> None:
@@ -124,7 +124,7 @@ def test_metrics_are_among_those_that_vllm_exposes(address: str) -> None:
     import vllm.v1.metrics
 
     source = (Path(vllm.v1.metrics.__path__[0]) / "loggers.py").read_text()
-    shown = http.get(f"{address}/metrics").text
+    shown = httpx.get(f"{address}/metrics").text
     names = {line.split()[2] for line in shown.splitlines() if line.startswith("# TYPE vllm:")}
     for name in names:
         assert f'"{name.removesuffix("_created").removesuffix("_total")}' in source, name

@@ -10,7 +10,6 @@ import psutil
 import pytest
 import ray
 from ray._raylet import GcsClient
-from support import quick_http as http
 from support.leases import Leases
 from support.service import MODEL, Service, service
 
@@ -48,7 +47,7 @@ def test_every_slice_serves_and_says_that_it_is_simulated(running: Service) -> N
         phases = dict(entry.phases)
         assert "loading weights" in phases
         print(f"{entry.slice}: {phases}")
-    card = http.get(f"{running.address}/v1/models").json()["data"][0]
+    card = httpx.get(f"{running.address}/v1/models").json()["data"][0]
     assert card["simulated"]
 
 
@@ -80,10 +79,10 @@ def test_who_has_neither_the_token_nor_the_secret_gets_into_no_slice_and_not_int
     finally:
         show_token(running.cluster.environment)
     for entry in running.serving():
-        assert http.get(f"{entry.address}/metrics").status_code == 401
-        assert http.post(f"{entry.address}/simulator/faults", json={"die": True}).status_code == 401
-        assert http.get(f"{entry.address}/health").is_success
-    page = http.get(f"{running.address}/metrics", timeout=10).text
+        assert httpx.get(f"{entry.address}/metrics").status_code == 401
+        assert httpx.post(f"{entry.address}/simulator/faults", json={"die": True}).status_code == 401
+        assert httpx.get(f"{entry.address}/health").is_success
+    page = httpx.get(f"{running.address}/metrics", timeout=10).text
     assert f'tpu_serving_scrape_sources_unreachable{{application="{running.application}"}} 0\n' in page
     for path in running.cluster.directory.rglob("*.log"):
         assert running.cluster.secret.encode() not in path.read_bytes()
