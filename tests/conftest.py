@@ -28,7 +28,6 @@ hypothesis.settings.load_profile("project")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # Ray would write a token to the home of whoever tests
 # A package that vLLM's API server imports raises the root logger and its handlers to this level, pytest's too, for the rest of the run.
 os.environ["SAGEMAKER_CONTAINER_LOG_LEVEL"] = "WARNING"
-authorities.forget()
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     within = config.getoption("--begin-within")
     config.stash[_END] = float("inf") if within is None else time.monotonic() + within
+    if (
+        config.getoption("dist", "no") == "no"
+    ):  # who only hands tests out leaves its workers what they may have to find again
+        authorities.forget()
 
 
 @pytest.hookimpl(tryfirst=True)
