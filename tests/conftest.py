@@ -50,9 +50,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     within = config.getoption("--begin-within")
     config.stash[_END] = float("inf") if within is None else time.monotonic() + within
-    if (
-        config.getoption("dist", "no") == "no"
-    ):  # who only hands tests out leaves its workers what they may have to find again
+    # Who only hands tests out leaves its workers what they may have to find again.
+    if config.getoption("dist", "no") == "no":
         authorities.forget()
 
 

@@ -351,7 +351,7 @@ def test_of_many_files_a_refusal_names_some(tmp_path: Path) -> None:
         (b"a: 1\n---\na: 1\n", "expected a single document in the stream, but found another document"),
         (b"a: *b\n", "undefined alias 'b'; an anchor"),
         (b"a: caf\xe9\n", "save the file as UTF-8 text"),
-        (b"applications: " + b"[" * 600 + b"]" * 600, "in each other too deeply"),
+        (b"applications: " + b"[\n" * 2000 + b"]" * 2000, "in each other too deeply"),
         (
             b"a: 1\nb: 2026-02-30\n",
             "line 2, column 4: '2026-02-30' reads as a YAML timestamp and is none; quote it",

@@ -349,7 +349,7 @@ def test_slices_keep_their_topology_in_eighty_columns(terminal: bool, machines: 
         ("Qwen/Qwen3-4B", ["model=x"], UNREADABLE, "set model beside engine"),
         ("Qwen/Qwen3-4B", ["revision=2026-02-30"], UNREADABLE, "--engine revision is not YAML"),
         ("Qwen/Qwen3-4B", ["hf_overrides=&a [*a]"], UNREADABLE, "*a stands inside of &a"),
-        ("Qwen/Qwen3-4B", ["seed=" + "[" * 600], UNREADABLE, "in each other too deeply"),
+        ("Qwen/Qwen3-4B", ["seed=" + "[\n" * 3000], UNREADABLE, "in each other too deeply"),
         (
             "deepseek-ai/DeepSeek-V3",
             ["dtype=float32", "gpu_memory_utilization=0.01"],
