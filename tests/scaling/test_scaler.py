@@ -19,6 +19,12 @@ pytestmark = pytest.mark.unit
 ANY, SIX = Room(), Room(slices=6)
 
 
+@pytest.fixture(autouse=True)
+def _soon_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scaler's thread looks often, and so sees soon that nobody calls any more."""
+    monkeypatch.setattr(scaling, "_EVERY_S", 0.01)
+
+
 def no_cluster() -> Store:
     raise ClusterError("no cluster here: every read fails, as while the head restarts")
 
