@@ -61,6 +61,7 @@ class Library:
     def __init__(self, sources: dict[str, Source]) -> None:
         self.sources = sources
         self._trees: dict[str, ast.Module | None] = {}
+        self._lines: dict[str, frozenset[str]] = {}
 
     def holds(self, module: str) -> bool:
         return self._file(module) is not None or self._is_compiled(module)
@@ -72,13 +73,15 @@ class Library:
 
     def says(self, module: str, text: str) -> bool:
         """Whether a string of the module has a line that begins so."""
-        tree = self._tree(module)
-        return tree is not None and any(
-            line.strip().startswith(text)
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str)
-            for line in node.value.splitlines()
-        )
+        if module not in self._lines:
+            tree = self._tree(module)
+            self._lines[module] = frozenset(
+                line.strip()
+                for node in (ast.walk(tree) if tree else ())
+                if isinstance(node, ast.Constant) and isinstance(node.value, str)
+                for line in node.value.splitlines()
+            )
+        return any(line.startswith(text) for line in self._lines[module])
 
     def members(self, path: str) -> set[str]:
         """The annotated fields of a class and of its bases, or a module's public functions."""

@@ -9,7 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from serving.metrics.table import VLLM as VLLM_METRICS
+from serving.planning import engine_environment
 from serving.planning.engine_options import DERIVED, SETTABLE
+from serving.planning.vllm_variables import VARIABLES
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,22 @@ _COMPILER_OPTIONS = "tpu_inference.models.common.compiler_options"
 # Classes whose fields, and modules whose functions, the table lists in full: a new one is a change too.
 LISTED_IN_FULL = (ENGINE_ARGUMENTS, _COMPILER_OPTIONS)
 
+# Of vLLM's variables those that processes of ours set for an engine or a compile.
+_SET = frozenset(
+    {
+        "VLLM_DISABLE_COMPILE_CACHE",
+        "VLLM_ENGINE_READY_TIMEOUT_S",
+        "VLLM_HOST_IP",
+        "VLLM_LOGGING_LEVEL",
+        "VLLM_MAX_IMAGE_PIXELS",
+        "VLLM_MEDIA_URL_ALLOW_REDIRECTS",
+        "VLLM_NO_USAGE_STATS",
+        "VLLM_RAY_BUNDLE_INDICES",
+        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+        "VLLM_XLA_CACHE_PATH",
+    }
+)
 _ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
 _DETOKENIZER = "vllm.v1.engine.detokenizer:"
 _CHAT = "vllm.entrypoints.openai.chat_completion."
@@ -197,18 +215,8 @@ _ENGINE = (
         sorted(SETTABLE | DERIVED.keys()),
         "is an engine option that the YAML sets or a plan derives",
     ),
-    *_members(
-        "vllm.envs",
-        (
-            "VLLM_ENGINE_READY_TIMEOUT_S",
-            "VLLM_HOST_IP",
-            "VLLM_NO_USAGE_STATS",
-            "VLLM_RAY_BUNDLE_INDICES",
-            "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
-            "VLLM_XLA_CACHE_PATH",
-        ),
-        "is a variable that we set",
-    ),
+    *_lines("vllm.envs", sorted(_SET), "is a variable that we set"),
+    *_lines("vllm.envs", sorted(VARIABLES - _SET), "is a variable that the YAML may set"),
     *_lines(
         "vllm.plugins",
         ("vllm.general_plugins", "vllm.platform_plugins"),
@@ -529,7 +537,7 @@ _STARTUP = (
 )
 
 _TPU_INFERENCE = (
-    *_members(
+    *_lines(
         "tpu_inference.envs",
         (
             "MODEL_IMPL_TYPE",
@@ -539,6 +547,11 @@ _TPU_INFERENCE = (
             "TPU_MULTIPROCESS_DP",
         ),
         "is a variable that we set",
+    ),
+    *_lines(
+        "tpu_inference.envs",
+        sorted(engine_environment.SETTABLE - {"SKIP_JAX_PRECOMPILE"}),
+        "is a variable that the YAML may set",
     ),
     Name("tpu_inference.platforms.tpu_platform:TpuPlatform", "is the simulated platform's base"),
     Name(

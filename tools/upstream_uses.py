@@ -13,11 +13,13 @@ from tools.upstream_names import Name
 # vLLM loads our plugins by entry points, which stand there and in no module.
 _ENTRY_POINTS = "pyproject.toml"
 _OUR_MARK = "serving_"  # begins the attributes that we add to objects of others
+_VARIABLE = re.compile(r"VLLM_[A-Z0-9_]+")
+_VARIABLES_OF = ("tpu_inference.envs", "vllm.envs")
 
 
 @dataclass(frozen=True)
 class Module:
-    """What a module of ours refers to by import, and every word and string in it."""
+    """What a module of ours refers to by import or as a variable of the environment, and every word and string in it."""
 
     references: frozenset[str]
     words: frozenset[str]
@@ -38,9 +40,10 @@ def read(root: Path, package: str, library: Library) -> dict[str, Module]:
 
 def parse(text: str, library: Library) -> Module:
     nodes = list(ast.walk(ast.parse(text)))
+    words = frozenset(_words(nodes))
+    imported = {_path(name, library) for name in set(_dotted(nodes)) if _is_watched(name)}
     return Module(
-        frozenset(_path(name, library) for name in set(_dotted(nodes)) if _is_watched(name)),
-        frozenset(_words(nodes)),
+        frozenset(imported | {_variable(word, library) for word in words if _VARIABLE.fullmatch(word)}), words
     )
 
 
@@ -81,7 +84,7 @@ def _common(left: Sequence[str], right: Sequence[str]) -> int:
 
 def uncovered(modules: Mapping[str, Module], names: Iterable[Name]) -> list[tuple[str, str]]:
     """References of ours that no row of the table covers, each with the module that makes it."""
-    rows = {name.path for name in names} | {name.module for name in names}
+    rows = {path for name in names for path in (name.path, name.module, f"{name.path}:{name.line}")}
     members = {row for row in rows if ":" in row}
     return [
         (ours, path)
@@ -142,6 +145,12 @@ def _path(dotted: str, library: Library) -> str:
             rest = ".".join(parts[end:])
             return ".".join(parts[:end]) + (f":{rest}" if rest else "")
     return dotted
+
+
+def _variable(name: str, library: Library) -> str:
+    """Where a variable is read; of one that nobody reads, where it should be."""
+    reader = next((module for module in _VARIABLES_OF if library.says(module, name)), _VARIABLES_OF[-1])
+    return f"{reader}:{name}"
 
 
 def _words(nodes: Sequence[ast.AST]) -> Iterator[str]:

@@ -229,7 +229,7 @@ class VllmServer:
             "VLLM_ENGINE_READY_TIMEOUT_S": str(_READY_TIMEOUT_S),
             "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": "1",
             # A forked EngineCore would not load our plugins, and so outlive this process (parent_death.py).
-            "VLLM_WORKER_MULTIPROCESSING_METHOD": "spawn",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             # Without this, ranks follow node ids, and rank r would not be worker r of the slice.
             "VLLM_RAY_BUNDLE_INDICES": self._held.bundle_order,
             # Unset on one host: tpu-inference then runs in EngineCore itself, without Ray workers.

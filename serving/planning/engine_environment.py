@@ -1,7 +1,7 @@
 """What `engine_env:` may set, and `gke.env` may not: variables that the engine reads, less those that another key decides.
 
 The names are those of tpu-inference 0.26 (tpu_inference/envs.py), literal because importing it takes seconds; a test holds
-the two equal. vLLM, JAX, XLA and libtpu read variables by prefix.
+the two equal. vLLM's stand in vllm_variables; those of JAX, XLA and libtpu are known by prefix.
 """
 
 import difflib
@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 
 from serving.errors import ConfigError
+from serving.planning.vllm_variables import VARIABLES
 
 _BY_PLACE = "it follows from the slice and its hosts; remove it"
 _WITH_THE_MODEL = "set it in the model's engine_env, with which the plan counts"
@@ -35,6 +36,7 @@ DERIVED = {
     "VLLM_HOST_IP": _BY_PLACE,
     "VLLM_RAY_BUNDLE_INDICES": _BY_PLACE,
     "VLLM_USE_RAY_V2_EXECUTOR_BACKEND": _BY_PLACE,
+    "VLLM_WORKER_MULTIPROC_METHOD": "a forked engine would outlive its replica; remove it",
 }
 
 # What else tpu-inference 0.26 reads.
@@ -103,7 +105,7 @@ SETTABLE = frozenset(
 )
 # Pods may set these all the same: of Ray itself, and of the host's CPUs.
 _OF_PODS = frozenset({"NUM_PRECOMPILE_WORKERS", "RAY_USAGE_STATS_ENABLED"})
-_PREFIXES = ("JAX_", "LIBTPU_", "VLLM_", "XLA_")
+_PREFIXES = ("JAX_", "LIBTPU_", "XLA_")
 _SECRET = re.compile(r"TOKEN$|SECRET|PASSWORD|API_KEY|CREDENTIAL")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -129,9 +131,9 @@ def _problem(name: str) -> str | None:
         return f"{name}: not settable, {reason}"
     if _SECRET.search(name):
         return f"{name}: a secret does not belong into the YAML; put it into the environment of the hosts (gke.token_secret)"
-    if name in SETTABLE or name.startswith(_PREFIXES):
+    if name in SETTABLE or name in VARIABLES or name.startswith(_PREFIXES):
         return None
-    near = difflib.get_close_matches(name, SETTABLE | DERIVED.keys(), n=1, cutoff=0.75)
+    near = difflib.get_close_matches(name, SETTABLE | VARIABLES | DERIVED.keys(), n=1, cutoff=0.75)
     return f"{name}: neither tpu-inference 0.26 nor vLLM 0.26 reads it" + (
         f"; did you mean {near[0]}?"
         if near

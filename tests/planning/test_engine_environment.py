@@ -1,3 +1,5 @@
+import ast
+import importlib.util
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ from serving.config import load
 from serving.errors import ConfigError
 from serving.planning import plan
 from serving.planning.engine_environment import check
+from serving.planning.vllm_variables import VARIABLES
 
 pytestmark = pytest.mark.unit
 
@@ -23,6 +26,8 @@ DEPLOYMENTS = Path(__file__).parents[2] / "deployments"
             "MY_LIBRARY_LEVEL",
             "neither tpu-inference 0.26 nor vLLM 0.26 reads it; for other libraries set gke.env",
         ),
+        ("VLLM_MAX_IMAGE_PIXEL", "nor vLLM 0.26 reads it; did you mean VLLM_MAX_IMAGE_PIXELS?"),
+        ("VLLM_WORKER_MULTIPROC_METHOD", "not settable, a forked engine would outlive its replica"),
         ("VLLM_API_KEY", "a secret does not belong into the YAML"),
         ("A B", "this is no name of an environment variable"),
     ],
@@ -31,6 +36,18 @@ def test_a_variable_that_the_engine_does_not_take_from_the_yaml_is_refused(name:
     with pytest.raises(ConfigError) as refusal:
         check({name: "1"})
     assert says in refusal.value.message
+
+
+def test_vllm_s_variables_are_those_of_the_installed_one() -> None:
+    found = importlib.util.find_spec("vllm")
+    assert found
+    assert found.submodule_search_locations
+    module = ast.parse((Path(found.submodule_search_locations[0]) / "envs.py").read_text())
+    assigned = [node for node in module.body if isinstance(node, ast.AnnAssign)]
+    (table,) = [node.value for node in assigned if ast.unparse(node.target) == "environment_variables"]
+    assert isinstance(table, ast.Dict)
+    names = [key.value for key in table.keys if isinstance(key, ast.Constant)]
+    assert {name for name in names if name.startswith("VLLM_")} == VARIABLES  # type: ignore[union-attr, arg-type]
 
 
 def test_all_refused_variables_are_named_in_one_message() -> None:

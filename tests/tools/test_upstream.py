@@ -90,7 +90,11 @@ def test_no_name_stands_in_the_table_twice() -> None:
             "from vllm.v1.metrics.loggers import PrometheusStatLogger",
             {"vllm.v1.metrics.loggers:PrometheusStatLogger"},
         ),
-        ("import vllm.envs as envs\nenvs.VLLM_PORT", {"vllm.envs:VLLM_PORT"}),
+        ("import vllm.envs as envs\nenvs.is_set('PORT')", {"vllm.envs:is_set"}),
+        (
+            "environment.write({'VLLM_WORKER_MULTIPROCESSING_METHOD': 'spawn'})",
+            {"vllm.envs:VLLM_WORKER_MULTIPROCESSING_METHOD"},
+        ),
         (
             "from tpu_inference import utils\nutils.get_padded_head_dim = len",
             {"tpu_inference.utils:get_padded_head_dim"},
