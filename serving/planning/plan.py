@@ -30,6 +30,7 @@ from serving.planning.layout import Layout
 from serving.planning.prices import Prices
 from serving.planning.shapes import ModelShape, shape_of
 from serving.planning.speed import Engine, Speed, predict, spread
+from serving.planning.start_refusals import check_on_hosts
 from serving.planning.starts import StartTime, start_time
 from serving.planning.weights import checkpoint_bytes
 from serving.tpu import Slice, resolve
@@ -197,6 +198,8 @@ def _drawn(spec: ModelSpec, hub: Hub) -> _Drawn:
         str(spec.engine.get("hf_config_path") or spec.model), spec.engine.get("hf_overrides"), hub
     )
     sizes = engine_sizes(spec.engine, shape, hub, spec.engine_env, spec.model)
+    if slice_.hosts > 1:
+        check_on_hosts(spec.engine, shape)
     layout, reasons = parallelism.derive(shape, sizes, slice_, spec.parallel, spec.engine_env)
     if layout.pipeline > 1 and shape.architecture in NOT_STAGED:
         sizes = replace(sizes, by_vllm=True)

@@ -32,6 +32,14 @@ def check_model(engine: Mapping[str, Any], shape: ModelShape) -> None:
         )
 
 
+def check_on_hosts(engine: Mapping[str, Any], shape: ModelShape) -> None:
+    """What no engine over several hosts starts with: vLLM's Ray executor gives workers no lock (worker_base.py)."""
+    if shape.tower_params and engine.get("mm_processor_cache_type") == "shm":
+        raise ConfigError(
+            "engine.mm_processor_cache_type: vLLM shares this cache with workers of one host alone; remove it, or take a slice of one host"
+        )
+
+
 def check_video(engine: Mapping[str, Any], shape: ModelShape, tokens: int) -> None:
     """vLLM ends a start where an input that is not cut is larger than a step (compute_mm_encoder_budget)."""
     limits = engine.get("limit_mm_per_prompt")

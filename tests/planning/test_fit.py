@@ -630,6 +630,17 @@ def test_what_vllm_refuses_of_a_model_at_its_start_is_refused(
         plan(spec(model, "v6e 1x1", {"max_model_len": 2048, **engine}))
 
 
+def test_a_cache_of_inputs_in_shared_memory_is_for_slices_of_one_host() -> None:
+    shared = {"max_model_len": 2048, "mm_processor_cache_type": "shm"}
+    with pytest.raises(
+        ConfigError, match="mm_processor_cache_type: vLLM shares this cache with workers of one host alone"
+    ):
+        plan(spec("google/gemma-4-31B-it", "v6e 4x4", shared))
+    assert plan(spec("google/gemma-4-31B-it", "v6e 2x2", shared))
+    assert plan(spec("google/gemma-4-31B-it", "v6e 4x4", {**shared, "mm_processor_cache_type": "lru"}))
+    assert plan(spec("Qwen/Qwen3-32B", "v6e 4x4", shared))  # no inputs beside texts: vLLM does not read it
+
+
 def test_a_step_smaller_than_a_video_that_is_kept_whole_is_refused() -> None:
     """A guide to Gemma 4 on v6e met it at 2,048: accelerated-platforms, online-inference-tpu, patch-vllm-args.yaml."""
     engine = {"max_model_len": 16384, "disable_chunked_mm_input": True}
