@@ -9,9 +9,10 @@ EngineCore looks at the parameters of a request once more as it reads it. Where 
 `min_tokens` beyond what the prompt leaves of the context ends an engine without a sign. So they are read here before they are sent.
 
 EngineCore compiles grammars. vLLM makes a 500 of one that can't be compiled, that nothing can follow, or whose answer is to go on behind
-its end (`ignore_eos`): routers would take slices that met it for broken, and ask another.
+its end (`ignore_eos`, `min_tokens`): routers would take slices that met it for broken, and ask another.
 """
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -65,30 +66,38 @@ def _check_grammar(sampling_params: Any, no_grammars: str) -> None:
 def _following(generate: Any) -> Any:
     """An AsyncLLM's `generate`, which tells what is a grammar's fault."""
 
-    async def following(stream: Any, *, ignores_end: bool) -> AsyncIterator[Any]:
-        written = False
+    async def following(stream: Any, params: Any) -> AsyncIterator[Any]:
+        written: Counter[int] = Counter()  # tokens by answer
         async with aclosing(stream) as outputs:
             async for output in outputs:
                 for answer in output.outputs:
-                    written = written or bool(answer.token_ids)
-                    if answer.finish_reason == "error" and (not written or answer.stop_reason == DEAD_END):
+                    written[answer.index] += len(answer.token_ids)
+                    if answer.finish_reason != "error":
+                        continue
+                    if not written[answer.index] or answer.stop_reason == DEAD_END:
                         raise ValueError(
                             "No answer can follow the request's grammar (structured_outputs, response_format, a required or strict tool) "
                             "to its end: a part of it fits no text, or is none that can be compiled."
                         )
-                    if (
-                        answer.finish_reason == "error" and ignores_end
-                    ):  # the grammar rejects what comes behind its end
+                    # The grammar rejects what comes behind its end.
+                    if asks := _goes_on(params, written[answer.index]):
                         raise ValueError(
-                            "The request's grammar allows no more than the answer has, and ignore_eos asks for more; leave out ignore_eos."
+                            f"The request's grammar allows no more than the answer has, and {asks} asks for more; leave out {asks}."
                         )
                 yield output
 
     def generating(*arguments: Any, **options: Any) -> Any:
         stream, params = generate(*arguments, **options), _params(arguments, options)
-        return following(stream, ignores_end=params.ignore_eos) if _has_grammar(params) else stream
+        return following(stream, params) if _has_grammar(params) else stream
 
     return generating
+
+
+def _goes_on(params: Any, written: int) -> str:
+    """The parameter by which an answer of so many tokens goes on behind its end; empty where none does."""
+    if params.ignore_eos:
+        return "ignore_eos"
+    return "min_tokens" if written <= params.min_tokens else ""
 
 
 def _params(arguments: Any, options: Any) -> Any:

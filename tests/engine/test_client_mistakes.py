@@ -41,7 +41,7 @@ def engine_of() -> Any:
 
 
 def params(temperature: float) -> Any:
-    return SimpleNamespace(temperature=temperature, structured_outputs=None, ignore_eos=False)
+    return SimpleNamespace(temperature=temperature, structured_outputs=None, ignore_eos=False, min_tokens=0)
 
 
 async def answers(*arguments: Any, **options: Any) -> Any:
@@ -172,11 +172,11 @@ def test_an_app_without_these_routes_is_left_as_it_is() -> None:
 
 
 def output(finish_reason: str | None, tokens: tuple[int, ...] = (), stop_reason: str | None = None) -> Any:
-    answer = SimpleNamespace(finish_reason=finish_reason, token_ids=tokens, stop_reason=stop_reason)
+    answer = SimpleNamespace(index=0, finish_reason=finish_reason, token_ids=tokens, stop_reason=stop_reason)
     return SimpleNamespace(outputs=[answer])
 
 
-def read(grammar: str, *outputs: Any, ignore_eos: bool = False) -> list[Any]:
+def read(grammar: str, *outputs: Any, **asks: Any) -> list[Any]:
     """What a client's answer is made of, where an engine writes `outputs` under one of GRAMMARS."""
 
     async def generate(*_: Any, **__: Any) -> Any:
@@ -188,7 +188,7 @@ def read(grammar: str, *outputs: Any, ignore_eos: bool = False) -> list[Any]:
 
     engine, asked = engine_of(), params(1.0)
     engine.generate, asked.structured_outputs = generate, GRAMMARS[grammar]
-    asked.ignore_eos = ignore_eos
+    vars(asked).update(asks)
     client_mistakes.install(engine, SimpleNamespace(), TASKS, "")
     return asyncio.run(whole())
 
@@ -206,13 +206,21 @@ def test_a_grammar_that_no_answer_follows_is_the_client_s_mistake(outputs: list[
         read("one", *outputs)
 
 
-def test_an_answer_that_is_to_go_on_behind_the_end_of_its_grammar_is_the_client_s_mistake() -> None:
+@pytest.mark.parametrize("asks", [{"ignore_eos": True}, {"min_tokens": 2}])
+def test_an_answer_that_is_to_go_on_behind_the_end_of_its_grammar_is_the_client_s_mistake(
+    asks: dict[str, Any],
+) -> None:
     """vLLM's scheduler ends it as an error of its own: a router asked four slices for it."""
     outputs = [output(None, (5,)), output("error", (7,))]
-    with pytest.raises(ValueError, match="leave out ignore_eos"):
-        read("one", *outputs, ignore_eos=True)
-    assert read("none", *outputs, ignore_eos=True) == outputs
-    assert read("one", output("length", (5,)), ignore_eos=True) != []
+    with pytest.raises(ValueError, match=f"leave out {next(iter(asks))}"):
+        read("one", *outputs, **asks)
+    assert read("none", *outputs, **asks) == outputs
+    assert read("one", output("length", (5,)), **asks) != []
+
+
+def test_an_answer_that_is_long_enough_and_fails_is_the_engine_s_error() -> None:
+    outputs = [output(None, (5, 6)), output("error", (7,))]
+    assert read("one", *outputs, min_tokens=2) == outputs
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

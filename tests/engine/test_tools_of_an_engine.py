@@ -127,6 +127,17 @@ def test_a_grammar_that_no_answer_can_follow_is_the_client_s_mistake(
     assert "No answer can follow the request's grammar" in answer.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("asks", [{"ignore_eos": True}, {"min_tokens": 5}], ids=str)
+def test_a_grammar_that_ends_before_the_answer_may_is_the_client_s_mistake(
+    address: str, asks: dict[str, Any]
+) -> None:
+    """Routers took slices that gave a 500 for broken, and asked others."""
+    asked = {"model": MODEL, "prompt": "x", "max_tokens": 20, "structured_outputs": {"regex": "[12]"}, **asks}
+    answer = httpx.post(f"{address}/v1/completions", json=asked, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert f"leave out {next(iter(asks))}" in answer.json()["error"]["message"]
+
+
 def test_parameters_that_its_core_can_t_read_do_not_end_an_engine(service: str) -> None:
     """`max_tokens` is worked out after vLLM has looked at `min_tokens`; the core then read no request any more."""
     for min_tokens, status in ((2046, 400), (10**6, 400), (2, 200)):
