@@ -8,7 +8,7 @@ import httpx
 import pytest
 import yaml
 from support.leases import Leases
-from support.service import MODEL, Service, service
+from support.service import MODEL, ROUTER_END_UNDER_LOAD_S, Service, service
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 BORROWS = "one chip, 4"
@@ -18,7 +18,12 @@ SLICES = 2
 def test_tls_comes_and_goes_while_engines_run_and_requests_are_under_way(leases: Leases) -> None:
     one_chip = {"generation": "v6e", "topology": "1x1"}
     with service(
-        leases, slices=4, engine="simulated", slice=one_chip, replicas=SLICES, router_end_s=5
+        leases,
+        slices=4,
+        engine="simulated",
+        slice=one_chip,
+        replicas=SLICES,
+        router_end_s=ROUTER_END_UNDER_LOAD_S,
     ) as running:
         before = {entry.replica for entry in running.serving()}
         expected = streamed(running)

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from support.leases import Leases
 from support.load import load
-from support.service import Service, service
+from support.service import ROUTER_END_UNDER_LOAD_S, Service, service
 
 from tools.redeploy_page import CHANGES, Effect, effects_of
 
@@ -33,7 +33,12 @@ NOT_HERE = (
 @pytest.fixture
 def running(leases: Leases) -> Iterator[Service]:
     with service(
-        leases, slices=3, engine="simulated", slice=ONE_CHIP, replicas={"min": 2, "max": 2}, router_end_s=5
+        leases,
+        slices=3,
+        engine="simulated",
+        slice=ONE_CHIP,
+        replicas={"min": 2, "max": 2},
+        router_end_s=ROUTER_END_UNDER_LOAD_S,
     ) as started:
         yield started
 

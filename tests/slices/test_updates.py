@@ -7,7 +7,7 @@ import pytest
 from support.leases import Leases
 from support.load import load
 from support.servers import until
-from support.service import FAILED, Service, service
+from support.service import FAILED, ROUTER_END_UNDER_LOAD_S, Service, service
 
 from serving.state.records import SliceRecord
 
@@ -21,7 +21,9 @@ SURGE_S = 4
 def running(leases: Leases) -> Iterator[Service]:
     one_chip = {"generation": "v6e", "topology": "1x1"}
     changes = {"slice": one_chip, "replicas": 2, "surge_s": SURGE_S, "stall_s": 5}
-    with service(leases, slices=3, engine="simulated", router_end_s=5, **changes) as started:
+    with service(
+        leases, slices=3, engine="simulated", router_end_s=ROUTER_END_UNDER_LOAD_S, **changes
+    ) as started:
         yield started
 
 

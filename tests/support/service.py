@@ -29,6 +29,8 @@ FAILED = "Failed to update the deployments"
 # A wait ends a test that hangs and tells nothing of speed: on a machine with others' work Serve's worker that builds an
 # application was up after 27 s instead of 3.
 _PATIENCE_S = 600.0
+# With two seconds, and once with five, clients of a busy machine met a router that had gone.
+ROUTER_END_UNDER_LOAD_S = 15
 
 
 class Service:
@@ -161,7 +163,7 @@ def service(
     """A YAML with `changes` to its first model, `router`, `budget` and `store` on borrowed simulated slices; all of it ends with the block.
 
     `engine` is what runs on the slices, `options` what the YAML says under that key. `router_end_s` is what Serve leaves HAProxy to part
-    from a router that goes, 30 s by itself: with two, clients of a busy machine met a router that had gone.
+    from a router that goes, 30 s by itself; ROUTER_END_UNDER_LOAD_S where clients ask meanwhile.
     """
     raw = copy.deepcopy(yaml.safe_load(source.read_text()))
     application = raw["applications"][0]
