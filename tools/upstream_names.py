@@ -57,22 +57,6 @@ _COMPILER_OPTIONS = "tpu_inference.models.common.compiler_options"
 # Classes whose fields, and modules whose functions, the table lists in full: a new one is a change too.
 LISTED_IN_FULL = (ENGINE_ARGUMENTS, _COMPILER_OPTIONS)
 
-# Of vLLM's variables those that processes of ours set for an engine or a compile.
-_SET = frozenset(
-    {
-        "VLLM_DISABLE_COMPILE_CACHE",
-        "VLLM_ENGINE_READY_TIMEOUT_S",
-        "VLLM_HOST_IP",
-        "VLLM_LOGGING_LEVEL",
-        "VLLM_MAX_IMAGE_PIXELS",
-        "VLLM_MEDIA_URL_ALLOW_REDIRECTS",
-        "VLLM_NO_USAGE_STATS",
-        "VLLM_RAY_BUNDLE_INDICES",
-        "VLLM_USE_RAY_V2_EXECUTOR_BACKEND",
-        "VLLM_WORKER_MULTIPROC_METHOD",
-        "VLLM_XLA_CACHE_PATH",
-    }
-)
 _ASYNC_LLM = "vllm.v1.engine.async_llm:AsyncLLM"
 _DETOKENIZER = "vllm.v1.engine.detokenizer:"
 _CHAT = "vllm.entrypoints.openai.chat_completion."
@@ -215,8 +199,7 @@ _ENGINE = (
         sorted(SETTABLE | DERIVED.keys()),
         "is an engine option that the YAML sets or a plan derives",
     ),
-    *_lines("vllm.envs", sorted(_SET), "is a variable that we set"),
-    *_lines("vllm.envs", sorted(VARIABLES - _SET), "is a variable that the YAML may set"),
+    *_lines("vllm.envs", sorted(VARIABLES), "is a variable that we or the YAML set"),
     *_lines(
         "vllm.plugins",
         ("vllm.general_plugins", "vllm.platform_plugins"),
@@ -539,19 +522,8 @@ _STARTUP = (
 _TPU_INFERENCE = (
     *_lines(
         "tpu_inference.envs",
-        (
-            "MODEL_IMPL_TYPE",
-            "NEW_MODEL_DESIGN",
-            "SKIP_JAX_PRECOMPILE",
-            "TPU_MULTIHOST_BACKEND",
-            "TPU_MULTIPROCESS_DP",
-        ),
-        "is a variable that we set",
-    ),
-    *_lines(
-        "tpu_inference.envs",
-        sorted(engine_environment.SETTABLE - {"SKIP_JAX_PRECOMPILE"}),
-        "is a variable that the YAML may set",
+        sorted(engine_environment.SETTABLE | (engine_environment.DERIVED.keys() - VARIABLES)),
+        "is a variable that we or the YAML set",
     ),
     Name("tpu_inference.platforms.tpu_platform:TpuPlatform", "is the simulated platform's base"),
     Name(

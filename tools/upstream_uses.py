@@ -84,7 +84,8 @@ def _common(left: Sequence[str], right: Sequence[str]) -> int:
 
 def uncovered(modules: Mapping[str, Module], names: Iterable[Name]) -> list[tuple[str, str]]:
     """References of ours that no row of the table covers, each with the module that makes it."""
-    rows = {path for name in names for path in (name.path, name.module, f"{name.path}:{name.line}")}
+    rows = {name.path if name.line is None else f"{name.path}:{name.line}" for name in names}
+    rows |= {name.module for name in names}
     members = {row for row in rows if ":" in row}
     return [
         (ours, path)

@@ -74,12 +74,12 @@ def _following(generate: Any) -> Any:
                     written[answer.index] += len(answer.token_ids)
                     if answer.finish_reason != "error":
                         continue
-                    if not written[answer.index] or answer.stop_reason == DEAD_END:
+                    if not written.total() or answer.stop_reason == DEAD_END:
                         raise ValueError(
                             "No answer can follow the request's grammar (structured_outputs, response_format, a required or strict tool) "
                             "to its end: a part of it fits no text, or is none that can be compiled."
                         )
-                    # The grammar rejects what comes behind its end.
+                    # The grammar rejects what comes behind its end; the token that it rejected counts as written.
                     if asks := _goes_on(params, written[answer.index]):
                         raise ValueError(
                             f"The request's grammar allows no more than the answer has, and {asks} asks for more; leave out {asks}."
@@ -97,7 +97,7 @@ def _goes_on(params: Any, written: int) -> str:
     """The parameter by which an answer of so many tokens goes on behind its end; empty where none does."""
     if params.ignore_eos:
         return "ignore_eos"
-    return "min_tokens" if written <= params.min_tokens else ""
+    return "min_tokens" if 0 < written <= params.min_tokens else ""
 
 
 def _params(arguments: Any, options: Any) -> Any:

@@ -171,8 +171,12 @@ def test_an_app_without_these_routes_is_left_as_it_is() -> None:
     client_mistakes.install(engine, SimpleNamespace(openai_serving_responses=None), TASKS, "")
 
 
-def output(finish_reason: str | None, tokens: tuple[int, ...] = (), stop_reason: str | None = None) -> Any:
-    answer = SimpleNamespace(index=0, finish_reason=finish_reason, token_ids=tokens, stop_reason=stop_reason)
+def output(
+    finish_reason: str | None, tokens: tuple[int, ...] = (), stop_reason: str | None = None, index: int = 0
+) -> Any:
+    answer = SimpleNamespace(
+        index=index, finish_reason=finish_reason, token_ids=tokens, stop_reason=stop_reason
+    )
     return SimpleNamespace(outputs=[answer])
 
 
@@ -221,6 +225,12 @@ def test_an_answer_that_is_to_go_on_behind_the_end_of_its_grammar_is_the_client_
 def test_an_answer_that_is_long_enough_and_fails_is_the_engine_s_error() -> None:
     outputs = [output(None, (5, 6)), output("error", (7,))]
     assert read("one", *outputs, min_tokens=2) == outputs
+
+
+def test_one_of_several_answers_that_fails_before_its_first_token_is_the_engine_s_error() -> None:
+    """The grammar could be compiled: another answer has a token of it."""
+    outputs = [output(None, (5,)), output("error", index=1)]
+    assert read("one", *outputs) == outputs
 
 
 @pytest.mark.parametrize("grammar", GRAMMARS)

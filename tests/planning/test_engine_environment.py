@@ -46,8 +46,8 @@ def test_vllm_s_variables_are_those_of_the_installed_one() -> None:
     assigned = [node for node in module.body if isinstance(node, ast.AnnAssign)]
     (table,) = [node.value for node in assigned if ast.unparse(node.target) == "environment_variables"]
     assert isinstance(table, ast.Dict)
-    names = [key.value for key in table.keys if isinstance(key, ast.Constant)]
-    assert {name for name in names if name.startswith("VLLM_")} == VARIABLES  # type: ignore[union-attr, arg-type]
+    names = {str(key.value) for key in table.keys if isinstance(key, ast.Constant)}
+    assert {name for name in names if name.startswith("VLLM_")} == VARIABLES
 
 
 def test_all_refused_variables_are_named_in_one_message() -> None:
